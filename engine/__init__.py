@@ -1,0 +1,21 @@
+"""The inference engine: KV blocks, scheduling, running, sampling, conversations as tokens."""
+
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import EngineError
+from engine.events import FinishReason, TokenEvent, TurnStats
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+__all__ = ["Engine", "EngineError", "FinishReason", "SamplingParams", "TokenEvent", "TurnStats"]
+
+
+def __getattr__(name: str) -> Any:
+    # Engine imports torch; the names above must not, so that the screen stands before torch is there.
+    if name == "Engine":
+        from engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'engine' has no attribute {name!r}")

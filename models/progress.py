@@ -1,0 +1,21 @@
+"""How long-running work (a download, a load) tells how far it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One report. `done` never falls within a stage; the last report of a stage has `done == total`."""
+
+    stage: Literal["download", "load", "prepare"]
+    what: str
+    """What is being worked on, for people: a file name, "weights", "KV cache"."""
+    done: int
+    """Bytes done so far."""
+    total: int | None
+    """Bytes in all; None while unknown."""
+
+
+OnProgress = Callable[[Progress], None]
