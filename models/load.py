@@ -1,0 +1,189 @@
+"""From local files to a model that runs: build it empty, check every tensor, then fill it one by one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.config import ModelConfig, load_config
+from models.decoder import DecoderModel
+from models.errors import ModelError
+from models.layers import Product, choose_product
+from models.llama import LlamaModel
+from models.progress import OnProgress, Progress
+from models.qwen3 import Qwen3Model
+from models.rope import rotary_table
+from models.sources import ModelFiles
+from models.weights import StoredTensor, read_safetensors
+
+__all__ = ["available_bytes", "build_model", "fill_model", "load_config", "load_model", "needed_bytes"]
+
+_MODELS: dict[str, type[DecoderModel]] = {
+    "Qwen3ForCausalLM": Qwen3Model,
+    "LlamaForCausalLM": LlamaModel,
+    "MistralForCausalLM": LlamaModel,
+}
+
+
+def load_model(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: OnProgress | None = None,
+    context_length: int | None = None,
+) -> DecoderModel:
+    """The model of local files in `dtype` on `device`, ready for forward() under torch.inference_mode().
+
+    `context_length` is the number of positions to prepare for; None takes the model's own. At its peak it
+    needs the memory of the model and of one tensor. Raises ModelError for whatever is wrong with the files
+    and when memory is short.
+    """
+    if files.gguf is not None:
+        from models.gguf import config_of, read_gguf
+        from models.gguf_weights import stored_tensors
+
+        file = read_gguf(files.gguf)
+        config = config_of(file)
+        tensors = stored_tensors(file, config)
+    else:
+        config = load_config(files)
+        tensors = read_safetensors(files.folder or Path())
+    model = build_model(config, choose_product(dtype, device))
+    fill_model(model, tensors, dtype, device, on_progress, context_length or config.max_position_embeddings)
+    return model
+
+
+def build_model(config: ModelConfig, product: Product) -> DecoderModel:
+    """The modules of a config, their parameters on the meta device."""
+    return _MODELS[config.architecture](config, product)
+
+
+def fill_model(
+    model: DecoderModel,
+    tensors: Iterable[StoredTensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: OnProgress | None,
+    positions: int,
+) -> None:
+    """Give every parameter its memory and its values, and make the rotary table.
+
+    Names, shapes and memory are checked before anything is allocated. Raises ModelError.
+    """
+    fillings = _match(model, tensors)
+    needed = needed_bytes(model, dtype, positions)
+    available = available_bytes(device)
+    if available is not None and needed > available:
+        raise ModelError(
+            f"The model needs {needed / 1e9:.2f} GB of memory on {device}, but {available / 1e9:.2f} GB are free; "
+            "choose a smaller model or free some memory."
+        )
+    total = sum(filling.tensor.nbytes for filling in fillings)
+    done = 0
+    try:
+        _allocate(model, dtype, device)
+        model.rotary_table = rotary_table(model.config, positions, dtype, device)
+        for filling in fillings:
+            filling.tensor.copy_into(filling.target())
+            done += filling.tensor.nbytes
+            if on_progress is not None:
+                on_progress(Progress("load", "weights", done, total))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise ModelError(
+            f"Memory ran out while loading: the model needs {needed / 1e9:.2f} GB on {device}; "
+            "choose a smaller model or free some memory."
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """A stored tensor and the rows of the parameter that it fills."""
+
+    tensor: StoredTensor
+    module: nn.Module
+    parameter: str
+    start: int
+    rows: int
+
+    def target(self) -> Tensor:
+        parameter: Tensor = getattr(self.module, self.parameter)
+        return parameter.detach().narrow(0, self.start, self.rows)
+
+
+def _match(model: DecoderModel, tensors: Iterable[StoredTensor]) -> list[_Filling]:
+    """Where each tensor goes, in file order. Raises ModelError unless the tensors are exactly the model's."""
+    wanted = {name: (module, slot) for name, module, slot in model.slots()}
+    fillings = []
+    for tensor in tensors:
+        if _is_redundant(tensor.name, model.config):
+            continue
+        found = wanted.pop(tensor.name, None)
+        if found is None:
+            raise ModelError(
+                f"The checkpoint has a tensor {tensor.name[:80]} that {model.config.architecture} with this config "
+                "does not use (or has it twice); weights and config do not belong together."
+            )
+        module, slot = found
+        if tensor.shape != slot.shape:
+            raise ModelError(
+                f"{tensor.name} has the shape {list(tensor.shape)}, but the config asks for {list(slot.shape)}; "
+                "weights and config do not belong together."
+            )
+        fillings.append(_Filling(tensor, module, slot.parameter, slot.start, slot.rows))
+    if wanted:
+        more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
+        raise ModelError(
+            f"The checkpoint lacks {next(iter(wanted))}{more}; it is incomplete: fetch it again."
+        )
+    return fillings
+
+
+def _is_redundant(name: str, config: ModelConfig) -> bool:
+    """Tensors that old checkpoints carry and that follow from the others."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+
+
+def _allocate(model: DecoderModel, dtype: torch.dtype, device: torch.device) -> None:
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                memory = torch.empty(parameter.shape, dtype=dtype, device=device)
+                module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = model.embed_tokens.weight
+
+
+def needed_bytes(model: DecoderModel, dtype: torch.dtype, positions: int) -> int:
+    """Bytes of the parameters and of the rotary table."""
+    # parameters() yields a tied weight once.
+    numbers = sum(parameter.numel() for parameter in model.parameters()) + positions * model.config.head_dim
+    return numbers * dtype.itemsize
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that can be allocated on a device now; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    limits = [*free, *_cgroup_bytes(Path("/sys/fs/cgroup"))]
+    return min(limits) if limits else None
+
+
+def _cgroup_bytes(folder: Path) -> list[int]:
+    """What a container may still allocate: its limit, less what it uses and cannot drop. Empty without a limit."""
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = int((folder / "memory.current").read_text(encoding="ascii"))
+        counts = dict(
+            line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        )
+        return [] if limit == "max" else [int(limit) - used + int(counts.get("inactive_file", 0))]
+    except (OSError, ValueError):
+        return []

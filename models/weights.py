@@ -1,0 +1,103 @@
+"""The tensors of a checkpoint, one at a time: safetensors files, memory-mapped, whole or in shards."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from models.config import read_json
+from models.errors import ModelError
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a checkpoint, not read yet."""
+
+    name: str
+    """The Hugging Face name."""
+    shape: tuple[int, ...]
+    nbytes: int
+    """Bytes in the file."""
+    copy_into: Callable[[Tensor], None]
+    """Writes it to a tensor of this shape (or one that it broadcasts to), of any float dtype and device."""
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint in a folder. Raises ModelError when there is none."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / shard for shard in _shards(index)]
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    found = sorted(folder.glob("*.safetensors"))
+    if found:
+        return found
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"{folder} holds its weights only as {pickles[0]}, a pickle, which can run any program when it is "
+            "opened; use a version of the model with safetensors or a GGUF file."
+        )
+    raise ModelError(f"{folder} holds no *.safetensors file; fetch the model again.")
+
+
+def _shards(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} has no weight_map; fetch it again.")
+    shards = sorted({str(shard) for shard in weight_map.values()})
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise ModelError(
+                f"{index} names the shard {shard[:80]!r}, which is not a file beside it; fetch it again."
+            )
+        if not (index.parent / shard).is_file():
+            raise ModelError(f"The shard {shard} named by {index} is missing; fetch the model again.")
+    return shards
+
+
+def read_safetensors(folder: Path) -> list[StoredTensor]:
+    """All tensors of the checkpoint in a folder, in file order. Raises ModelError for a damaged file."""
+    return [tensor for path in safetensors_files(folder) for tensor in _read_file(path)]
+
+
+def _read_file(path: Path) -> list[StoredTensor]:
+    try:
+        file = safe_open(path, framework="pt", device="cpu")
+        return [_stored(path, file, name) for name in file.offset_keys()]
+    except (SafetensorError, OSError, ValueError, RuntimeError, UnicodeError) as error:
+        raise _damaged(path, error) from None
+
+
+def _stored(path: Path, file: Any, name: str) -> StoredTensor:
+    part = file.get_slice(name)
+    if part.get_dtype() not in _FLOATS:
+        raise ModelError(
+            f"{name} in {path} is of type {part.get_dtype()}; supported: {', '.join(_FLOATS)}. "
+            "Use the original checkpoint or a GGUF file."
+        )
+    shape = tuple(part.get_shape())
+    width = {"F64": 8, "F32": 4}.get(part.get_dtype(), 2)
+    count = 1
+    for size in shape:
+        count *= size
+
+    def copy_into(out: Tensor) -> None:
+        try:
+            out.copy_(file.get_tensor(name))
+        except SafetensorError as error:
+            raise _damaged(path, error) from None
+
+    return StoredTensor(name, shape, count * width, copy_into)
+
+
+def _damaged(path: Path, error: Exception) -> ModelError:
+    reason = " ".join(str(error).split())[:160]
+    return ModelError(f"{path} cannot be read ({reason}); it is damaged or incomplete: fetch it again.")

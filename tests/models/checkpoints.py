@@ -1,0 +1,199 @@
+"""Small random checkpoints, written by transformers and gguf, and a plain attention to run them with."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+
+from models.sources import ModelFiles
+
+VOCAB_SIZE = 160
+
+
+def tiny_qwen3(**changes: Any) -> Qwen3Config:
+    """Three layers, GQA 4/2, a head size that is not hidden_size / heads."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    return Qwen3Config(**(values | changes))
+
+
+def tiny_llama(**changes: Any) -> LlamaConfig:
+    """Three layers, GQA 6/2, untied."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    return LlamaConfig(**(values | changes))
+
+
+def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | None = None) -> Any:
+    """A transformers model in fp32 whose weights are large enough for every part to matter.
+
+    `k_norm` plants this value in some k_norm weights of every layer (Qwen3).
+    """
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.2)
+            else:
+                parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5)
+            if k_norm is not None and name.endswith("k_norm.weight"):
+                parameter[:: max(1, len(parameter) // 4)] = k_norm
+    return model
+
+
+def write_checkpoint(
+    folder: Path,
+    config: PretrainedConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    k_norm: float | None = None,
+    max_shard_size: str = "5GB",
+) -> Path:
+    """Write random weights with transformers, in Hugging Face layout (no tokenizer); returns the folder."""
+    model = random_model(config, seed=seed, k_norm=k_norm).to(dtype)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def files_of(path: Path) -> ModelFiles:
+    """ModelFiles of a folder or of a .gguf file."""
+    return ModelFiles(path.name, gguf=path) if path.suffix == ".gguf" else ModelFiles(path.name, folder=path)
+
+
+class PlainAttention:
+    """Causal attention of one sequence: keeps k and v of every layer, softmax in fp32, one einsum a product."""
+
+    def __init__(self) -> None:
+        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layer_index in self.kv:
+            old_k, old_v = self.kv[layer_index]
+            k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
+        self.kv[layer_index] = k, v
+        group = q.shape[1] // k.shape[1]
+        keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
+        scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)) * q.shape[-1] ** -0.5
+        rows = torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
+        scores = scores.masked_fill(torch.arange(len(k)) > rows, float("-inf"))
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights, values).transpose(0, 1)
+
+
+def run(model: Any, token_ids: list[int], attention: PlainAttention | None = None, start: int = 0) -> Tensor:
+    """Logits [T, vocab] of our model for one sequence, whose first `start` tokens the attention holds."""
+    with torch.inference_mode():
+        positions = torch.arange(start, start + len(token_ids))
+        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention())
+        return model.logits(hidden)
+
+
+def run_reference(model: Any, token_ids: list[int]) -> Tensor:
+    """Logits [T, vocab] of a transformers model for one sequence."""
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0]
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The order of q and k rows in GGUF files of Llama: the two halves of each head, interleaved."""
+    half = weight.shape[0] // heads // 2
+    return weight.reshape(heads, 2, half, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    *,
+    rope_factors: list[float] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """Write a transformers Qwen3 or Llama as GGUF, matrices in `quantization`; returns the path."""
+    config = model.config
+    arch = {"qwen3": "qwen3", "llama": "llama"}[config.model_type]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
+    for key, value in (metadata or {}).items():
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add(key, value)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        weight = parameter.float().numpy()
+        stem, _, kind = name.rpartition(".")
+        if ".layers." in stem:
+            _, _, layer, stem = stem.split(".", 3)
+            target = f"blk.{layer}.{_GGUF_NAMES[stem]}.{kind}"
+        else:
+            target = f"{_GGUF_NAMES[stem]}.{kind}"
+        if arch == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
+            heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
+            weight = _interleave(weight, heads)
+        if weight.ndim == 1 or quantization == gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(target, np.ascontiguousarray(weight))
+        else:
+            writer.add_tensor(target, gguf.quantize(weight, quantization), raw_dtype=quantization)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
