@@ -1,0 +1,57 @@
+# `make chat` and `make test` need nothing but Python 3.11+ and a package index. See README.md.
+
+PYTHON ?= python3
+MODEL ?= smollm2
+QUESTION ?= What is the capital of France? Answer in one sentence.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.PHONY: help chat test lint format clean
+
+help:
+	@echo 'make chat     install and chat with the default model (MODEL=... for another)'
+	@echo 'make test     install and run every check and test'
+	@echo 'make lint     the checks alone: ruff, mypy, import contracts'
+	@echo 'make format   rewrite the sources in the house style'
+	@echo 'make clean    remove the virtual environment and caches (models stay)'
+
+# Where there is no terminal (a log, a pipe) one sample question shows the main job.
+chat: $(VENV)/installed
+	@if [ -t 0 ] && [ -t 1 ]; then \
+		$(BIN)/chatterm run '$(MODEL)'; \
+	else \
+		echo '> $(QUESTION)'; \
+		$(BIN)/chatterm run '$(MODEL)' --prompt '$(QUESTION)' --seed 1 --max-tokens 200 --stats </dev/null; \
+	fi
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+
+# The stamps make the next call start at once; a change of the dependencies installs again.
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev]'
+	@touch $(VENV)/installed $@
+
+$(BIN)/python:
+	@command -v '$(PYTHON)' >/dev/null || { echo "chatterm: '$(PYTHON)' was not found; name one with make PYTHON=..." >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.version_info < (3, 11) and sys.exit("chatterm needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % sys.version_info[:2])'
+	'$(PYTHON)' -m venv $(VENV)
