@@ -1,4 +1,4 @@
-"""What screens and commands chat with. The local engine is one implementation (local.py); a server may be another.
+"""What screens and commands chat with: the local engine (local.py) today, a server in another process later.
 
 Two kinds of calls: those of the *worker* (they may block, and all come from one thread) and those of *anyone*
 (they return at once). A screen therefore never waits for a model.
@@ -107,12 +107,6 @@ class Backend(Protocol):
     def stop(self) -> None:
         """End the running answer; what was produced is kept. Nothing happens when none is running."""
 
-    def settle(self) -> None:
-        """The person reads: warm the history in idle time."""
-
-    def prepare(self, draft: str) -> None:
-        """The person types `draft`: warm it in idle time."""
-
     # --- the worker: these may block ---
 
     def open(self, on_progress: OnProgress | None = None) -> None:
@@ -137,6 +131,15 @@ class Backend(Protocol):
         """Change the system prompt; the history stays."""
 
     def set_think(self, think: ThinkMode) -> None: ...
+
+    def settle(self) -> None:
+        """The person reads: warm the history in idle time. Returns at once."""
+
+    def prepare(self, draft: str) -> None:
+        """The person types `draft`: warm it in idle time. Returns at once."""
+
+    def models(self) -> list[str]:
+        """Names that `switch` takes without a download."""
 
     def close(self) -> None:
         """Free everything. The backend is of no use afterwards; closing twice is fine."""

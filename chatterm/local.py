@@ -14,7 +14,7 @@ from chatterm.backend import (
     TokenEvent,
 )
 from engine.params import SamplingParams
-from models.sources import ModelFiles, resolve
+from models.sources import ModelFiles, local_models, resolve
 
 if TYPE_CHECKING:
     from engine.chat import Chat
@@ -70,14 +70,6 @@ class LocalBackend:
     def stop(self) -> None:
         if (chat := self._chat) is not None:
             chat.stop()
-
-    def settle(self) -> None:
-        if (chat := self._chat) is not None:
-            chat.settle()
-
-    def prepare(self, draft: str) -> None:
-        if (chat := self._chat) is not None:
-            chat.prepare(draft)
 
     def open(self, on_progress: OnProgress | None = None) -> None:
         self._load(resolve(self._model, on_progress=on_progress), on_progress)
@@ -139,6 +131,17 @@ class LocalBackend:
         if self._chat is not None:
             self._chat.think = think
         self._think = think
+
+    def settle(self) -> None:
+        if (chat := self._chat) is not None:
+            chat.settle()
+
+    def prepare(self, draft: str) -> None:
+        if (chat := self._chat) is not None:
+            chat.prepare(draft)
+
+    def models(self) -> list[str]:
+        return [model.name for model in local_models()]
 
     def close(self) -> None:
         engine = self._engine

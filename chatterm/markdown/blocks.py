@@ -1,0 +1,134 @@
+"""Markdown source as lines: paragraphs, headings, lists, quotes, code, tables."""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from chatterm.markdown.highlight import highlight
+from chatterm.markdown.inline import inline_runs
+from chatterm.markdown.lines import Line, Run, cells, chop, padded, styled, wrap
+from chatterm.markdown.table import table_lines
+
+_BULLETS = "•◦▪"
+_NARROW = 16
+"""Below this many columns nothing is indented further."""
+
+
+@dataclass(slots=True)
+class _Node:
+    token: Token
+    children: list["_Node"] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return self.token.type.removesuffix("_open")
+
+
+@lru_cache(maxsize=1)
+def parser() -> MarkdownIt:
+    """CommonMark with tables and strikethrough. HTML stays text."""
+    return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+
+
+def markdown_lines(source: str, width: int, *, continued: bool = False) -> list[Line]:
+    """Lay out `source`; `continued` says that a first code block goes on from one before it."""
+    return _blocks(_tree(parser().parse(source)), width, continued=continued)
+
+
+def _tree(tokens: list[Token]) -> list[_Node]:
+    top: list[_Node] = []
+    stack = [top]
+    for token in tokens:
+        if token.nesting == -1:
+            stack.pop()
+            continue
+        node = _Node(token)
+        stack[-1].append(node)
+        if token.nesting == 1:
+            stack.append(node.children)
+    return top
+
+
+def _blocks(nodes: list[_Node], width: int, *, depth: int = 0, continued: bool = False) -> list[Line]:
+    """Blocks below each other, an empty line between two; none inside a tight list."""
+    lines: list[Line] = []
+    for number, node in enumerate(nodes):
+        block = _block(node, width, depth, continued=continued and number == 0)
+        tight = node.token.hidden or (number and nodes[number - 1].token.hidden)
+        if lines and block and not tight:
+            lines.append([])
+        lines += block
+    return lines
+
+
+def _block(node: _Node, width: int, depth: int, *, continued: bool) -> list[Line]:
+    match node.kind:
+        case "paragraph" | "heading":
+            lines = wrap(_inline(node), width)
+            return [styled(line, "heading") for line in lines] if node.kind == "heading" else lines
+        case "fence" | "code_block":
+            return _code(node.token, width, labelled=not continued)
+        case "bullet_list" | "ordered_list":
+            return _list(node, width, depth)
+        case "blockquote":
+            inner = _blocks(node.children, max(width - 2, _NARROW), depth=depth)
+            return [[("▎ ", "quote-bar"), *styled(line, "quote")] for line in inner]
+        case "hr":
+            return [[("─" * width, "rule")]]
+        case "table":
+            return _table(node, width)
+        case "inline":
+            return wrap(inline_runs(node.token.children or []), width)
+        case _:
+            return wrap([(node.token.content, "")], width) if node.token.content else []
+
+
+def _inline(node: _Node) -> list[Run]:
+    return [run for child in node.children for run in inline_runs(child.token.children or [])]
+
+
+def _code(token: Token, width: int, *, labelled: bool) -> list[Line]:
+    """Code on its own background, a column of air on both sides; long lines go on below."""
+    language = token.info.split()[0] if token.info.strip() else ""
+    lines: list[Line] = []
+    if language and labelled:
+        lines.append([(f" {language}"[:width], "code code-label")])
+    for line in highlight(token.content.rstrip("\n"), language):
+        lines += [[(" ", "code"), *part] for part in chop(line, width - 2)]
+    return [padded(line, width, "code") for line in lines]
+
+
+def _list(node: _Node, width: int, depth: int) -> list[Line]:
+    ordered = node.kind == "ordered_list"
+    start = int(node.token.attrs.get("start", 1)) if ordered else 0
+    last = start + len(node.children) - 1
+    lines: list[Line] = []
+    for number, item in enumerate(node.children, start):
+        mark = f"{number}.".rjust(len(f"{last}.")) if ordered else _BULLETS[min(depth, len(_BULLETS) - 1)]
+        indent = cells(mark) + 1
+        body = _blocks(item.children, max(width - indent, _NARROW), depth=depth + 1) or [[]]
+        if lines and not _is_tight(node):
+            lines.append([])
+        for row, line in enumerate(body):
+            lines.append([(mark + " ", "bullet") if row == 0 else (" " * indent, ""), *line])
+    return lines
+
+
+def _is_tight(node: _Node) -> bool:
+    return all(
+        child.token.hidden for item in node.children for child in item.children if child.kind == "paragraph"
+    )
+
+
+def _table(node: _Node, width: int) -> list[Line]:
+    rows: list[list[list[Run]]] = []
+    aligns: list[str] = []
+    for section in node.children:
+        for row in section.children:
+            rows.append([_inline(cell) for cell in row.children])
+            if not aligns:
+                styles = [str(cell.token.attrs.get("style", "")) for cell in row.children]
+                aligns = [style.removeprefix("text-align:") or "left" for style in styles]
+    return table_lines(rows, aligns, width)

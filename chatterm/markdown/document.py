@@ -1,0 +1,112 @@
+"""A Markdown document that grows while it is shown.
+
+Blocks that can no longer change are laid out once and kept; only what comes after them is laid out again. An
+end that never closes (one endless paragraph, a code block of a thousand lines) is cut, so that the cost of
+showing a few more characters does not grow with the length of the answer.
+"""
+
+import re
+from dataclasses import dataclass
+
+from chatterm.markdown.blocks import markdown_lines, parser
+from chatterm.markdown.lines import Line
+
+_LONGEST_TAIL = 2048
+"""Characters that may be laid out again with every addition."""
+_ITEM = re.compile(r"^(?:[-*+]|\d{1,9}[.)])\s", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    source: str
+    continued: bool
+    """It goes on from the part before: no empty line between them."""
+
+
+class Document:
+    """Append text, read lines."""
+
+    def __init__(self, source: str = "") -> None:
+        self._parts: list[_Part] = []
+        self._tail = _Part("", continued=False)
+        self._width = 0
+        self._lines: list[Line] = []
+        self._fixed = 0
+        """Parts whose lines are in `_lines`, which are the first `_fixed_lines` of it."""
+        self._fixed_lines = 0
+        self._stale = False
+        if source:
+            self.append(source)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts and not self._tail.source.strip()
+
+    def append(self, text: str) -> None:
+        self._tail = _Part(self._tail.source + text, self._tail.continued)
+        self._stale = True
+
+    def lines(self, width: int) -> list[Line]:
+        """Every line at this width. The list is the document's own: read it, do not keep it."""
+        if width != self._width:
+            self._width, self._fixed, self._fixed_lines, self._lines = width, 0, 0, []
+            self._stale = True
+        if self._stale:
+            self._freeze()
+            del self._lines[self._fixed_lines :]
+            for part in self._parts[self._fixed :]:
+                self._add(part)
+            self._fixed, self._fixed_lines = len(self._parts), len(self._lines)
+            self._add(self._tail)
+            self._stale = False
+        return self._lines
+
+    def _add(self, part: _Part) -> None:
+        lines = markdown_lines(part.source, self._width, continued=part.continued)
+        if self._lines and lines and not part.continued:
+            self._lines.append([])
+        self._lines += lines
+
+    def _freeze(self) -> None:
+        """Move what cannot change any more from the tail to the parts."""
+        while True:
+            tail = self._tail
+            cut = _closed(tail.source)
+            if cut:
+                self._parts.append(_Part(tail.source[:cut], tail.continued))
+                self._tail = _Part(tail.source[cut:], continued=False)
+            elif len(tail.source) > _LONGEST_TAIL:
+                head, rest = _halves(tail.source)
+                self._parts.append(_Part(head, tail.continued))
+                self._tail = _Part(rest, continued=True)
+            else:
+                return
+
+
+def _closed(source: str) -> int:
+    """How many characters of `source` belong to blocks that nothing appended can change."""
+    starts = [t.map[0] for t in parser().parse(source) if t.level == 0 and t.map and t.nesting != -1]
+    whole_lines = source.count("\n")
+    # A block is closed once the first line of the next one is whole: "1" may still become "1. item".
+    while starts and starts[-1] >= whole_lines:
+        starts.pop()
+    if not starts or starts[-1] == 0:
+        return 0
+    return sum(len(line) + 1 for line in source.split("\n")[: starts[-1]])
+
+
+def _halves(source: str) -> tuple[str, str]:
+    """Cut one endless block in two that look like one."""
+    kind, markup = next(((t.type, t.markup) for t in parser().parse(source)), ("", ""))
+    newline = source.rfind("\n", 0, _LONGEST_TAIL) + 1
+    lines = source.split("\n", 2)
+    if kind == "fence" and newline > len(lines[0]) + 1:
+        return source[:newline] + markup, f"{lines[0]}\n{source[newline:]}"
+    if kind == "table_open" and newline > len(lines[0]) + len(lines[1]) + 2:
+        return source[:newline], f"{lines[0]}\n{lines[1]}\n{source[newline:]}"
+    if kind in ("bullet_list_open", "ordered_list_open"):
+        items = [match.start() for match in _ITEM.finditer(source, 1, _LONGEST_TAIL)]
+        if items:
+            return source[: items[-1]], source[items[-1] :]
+    space = max(newline, source.rfind(" ", 0, _LONGEST_TAIL) + 1) or _LONGEST_TAIL
+    return source[:space], source[space:]

@@ -1,0 +1,65 @@
+"""Source code as styled lines."""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from chatterm.markdown.lines import Line
+
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+
+# Style names by token type: the first one that the type lies in.
+_STYLES = (
+    ("Comment", "code-comment"),
+    ("Keyword.Constant", "code-number"),
+    ("Keyword", "code-keyword"),
+    ("Operator.Word", "code-keyword"),
+    ("Literal.String", "code-string"),
+    ("Literal.Number", "code-number"),
+    ("Name.Function", "code-name"),
+    ("Name.Class", "code-name"),
+    ("Name.Decorator", "code-name"),
+    ("Name.Tag", "code-keyword"),
+    ("Name.Attribute", "code-name"),
+    ("Name.Builtin", "code-builtin"),
+    ("Generic.Deleted", "code-keyword"),
+    ("Generic.Inserted", "code-string"),
+)
+
+
+def highlight(code: str, language: str) -> list[Line]:
+    """One line per line of `code`; plain where the language is unknown."""
+    code = code.expandtabs(4)
+    lexer = _lexer(language.lower()) if language else None
+    if lexer is None:
+        return [[(line, "code")] for line in code.split("\n")]
+    lines: list[Line] = [[]]
+    for token_type, text in lexer.get_tokens(code):
+        style = _style(str(token_type))
+        for number, part in enumerate(text.split("\n")):
+            if number:
+                lines.append([])
+            if part:
+                lines[-1].append((part, style))
+    count = code.count("\n") + 1  # lexers add a line break of their own
+    return (lines + [[] for _ in range(count)])[:count]
+
+
+@lru_cache(maxsize=32)
+def _lexer(language: str) -> "Lexer | None":
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
+    try:
+        return get_lexer_by_name(language, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return None
+
+
+@lru_cache(maxsize=512)
+def _style(token_type: str) -> str:
+    name = token_type.removeprefix("Token.")
+    for prefix, style in _STYLES:
+        if name == prefix or name.startswith(prefix + "."):
+            return f"code {style}"
+    return "code"

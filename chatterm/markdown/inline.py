@@ -1,0 +1,50 @@
+"""Text inside a block: emphasis, code, links."""
+
+from collections.abc import Sequence
+
+from markdown_it.token import Token
+
+from chatterm.markdown.lines import Run
+
+_STYLES = {"strong": "strong", "em": "em", "s": "strike", "link": "link"}
+
+
+def inline_runs(tokens: Sequence[Token]) -> list[Run]:
+    """Runs in order; a line break is a run of its own.
+
+    A link shows where it leads: its address follows its text unless the text is the address. Nothing opens by
+    itself and the terminal gets no hyperlink whose target one cannot see.
+    """
+    runs: list[Run] = []
+    styles: list[str] = []
+    links: list[tuple[str, int]] = []
+    for token in tokens:
+        kind = token.type.removesuffix("_open").removesuffix("_close")
+        style = " ".join(styles)
+        if token.type == "text":
+            runs.append((token.content, style))
+        elif token.type == "code_inline":
+            runs.append((token.content, f"{style} code-inline".strip()))
+        elif token.type == "softbreak":
+            runs.append((" ", style))
+        elif token.type == "hardbreak":
+            runs.append(("\n", style))
+        elif token.type == "image":
+            runs.append((f"[image: {token.content}]", f"{style} link".strip()))
+            runs.append((f" ({token.attrs.get('src', '')})", f"{style} address".strip()))
+        elif token.type == "link_open":
+            links.append((str(token.attrs.get("href", "")), len(runs)))
+            styles.append("link")
+        elif token.type == "link_close":
+            styles.pop()
+            address, start = links.pop()
+            shown = "".join(text for text, _ in runs[start:])
+            if address and shown not in (address, address.removeprefix("mailto:")):
+                runs.append((f" ({address})", " ".join([*styles, "address"])))
+        elif token.nesting == 1:
+            styles.append(_STYLES.get(kind, kind))
+        elif token.nesting == -1:
+            styles.pop()
+        elif token.content:
+            runs.append((token.content, style))
+    return runs

@@ -1,0 +1,128 @@
+"""Styled lines, and how text becomes lines of a given width."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from rich.cells import cell_len, chop_cells
+
+Run = tuple[str, str]
+"""Text and the names of its styles, separated by spaces. A run holds no line break."""
+Line = list[Run]
+
+# Scripts written without spaces may break after every character.
+_IDEOGRAPH = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003fffd"
+_PIECE = re.compile(rf"\n|[ \t]+|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+|\s")
+
+
+def cells(text: str) -> int:
+    """Columns that `text` takes on the screen."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def line_cells(line: Line) -> int:
+    return sum(cells(text) for text, _ in line)
+
+
+def text_of(line: Line) -> str:
+    return "".join(text for text, _ in line)
+
+
+def styled(line: Line, style: str) -> Line:
+    """`line` with one more style under those it has."""
+    return [(text, f"{style} {own}" if own else style) for text, own in line]
+
+
+def padded(line: Line, width: int, style: str) -> Line:
+    """`line` filled up to `width` columns."""
+    missing = width - line_cells(line)
+    return [*line, (" " * missing, style)] if missing > 0 else line
+
+
+def wrap(runs: Iterable[Run], width: int) -> list[Line]:
+    """Break at spaces (inside a word only where it is longer than a line). At least one line comes back."""
+    width = max(width, 1)
+    lines: list[Line] = [[]]
+    column = 0
+    space: Line = []
+    for word in _words(runs):
+        if word[0][0] == "\n":
+            lines.append([])
+            column, space = 0, []
+            continue
+        if word[0][0].isspace():
+            space = word
+            continue
+        size, gap = line_cells(word), line_cells(space)
+        if column and column + gap + size > width:
+            lines.append([])
+            column, space, gap = 0, [], 0
+        if column == 0 and len(lines) > 1:
+            space, gap = [], 0
+        if gap + size > width:
+            chopped = chop([*space, *word], width)
+            lines[-1:] = chopped
+            column = line_cells(chopped[-1])
+        else:
+            lines[-1] += [*space, *word]
+            column += gap + size
+        space = []
+    return [_joined(line) for line in lines]
+
+
+def chop(line: Line, width: int) -> list[Line]:
+    """Break a line at exactly `width` columns, wherever that is."""
+    width = max(width, 2)  # a wide character must fit
+    lines: list[Line] = [[]]
+    column = 0
+    for text, style in line:
+        while text:
+            size = cells(text)
+            if column + size <= width:
+                lines[-1].append((text, style))
+                column += size
+                break
+            head = _head(text, width - column)
+            if head:
+                lines[-1].append((head, style))
+                text = text[len(head) :]
+            lines.append([])
+            column = 0
+    return lines
+
+
+def _head(text: str, width: int) -> str:
+    """The longest start of `text` that fits into `width` columns."""
+    if width <= 0:
+        return ""
+    if text.isascii():
+        return text[:width]
+    head = chop_cells(text, width)[0] if width > 1 else text[0]
+    return head if cells(head) <= width else ""
+
+
+def _words(runs: Iterable[Run]) -> Iterator[Line]:
+    """Line breaks, spaces and words, in order. A word may consist of several runs."""
+    word: Line = []
+    for text, style in runs:
+        for piece in _PIECE.findall(text):
+            solid = not piece.isspace() and not re.match(f"[{_IDEOGRAPH}]", piece)
+            if solid:
+                word.append((piece, style))
+                continue
+            if word:
+                yield word
+                word = []
+            yield [("\n" if piece == "\n" else piece.replace("\t", "    "), style)]
+    if word:
+        yield word
+
+
+def _joined(line: Line) -> Line:
+    """Neighbours of one style as one run."""
+    result: Line = []
+    for text, style in line:
+        if result and result[-1][1] == style:
+            result[-1] = (result[-1][0] + text, style)
+        else:
+            result.append((text, style))
+    return result

@@ -1,0 +1,223 @@
+"""The one thread that talks to the backend, and the mailbox between it and the screen.
+
+The screen submits jobs and takes reports; neither side ever waits for the other.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from chatterm.backend import (
+    Backend,
+    EngineError,
+    ModelError,
+    ModelInfo,
+    Outcome,
+    Progress,
+    ThinkMode,
+    TokenEvent,
+)
+from chatterm.sanitize import one_line
+
+# --- jobs: what the screen asks for ---
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Load the model the backend was made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SetSystem:
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetThink:
+    mode: ThinkMode
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    draft: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListModels:
+    pass
+
+
+Job = Open | Switch | Send | Retry | Undo | Reset | SetSystem | SetThink | Prepare | ListModels
+
+# --- reports: what the screen is told ---
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    time: float
+    """When it came, by `time.monotonic()`."""
+    event: TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    job: Job
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    job: Job
+    message: str
+    """One line."""
+
+
+Report = Loading | Loaded | Token | Answered | Done | Failed
+
+
+class _Closing(BaseException):
+    """Leaves a load in the middle; not an Exception, so that nobody takes it for a failure of theirs."""
+
+
+class Worker:
+    """Runs jobs in order. `submit`, `take` and `close` belong to the screen's thread."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._reports: deque[Report] = deque()
+        self._progress: Progress | None = None
+        self._closing = threading.Event()
+        # A daemon: a load that cannot be interrupted must not keep the terminal.
+        self._thread = threading.Thread(target=self._loop, name="chatterm-worker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def take(self, limit: int = 10_000) -> list[Report]:
+        """What has arrived since the last call, oldest first, at most `limit` reports."""
+        taken: list[Report] = []
+        while self._reports and len(taken) < limit:
+            taken.append(self._reports.popleft())
+        progress, self._progress = self._progress, None
+        if progress is not None and not any(isinstance(report, Loaded | Failed) for report in taken):
+            taken.append(Loading(progress))
+        return taken
+
+    def close(self, timeout: float = 2.0) -> bool:
+        """End the running job and free the backend; False when it does not end within `timeout` seconds."""
+        self._closing.set()
+        self._backend.stop()
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._closing.is_set():
+            try:
+                self._run(job)
+            except _Closing:
+                break
+            except (EngineError, ModelError) as error:
+                self._reports.append(Failed(job, one_line(str(error))))
+            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
+                what = one_line(f"{type(error).__name__}: {error}", limit=300)
+                self._reports.append(Failed(job, f"An unexpected error: {what}. The chat goes on."))
+        try:
+            self._backend.close()
+        except Exception:  # noqa: BLE001, S110 (nobody is left to be told)
+            pass
+
+    def _run(self, job: Job) -> None:
+        backend = self._backend
+        value: object = None
+        match job:
+            case Open():
+                backend.open(self._on_progress)
+                self._loaded()
+            case Switch(model):
+                backend.switch(model, self._on_progress)
+                self._loaded()
+            case Send(text):
+                self._answer(backend.send(text))
+            case Retry():
+                self._answer(backend.retry())
+            case Undo():
+                value = backend.undo()
+            case Reset():
+                backend.reset()
+            case SetSystem(text):
+                backend.set_system(text)
+            case SetThink(mode):
+                backend.set_think(mode)
+            case Prepare(draft):
+                backend.prepare(draft)
+            case ListModels():
+                value = backend.models()
+        self._reports.append(Done(job, value))
+
+    def _loaded(self) -> None:
+        info = self._backend.info
+        if info is not None:
+            self._reports.append(Loaded(info))
+
+    def _answer(self, events: Iterator[TokenEvent]) -> None:
+        for event in events:
+            self._reports.append(Token(time.monotonic(), event))
+            if self._closing.is_set():
+                raise _Closing
+        self._reports.append(Answered(self._backend.last))
+        if self._jobs.empty():
+            self._backend.settle()
+
+    def _on_progress(self, progress: Progress) -> None:
+        if self._closing.is_set():
+            raise _Closing
+        self._progress = progress  # only the latest counts: the screen looks 30 times a second
