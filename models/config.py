@@ -4,10 +4,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from models.errors import ModelError
-from models.sources import ModelFiles
+
+if TYPE_CHECKING:
+    from models.sources import ModelFiles  # brings the Hub's client, which nothing here needs
 
 RopeType = Literal["default", "linear", "dynamic", "llama3"]
 
@@ -72,8 +74,8 @@ class ModelConfig:
         config = _from_gguf(_Fields(metadata, "the GGUF file"))
         if frequency_factors is not None and len(frequency_factors) != config.head_dim // 2:
             raise ModelError(
-                f"rope_freqs.weight has {len(frequency_factors)} values, but a head of {config.head_dim} needs "
-                f"{config.head_dim // 2}; the GGUF file is damaged: fetch it again."
+                f"rope_freqs.weight has {len(frequency_factors)} values, but a head of {config.head_dim} "
+                f"needs {config.head_dim // 2}; the GGUF file is damaged: fetch it again."
             )
         return replace(
             config,
@@ -83,8 +85,8 @@ class ModelConfig:
         )
 
 
-def load_config(files: ModelFiles) -> ModelConfig:
-    """The config of local files. Raises ModelError when it is missing, unreadable or names what cannot be run."""
+def load_config(files: "ModelFiles") -> ModelConfig:
+    """The config of local files. Raises ModelError when it is missing, damaged or not supported."""
     if files.gguf is not None:
         from models.gguf import config_of, read_gguf
 
@@ -99,9 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise ModelError(
-            f"{path.parent} holds no {path.name}; name a folder in Hugging Face layout."
-        ) from None
+        raise ModelError(f"{path.parent} has no {path.name}; name a folder in Hugging Face layout.") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
@@ -160,7 +160,8 @@ def _from_hf(fields: _Fields) -> ModelConfig:
     architecture = names[0] if isinstance(names, list) and names else raw.get("model_type", "none named")
     if architecture not in ARCHITECTURES:
         raise ModelError(
-            f"The architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}."
+            f"The architecture {str(architecture)[:60]} is not supported; "
+            f"supported: {', '.join(ARCHITECTURES)}."
         )
     if raw.get("quantization_config") is not None:
         raise ModelError(
@@ -220,7 +221,7 @@ def _rope_from_hf(fields: _Fields) -> RopeParameters:
 
 
 def _refuse_sliding_window(fields: _Fields, config: ModelConfig) -> None:
-    """Raise ModelError where a layer sees only the last tokens; a window that is never reached is no window."""
+    """Raise ModelError where a layer sees only the last tokens; a window as long as the context is none."""
     window: Any = None
     if config.architecture == "MistralForCausalLM":
         window = fields.raw.get("sliding_window", _MISTRAL_WINDOW)

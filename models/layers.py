@@ -37,7 +37,7 @@ def choose_product(dtype: torch.dtype, device: torch.device) -> Product:
 
 
 def _upcast_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # Without bf16 instructions a bf16 GEMM runs at a quarter of the speed of fp32, cast of the weights included.
+    # Without bf16 instructions a bf16 GEMM runs at a quarter of the speed of fp32, casts included.
     if x.shape[0] < 16:
         return F.linear(x, weight, bias)
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
@@ -92,7 +92,7 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Normalise in fp32, cast back, then multiply by the weight, in this order: the networks were trained so."""
+    """Normalise in fp32, cast back, then multiply by the weight: the order that networks were trained in."""
 
     def __init__(self, name: str, size: int, eps: float) -> None:
         super().__init__()

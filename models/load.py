@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,10 @@ from models.llama import LlamaModel
 from models.progress import OnProgress, Progress
 from models.qwen3 import Qwen3Model
 from models.rope import rotary_table
-from models.sources import ModelFiles
 from models.weights import StoredTensor, read_safetensors
+
+if TYPE_CHECKING:
+    from models.sources import ModelFiles
 
 __all__ = ["available_bytes", "build_model", "fill_model", "load_config", "load_model", "needed_bytes"]
 
@@ -28,7 +31,7 @@ _MODELS: dict[str, type[DecoderModel]] = {
 
 
 def load_model(
-    files: ModelFiles,
+    files: "ModelFiles",
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -78,8 +81,8 @@ def fill_model(
     available = available_bytes(device)
     if available is not None and needed > available:
         raise ModelError(
-            f"The model needs {needed / 1e9:.2f} GB of memory on {device}, but {available / 1e9:.2f} GB are free; "
-            "choose a smaller model or free some memory."
+            f"The model needs {needed / 1e9:.2f} GB of memory on {device}, but {available / 1e9:.2f} GB are "
+            "free; choose a smaller model or free some memory."
         )
     total = sum(filling.tensor.nbytes for filling in fillings)
     done = 0
@@ -123,14 +126,14 @@ def _match(model: DecoderModel, tensors: Iterable[StoredTensor]) -> list[_Fillin
         found = wanted.pop(tensor.name, None)
         if found is None:
             raise ModelError(
-                f"The checkpoint has a tensor {tensor.name[:80]} that {model.config.architecture} with this config "
-                "does not use (or has it twice); weights and config do not belong together."
+                f"The checkpoint has a tensor {tensor.name[:80]} that {model.config.architecture} with this "
+                "config does not use, or has it twice; weights and config do not belong together."
             )
         module, slot = found
         if tensor.shape != slot.shape:
             raise ModelError(
-                f"{tensor.name} has the shape {list(tensor.shape)}, but the config asks for {list(slot.shape)}; "
-                "weights and config do not belong together."
+                f"{tensor.name} has the shape {list(tensor.shape)}, but the config asks for "
+                f"{list(slot.shape)}; weights and config do not belong together."
             )
         fillings.append(_Filling(tensor, module, slot.parameter, slot.start, slot.rows))
     if wanted:
@@ -177,7 +180,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _cgroup_bytes(folder: Path) -> list[int]:
-    """What a container may still allocate: its limit, less what it uses and cannot drop. Empty without a limit."""
+    """What a container may still allocate: its limit less what it cannot drop; empty if unlimited."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used = int((folder / "memory.current").read_text(encoding="ascii"))

@@ -42,8 +42,8 @@ def safetensors_files(folder: Path) -> list[Path]:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelError(
-            f"{folder} holds its weights only as {pickles[0]}, a pickle, which can run any program when it is "
-            "opened; use a version of the model with safetensors or a GGUF file."
+            f"{folder} holds its weights only as {pickles[0]}, a pickle, which can run any program when it "
+            "is opened; use a version of the model with safetensors or a GGUF file."
         )
     raise ModelError(f"{folder} holds no *.safetensors file; fetch the model again.")
 
@@ -55,9 +55,7 @@ def _shards(index: Path) -> list[str]:
     shards = sorted({str(shard) for shard in weight_map.values()})
     for shard in shards:
         if Path(shard).name != shard:
-            raise ModelError(
-                f"{index} names the shard {shard[:80]!r}, which is not a file beside it; fetch it again."
-            )
+            raise ModelError(f"{index} names the shard {shard[:80]!r}, no file beside it; fetch it again.")
         if not (index.parent / shard).is_file():
             raise ModelError(f"The shard {shard} named by {index} is missing; fetch the model again.")
     return shards
@@ -71,7 +69,7 @@ def read_safetensors(folder: Path) -> list[StoredTensor]:
 def _read_file(path: Path) -> list[StoredTensor]:
     try:
         file = safe_open(path, framework="pt", device="cpu")
-        return [_stored(path, file, name) for name in file.offset_keys()]
+        return [_stored(path, file, name) for name in file.offset_keys()]  # type: ignore[no-untyped-call]
     except (SafetensorError, OSError, ValueError, RuntimeError, UnicodeError) as error:
         raise _damaged(path, error) from None
 

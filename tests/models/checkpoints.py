@@ -89,7 +89,7 @@ def files_of(path: Path) -> ModelFiles:
 
 
 class PlainAttention:
-    """Causal attention of one sequence: keeps k and v of every layer, softmax in fp32, one einsum a product."""
+    """Causal attention of one sequence, softmax in fp32; keeps k and v of every layer."""
 
     def __init__(self) -> None:
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}

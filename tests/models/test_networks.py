@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+
+from models.load import load_model
 from tests.models.checkpoints import (
     VOCAB_SIZE,
-    PlainAttention,
     files_of,
     random_model,
     run,
@@ -16,8 +17,6 @@ from tests.models.checkpoints import (
     tiny_qwen3,
     write_checkpoint,
 )
-
-from models.load import load_model
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -1,0 +1,96 @@
+"""From the bytes of a GGUF tensor to numbers, some rows at a time."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_CHUNK = 1 << 18
+"""Numbers handled at once: one chunk in fp32 stays in the cache."""
+
+
+def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tuple[int, Tensor]]:
+    """(first row, numbers [some rows, row length]) of a tensor [rows, bytes a row], from first to last.
+
+    `order` lists which row of the file comes at each place. fp32, but bf16 and fp16 tensors keep their dtype.
+    Raises NotImplementedError for a type that neither this file nor the gguf package reads.
+    """
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    read = _READERS.get(kind) or (lambda part: torch.from_numpy(gguf.dequantize(part, kind)))
+    step = max(1, _CHUNK * block_bytes // (block * max(1, data.shape[1])))
+    for start in range(0, len(data), step):
+        part = data[start : start + step] if order is None else data[order[start : start + step]]
+        yield start, read(part)
+
+
+def _blocks(part: Bytes, size: int) -> Tensor:
+    """[rows, blocks, bytes a block]; a copy, for torch cannot hold memory that may not be written"""
+    return torch.from_numpy(np.array(part)).view(len(part), -1, size)
+
+
+def _half(scales: Tensor) -> Tensor:
+    """uint8 [..., 2 n] -> fp32 [..., n]"""
+    return scales.contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """uint8 [..., 16] -> uint8 [..., 32]: all low halves, then all high halves"""
+    return torch.cat((packed & 15, packed >> 4), dim=-1)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """uint8 [..., 4] -> uint8 [..., 32]: every bit, the lowest first, as 0 or 16"""
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((packed.unsqueeze(-1) >> shifts & 1) << 4).flatten(-2)
+
+
+def _q8_0(part: Bytes) -> Tensor:
+    blocks = _blocks(part, 34)
+    return (blocks[..., 2:].view(torch.int8).float() * _half(blocks[..., :2])).flatten(1)
+
+
+def _q4_0(part: Bytes) -> Tensor:
+    blocks = _blocks(part, 18)
+    return _nibbles(blocks[..., 2:]).float().sub_(8).mul_(_half(blocks[..., :2])).flatten(1)
+
+
+def _q4_1(part: Bytes) -> Tensor:
+    blocks = _blocks(part, 20)
+    scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+    return _nibbles(blocks[..., 4:]).float().mul_(scale).add_(low).flatten(1)
+
+
+def _q5_0(part: Bytes) -> Tensor:
+    blocks = _blocks(part, 22)
+    digits = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
+    return digits.float().sub_(16).mul_(_half(blocks[..., :2])).flatten(1)
+
+
+def _q5_1(part: Bytes) -> Tensor:
+    blocks = _blocks(part, 24)
+    scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+    digits = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
+    return digits.float().mul_(scale).add_(low).flatten(1)
+
+
+def _plain(dtype: torch.dtype) -> Callable[[Bytes], Tensor]:
+    return lambda part: _blocks(part, dtype.itemsize).flatten(1).view(dtype)
+
+
+_READERS: dict[Kind, Callable[[Bytes], Tensor]] = {
+    Kind.F32: _plain(torch.float32),
+    Kind.F16: _plain(torch.float16),
+    Kind.BF16: _plain(torch.bfloat16),
+    Kind.Q8_0: _q8_0,
+    Kind.Q4_0: _q4_0,
+    Kind.Q4_1: _q4_1,
+    Kind.Q5_0: _q5_0,
+    Kind.Q5_1: _q5_1,
+}
+"""The types that chatterm reads faster than the gguf package; the values are the same to the bit."""

@@ -1,0 +1,190 @@
+"""Reading a GGUF file: its metadata as plain Python values, its tensors as memory-mapped bytes.
+
+The header is parsed here and not by gguf.GGUFReader, which makes several numpy arrays for every token of the
+vocabulary: 2.3 s against 0.1 s for 49,152 tokens.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+from models.config import ModelConfig
+from models.errors import ModelError
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""struct codes of the scalar value types, by their number in the file."""
+_STRING, _ARRAY = 8, 9
+_DEFAULT_ALIGNMENT = 32
+_MAX_DIMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """One tensor as it lies in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    """In torch's order: the last dimension is contiguous."""
+    kind: GGMLQuantizationType
+    data: Bytes
+    """The bytes, memory-mapped, [rows, bytes a row]; a row is the last dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFile:
+    """A parsed header. The file stays mapped as long as a tensor's data is referenced."""
+
+    path: Path
+    metadata: dict[str, Any]
+    """Numbers, booleans, strings and lists of them, by key."""
+    tensors: dict[str, GGUFTensor]
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Parse the header of a GGUF file. Raises ModelError when it is no GGUF file, damaged or incomplete."""
+    try:
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist; check the name.") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise ModelError(f"{path} is empty; fetch it again.") from None
+    try:
+        return _parse(path, data)
+    except (struct.error, ValueError, OverflowError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ModelError(f"{path} is damaged or incomplete ({reason}); fetch it again.") from None
+
+
+def config_of(file: GGUFFile) -> ModelConfig:
+    """The config of a GGUF file. Raises ModelError for what is missing or cannot be run."""
+    factors = file.tensors.get("rope_freqs.weight")
+    return ModelConfig.from_gguf(
+        file.metadata,
+        tie_word_embeddings="output.weight" not in file.tensors,
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        frequency_factors=None if factors is None else _values(file.path, factors),
+    )
+
+
+def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
+    values = dequantize(tensor.data, tensor.kind).ravel()
+    if tensor.kind != GGMLQuantizationType.F32 or not (np.isfinite(values) & (values > 0)).all():
+        raise ModelError(f"{tensor.name} in {path} holds impossible values; fetch the file again.")
+    return tuple(values.tolist())
+
+
+class _Cursor:
+    """Reads little-endian values one after the other. Raises ValueError or struct.error past the end."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.offset = 0
+
+    def number(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self.data, self.offset)
+        self.offset += struct.calcsize(f"<{code}")
+        return value
+
+    def string(self) -> str:
+        return self.strings(1)[0]
+
+    def strings(self, count: int) -> list[str]:
+        data, offset, unpack, values = self.data, self.offset, struct.Struct("<Q").unpack_from, []
+        # A tight loop: a vocabulary and its merges are some hundred thousand strings.
+        for _ in range(self._possible(count, 8)):
+            start = offset + 8
+            offset = start + unpack(data, offset)[0]
+            if offset > len(data):
+                raise ValueError("a string runs past the end of the file")
+            values.append(str(data[start:offset], "utf-8"))
+        self.offset = offset
+        return values
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind != _ARRAY or depth > 2:
+            raise ValueError(f"unknown value type {kind}")
+        item, count = self.number("I"), self.number("Q")
+        if item == _STRING:
+            return self.strings(count)
+        if item in _SCALARS:
+            dtype = np.dtype(_SCALARS[item]).newbyteorder("<")
+            values = np.frombuffer(self.data, dtype, self._possible(count, dtype.itemsize), self.offset)
+            self.offset += values.nbytes
+            return values.tolist()
+        return [self.value(item, depth + 1) for _ in range(self._possible(count, 12))]
+
+    def _possible(self, count: int, size: int) -> int:
+        """`count`, unless so many values of at least `size` bytes cannot follow."""
+        if count * size > len(self.data) - self.offset:
+            raise ValueError(f"{count} values announced, more than the file holds")
+        return count
+
+
+def _parse(path: Path, data: Bytes) -> GGUFFile:
+    cursor = _Cursor(data.data)
+    if bytes(data[:4]) != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file; name one, or a folder in Hugging Face layout.")
+    cursor.offset = 4
+    version = cursor.number("I")
+    if version not in (2, 3):
+        raise ModelError(
+            f"{path} has the GGUF version {version}, which is not supported; supported: 2 and 3."
+        )
+    tensor_count, value_count = cursor.number("Q"), cursor.number("Q")
+    metadata = {}
+    for _ in range(value_count):
+        key = cursor.string()
+        metadata[key] = cursor.value(cursor.number("I"))
+    if metadata.get("split.count", 0) not in (0, 1):
+        raise ModelError(
+            f"{path} is one part of a split model; merge the parts with llama-gguf-split --merge."
+        )
+    headers = [_tensor_header(cursor) for _ in range(tensor_count)]
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise ValueError(f"alignment {alignment}")
+    start = -(-cursor.offset // alignment) * alignment
+    tensors: dict[str, GGUFTensor] = {}
+    for name, shape, number, offset in headers:
+        if name in tensors:
+            raise ValueError(f"the tensor {name[:80]} appears twice")
+        tensors[name] = _tensor(name, shape, number, data[start + offset :])
+    return GGUFFile(path, metadata, tensors)
+
+
+def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, shape in torch's order, type number, offset from the start of the data."""
+    name, dims = cursor.string(), cursor.number("I")
+    if not 1 <= dims <= _MAX_DIMS:
+        raise ValueError(f"{name[:80]} has {dims} dimensions")
+    shape = tuple(cursor.number("Q") for _ in range(dims))[::-1]
+    return name, shape, cursor.number("I"), cursor.number("Q")
+
+
+def _tensor(name: str, shape: tuple[int, ...], number: int, rest: Bytes) -> GGUFTensor:
+    try:
+        kind = GGMLQuantizationType(number)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+    except (ValueError, KeyError):
+        raise ModelError(
+            f"The tensor {name[:80]} has the GGUF type {number}, which is not supported."
+        ) from None
+    if shape[-1] % block:
+        raise ValueError(f"{name[:80]} has rows of {shape[-1]}, no multiple of {block}")
+    rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
+    if rows * row_bytes > len(rest):
+        raise ValueError(f"{name[:80]} runs past the end of the file")
+    return GGUFTensor(name, shape, kind, rest[: rows * row_bytes].reshape(rows, row_bytes))

@@ -1,0 +1,87 @@
+"""The tensors of a GGUF file under their Hugging Face names, dequantised while they are copied."""
+
+import re
+from typing import Any
+
+import gguf
+import numpy as np
+from torch import Tensor
+
+from models.config import ModelConfig
+from models.dequantize import chunks
+from models.errors import ModelError
+from models.gguf import GGUFFile, GGUFTensor
+from models.weights import StoredTensor
+
+_MODULES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_IN_CONFIG = ("rope_freqs.weight",)
+"""Tensors that config_of() has read already."""
+
+
+def stored_tensors(file: GGUFFile, config: ModelConfig) -> list[StoredTensor]:
+    """All weights of a file, in file order. Raises ModelError for a type that cannot be dequantised."""
+    for kind in {tensor.kind for tensor in file.tensors.values()}:
+        _check_kind(kind)
+    return [_stored(tensor, config) for name, tensor in file.tensors.items() if name not in _IN_CONFIG]
+
+
+def hugging_face_name(name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; an unknown name stays as it is."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in _MODULES:
+        return name
+    layer = f"model.layers.{match[1]}." if match[1] else ""
+    return f"{layer}{_MODULES[match[2]]}.{match[3]}"
+
+
+def _check_kind(kind: gguf.GGMLQuantizationType) -> None:
+    try:
+        one_block = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+        for _ in chunks(one_block, kind):
+            pass
+    except NotImplementedError:
+        raise ModelError(
+            f"The GGUF file holds tensors of type {kind.name}, which cannot be read; "
+            "choose a file in F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or a K-quant."
+        ) from None
+
+
+def _stored(tensor: GGUFTensor, config: ModelConfig) -> StoredTensor:
+    name = hugging_face_name(tensor.name)
+    order = _row_order(name, tensor.shape[0], config)
+
+    def copy_into(out: Tensor) -> None:
+        if len(tensor.shape) == 1:
+            (_, values), *_ = chunks(tensor.data, tensor.kind)
+            out.copy_(values[0] if order is None else values[0][order])
+            return
+        for start, rows in chunks(tensor.data, tensor.kind, order):
+            out[start : start + len(rows)] = rows
+
+    return StoredTensor(name, tensor.shape, tensor.data.nbytes, copy_into)
+
+
+def _row_order(name: str, rows: int, config: ModelConfig) -> np.ndarray[Any, np.dtype[Any]] | None:
+    """Which row of the file comes at each place; None where they lie in order.
+
+    GGUF files of Llama interleave the two halves of every q and k head, for another form of RoPE.
+    """
+    rotated = name.rpartition(".")[0].endswith(("self_attn.q_proj", "self_attn.k_proj"))
+    if config.architecture != "LlamaForCausalLM" or not rotated or rows % config.head_dim:
+        return None
+    return np.arange(rows).reshape(-1, config.head_dim // 2, 2).swapaxes(1, 2).ravel()
