@@ -1,0 +1,308 @@
+"""The command line. Heavy imports stand inside the commands, so that `--help` answers at once."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, BinaryIO, Literal, NoReturn, cast
+
+import typer
+from typer.main import get_command
+
+from chatterm.backend import ChatOptions, EngineError, ModelError
+from chatterm.sanitize import one_line
+
+app = typer.Typer(
+    help="Chat with a language model in the terminal. The model runs on this machine.",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
+
+_MODEL = (
+    "A catalogue name (smollm2, qwen3:0.6b, ...), a Hub id (owner/name, optional @revision), "
+    "hf.co/owner/name/file.gguf, a folder, or a .gguf file."
+)
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
+_SAMPLING = "Sampling (defaults: the model's own, then ours)"
+_MACHINE = "Machine"
+_THINKING = "Thinking"
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The console script `chatterm`."""
+    sys.exit(call(arguments))
+
+
+def call(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C.
+
+    Every error becomes one line on standard error; CHATTERM_DEBUG=1 adds its traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a character that the locale lacks must not end the answer
+            stream.reconfigure(errors="replace")
+    try:
+        code = get_command(app)(args=arguments, prog_name="chatterm", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except (ModelError, EngineError) as error:
+        return _failed(str(error))
+    except Exception as error:  # noqa: BLE001 - the last resort: one line instead of a traceback
+        if hasattr(error, "format_message"):  # what Typer raises for wrong usage
+            return _failed(error.format_message(), code=getattr(error, "exit_code", 2))
+        hint = "" if _debugging() else "; set CHATTERM_DEBUG=1 to see where"
+        return _failed(f"Unexpected {type(error).__name__}: {error}{hint}")
+
+
+def _failed(message: str, code: int = 1) -> int:
+    if _debugging() and code == 1:
+        import traceback
+
+        traceback.print_exc()
+    print(f"chatterm: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _debugging() -> bool:
+    return os.environ.get("CHATTERM_DEBUG", "") not in ("", "0")
+
+
+class WrongUsage(typer.BadParameter):
+    """A command line that makes no sense; exit code 2."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
+@app.callback(invoke_without_command=True)
+def chatterm(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as installed
+
+        try:
+            print(f"chatterm {installed('chatterm')}")
+        except PackageNotFoundError:
+            print("chatterm (not installed)")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def run(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help=f"{_MODEL} Default: smollm2.", show_default=False),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p",
+            "--prompt",
+            metavar="TEXT",
+            help="Answer and exit. Repeat it for more turns.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per turn: text, reasoning, finish_reason, stats.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Figures of each turn, on standard error.")] = False,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
+    theme: Annotated[str | None, typer.Option(metavar="NAME", help="The colours of the screen.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_SAMPLING)
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Keep the likeliest tokens that together reach p.", rich_help_panel=_SAMPLING),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep tokens at least this fraction as likely as the first.", rich_help_panel=_SAMPLING
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1 avoids what was there already.", rich_help_panel=_SAMPLING)
+    ] = None,
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(help="Above 0 avoids what the answer holds already.", rich_help_panel=_SAMPLING),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="The longest answer, in tokens.", rich_help_panel=_SAMPLING)
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Text that ends the answer; repeatable.",
+            rich_help_panel=_SAMPLING,
+            show_default=False,
+        ),
+    ] = None,
+    think: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(help="Whether a reasoning model thinks first.", rich_help_panel=_THINKING),
+    ] = "auto",
+    think_cache: Annotated[
+        Literal["exact", "mask"],
+        typer.Option(
+            help="After thinking: compute the answer anew without it, or keep all and hide the thinking.",
+            rich_help_panel=_THINKING,
+        ),
+    ] = "exact",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.", rich_help_panel=_MACHINE)
+    ] = "auto",
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32", "float16"],
+        typer.Option(help="The numbers it computes with.", rich_help_panel=_MACHINE),
+    ] = "auto",
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens the conversation may hold.", rich_help_panel=_MACHINE)
+    ] = None,
+) -> None:
+    """Chat with MODEL; with -p or text on standard input, answer once and exit.
+
+    Piped text stands before the first -p, with a blank line between them.
+
+    The answer goes to standard output, everything else to standard error.
+    """
+    settings = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "stop": tuple(stop) if stop else None,
+    }
+    options = ChatOptions(
+        device=device,
+        dtype=dtype,
+        context=context,
+        system=system,
+        think=think,
+        think_cache=think_cache,
+        sampling=checked_sampling({name: value for name, value in settings.items() if value is not None}),
+    )
+    prompts = checked_prompts(prompt or [])
+    for text in (system or "", *(stop or ())):
+        _check_utf8(text)
+    if not prompts:
+        if as_json or stats:
+            raise WrongUsage("--json and --stats need a prompt; add -p TEXT, or pipe text in.")
+        if not sys.stdout.isatty():
+            raise WrongUsage("The screen needs a terminal; add -p TEXT, or pipe text in, for an answer here.")
+    from chatterm.local import LocalBackend
+    from models.catalogue import DEFAULT_MODEL
+
+    backend = LocalBackend(DEFAULT_MODEL if model is None else model, options)
+    if not prompts:
+        from chatterm.app import run_app
+
+        raise typer.Exit(run_app(backend, theme=theme))
+    from chatterm.oneshot import answer
+
+    answer(backend, prompts, as_json=as_json, stats=stats)
+
+
+def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings`, each known to be in its range. Raises WrongUsage before any model is loaded."""
+    from engine.params import SamplingParams
+
+    try:
+        SamplingParams(**settings)
+    except EngineError as error:
+        raise WrongUsage(str(error)) from error
+    return settings
+
+
+def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> list[str]:
+    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage."""
+    from chatterm.oneshot import InputError, join_prompts, read_input
+
+    for text in prompts:
+        if not text.strip():
+            raise WrongUsage("The prompt is empty; write something after -p.")
+        _check_utf8(text)
+    if stdin is None:
+        # None where there is no standard input at all, as under some schedulers.
+        if sys.stdin is None or sys.stdin.isatty():
+            return list(prompts)
+        stdin = cast("BinaryIO", sys.stdin.buffer)
+    try:
+        turns = join_prompts(read_input(stdin), prompts)
+    except InputError as error:
+        raise WrongUsage(str(error)) from error
+    if not turns:
+        raise WrongUsage("The prompt is empty: nothing came on standard input; add -p TEXT.")
+    return turns
+
+
+def _check_utf8(text: str) -> None:
+    # Bytes of the command line that are no UTF-8 arrive as lone surrogates.
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WrongUsage(
+            "The command line is not UTF-8 text; convert it first, or use a UTF-8 terminal."
+        ) from error
+
+
+@app.command()
+def pull(model: ModelArgument) -> None:
+    """Download MODEL, or the rest of it after an interruption."""
+    from chatterm import model_commands
+
+    model_commands.pull(model)
+
+
+@app.command("list")
+def list_models() -> None:
+    """The models on this machine."""
+    from chatterm import model_commands
+
+    model_commands.list_models()
+
+
+@app.command()
+def rm(
+    model: ModelArgument,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete MODEL from this machine."""
+    from chatterm import model_commands
+
+    if not yes:
+        if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+            raise WrongUsage("There is no terminal to ask on; add --yes to delete the model.")
+        if not model_commands.confirm_removal(model):
+            raise typer.Exit(1)
+    model_commands.remove(model)
+
+
+@app.command()
+def show(model: ModelArgument) -> None:
+    """What MODEL is: architecture, parameters, context, files."""
+    from chatterm import model_commands
+
+    model_commands.show(model)

@@ -1,0 +1,94 @@
+"""`chatterm pull`, `list`, `rm`, `show`: the models on this machine."""
+
+import sys
+from collections.abc import Iterable
+
+from chatterm.progress import progress_on, size
+from chatterm.sanitize import one_line
+from models.sources import LocalModel, ModelFiles, local_models, resolve
+from models.sources import remove as remove_files
+
+
+def pull(model: str) -> None:
+    """Fetch `model`, or the rest of it; asks its source for a newer version. Raises ModelError."""
+    with progress_on(sys.stderr, keep=True) as on_progress:
+        files = resolve(model, on_progress=on_progress, refresh=True)
+    count = sum(length for _, length in sizes(files))
+    print(f"{one_line(files.name)} is here ({size(count)}): chatterm run {one_line(files.name)}")
+
+
+def list_models() -> None:
+    """Print the models on this machine: a table on a terminal, tab-separated lines elsewhere."""
+    found = local_models()
+    if not found:
+        print("There are no models on this machine yet; try: chatterm pull smollm2", file=sys.stderr)
+    elif sys.stdout.isatty():
+        _print_table(found)
+    else:
+        for entry in found:
+            print(one_line(entry.name), entry.bytes, entry.source, place(entry.files), sep="\t")
+
+
+def _print_table(found: Iterable[LocalModel]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Model", overflow="fold")
+    table.add_column("Size", justify="right", no_wrap=True)
+    table.add_column("From", no_wrap=True)
+    table.add_column("Path", style="dim", overflow="fold")
+    for entry in found:
+        table.add_row(Text(one_line(entry.name)), size(entry.bytes), entry.source, Text(place(entry.files)))
+    Console().print(table)
+
+
+def confirm_removal(model: str) -> bool:
+    """Ask on the terminal whether `model` shall go."""
+    known = next((entry for entry in local_models() if entry.name == model), None)
+    extent = f" ({size(known.bytes)})" if known else ""
+    print(f"Delete {one_line(model)}{extent} from this machine? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def remove(model: str) -> None:
+    """Delete `model` from the caches. Raises ModelError when it is not there."""
+    freed = remove_files(model)
+    print(f"{one_line(model)} is gone; {size(freed)} freed.")
+
+
+def show(model: str) -> None:
+    """Print what `model` is. It must be on this machine. Raises ModelError."""
+    from models.inspect import describe
+
+    files = resolve(model, offline=True)
+    facts = describe(files)
+    rows = [
+        ("Model", files.name),
+        ("Architecture", facts.architecture),
+        ("Parameters", f"{facts.parameters / 1e6:,.1f} million"),
+        ("Context", f"{facts.context_length:,} tokens"),
+        ("Weights", facts.dtype),
+        ("Chat template", "yes" if facts.has_chat_template else "no"),
+        ("Path", place(files)),
+        ("Size", size(sum(length for _, length in sizes(files)))),
+    ]
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        print(f"{label + ':':<{width + 1}}  {one_line(str(value))}")
+    for name, length in sizes(files):
+        print(f"{'':<{width + 1}}  {size(length):>9}  {one_line(name)}")
+
+
+def place(files: ModelFiles) -> str:
+    """Where the files are, on one line."""
+    return one_line(str(files.gguf or files.folder), 1000)
+
+
+def sizes(files: ModelFiles) -> list[tuple[str, int]]:
+    """The model's files with their bytes, largest first."""
+    paths = [files.gguf] if files.gguf else sorted(files.folder.rglob("*")) if files.folder else []
+    found = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
+    return sorted(found, key=lambda entry: -entry[1])

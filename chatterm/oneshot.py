@@ -1,0 +1,153 @@
+"""One conversation without a screen: answers on standard output, everything else on standard error."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, BinaryIO, TextIO, cast
+
+from chatterm.backend import Backend, EngineError, FinishReason, Outcome, TokenEvent
+from chatterm.progress import progress_on
+from chatterm.sanitize import visible
+
+INPUT_LIMIT = 64 * 1024 * 1024
+"""Bytes of standard input that are read at most: far beyond any model's context."""
+
+
+class InputError(Exception):
+    """Input that cannot be a prompt. The message is one line."""
+
+
+def read_input(stream: BinaryIO) -> str:
+    """Read a whole prompt from `stream` as UTF-8, without the line ends it closes with. Raises InputError."""
+    data = stream.read(INPUT_LIMIT + 1)
+    if len(data) > INPUT_LIMIT:
+        limit = INPUT_LIMIT // (1024 * 1024)
+        raise InputError(f"Standard input holds more than {limit} MiB, which no model's context takes.")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"Standard input is not UTF-8 text (byte {data[error.start]:#04x} at offset {error.start}); "
+            "convert it first, for example with iconv."
+        ) from error
+    return text.rstrip("\r\n")
+
+
+def join_prompts(piped: str, prompts: Sequence[str]) -> list[str]:
+    """The turns to send: piped text stands before the first prompt, with a blank line between them."""
+    if not piped.strip():
+        return list(prompts)
+    if not prompts:
+        return [piped]
+    return [f"{piped}\n\n{prompts[0]}", *prompts[1:]]
+
+
+def answer(
+    backend: Backend,
+    prompts: Sequence[str],
+    *,
+    as_json: bool = False,
+    stats: bool = False,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+) -> None:
+    """Load the model, send `prompts` as the turns of one conversation and write the answers as they are made.
+
+    The backend is closed in the end. On KeyboardInterrupt the partial answer stays (as JSON: is written) and
+    the interrupt goes on to the caller. Raises ModelError and EngineError.
+    """
+    out = out or sys.stdout
+    err = err or sys.stderr
+    try:
+        with progress_on(err) as on_progress:
+            backend.open(on_progress)
+        for index, prompt in enumerate(prompts):
+            if index and not as_json:
+                _write(out, "\n")
+            _turn(backend, prompt, as_json=as_json, stats=stats, out=out, err=err)
+    finally:
+        backend.close()
+
+
+def _turn(backend: Backend, prompt: str, *, as_json: bool, stats: bool, out: TextIO, err: TextIO) -> None:
+    page = _Page(out if not as_json else None, err)
+    # The backend's iterator is a generator: closing it cancels, and keeps what was produced.
+    events = cast("Any", backend.send(prompt))
+    started = False
+    try:
+        with closing(events):
+            for event in events:
+                started = True
+                page.write(event)
+        page.end()
+    except (KeyboardInterrupt, EngineError) as error:
+        page.end()
+        if as_json and started and isinstance(error, KeyboardInterrupt) and backend.last is not None:
+            _write(out, to_json(backend.last) + "\n")
+        raise
+    outcome = backend.last
+    if outcome is None:
+        return
+    if as_json:
+        _write(out, to_json(outcome) + "\n")
+    if outcome.finish_reason is FinishReason.CONTEXT_FULL:
+        _write(err, "chatterm: The context is full, so the answer ends here; a larger --context may help.\n")
+    if stats:
+        _write(err, stats_line(outcome) + "\n")
+
+
+class _Page:
+    """Writes one answer as it comes: its text on `out`, its reasoning dim on `err` if that is a terminal."""
+
+    def __init__(self, out: TextIO | None, err: TextIO) -> None:
+        self._out = out
+        self._err = err if err.isatty() else None
+        self._open: TextIO | None = None
+        """The stream whose last line has no end yet."""
+
+    def write(self, event: TokenEvent) -> None:
+        stream = self._out if event.kind == "answer" else self._err
+        if stream is None or not event.text:
+            return
+        if self._open is not stream:
+            self.end()
+        text = visible(event.text)
+        _write(stream, text if event.kind == "answer" else f"\x1b[2m{text}\x1b[22m")
+        self._open = None if text.endswith("\n") else stream
+
+    def end(self) -> None:
+        if self._open is not None:
+            stream, self._open = self._open, None
+            _write(stream, "\n")
+
+
+def to_json(outcome: Outcome) -> str:
+    """One answer as a JSON object on one line. Everything beyond printable ASCII is escaped."""
+    reason = outcome.finish_reason or FinishReason.CANCELLED
+    return json.dumps(
+        {
+            "text": outcome.text,
+            "reasoning": outcome.reasoning,
+            "finish_reason": str(reason),
+            "stats": outcome.stats.to_dict(),
+        }
+    )
+
+
+def stats_line(outcome: Outcome) -> str:
+    """The figures of one answer for people."""
+    stats = outcome.stats
+    thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
+    parts = (
+        f"prompt {stats.prompt_tokens} tokens ({stats.cached_tokens} cached)",
+        f"first token after {stats.ttft_s:.2f} s",
+        f"{stats.generated_tokens} tokens{thought} at {stats.decode_tokens_per_s:.1f} tokens/s",
+        str(outcome.finish_reason or FinishReason.CANCELLED),
+    )
+    return f"[{' | '.join(parts)}]"
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()

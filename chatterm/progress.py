@@ -1,0 +1,90 @@
+"""How far a download or a load is, on standard error."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from chatterm.sanitize import one_line
+from models.progress import OnProgress, Progress
+
+
+@contextmanager
+def progress_on(err: TextIO, *, keep: bool = False) -> Iterator[OnProgress]:
+    """Yield a callback that shows progress on `err`.
+
+    On a terminal it draws a bar with bytes, rate and time left, which stays afterwards only with `keep`.
+    Elsewhere it writes a plain line now and then for a download, and nothing for shorter work.
+    """
+    if not err.isatty():
+        yield PlainLines(err)
+        return
+    from rich import progress as bars
+    from rich.console import Console
+    from rich.markup import escape
+
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(bar_width=None),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+        bars.TimeRemainingColumn(compact=True),
+    )
+    with bars.Progress(*columns, console=Console(file=err), transient=not keep) as display:
+        tasks: dict[tuple[str, str], bars.TaskID] = {}
+
+        def report(progress: Progress) -> None:
+            key = (progress.stage, progress.what)
+            if key not in tasks:
+                tasks[key] = display.add_task(escape(title(progress)), total=progress.total)
+            display.update(tasks[key], completed=progress.done, total=progress.total)
+
+        yield report
+
+
+class PlainLines:
+    """Writes one line per tenth of a download; where its size is unknown, one every ten seconds."""
+
+    def __init__(self, err: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._err = err
+        self._clock = clock
+        self._what = ""
+        self._started = 0.0
+        self._began_at = 0
+        self._step = -1
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.stage != "download":
+            return
+        now = self._clock()
+        if progress.what != self._what:
+            self._what, self._started, self._began_at, self._step = progress.what, now, progress.done, -1
+        elapsed = now - self._started
+        step = progress.done * 10 // progress.total if progress.total else int(elapsed // 10)
+        if step == self._step:
+            return
+        self._step = step
+        rate = (progress.done - self._began_at) / elapsed if elapsed > 0 else 0.0
+        parts = [f"{title(progress)}: {size(progress.done)}"]
+        if progress.total:
+            parts = [f"{title(progress)}: {size(progress.done)} of {size(progress.total)}"]
+        if rate > 0:
+            parts.append(f"{size(rate)}/s")
+            if progress.total and progress.done < progress.total:
+                parts.append(f"{(progress.total - progress.done) / rate:.0f} s left")
+        print(", ".join(parts), file=self._err, flush=True)
+
+
+def title(progress: Progress) -> str:
+    """What is going on, in two words: "Downloading smollm2"."""
+    verb = {"download": "Downloading", "load": "Loading", "prepare": "Preparing"}[progress.stage]
+    return f"{verb} {one_line(progress.what, 60)}"
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1000: "98.4 MB"."""
+    for unit in ("B", "kB", "MB"):
+        if count < 999.95:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,324 @@
+"""The command line: options reach the backend; wrong usage is one line and exit code 2, a failure is 1."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatterm.backend import (
+    ChatOptions,
+    EngineError,
+    FinishReason,
+    ModelError,
+    Outcome,
+    TokenEvent,
+    TurnStats,
+)
+from chatterm.cli import WrongUsage, call, checked_prompts
+from models.catalogue import DEFAULT_MODEL
+
+
+class EchoBackend:
+    """Answers every prompt with the prompt; remembers how it was made. `failure` is raised by `open`."""
+
+    made: "list[EchoBackend]"
+    failure: BaseException | None
+
+    def __init__(self, model: str, options: ChatOptions) -> None:
+        self.model = model
+        self.options = options
+        self.last: Outcome | None = None
+        self.made.append(self)
+
+    def open(self, on_progress: Any = None) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def send(self, text: str) -> Iterator[TokenEvent]:
+        yield TokenEvent(text, 0, "answer")
+        self.last = Outcome(text, "", FinishReason.EOS, TurnStats(generated_tokens=1))
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[EchoBackend]:
+    made: list[EchoBackend] = []
+    monkeypatch.setattr(EchoBackend, "made", made, raising=False)
+    monkeypatch.setattr(EchoBackend, "failure", None, raising=False)
+    monkeypatch.setattr("chatterm.local.LocalBackend", EchoBackend)
+    monkeypatch.delenv("CHATTERM_DEBUG", raising=False)
+    pipe_in(monkeypatch, b"")
+    return made
+
+
+def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "run org/name@rev -p hello --system Terse --temperature 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 "
+        "--repetition-penalty 1.1 --presence-penalty 0.5 --seed 7 --max-tokens 9 --stop A --stop B "
+        "--context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dark --stats"
+    )
+    assert call(line.split()) == 0
+    assert capsys.readouterr().out == "hello\n"
+    (backend,) = backends
+    assert backend.model == "org/name@rev"
+    assert backend.options == ChatOptions(
+        device="cpu",
+        dtype="bfloat16",
+        context=512,
+        system="Terse",
+        think="off",
+        think_cache="mask",
+        sampling={
+            "temperature": 0.5,
+            "top_k": 40,
+            "top_p": 0.9,
+            "min_p": 0.05,
+            "repetition_penalty": 1.1,
+            "presence_penalty": 0.5,
+            "seed": 7,
+            "max_tokens": 9,
+            "stop": ("A", "B"),
+        },
+    )
+
+
+def test_without_options_the_model_decides(backends: list[EchoBackend]) -> None:
+    assert call(["run", "-p", "hello"]) == 0
+    assert backends[0].model == DEFAULT_MODEL
+    assert backends[0].options == ChatOptions()
+
+
+def test_zero_is_a_choice_and_not_a_default(backends: list[EchoBackend]) -> None:
+    assert call(["run", "-p", "x", "--temperature", "0", "--top-k", "0", "--seed", "0"]) == 0
+    assert backends[0].options.sampling == {"temperature": 0.0, "top_k": 0, "seed": 0}
+
+
+def test_json_and_several_turns(backends: list[EchoBackend], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", "-p", "one", "-p", "two", "--json"]) == 0
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
+    assert len(backends) == 1
+
+
+def test_standard_input_is_the_prompt_or_stands_before_it(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe_in(monkeypatch, "grüße\n".encode())
+    assert call(["run"]) == 0
+    pipe_in(monkeypatch, b"text\n")
+    assert call(["run", "-p", "shorten"]) == 0
+    assert capsys.readouterr().out == "grüße\ntext\n\nshorten\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("run -p x --temperature -1", "temperature is -1.0"),
+        ("run -p x --temperature nan", "temperature is nan"),
+        ("run -p x --temperature warm", "--temperature"),
+        ("run -p x --top-p 0", "top_p is 0.0"),
+        ("run -p x --max-tokens 0", "max_tokens is 0"),
+        ("run -p x --seed -1", "seed is -1"),
+        ("run -p x --context 0", "--context"),
+        ("run -p x --device tpu", "--device"),
+        ("run -p x --dtype int8", "--dtype"),
+        ("run -p x --think maybe", "--think"),
+        ("run -p x --think-cache none", "--think-cache"),
+        ("run -p x --nonsense", "--nonsense"),
+        ("run -p", "-p"),
+        ("run a b -p x", "b"),
+        ("frobnicate", "frobnicate"),
+        ("show", "MODEL"),
+        ("rm smollm2", "--yes"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], arguments: str, said: str
+) -> None:
+    assert call(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("chatterm: ")
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+    assert backends == []
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n"])
+def test_an_empty_prompt_is_wrong_usage(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], prompt: str
+) -> None:
+    assert call(["run", "-p", prompt]) == 2
+    assert "The prompt is empty" in capsys.readouterr().err
+    assert backends == []
+
+
+@pytest.mark.parametrize("data", [b"", b"\n"])
+def test_empty_standard_input_is_wrong_usage(
+    backends: list[EchoBackend],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    data: bytes,
+) -> None:
+    pipe_in(monkeypatch, data)
+    assert call(["run"]) == 2
+    assert "nothing came on standard input" in capsys.readouterr().err
+    assert backends == []
+
+
+def test_bytes_that_are_no_utf8_are_refused() -> None:
+    with pytest.raises(WrongUsage, match="not UTF-8"):
+        checked_prompts([], io.BytesIO(b"\xc3\x28"))
+    with pytest.raises(WrongUsage, match="not UTF-8"):
+        checked_prompts(["\udcff"], io.BytesIO(b""))
+
+
+def test_the_screen_opens_on_a_terminal_only(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[Any, str | None]] = []
+
+    def run_app(backend: Any, *, theme: str | None = None) -> int:
+        opened.append((backend, theme))
+        return 0
+
+    monkeypatch.setattr("chatterm.app.run_app", run_app)
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert call(["run"]) == 2
+    assert "The screen needs a terminal" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert call(["run", "--json"]) == 2
+    assert call(["run", "--stats"]) == 2
+    assert call(["run", "some/model", "--theme", "dusk"]) == 0
+    assert opened == [(backends[0], "dusk")]
+    assert backends[0].model == "some/model"
+
+
+@pytest.mark.parametrize("error", [ModelError("No such model. Try smollm2."), EngineError("No room.")])
+def test_a_failure_is_one_line_and_exit_code_1(
+    backends: list[EchoBackend],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    monkeypatch.setattr(EchoBackend, "failure", error)
+    assert call(["run", "-p", "x"]) == 1
+    assert capsys.readouterr().err == f"chatterm: {error}\n"
+
+
+def test_errors_cannot_command_the_terminal(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EchoBackend, "failure", ModelError("No \x1b[2Jmodel\nhere."))
+    assert call(["run", "-p", "x"]) == 1
+    assert capsys.readouterr().err == "chatterm: No model here.\n"
+
+
+def test_a_bug_is_one_line_and_its_traceback_is_there_on_request(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EchoBackend, "failure", ZeroDivisionError("by zero"))
+    assert call(["run", "-p", "x"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "ZeroDivisionError: by zero" in err
+    assert "CHATTERM_DEBUG=1" in err
+    monkeypatch.setenv("CHATTERM_DEBUG", "1")
+    assert call(["run", "-p", "x"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupt_is_exit_code_130(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EchoBackend, "failure", KeyboardInterrupt())
+    assert call(["run", "-p", "x"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_help_names_every_command_and_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([]) == 0
+    bare = capsys.readouterr().out
+    assert call(["--help"]) == 0
+    assert capsys.readouterr().out.split() == bare.split()
+    for command in ("run", "pull", "list", "rm", "show"):
+        assert command in bare
+    assert call(["run", "--help"]) == 0
+    assert f"Default: {DEFAULT_MODEL}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("chatterm ")
+
+
+# A process of its own, whose backend speaks until it is stopped.
+ENDLESS = """
+import time
+import chatterm.local
+from chatterm.backend import FinishReason, Outcome, TokenEvent, TurnStats
+
+class Endless:
+    model, last = "endless", None
+    def __init__(self, model, options): pass
+    def open(self, on_progress=None): pass
+    def send(self, text):
+        while True:
+            yield TokenEvent("word ", 0, "answer")
+            time.sleep(0.002)
+    def close(self): pass
+
+chatterm.local.LocalBackend = Endless
+from chatterm.cli import main
+main(["run", "-p", "x"])
+"""
+
+
+def endless() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-c", ENDLESS],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "CHATTERM_DEBUG": ""},
+    )
+
+
+def test_ctrl_c_keeps_what_was_printed() -> None:
+    with endless() as process:
+        assert process.stdout is not None
+        first = process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert (first + rest).endswith(b"word \n")
+    assert err == b""
+
+
+def test_a_reader_that_went_away_ends_it_quietly() -> None:
+    with endless() as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(timeout=20)
+    assert process.returncode == 1
+    assert err == b""

@@ -1,0 +1,141 @@
+"""pull, list, rm and show: what they print, and when they ask."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from chatterm import model_commands
+from chatterm.cli import call
+from models.errors import ModelError
+from models.progress import OnProgress, Progress
+from models.sources import LocalModel, ModelFiles
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ModelFiles:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(bytes(2_500_000))
+    return ModelFiles("tiny", gguf=path)
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch, files: ModelFiles) -> list[LocalModel]:
+    models = [LocalModel("tiny", files, 2_500_000, "catalogue")]
+    monkeypatch.setattr(model_commands, "local_models", lambda: models)
+    return models
+
+
+def test_pull_shows_progress_on_err_and_the_result_on_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], files: ModelFiles
+) -> None:
+    def resolve(model: str, *, on_progress: OnProgress, refresh: bool) -> ModelFiles:
+        assert (model, refresh) == ("tiny", True)
+        on_progress(Progress("download", "tiny", 2_500_000, 2_500_000))
+        return files
+
+    monkeypatch.setattr(model_commands, "resolve", resolve)
+    assert call(["pull", "tiny"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "tiny is here (2.5 MB): chatterm run tiny\n"
+    assert captured.err == "Downloading tiny: 2.5 MB of 2.5 MB\n"
+
+
+def test_pull_that_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resolve(model: str, **_: Any) -> ModelFiles:
+        raise ModelError("There is no model here.")
+
+    monkeypatch.setattr(model_commands, "resolve", resolve)
+    assert call(["pull", "nope"]) == 1
+    assert capsys.readouterr() == ("", "chatterm: There is no model here.\n")
+
+
+def test_list_is_tab_separated_in_a_pipe(
+    local: list[LocalModel], capsys: pytest.CaptureFixture[str], files: ModelFiles
+) -> None:
+    assert call(["list"]) == 0
+    assert capsys.readouterr().out == f"tiny\t2500000\tcatalogue\t{files.gguf}\n"
+
+
+def test_list_is_a_table_on_a_terminal(local: list[LocalModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    monkeypatch.setattr("sys.stdout", out)
+    assert call(["list"]) == 0
+    assert "Model" in out.getvalue()
+    assert "2.5 MB" in out.getvalue()
+
+
+def test_list_without_models_says_what_to_do(
+    local: list[LocalModel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    local.clear()
+    assert call(["list"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "chatterm pull smollm2" in captured.err
+
+
+@pytest.mark.parametrize(("reply", "goes"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("", False)])
+def test_rm_asks_on_a_terminal(
+    local: list[LocalModel], monkeypatch: pytest.MonkeyPatch, reply: str, goes: bool
+) -> None:
+    removed: list[str] = []
+
+    def remove(model: str) -> int:
+        removed.append(model)
+        return 2_500_000
+
+    err = Terminal()
+    monkeypatch.setattr(model_commands, "remove_files", remove)
+    monkeypatch.setattr("sys.stdin", Terminal(reply))
+    monkeypatch.setattr("sys.stderr", err)
+    assert call(["rm", "tiny"]) == (0 if goes else 1)
+    assert removed == (["tiny"] if goes else [])
+    assert "Delete tiny (2.5 MB) from this machine? [y/N]" in err.getvalue()
+
+
+def test_rm_with_yes_does_not_ask(
+    local: list[LocalModel], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_commands, "remove_files", lambda model: 2_500_000)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert call(["rm", "tiny", "--yes"]) == 0
+    assert capsys.readouterr().out == "tiny is gone; 2.5 MB freed.\n"
+
+
+def test_show_tells_what_a_model_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], files: ModelFiles
+) -> None:
+    def resolve(model: str, *, offline: bool) -> ModelFiles:
+        assert offline
+        return files
+
+    facts = SimpleNamespace(
+        architecture="LlamaForCausalLM",
+        parameters=134_515_008,
+        context_length=8192,
+        dtype="Q4_1",
+        has_chat_template=True,
+    )
+    monkeypatch.setattr(model_commands, "resolve", resolve)
+    monkeypatch.setattr("models.inspect.describe", lambda _: facts)
+    assert call(["show", "tiny"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("LlamaForCausalLM", "134.5 million", "8,192 tokens", "Q4_1", "yes", "tiny.gguf", "2.5 MB"):
+        assert part in shown
+
+
+def test_sizes_of_a_folder_are_its_files_largest_first(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(bytes(10))
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    found = model_commands.sizes(ModelFiles("folder", folder=tmp_path))
+    assert found == [("model.safetensors", 1000), ("config.json", 10)]
