@@ -1,0 +1,16 @@
+"""Attention over the block table: one file per backend, one small protocol."""
+
+from typing import Protocol
+
+from engine.batch import Batch
+from models.attention import Attention
+
+
+class AttentionBackend(Protocol):
+    """Writes K and V of a step into the cache and attends over the block tables."""
+
+    name: str
+
+    def plan(self, batch: Batch) -> Attention:
+        """What the model calls in this step, once a layer: everything all layers share is computed here."""
+        ...

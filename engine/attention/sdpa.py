@@ -1,0 +1,105 @@
+"""Attention by torch's scaled_dot_product_attention, on any device: the reference of every other backend."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.batch import Batch, Span
+from engine.kv_cache import KVCache
+from models.attention import Attention
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One span: where its tokens lie in the step, where its rows lie in the cache, what it may see."""
+
+    tokens: slice
+    count: int
+    write: list[tuple[slice, slice]]
+    """(slots, tokens of the span) of each contiguous run to write."""
+    read: list[slice]
+    """Slots of all rows up to the last one, as contiguous runs."""
+    mask: Tensor | None
+    """[groups * count, rows] to add to the scores; None where nothing has to be hidden or `causal` hides it."""
+    causal: bool
+    """No cached prefix: plain causal attention."""
+
+
+class SdpaBackend:
+    """The query heads of a KV head are folded into the query rows, so K and V are read once and never repeated."""
+
+    name = "sdpa"
+
+    def __init__(self, cache: KVCache, groups: int) -> None:
+        """`groups` is the number of query heads for each KV head."""
+        self._cache = cache
+        self._groups = groups
+
+    def plan(self, batch: Batch) -> Attention:
+        plans: list[_Plan] = []
+        token = 0
+        for span in batch.spans:
+            plans.append(self._plan(span, token))
+            token += span.count
+        return _SdpaStep(self._cache, plans, token)
+
+    def _plan(self, span: Span, token: int) -> _Plan:
+        cache = self._cache
+        write, done = [], 0
+        for first, end in cache.slots(span.blocks, span.start, span.stop):
+            write.append((slice(first, end), slice(done, done + end - first)))
+            done += end - first
+        causal = span.start == 0 and span.count > 1
+        return _Plan(
+            tokens=slice(token, token + span.count),
+            count=span.count,
+            write=write,
+            read=[slice(first, end) for first, end in cache.slots(span.blocks, 0, span.stop)],
+            mask=None if causal or span.count == 1 else self._mask(span),
+            causal=causal,
+        )
+
+    def _mask(self, span: Span) -> Tensor:
+        # Aligned at the right corner: row i of the span sees the whole prefix and the span up to itself.
+        hidden = torch.full((span.count, span.stop), float("-inf"), dtype=self._cache.k.dtype)
+        return hidden.triu_(span.start + 1).repeat(self._groups, 1).to(self._cache.k.device)
+
+
+class _SdpaStep:
+    def __init__(self, cache: KVCache, plans: list[_Plan], tokens: int) -> None:
+        self._cache = cache
+        self._plans = plans
+        self._tokens = tokens
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
+        if len(self._plans) == 1:
+            return _attend(self._plans[0], q, k, v, keys, values)
+        parts = [_attend(p, q[p.tokens], k[p.tokens], v[p.tokens], keys, values) for p in self._plans]
+        return torch.cat(parts)
+
+
+def _attend(plan: _Plan, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """q [t, Hq, D], k and v [t, Hkv, D], keys and values [slots, Hkv, D] -> [t, Hq, D]."""
+    for slots, tokens in plan.write:
+        keys[slots] = k[tokens]
+        values[slots] = v[tokens]
+    if plan.causal:
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.squeeze(0).transpose(0, 1)
+    seen_k, seen_v = _rows(keys, plan.read), _rows(values, plan.read)
+    count, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    # [t, Hkv, G, D] -> [1, Hkv, G * t, D]
+    folded = q.reshape(count, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
+    out = F.scaled_dot_product_attention(folded, seen_k, seen_v, attn_mask=plan.mask)
+    return out.view(kv_heads, -1, count, dim).permute(2, 0, 1, 3).reshape(count, heads, dim)
+
+
+def _rows(cache: Tensor, runs: list[slice]) -> Tensor:
+    """The rows in `runs` as [1, Hkv, rows, D]: a view where they are contiguous, else gathered."""
+    rows = cache[runs[0]] if len(runs) == 1 else torch.cat([cache[run] for run in runs])
+    return rows.transpose(0, 1).unsqueeze(0)

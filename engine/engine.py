@@ -1,0 +1,395 @@
+"""The engine: owns the pieces and the one loop thread that works them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+
+from engine.attention import AttentionBackend
+from engine.attention.sdpa import SdpaBackend
+from engine.blocks import BlockManager
+from engine.chat import Chat, Think, ThinkCache
+from engine.device import available_memory, pick_device, pick_dtype
+from engine.errors import ContextFullError, EngineError
+from engine.events import Figures, FinishReason, TokenEvent
+from engine.kv_cache import KVCache
+from engine.memory import plan_kv
+from engine.output import Output
+from engine.params import SamplingParams
+from engine.reasoning import ThinkTracker
+from engine.rows import Rows
+from engine.runner import Runner
+from engine.sampler import SamplerState, sample
+from engine.scheduler import Chunk, MaskedRowsEvictedError, Scheduler, Step
+from engine.sequence import Priority, Sequence
+from models.decoder import DecoderModel
+from models.load import load_model
+from models.progress import OnProgress, Progress
+from models.sources import ModelFiles, resolve
+from models.tokenizer import Tokenizer, load_tokenizer
+
+T = TypeVar("T")
+
+MAX_CHUNK = 512
+"""Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once."""
+IDLE_SECONDS = 0.05
+"""An idle chunk takes about this long: the most that a person waits for idle work to give way."""
+
+
+class Engine:
+    """One model, its KV cache, and a thread that serves sequences from it.
+
+    Every public method may be called from any thread. Made by `Engine.load`; close it when done.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        context: int | None = None,
+        block_size: int = 32,
+        max_chunk: int = MAX_CHUNK,
+        num_blocks: int | None = None,
+    ) -> None:
+        """`num_blocks` overrides the size that the free memory gives. Raises EngineError when nothing fits."""
+        config = model.config
+        self.model_name = name
+        self.device = device
+        self.dtype = dtype
+        self.tokenizer = tokenizer
+        self.generation_defaults = tokenizer.generation_defaults
+        self.max_positions = model.positions
+        per_token = (
+            2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+        )
+        plan = plan_kv(per_token, block_size, available_memory(device), model.positions, context)
+        self.context_length = plan.context_length
+        self._model = model
+        self._cache = KVCache(
+            config.num_hidden_layers,
+            num_blocks or plan.num_blocks,
+            block_size,
+            config.num_key_value_heads,
+            config.head_dim,
+            dtype,
+            device,
+        )
+        self._blocks = BlockManager(num_blocks or plan.num_blocks, block_size)
+        groups = config.num_attention_heads // config.num_key_value_heads
+        self._backend: AttentionBackend = SdpaBackend(self._cache, groups)
+        self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
+        self._runner = Runner(model, self._backend, device)
+        self._weight_bytes = sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
+        self._door = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls,
+        model: str | ModelFiles,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        context: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> "Engine":
+        """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
+
+        `model` is what `models.sources.resolve` takes, or local files; `context` is in tokens (None: as long as
+        the model and the memory allow).
+        """
+        picked = pick_device(device)
+        picked_dtype = pick_dtype(dtype, picked)
+        files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
+        tokenizer = load_tokenizer(files)
+        network = load_model(files, dtype=picked_dtype, device=picked, on_progress=on_progress)
+        engine = cls(network, tokenizer, name=files.name, device=picked, dtype=picked_dtype, context=context)
+        if on_progress is not None:
+            size = engine.figures().kv_bytes
+            on_progress(Progress("prepare", f"KV cache for {engine.context_length:,} tokens", size, size))
+        return engine
+
+    # -- what people use
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """The sampling that the model's authors recommend, else ours (temperature 0.7, top-p 0.95), with changes.
+
+        Raises EngineError for a value out of range.
+        """
+        ours: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
+        return SamplingParams(**{**ours, **self.generation_defaults, **overrides})
+
+    def stream(self, token_ids: list[int], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Answer a prompt, token by token. Closing the generator cancels the request within one step.
+
+        Raises EngineError for an empty prompt or an unknown token id, ContextFullError when it does not fit.
+        """
+        sequence = self.start(Rows.of(token_ids), params or self.default_params())
+        try:
+            yield from self.events(sequence)
+        finally:
+            self.cancel(sequence)
+
+    def warm(self, token_ids: list[int]) -> int:
+        """Make the KV of these tokens present. Returns how many had to be computed.
+
+        Raises EngineError for an unknown token id, ContextFullError when they do not fit.
+        """
+        return self.warm_rows(Rows.of(token_ids))
+
+    def chat(
+        self, system: str | None = None, think: Think = "auto", think_cache: ThinkCache = "exact"
+    ) -> Chat:
+        """A conversation. Raises EngineError when the model cannot chat."""
+        return Chat(self, system, think, think_cache)
+
+    def figures(self) -> Figures:
+        """What the engine holds and does right now."""
+        done = total = 0
+        for sequence in list(self._scheduler.running):
+            if sequence.priority is Priority.PERSON and not sequence.generated:
+                done = max(sequence.computed - sequence.cached_tokens, 0)
+                total = sequence.prompt_tokens - sequence.cached_tokens
+        return Figures(
+            model_name=self.model_name,
+            device=str(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            attention=self._backend.name,
+            context_length=self.context_length,
+            weight_bytes=self._weight_bytes,
+            kv_bytes=self._cache.nbytes,
+            block_size=self._blocks.block_size,
+            blocks_free=self._blocks.num_free,
+            blocks_cached=self._blocks.num_cached,
+            blocks_held=self._blocks.num_held,
+            prefill_done=done,
+            prefill_total=total,
+        )
+
+    def close(self) -> None:
+        """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
+        if self._closed:
+            return
+        with self._door:
+            self._closed = True
+            self._jobs.put(None)
+        self._thread.join()
+        del self._model, self._cache, self._runner, self._backend
+
+    # -- what Chat uses
+
+    def start(self, rows: Rows, params: SamplingParams, inside_think: bool = False) -> Sequence:
+        """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does."""
+        if not rows:
+            raise EngineError("The prompt is empty; write something first.")
+        self._check(rows, spare=1)
+        tracker = ThinkTracker(self.tokenizer.think_start, self.tokenizer.think_end, inside_think)
+        sequence = Sequence(
+            rows, Priority.PERSON, params, Output(self.tokenizer.stream(), tracker, params.stop)
+        )
+        self.submit(sequence)
+        return sequence
+
+    def submit(self, sequence: Sequence) -> None:
+        """Hand a sequence to the loop."""
+        self._post(lambda: self._scheduler.add(sequence))
+
+    def events(self, sequence: Sequence) -> Iterator[TokenEvent]:
+        """The events of a started sequence until it ends. Raises what went wrong with it."""
+        while (event := sequence.events.get()) is not None:
+            yield event
+        if sequence.error is not None:
+            raise sequence.error
+
+    def wait(self, sequence: Sequence) -> None:
+        """Return when the sequence has ended, whatever it still has to say."""
+        sequence.finished.wait()
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence within one step. Returns at once."""
+        sequence.cancelled = True
+
+    def warm_rows(self, rows: Rows) -> int:
+        """Make the KV of `rows` present. Returns how many rows had to be computed."""
+        self._check(rows, spare=0)
+        sequence = Sequence(rows, Priority.PERSON)
+        self.submit(sequence)
+        self.wait(sequence)
+        if sequence.error is not None:
+            raise sequence.error
+        return sequence.prompt_tokens - sequence.cached_tokens
+
+    def cached_rows(self, rows: Rows) -> int:
+        """How many leading rows are present."""
+        return self._call(lambda: self._blocks.match(rows.keys))
+
+    def hide(self, rows: Rows, start: int, end: int) -> Rows:
+        """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
+
+        What of `rows` is not present is computed first. Raises OutOfBlocksError when there is no room.
+        """
+        hidden = rows.hide(start, end)
+        if self.cached_rows(hidden) < len(hidden):
+            self.warm_rows(rows)
+            self._call(lambda: self._move_up(rows, hidden, start, end))
+        return hidden
+
+    # -- the loop thread
+
+    def _post(self, job: Callable[[], None]) -> None:
+        with self._door:  # nothing may be posted after the end, or its poster waits for ever
+            if self._closed:
+                raise EngineError("The engine is closed; load the model again.")
+            self._jobs.put(job)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the loop thread, between two steps."""
+        future: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+                future.set_exception(error)
+
+        self._post(job)
+        return future.result()
+
+    def _loop(self) -> None:
+        while True:
+            while not self._scheduler.has_work or not self._jobs.empty():
+                job = self._jobs.get()
+                if job is None:
+                    self._end_all()
+                    return
+                job()
+            step = self._scheduler.next_step()
+            self._report_finished()
+            try:
+                self._cache.copy_blocks(step.copies)
+                if step.chunks:
+                    self._run(step)
+            except (RuntimeError, MemoryError) as error:
+                failure = _explain(error)
+                for chunk in step.chunks:
+                    self._scheduler.finish(chunk.sequence, None, failure)
+            self._report_finished()
+
+    def _run(self, step: Step) -> None:
+        began = perf_counter()
+        logits = self._runner.run(step.chunks)
+        self._scheduler.done(step)
+        for chunk, row in zip([c for c in step.chunks if c.samples], logits, strict=True):
+            self._sample(chunk, row)
+        if step.chunks[0].sequence.priority is Priority.IDLE:
+            rows = sum(chunk.count for chunk in step.chunks)
+            affordable = int(rows * IDLE_SECONDS / max(perf_counter() - began, 1e-6))
+            # Grow slowly, shrink at once: a chunk must not overshoot because the one before was tiny.
+            self._scheduler.idle_chunk = max(8, min(affordable, 2 * rows, self._scheduler.max_chunk))
+
+    def _sample(self, chunk: Chunk, logits: torch.Tensor) -> None:
+        sequence = chunk.sequence
+        params, output = sequence.params, sequence.output
+        assert params is not None
+        assert output is not None
+        if sequence.sampler is None:
+            sequence.sampler = SamplerState.create(
+                params, sequence.rows.token_ids, logits.shape[-1], logits.device
+            )
+        token_id = int(sample(logits, sequence.sampler))
+        sequence.sampler.note(token_id)
+        sequence.last_token = perf_counter()
+        sequence.first_token = sequence.first_token or sequence.last_token
+        sequence.generated.append(token_id)
+        sequence.rows.append(token_id)
+        reason = None
+        if token_id in self.tokenizer.stop_ids:
+            event, reason = output.end(token_id), FinishReason.EOS
+        else:
+            event = output.push(token_id)
+            if output.stopped:
+                reason = FinishReason.STOP
+            elif len(sequence.generated) == params.max_tokens:
+                reason = FinishReason.LENGTH
+            elif (
+                len(sequence.rows) >= self.context_length or sequence.rows.next_position >= self.max_positions
+            ):
+                reason = FinishReason.CONTEXT_FULL
+            if reason is not None:
+                event = replace(event, text=event.text + output.flush())
+        sequence.events.put(event)
+        if reason is not None:
+            self._scheduler.finish(sequence, reason)
+
+    def _report_finished(self) -> None:
+        for sequence in self._scheduler.finished:
+            if sequence.output is not None:
+                sequence.tail = sequence.output.flush()
+            sequence.finished.set()
+            sequence.events.put(None)
+        self._scheduler.finished.clear()
+
+    def _end_all(self) -> None:
+        for sequence in [*self._scheduler.waiting, *self._scheduler.running]:
+            self._scheduler.finish(sequence, FinishReason.CANCELLED)
+        self._report_finished()
+
+    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int) -> None:
+        source, copies = self._blocks.open(rows.keys)
+        try:
+            self._cache.copy_blocks(copies)
+            if source.length < len(rows):
+                raise MaskedRowsEvictedError("masked rows were evicted")
+            target, copies = self._blocks.open(hidden.keys)
+            try:
+                self._cache.copy_blocks(copies)
+                first = target.length
+                self._blocks.reserve(target, len(hidden) - first)
+                shift = end - start
+                self._cache.copy_rows(
+                    self._cache.slots(source.blocks, first, start)
+                    + self._cache.slots(source.blocks, max(first, start) + shift, len(rows)),
+                    self._cache.slots(target.blocks, first, len(hidden)),
+                )
+                self._blocks.commit(target, hidden.keys[first:])
+            finally:
+                self._blocks.close(target)
+        finally:
+            self._blocks.close(source)
+        self._blocks.forget(rows.keys, start)
+
+    def _check(self, rows: Rows, spare: int) -> None:
+        size = self._model.config.vocab_size
+        unknown = [id for id in rows.token_ids if not 0 <= id < size]
+        if unknown:
+            raise EngineError(f"There is no token {unknown[0]}; this model knows tokens 0 to {size - 1}.")
+        if len(rows) + spare > self.context_length:
+            over = len(rows) + spare - self.context_length
+            raise ContextFullError(
+                f"The prompt is {over:,} tokens too long for the context of {self.context_length:,}; "
+                "shorten it or start with a larger --context.",
+                needed=len(rows) + spare,
+                available=self.context_length,
+            )
+
+
+def _explain(error: Exception) -> EngineError:
+    """One line for people. The engine lives on: the step was not noted, its blocks are given back."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return EngineError(
+            "Out of memory while computing; the chat goes on. Close programs or use a smaller --context."
+        )
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    return EngineError(f"The computation failed ({text[:200]}); the chat goes on. Try again.")

@@ -1,0 +1,179 @@
+"""What the next prompt is in tokens, assembled from a chat template and from the ids that were sampled.
+
+The template is rendered with a placeholder for each message, which cuts it into glue. Glue and typed text are
+tokenised; an answer contributes the ids that were sampled, never a second tokenisation of its text:
+
+    "<|im_start|>user\\n" U "<|im_end|>\\n<|im_start|>assistant\\n" | ids of A | "<|im_end|>\\n<|im_start|>user\\n" ...
+    `---------------------- one segment ------------------------´              `---------- the next ----------
+
+So a conversation of n answers is n + 1 segments of tokens with the answers between them.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.errors import EngineError
+from models.tokenizer import Message, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a prompt. Special tokens are taken as such in what the template wrote, not in typed text."""
+
+    text: str
+    typed: bool
+
+
+class PromptFormat:
+    """A model's chat template and tokenizer as the maker of prompts. Remembers what it tokenised."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises EngineError when the model has no chat template."""
+        if not tokenizer.has_chat_template:
+            raise EngineError(
+                "This model has no chat template, so it cannot chat; use an instruction-tuned model "
+                "(its name often ends in -Instruct)."
+            )
+        self._tokenizer = tokenizer
+        self._special = re.compile("|".join(map(re.escape, tokenizer.special_strings)) or r"(?!)")
+        self._ids: dict[tuple[Piece, ...], list[int]] = {}
+        self._contents: dict[tuple[str, str], str] = {}
+        self._openings = {think: self._opening(think) for think in (None, True, False)}
+
+    def thinks(self) -> bool:
+        """Whether the template and the vocabulary know a think span."""
+        if self._tokenizer.think_start is None or self._tokenizer.think_end is None:
+            return False
+        user: list[Message] = [{"role": "user", "content": "x"}]
+        texts = {
+            self._tokenizer.render(user, add_generation_prompt=True, enable_thinking=think)
+            for think in (None, True, False)
+        }
+        return len(texts) > 1 or any("<think>" in text for text in texts)
+
+    def segments(
+        self, system: str | None, users: Sequence[str], *, generate: bool, think: bool | None = None
+    ) -> list[list[int]]:
+        """The token ids before, between and after the answers to `users`.
+
+        With `generate` the last message waits for its answer: len(users) segments, the last one ends in the
+        generation prompt. Without, every message has been answered, and the last of len(users) + 1 segments is
+        what stands before the next message, whatever that will be.
+        Raises ModelError when the template fails, EngineError when it drops a message.
+        """
+        messages = [("system", system)] if system else []
+        for text in users:
+            messages += [("user", text), ("assistant", "")]
+        if generate:
+            messages.pop()
+        else:
+            messages.append(("user", ""))
+        glue = self._glue([role for role, _ in messages], generate, think)
+        segments: list[list[Piece]] = [[Piece(glue[0], typed=False)]]
+        for (role, text), after in zip(messages, glue[1:], strict=True):
+            if role == "assistant":
+                segments.append([])
+            elif text:
+                segments[-1].append(Piece(self._content(role, text), typed=True))
+            segments[-1].append(Piece(after, typed=False))
+        if not generate:
+            segments[-1].pop()  # what comes after the next message
+        # Only what this conversation is made of is remembered: drafts come and go.
+        known, self._ids = self._ids, {}
+        for pieces in map(tuple, segments):
+            self._ids[pieces] = known[pieces] if pieces in known else self._encode(pieces)
+        self._contents = {key: self._contents[key] for key in messages if key in self._contents}
+        return [self._ids[tuple(pieces)] for pieces in segments]
+
+    def opening(self, think: bool | None) -> list[int]:
+        """What the generation prompt writes before an answer and the history leaves out, in tokens."""
+        return self._openings[think]
+
+    def _opening(self, think: bool | None) -> list[int]:
+        asked = self.segments(None, ["x"], generate=True, think=think)[-1]
+        answered = self.segments(None, ["x"], generate=False)[0]
+        return asked[len(answered) :] if asked[: len(answered)] == answered else []
+
+    def answer_span(self, ids: Sequence[int], text: str) -> tuple[int, int]:
+        """Which of the sampled `ids` of an answer the history shows, where the answer's text was `text`.
+
+        The template may trim an answer; then so many whole tokens are left out at its ends.
+        """
+        shown = self._content("assistant", text)
+        if not shown:
+            return 0, 0
+        stream = self._tokenizer.stream()
+        ends, length = [], 0
+        for id in ids:
+            length += len(stream.push(id))
+            ends.append(length)
+        at = max(self._tokenizer.decode(ids).find(shown), 0)
+        first = next((i for i, end in enumerate(ends) if end > at), 0)
+        last = next((i for i, end in enumerate(ends) if end >= at + len(shown)), len(ids) - 1)
+        return first, last + 1
+
+    def opens_think(self, prompt: Sequence[int]) -> bool:
+        """Whether `prompt` ends within a think span that it opened itself."""
+        start, end = self._tokenizer.think_start, self._tokenizer.think_end
+        for id in reversed(prompt):
+            if id == end or start is None:
+                return False
+            if id == start:
+                return True
+        return False
+
+    # -- text
+
+    def _glue(self, roles: Sequence[str], generate: bool, think: bool | None) -> list[str]:
+        """What the template writes around the messages: len(roles) + 1 texts."""
+        slots = [f"\ue000{index}\ue001" for index in range(len(roles))]
+        messages: list[Message] = [
+            {"role": role, "content": slot} for role, slot in zip(roles, slots, strict=True)
+        ]
+        text = self._tokenizer.render(messages, add_generation_prompt=generate, enable_thinking=think)
+        glue = []
+        for slot in slots:
+            before, found, text = text.partition(slot)
+            if not found:
+                raise EngineError(
+                    "The model's chat template leaves out messages; this model cannot chat here."
+                )
+            glue.append(before)
+        return [*glue, text]
+
+    def _content(self, role: str, text: str) -> str:
+        """`text` as the template writes it: some strip it, some rewrite it."""
+        key = (role, text)
+        if key not in self._contents:
+            slot = "\ue000"
+            before, after = self._around(role, slot).split(slot, 1)
+            whole = self._around(role, text)
+            fits = (
+                whole.startswith(before) and whole.endswith(after) and len(whole) >= len(before) + len(after)
+            )
+            self._contents[key] = whole[len(before) : len(whole) - len(after)] if fits else text
+        return self._contents[key]
+
+    def _around(self, role: str, text: str) -> str:
+        message: Message = {"role": role, "content": text}
+        ask: Message = {"role": "user", "content": "x"}
+        messages = {"user": [message], "system": [message, ask], "assistant": [ask, message, ask]}[role]
+        return self._tokenizer.render(messages, add_generation_prompt=False)
+
+    # -- tokens
+
+    def _encode(self, pieces: tuple[Piece, ...]) -> list[int]:
+        if not any(piece.typed and self._special.search(piece.text) for piece in pieces):
+            return self._tokenizer.encode("".join(piece.text for piece in pieces))
+        # Somebody typed the text of a special token: cut at the template's own, the rest is plain text.
+        ids: list[int] = []
+        plain = ""
+        for piece in pieces:
+            done = 0
+            for match in () if piece.typed else self._special.finditer(piece.text):
+                ids += self._tokenizer.encode_plain(plain + piece.text[done : match.start()])
+                ids += self._tokenizer.encode(match[0])
+                plain, done = "", match.end()
+            plain += piece.text[done:]
+        return ids + self._tokenizer.encode_plain(plain)

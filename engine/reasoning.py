@@ -1,0 +1,42 @@
+"""Finds the think span in a token stream."""
+
+from dataclasses import dataclass
+
+from engine.events import Kind
+
+
+@dataclass(slots=True)
+class ThinkTracker:
+    """Follows generated tokens through `<think> ... </think>`.
+
+    `inside` says whether the prompt ended within an open span (some templates open it themselves). Without ids
+    for the two markers (`start`, `end` None) every token is answer. Only the first span counts: a marker that an
+    answer writes later is text like any other.
+    """
+
+    start: int | None
+    end: int | None
+    inside: bool = False
+    count: int = 0
+    """Tokens seen."""
+    span: tuple[int, int] | None = None
+    """First index of the span among the tokens seen, and the index after its last one (so far)."""
+
+    def __post_init__(self) -> None:
+        if self.inside:
+            self.span = (0, 0)
+
+    def push(self, token_id: int) -> tuple[Kind, bool]:
+        """The kind of this token, and whether it is one of the two markers."""
+        index = self.count
+        self.count += 1
+        if self.inside:
+            assert self.span is not None
+            self.span = (self.span[0], index + 1)
+            self.inside = token_id != self.end
+            return "reasoning", token_id == self.end
+        if token_id == self.start and self.start is not None and self.span is None:
+            self.inside = True
+            self.span = (index, index + 1)
+            return "reasoning", True
+        return "answer", False

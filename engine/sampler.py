@@ -1,0 +1,106 @@
+"""From logits to a token, on the device of the logits."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.params import SamplingParams
+
+
+@dataclass(slots=True)
+class SamplerState:
+    """What sampling one sequence needs to remember."""
+
+    params: SamplingParams
+    generator: torch.Generator | None
+    """None for greedy decoding."""
+    seen: Tensor | None
+    """bool [vocab]: tokens of the prompt and the answer; None without a repetition penalty."""
+    generated: Tensor | None
+    """bool [vocab]: tokens of the answer; None without a presence penalty."""
+
+    @classmethod
+    def create(
+        cls, params: SamplingParams, prompt: list[int], vocab_size: int, device: torch.device
+    ) -> "SamplerState":
+        """State for a request; without a seed the generator starts from the system's entropy."""
+        generator = None
+        if params.temperature > 0.0:
+            generator = torch.Generator(device)
+            if params.seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed(params.seed)
+        seen = generated = None
+        if params.repetition_penalty != 1.0:
+            seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            seen[torch.tensor(prompt, device=device)] = True
+        if params.presence_penalty != 0.0:
+            generated = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        return cls(params, generator, seen, generated)
+
+    def note(self, token_id: int) -> None:
+        """Remember a token of the answer."""
+        for mask in (self.seen, self.generated):
+            if mask is not None:
+                mask[token_id] = True
+
+
+def sample(logits: Tensor, state: SamplerState) -> Tensor:
+    """The next token id, int64 [], for logits [vocab] of any float dtype.
+
+    In this order: repetition penalty, presence penalty, temperature, top-k, top-p, min-p; then one draw from
+    what is left. Temperature 0 takes the most likely token after the penalties.
+    """
+    params = state.params
+    logits = logits.float()
+    if state.seen is not None:
+        logits = penalise_repetition(logits, state.seen, params.repetition_penalty)
+    if state.generated is not None:
+        logits = torch.where(state.generated, logits - params.presence_penalty, logits)
+    if params.temperature == 0.0:
+        return logits.argmax()
+    logits = logits / params.temperature
+    ids = None
+    if 0 < params.top_k < logits.numel():
+        # Everything after works on k candidates instead of the vocabulary.
+        logits, ids = logits.topk(params.top_k)
+    probabilities = logits.softmax(-1)
+    if params.top_p < 1.0:
+        probabilities = keep_top_p(probabilities, params.top_p)
+    if params.min_p > 0.0:
+        probabilities = keep_min_p(probabilities, params.min_p)
+    choice = draw(probabilities, state.generator)
+    return choice if ids is None else ids[choice]
+
+
+def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Divide the positive and multiply the negative logits of `seen` tokens (Keskar et al. 2019, CTRL)."""
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def keep_top_p(probabilities: Tensor, top_p: float) -> Tensor:
+    """Zero everything outside the smallest set of likeliest tokens that reaches `top_p` (Holtzman et al. 2020).
+
+    The result is not normalised.
+    """
+    ordered, order = probabilities.sort(descending=True)
+    # A token stays while those before it have not reached top_p: the first one always stays.
+    outside = ordered.cumsum(-1) - ordered >= top_p * probabilities.sum()
+    return probabilities.scatter(0, order, ordered.masked_fill(outside, 0.0))
+
+
+def keep_min_p(probabilities: Tensor, min_p: float) -> Tensor:
+    """Zero what is less likely than `min_p` times the likeliest token (Nguyen et al. 2024). Not normalised."""
+    return probabilities.masked_fill(probabilities < min_p * probabilities.max(), 0.0)
+
+
+def draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One index with chances in proportion to `probabilities`.
+
+    The largest p / e with e exponentially distributed is such a draw (the exponential race), without the
+    host having to wait as for a multinomial draw.
+    """
+    noise = torch.empty_like(probabilities).exponential_(generator=generator)
+    return (probabilities / noise.clamp_min_(1e-20)).argmax()

@@ -1,0 +1,161 @@
+"""Which sequences run in the next step, and how many of their rows."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from engine.blocks import BlockManager, OutOfBlocksError, RowCopy
+from engine.errors import EngineError
+from engine.events import FinishReason
+from engine.sequence import Priority, Sequence, Status
+
+
+class MaskedRowsEvictedError(EngineError):
+    """Rows that were computed with a think span in view are gone; their turn has to be computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows `start` to `start + count` of a sequence. With `samples`, its next token is drawn after them."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """The chunk reaches the end of the rows of a sequence that generates."""
+        return self.sequence.params is not None and self.start + self.count == len(self.sequence.rows)
+
+
+@dataclass(slots=True)
+class Step:
+    """What to do next: first the copies, then the chunks in one batch."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[RowCopy] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """People first: idle work runs only while no person waits for anything, in chunks short enough to give way.
+
+    A sequence waits, runs (it holds a block table) and finishes. Where blocks run out, idle work is dropped
+    first, then the youngest running sequence goes back to waiting; what it had computed stays as cache.
+    """
+
+    blocks: BlockManager
+    max_chunk: int
+    """Most prefill rows in one step."""
+    idle_chunk: int
+    """The same for idle work; the engine adjusts it to what takes 50 ms."""
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    finished: list[Sequence] = field(default_factory=list)
+    """Ended by the scheduler itself since the engine last looked."""
+
+    @property
+    def has_work(self) -> bool:
+        """There is something to run."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self.waiting.append(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason | None, error: Exception | None = None) -> None:
+        """End a sequence wherever it stands. Its written rows stay as cache."""
+        if sequence.status is Status.FINISHED:
+            return
+        if sequence.status is Status.RUNNING:
+            self._release(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+        sequence.error = error
+        self.finished.append(sequence)
+
+    def next_step(self) -> Step:
+        """Choose the next step; empty when nothing can run."""
+        for sequence in [*self.waiting, *self.running]:
+            if sequence.cancelled:
+                self.finish(sequence, FinishReason.CANCELLED)
+        step = Step()
+        level = min((s.priority for s in [*self.waiting, *self.running]), default=Priority.IDLE)
+        self._admit(level, step)
+        budget = self.max_chunk if level is Priority.PERSON else self.idle_chunk
+        # Decoding sequences first: a person who reads must not stumble over another's long prompt.
+        for sequence in sorted(self.running, key=lambda s: s.pending):
+            if sequence.priority is not level or sequence.status is not Status.RUNNING:
+                continue
+            if sequence.pending == 0:  # nothing to generate and everything warm
+                self.finish(sequence, None)
+                continue
+            if budget == 0:
+                break
+            count = min(sequence.pending, budget)
+            if not self._reserve(sequence, count):
+                continue
+            step.chunks.append(Chunk(sequence, sequence.computed, count))
+            budget -= count
+        # A reservation may have sent an earlier choice back to waiting.
+        step.chunks = [chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING]
+        return step
+
+    def done(self, step: Step) -> None:
+        """The rows of the step are written: from now on they can be found."""
+        for chunk in step.chunks:
+            table = chunk.sequence.table
+            if table is not None:
+                self.blocks.commit(table, chunk.sequence.rows.keys[chunk.start : chunk.start + chunk.count])
+
+    def _admit(self, level: Priority, step: Step) -> None:
+        for sequence in [s for s in self.waiting if s.priority is level]:
+            keys = sequence.rows.keys
+            # The last row of a prompt is always computed: its logits are needed.
+            table, copies = self.blocks.open(keys[:-1] if sequence.params is not None else keys)
+            sequence.table = table
+            sequence.status = Status.RUNNING
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            step.copies += copies
+            if sequence.computed < sequence.rows.masked_until:
+                self.finish(sequence, None, MaskedRowsEvictedError("masked rows were evicted"))
+                continue
+            if sequence.admitted == 0.0:
+                sequence.admitted = perf_counter()
+                sequence.cached_tokens = sequence.computed
+
+    def _reserve(self, sequence: Sequence, rows: int) -> bool:
+        """Make room; on the way others may lose their blocks, or `sequence` itself may end or have to wait."""
+        assert sequence.table is not None
+        while True:
+            try:
+                self.blocks.reserve(sequence.table, rows)
+            except OutOfBlocksError:
+                others = [s for s in self.running if s is not sequence]
+                idle = [s for s in others if s.priority is Priority.IDLE]
+                if idle:
+                    self._send_back(idle[-1])
+                elif sequence.priority is Priority.IDLE or not others:
+                    self.finish(sequence, FinishReason.CONTEXT_FULL)
+                    return False
+                elif self.running[-1] is sequence:
+                    self._send_back(sequence)
+                    return False
+                else:
+                    self._send_back(self.running[-1])
+            else:
+                return True
+
+    def _send_back(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        sequence.status = Status.WAITING
+        self.waiting.appendleft(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        if sequence.table is not None:
+            self.blocks.close(sequence.table)
+            sequence.table = None

@@ -1,0 +1,88 @@
+"""One request on its way through the engine."""
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from queue import SimpleQueue
+from threading import Event
+from time import perf_counter
+
+from engine.blocks import BlockTable
+from engine.events import FinishReason, TokenEvent, TurnStats
+from engine.output import Output
+from engine.params import SamplingParams
+from engine.rows import Rows
+from engine.sampler import SamplerState
+
+
+class Status(Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Priority(IntEnum):
+    """Who waits for it. Lower values go first."""
+
+    PERSON = 0
+    IDLE = 1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt to be made present in the KV cache, and (with `output`) to be answered.
+
+    The loop thread owns it. Other threads set `cancelled` and take from `events`; everything else they read
+    only after `finished` is set (the end marker None comes out of `events` then too).
+    """
+
+    rows: Rows
+    priority: Priority
+    params: SamplingParams | None = None
+    """None: the rows are only warmed."""
+    output: Output | None = None
+    sampler: SamplerState | None = None
+    status: Status = Status.WAITING
+    table: BlockTable | None = None
+    events: SimpleQueue[TokenEvent | None] = field(default_factory=SimpleQueue)
+    finished: Event = field(default_factory=Event)
+    cancelled: bool = False
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    tail: str = ""
+    """Text that was held back when the sequence was cut short."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated: list[int] = field(default_factory=list)
+    created: float = field(default_factory=perf_counter)
+    admitted: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.rows)
+
+    @property
+    def computed(self) -> int:
+        """Rows whose KV is present."""
+        return 0 if self.table is None else self.table.length
+
+    @property
+    def pending(self) -> int:
+        """Rows whose KV is yet to be computed."""
+        return len(self.rows) - self.computed
+
+    def stats(self) -> TurnStats:
+        """The figures so far."""
+        reached = self.first_token or perf_counter()
+        return TurnStats(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            prefilled_tokens=self.prompt_tokens - self.cached_tokens,
+            generated_tokens=len(self.generated),
+            reasoning_tokens=self.output.reasoning_tokens if self.output else 0,
+            ttft_s=reached - self.created if self.first_token else 0.0,
+            prefill_s=reached - self.admitted if self.admitted else 0.0,
+            decode_s=self.last_token - self.first_token if self.first_token else 0.0,
+        )
