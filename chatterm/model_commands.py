@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Iterable
 
-from chatterm.progress import progress_on, size
+from chatterm.figures import bytes_text
+from chatterm.progress import progress_on
 from chatterm.sanitize import one_line
 from models.sources import LocalModel, ModelFiles, local_models, resolve
 from models.sources import remove as remove_files
@@ -14,7 +15,7 @@ def pull(model: str) -> None:
     with progress_on(sys.stderr, keep=True) as on_progress:
         files = resolve(model, on_progress=on_progress, refresh=True)
     count = sum(length for _, length in sizes(files))
-    print(f"{one_line(files.name)} is here ({size(count)}): chatterm run {one_line(files.name)}")
+    print(f"{one_line(files.name)} is here ({bytes_text(count)}): chatterm run {one_line(files.name)}")
 
 
 def list_models() -> None:
@@ -41,14 +42,16 @@ def _print_table(found: Iterable[LocalModel]) -> None:
     table.add_column("From", no_wrap=True)
     table.add_column("Path", style="dim", overflow="fold")
     for entry in found:
-        table.add_row(Text(one_line(entry.name)), size(entry.bytes), entry.source, Text(place(entry.files)))
+        table.add_row(
+            Text(one_line(entry.name)), bytes_text(entry.bytes), entry.source, Text(place(entry.files))
+        )
     Console().print(table)
 
 
 def confirm_removal(model: str) -> bool:
     """Ask on the terminal whether `model` shall go."""
     known = next((entry for entry in local_models() if entry.name == model), None)
-    extent = f" ({size(known.bytes)})" if known else ""
+    extent = f" ({bytes_text(known.bytes)})" if known else ""
     print(f"Delete {one_line(model)}{extent} from this machine? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -56,7 +59,7 @@ def confirm_removal(model: str) -> bool:
 def remove(model: str) -> None:
     """Delete `model` from the caches. Raises ModelError when it is not there."""
     freed = remove_files(model)
-    print(f"{one_line(model)} is gone; {size(freed)} freed.")
+    print(f"{one_line(model)} is gone; {bytes_text(freed)} freed.")
 
 
 def show(model: str) -> None:
@@ -73,13 +76,13 @@ def show(model: str) -> None:
         ("Weights", facts.dtype),
         ("Chat template", "yes" if facts.has_chat_template else "no"),
         ("Path", place(files)),
-        ("Size", size(sum(length for _, length in sizes(files)))),
+        ("Size", bytes_text(sum(length for _, length in sizes(files)))),
     ]
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
         print(f"{label + ':':<{width + 1}}  {one_line(str(value))}")
     for name, length in sizes(files):
-        print(f"{'':<{width + 1}}  {size(length):>9}  {one_line(name)}")
+        print(f"{'':<{width + 1}}  {bytes_text(length):>9}  {one_line(name)}")
 
 
 def place(files: ModelFiles) -> str:

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any, BinaryIO, TextIO, cast
 
 from chatterm.backend import Backend, EngineError, FinishReason, Outcome, TokenEvent
+from chatterm.figures import rate_text, seconds_text
 from chatterm.progress import progress_on
 from chatterm.sanitize import visible
 
@@ -141,8 +142,8 @@ def stats_line(outcome: Outcome) -> str:
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
     parts = (
         f"prompt {stats.prompt_tokens} tokens ({stats.cached_tokens} cached)",
-        f"first token after {stats.ttft_s:.2f} s",
-        f"{stats.generated_tokens} tokens{thought} at {stats.decode_tokens_per_s:.1f} tokens/s",
+        f"first token after {seconds_text(stats.ttft_s)}",
+        f"{stats.generated_tokens} tokens{thought} at {rate_text(stats.decode_tokens_per_s)}",
         str(outcome.finish_reason or FinishReason.CANCELLED),
     )
     return f"[{' | '.join(parts)}]"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from chatterm.figures import bytes_text
 from chatterm.sanitize import one_line
 from models.progress import OnProgress, Progress
 
@@ -65,11 +66,11 @@ class PlainLines:
             return
         self._step = step
         rate = (progress.done - self._began_at) / elapsed if elapsed > 0 else 0.0
-        parts = [f"{title(progress)}: {size(progress.done)}"]
+        parts = [f"{title(progress)}: {bytes_text(progress.done)}"]
         if progress.total:
-            parts = [f"{title(progress)}: {size(progress.done)} of {size(progress.total)}"]
+            parts = [f"{title(progress)}: {bytes_text(progress.done)} of {bytes_text(progress.total)}"]
         if rate > 0:
-            parts.append(f"{size(rate)}/s")
+            parts.append(f"{bytes_text(round(rate))}/s")
             if progress.total and progress.done < progress.total:
                 parts.append(f"{(progress.total - progress.done) / rate:.0f} s left")
         print(", ".join(parts), file=self._err, flush=True)
@@ -79,12 +80,3 @@ def title(progress: Progress) -> str:
     """What is going on, in two words: "Downloading smollm2"."""
     verb = {"download": "Downloading", "load": "Loading", "prepare": "Preparing"}[progress.stage]
     return f"{verb} {one_line(progress.what, 60)}"
-
-
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1000: "98.4 MB"."""
-    for unit in ("B", "kB", "MB"):
-        if count < 999.95:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -9,7 +9,7 @@ import pytest
 
 from chatterm.backend import EngineError, FinishReason, OnProgress, Outcome, Progress, TokenEvent, TurnStats
 from chatterm.oneshot import INPUT_LIMIT, InputError, answer, join_prompts, read_input, stats_line, to_json
-from chatterm.progress import PlainLines, progress_on, size
+from chatterm.progress import PlainLines, progress_on
 
 Script = Iterable[TokenEvent | BaseException]
 
@@ -83,7 +83,7 @@ def test_answer_streams_to_out_and_all_else_to_err() -> None:
     assert out.getvalue() == "One two\n"
     assert out.flushed == ["One", "One two", "One two\n"]
     assert "hm" not in err.getvalue()
-    assert "Downloading scripted: 5.0 MB of 10.0 MB" in err.getvalue()
+    assert "Downloading scripted: 5.0 MB of 10 MB" in err.getvalue()
     assert "prompt 7 tokens" in err.getvalue()
     assert "eos" in err.getvalue()
     assert backend.calls == ["open", "sent", "close"]
@@ -235,7 +235,7 @@ def test_stats_line_names_the_figures() -> None:
         "30 tokens (20 cached)",
         "0.25 s",
         "11 tokens, 4 of them reasoning",
-        "20.0 tokens/s",
+        "20.0 tok/s",
         "stop",
     ):
         assert part in line
@@ -251,7 +251,7 @@ def test_plain_progress_writes_a_line_per_tenth() -> None:
     report(Progress("load", "weights", 5, 10))
     lines = err.getvalue().splitlines()
     assert len(lines) == 11
-    assert lines[5] == "Downloading m: 50.0 MB of 100.0 MB, 1.0 MB/s, 50 s left"
+    assert lines[5] == "Downloading m: 50 MB of 100 MB, 1.0 MB/s, 50 s left"
     assert "\x1b" not in err.getvalue()
 
 
@@ -263,9 +263,9 @@ def test_plain_progress_without_a_known_size_writes_every_ten_seconds() -> None:
         report(Progress("download", "m", done * 1000, None))
     assert [line.split(",")[0] for line in err.getvalue().splitlines()] == [
         "Downloading m: 0 B",
-        "Downloading m: 10.0 kB",
-        "Downloading m: 20.0 kB",
-        "Downloading m: 30.0 kB",
+        "Downloading m: 10 kB",
+        "Downloading m: 20 kB",
+        "Downloading m: 30 kB",
     ]
 
 
@@ -277,14 +277,3 @@ def test_a_terminal_gets_a_bar_that_goes_away() -> None:
         report(Progress("load", "weights", 1, None))
     assert "Downloading [red]m" in err.getvalue()
     assert "Loading weights" in err.getvalue()
-
-
-def test_sizes_are_for_people() -> None:
-    assert [size(n) for n in (0, 999, 1500, 98_362_432, 999_960_000, 1_500_000_000)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "98.4 MB",
-        "1.0 GB",
-        "1.5 GB",
-    ]
