@@ -92,6 +92,14 @@ def storage_error(error: OSError, folder: Path, setting: str) -> ModelError:
     )
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 when there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def human_bytes(count: int) -> str:
     """1234567 -> "1.2 MB"."""
     if count < 1000:

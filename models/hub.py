@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from models.errors import ModelError
-from models.fetching import Meter, human_bytes, locked, need_space, storage_error
+from models.fetching import Meter, human_bytes, locked, need_space, size_of, storage_error
 from models.hub_cache import RepoCache, repositories
 from models.progress import OnProgress
 from models.transfer import Connection, Listing, RemoteFile, Unreachable, partial
@@ -214,9 +214,7 @@ def _download(
     cache.keep_listing(listing)
     missing = [file for file in files if not cache.stored(commit, file)]
     have = sum(file.size or 0 for file in files if file not in missing)
-    begun = sum(
-        partial(cache.blob(file)).stat().st_size for file in missing if partial(cache.blob(file)).exists()
-    )
+    begun = sum(size_of(partial(cache.blob(file))) for file in missing)
     meter.total = sum(file.size or 0 for file in files)
     meter.at(have + begun)
     need_space(cache.root, meter.total - have - begun, "HF_HOME")

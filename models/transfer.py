@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from models.errors import ModelError
-from models.fetching import Meter, human_bytes
+from models.fetching import Meter, human_bytes, size_of
 
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each new try; the count starts again whenever data has arrived."""
@@ -138,15 +138,15 @@ class Connection:
         part = partial(target)
         failures = 0
         while True:
-            before = _size(part)
+            before = size_of(part)
             try:
                 self._receive(repo, commit, file, part, meter, base)
                 break
             except (self._http.RequestError, _Cut) as error:
-                failures = 1 if _size(part) > before else failures + 1
+                failures = 1 if size_of(part) > before else failures + 1
                 if failures > len(RETRY_WAITS_S):
                     raise ModelError(
-                        f"The download of {repo} broke off at {human_bytes(_size(part))} of "
+                        f"The download of {repo} broke off at {human_bytes(size_of(part))} of "
                         f"{human_bytes(file.size)} in {file.path} ({_reason(error)}); "
                         "run the same command again to continue."
                     ) from error
@@ -162,7 +162,7 @@ class Connection:
     def _receive(self, repo: str, commit: str, file: RemoteFile, part: Path, meter: Meter, base: int) -> None:
         """Append to `part` what it still lacks. Raises _Cut or the client's RequestError when cut off."""
         assert file.size is not None
-        have = _size(part)
+        have = size_of(part)
         if have == file.size:
             return
         if have > file.size:
@@ -281,7 +281,7 @@ def _safe(path: str) -> bool:
 
 def _matches(path: Path, file: RemoteFile) -> bool:
     """Whether the content at `path` is that of `file`: size, and checksum where its id is one."""
-    if _size(path) != file.size:
+    if size_of(path) != file.size:
         return False
     with path.open("rb") as content:
         if re.fullmatch(r"[0-9a-f]{64}", file.id or ""):
@@ -290,13 +290,6 @@ def _matches(path: Path, file: RemoteFile) -> bool:
             header = b"blob %d\x00" % (file.size or 0)
             return hashlib.sha1(header + content.read(), usedforsecurity=False).hexdigest() == file.id
     return True
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,236 @@
+"""A Hub on the loopback interface: the protocol of huggingface.co, with the faults that tests ask for."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+@dataclass
+class Repo:
+    """A repository: its files at every commit, and the commits that revisions stand for."""
+
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    revisions: dict[str, str] = field(default_factory=dict)
+    access: str = "public"
+    """"public", "private" (only with a token), "gated" (listed, files refused)."""
+
+    def push(self, files: dict[str, bytes], revision: str = "main") -> str:
+        """Make a commit of exactly these files; return its id."""
+        seed = repr(sorted(files.items())) + revision + str(len(self.commits))
+        commit = hashlib.sha1(seed.encode()).hexdigest()
+        self.commits[commit] = files
+        self.revisions[revision] = commit
+        return commit
+
+
+@dataclass
+class Request:
+    """What a client asked, and how many bytes of the body it got."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    sent: int = 0
+
+
+class HubServer:
+    """Serves repositories while it is entered as a context manager; keeps every request.
+
+    LFS files (weights) are redirected to `cdn`, another server, when there is one.
+    """
+
+    def __init__(self, cdn: "HubServer | None" = None) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.cdn = cdn
+        self.stored: dict[str, bytes] = {}
+        """What this server hands out as a CDN, by SHA-256."""
+        self.token = "hf_good"
+        """The one token that opens private and gated repositories."""
+        self.requests: list[Request] = []
+        self.cuts: dict[str, list[int]] = {}
+        """Bytes after which the next answers for a file break off, by file name; used up one by one."""
+        self.altered: set[str] = set()
+        """Names of files whose content is changed on the way."""
+        self.ranges = True
+        self.sizes = True
+        """Whether the listing tells sizes and ids (some mirrors do not)."""
+        self.answer: Callable[[str], int | None] = lambda path: None
+        """A status to answer with instead, by path."""
+        self.before_file: Callable[[str], None] = lambda name: None
+        """Called before the content of a file is sent; may block."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> "HubServer":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def repo(self, name: str, files: dict[str, bytes]) -> Repo:
+        """Add a repository with one commit on main."""
+        self.repos[name] = Repo()
+        self.repos[name].push(files)
+        return self.repos[name]
+
+    def asked_for(self, name: str, method: str = "GET") -> list[Request]:
+        """The requests for the content of the file `name`."""
+        return [
+            r
+            for r in self.requests
+            if r.method == method and r.path.endswith("/" + name) and "/api/" not in r.path
+        ]
+
+
+def is_lfs(path: str) -> bool:
+    """Whether the Hub would keep a file in large file storage."""
+    return path.endswith((".safetensors", ".gguf", ".bin"))
+
+
+def content_id(path: str, content: bytes) -> str:
+    """The id of a file's content: SHA-256 in large file storage, git's blob id elsewhere."""
+    if is_lfs(path):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\x00" % len(content) + content).hexdigest()
+
+
+def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self._serve()
+
+        def do_GET(self) -> None:
+            self._serve()
+
+        def _serve(self) -> None:
+            address = urlsplit(self.path)
+            path = unquote(address.path)
+            self.request_log = Request(self.command, path, {k.lower(): v for k, v in self.headers.items()})
+            hub.requests.append(self.request_log)
+            if (status := hub.answer(path)) is not None:
+                self._reply(status, b"")
+            elif match := re.fullmatch(r"/cdn/([0-9a-f]{64})/(.+)", path):
+                self._content(match[2], hub.stored[match[1]], {})
+            elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path):
+                # A branch with a slash comes quoted, so it is cut from the raw path.
+                revision = unquote(address.path.rsplit("/", 1)[1])
+                self._api(match[1], revision, match[2], "blobs" in parse_qs(address.query))
+            elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+                self._file(match[1], match[2], match[3])
+            else:
+                self._reply(404, b"")
+
+        def _commit(self, name: str, revision: str, listing: bool) -> str | None:
+            """The commit to serve, or None after an answer has been given."""
+            repo = hub.repos.get(name)
+            token = self.headers.get("authorization") == f"Bearer {hub.token}"
+            if repo is None or (repo.access == "private" and not token):
+                anonymous = self.headers.get("authorization") is None
+                self._reply(401 if anonymous else 404, b"", {"X-Error-Code": "RepoNotFound"})
+            elif repo.access == "gated" and not token and not listing:
+                anonymous = self.headers.get("authorization") is None
+                self._reply(401 if anonymous else 403, b"", {"X-Error-Code": "GatedRepo"})
+            elif (commit := repo.revisions.get(revision, revision)) not in repo.commits:
+                self._reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            else:
+                return commit
+            return None
+
+        def _api(self, name: str, revision: str, kind: str, blobs: bool) -> None:
+            commit = self._commit(name, revision, True)
+            if commit is None:
+                return
+            entries = []
+            for path, content in hub.repos[name].commits[commit].items():
+                blob = hashlib.sha1(b"blob %d\x00" % len(content) + content).hexdigest()
+                entry: dict[str, object] = {"rfilename": path}
+                if kind == "tree":
+                    entry = {"type": "file", "path": path, "oid": blob, "size": len(content)}
+                elif hub.sizes and blobs:
+                    entry |= {"blobId": blob, "size": len(content)}
+                if is_lfs(path) and (kind == "tree" or (hub.sizes and blobs)):
+                    sha = content_id(path, content)
+                    entry["lfs"] = {"sha256": sha, "oid": sha, "size": len(content), "pointerSize": 134}
+                entries.append(entry)
+            answer = entries if kind == "tree" else {"id": name, "sha": commit, "siblings": entries}
+            self._reply(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+        def _file(self, name: str, revision: str, path: str) -> None:
+            commit = self._commit(name, revision, False)
+            if commit is None:
+                return
+            content = hub.repos[name].commits[commit].get(path)
+            if content is None:
+                self._reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+                return
+            etag = content_id(path, content)
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
+            if is_lfs(path):
+                headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": f'"{etag}"'}
+            if is_lfs(path) and hub.cdn is not None:
+                hub.cdn.stored[etag] = content
+                self._reply(302, b"", {**headers, "Location": f"{hub.cdn.url}/cdn/{etag}/{path}"})
+            else:
+                self._content(path, content, headers)
+
+        def _content(self, path: str, content: bytes, headers: dict[str, str]) -> None:
+            """Send a file, from where the client asks to continue, with the faults that were asked for."""
+            name = path.rsplit("/", 1)[-1]
+            status, start = 200, 0
+            if hub.ranges and (match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("range", ""))):
+                start = int(match[1])
+                if start >= len(content):
+                    self._reply(416, b"", {"Content-Range": f"bytes */{len(content)}"})
+                    return
+                status = 206
+                headers = {**headers, "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            if name in hub.altered:
+                content = content[:-1] + bytes([content[-1] ^ 1])
+            if self.command == "GET":
+                hub.before_file(name)
+            cuts = hub.cuts.get(name)
+            cut = cuts.pop(0) if cuts and self.command == "GET" else None
+            self._reply(status, content[start:], headers, cut)
+
+        def _reply(
+            self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None
+        ) -> None:
+            self.send_response(status)
+            for key, value in (headers or {}).items():
+                self.send_header(key, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "GET":
+                return
+            part = body if cut is None else body[:cut]
+            try:
+                self.wfile.write(part)
+                self.wfile.flush()
+                self.request_log.sent = len(part)
+            except OSError:  # the client went away
+                self.close_connection = True
+            if cut is not None:
+                self.close_connection = True
+
+    return Handler
