@@ -1,7 +1,7 @@
 """The figures a person sees: measured while an answer comes, and how they are written."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from chatterm.backend import Figures, ModelInfo, Progress, TurnStats
 
@@ -82,6 +82,9 @@ class SessionStats:
         self.prefill_s += stats.prefill_s
         self.decode_s += stats.decode_s
         self.ttfts.append(stats.ttft_s)
+
+    def copy(self) -> "SessionStats":
+        return replace(self, ttfts=self.ttfts.copy())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 The screen submits jobs and takes reports; neither side ever waits for the other.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -123,7 +124,7 @@ class _Closing(BaseException):
 
 
 class Worker:
-    """Runs jobs in order. `submit`, `take` and `close` belong to the screen's thread."""
+    """Runs jobs in order, one answer at a time. Its public methods belong to the screen's thread."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -131,6 +132,7 @@ class Worker:
         self._reports: deque[Report] = deque()
         self._progress: Progress | None = None
         self._closing = threading.Event()
+        self._stopping = threading.Event()
         # A daemon: a load that cannot be interrupted must not keep the terminal.
         self._thread = threading.Thread(target=self._loop, name="chatterm-worker", daemon=True)
 
@@ -138,7 +140,14 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
+        if isinstance(job, Send | Retry):
+            self._stopping.clear()
         self._jobs.put(job)
+
+    def stop(self) -> None:
+        """End the answer submitted last, also where it has not begun."""
+        self._stopping.set()
+        self._backend.stop()
 
     def take(self, limit: int = 10_000) -> list[Report]:
         """What has arrived since the last call, oldest first, at most `limit` reports."""
@@ -170,10 +179,8 @@ class Worker:
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
                 what = one_line(f"{type(error).__name__}: {error}", limit=300)
                 self._reports.append(Failed(job, f"An unexpected error: {what}. The chat goes on."))
-        try:
+        with contextlib.suppress(Exception):  # nobody is left to be told
             self._backend.close()
-        except Exception:  # noqa: BLE001, S110 (nobody is left to be told)
-            pass
 
     def _run(self, job: Job) -> None:
         backend = self._backend
@@ -213,6 +220,8 @@ class Worker:
             self._reports.append(Token(time.monotonic(), event))
             if self._closing.is_set():
                 raise _Closing
+            if self._stopping.is_set():
+                self._backend.stop()  # it was asked before the backend had begun
         self._reports.append(Answered(self._backend.last))
         if self._jobs.empty():
             self._backend.settle()

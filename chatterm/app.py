@@ -1,0 +1,45 @@
+"""The Textual application."""
+
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+
+from chatterm.backend import Backend
+from chatterm.palette import SlashCommands
+from chatterm.screens.chat import ChatScreen
+from chatterm.themes import DEFAULT_THEME, STYLESHEET, load_theme
+from chatterm.worker import Worker
+
+
+class ChatApp(App[int]):
+    """One chat. The worker outlives the screen by the time it needs to end."""
+
+    CSS_PATH = STYLESHEET
+    COMMANDS = {SlashCommands}  # noqa: RUF012 (Textual declares it so)
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "Quit", show=False, priority=True)]
+    TITLE = "chatterm"
+
+    def __init__(self, backend: Backend, *, theme: str = DEFAULT_THEME) -> None:
+        chosen = load_theme(theme)
+        super().__init__()
+        self.worker = Worker(backend)
+        self.chat = ChatScreen(backend, self.worker)
+        self.register_theme(chosen)
+        self.theme = theme
+
+    def on_mount(self) -> None:
+        self.push_screen(self.chat)
+
+    async def action_quit(self) -> None:
+        self.exit(0)
+
+
+def run_app(backend: Backend, *, theme: str | None) -> int:
+    """Chat until the person leaves; the exit code. Raises EngineError for a theme that does not exist."""
+    app = ChatApp(backend, theme=theme or DEFAULT_THEME)
+    try:
+        app.run()
+    finally:
+        app.worker.close()
+    return app.return_code or 0

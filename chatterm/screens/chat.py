@@ -1,0 +1,524 @@
+"""The chat: what the person does becomes jobs for the worker, what the worker reports becomes entries."""
+
+from collections import deque
+from time import monotonic
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+
+from chatterm.backend import Backend, EngineError, ModelInfo, Outcome, Progress, ThinkMode, TurnStats
+from chatterm.commands import Command, is_command, parse
+from chatterm.entries import AnswerEntry, BuiltEntry, Entry, NoticeEntry, UserEntry
+from chatterm.figures import Live, SessionStats
+from chatterm.reports import help_lines, stats_lines
+from chatterm.sanitize import one_line
+from chatterm.themes import load_theme, theme_names
+from chatterm.turn import Turn
+from chatterm.widgets.completion import Completion
+from chatterm.widgets.composer import Composer
+from chatterm.widgets.side_panel import SidePanel
+from chatterm.widgets.status_line import StatusLine
+from chatterm.widgets.transcript import Transcript
+from chatterm.widgets.welcome import Welcome
+from chatterm.worker import (
+    Answered,
+    Done,
+    Failed,
+    ListModels,
+    Loaded,
+    Loading,
+    Open,
+    Prepare,
+    Report,
+    Reset,
+    Retry,
+    Send,
+    SetSystem,
+    SetThink,
+    Switch,
+    Token,
+    Undo,
+    Worker,
+)
+
+_FRAME = 1 / 30
+"""Seconds between two looks into the mailbox, whatever the token rate."""
+_WIDE = 110
+"""Columns from which the figures stand beside the conversation."""
+_AGAIN = 3.0
+"""Seconds in which a second Ctrl+C quits."""
+_PAUSE = 0.6
+"""Seconds without a key after which a draft is warmed."""
+
+
+class ChatScreen(Screen[None]):
+    """Implements `chatterm.commands.Actions`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "stop", "Stop", priority=True),
+        Binding("ctrl+c", "interrupt", "Stop or quit", priority=True),
+        Binding("ctrl+t", "toggle_thinking", "Thinking", priority=True),
+        Binding("f1", "help", "Help", priority=True),
+        Binding("pageup", "page(-1)", "Page up", priority=True),
+        Binding("pagedown", "page(1)", "Page down", priority=True),
+        Binding("ctrl+home", "edge(-1)", "First message", priority=True),
+        Binding("ctrl+end", "edge(1)", "Last message", priority=True),
+    ]
+
+    def __init__(self, backend: Backend, worker: Worker) -> None:
+        super().__init__()
+        self._backend = backend
+        self._worker = worker
+        self._loading = True
+        self._progress: Progress | None = None
+        self._model = one_line(backend.model, limit=200)
+        self._info: ModelInfo | None = None
+        self._turn: Turn | None = None
+        self._past: list[tuple[UserEntry, AnswerEntry]] = []
+        """Exchanges that the history holds."""
+        self._waiting: deque[UserEntry] = deque()
+        self._session = SessionStats()
+        self._last_stats: TurnStats | None = None
+        self._last_speed: Turn | None = None
+        self._show_thinking: bool | None = None
+        self._interrupted = 0.0
+        self._hint_until = 0.0
+        self._paint_after = 0.0
+        self._draft_at: float | None = None
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="columns"):
+            with Vertical(id="conversation"):
+                yield Welcome(id="welcome")
+                yield Transcript(id="transcript")
+                yield Completion(id="completion")
+                yield Composer(intercept=self._intercept, id="composer")
+                yield StatusLine(id="status")
+            yield SidePanel(id="panel")
+
+    def on_mount(self) -> None:
+        self._transcript = self.query_one(Transcript)
+        self._composer = self.query_one(Composer)
+        self._completion = self.query_one(Completion)
+        self._status = self.query_one(StatusLine)
+        self._panel = self.query_one(SidePanel)
+        self._welcome = self.query_one(Welcome)
+        self._transcript.display = False
+        self._composer.focus()
+        self._show_live(monotonic())
+        self._worker.submit(Open())
+        self.set_interval(_FRAME, self._frame)
+        # The worker begins once the first frame is out: importing the engine would delay it.
+        self.call_after_refresh(self._worker.start)
+
+    def on_resize(self, event: events.Resize) -> None:
+        wide = event.size.width >= _WIDE
+        self._panel.display = wide
+        self._status.keys_only(wide)
+        self.set_class(event.size.height < 12, "-low")
+
+    # --- from the worker ---
+
+    def _frame(self) -> None:
+        now = monotonic()
+        if self._hint_until and now > self._hint_until:
+            self._hint("")
+        if self._draft_at is not None and now > self._draft_at:
+            self._draft_at = None
+            self._prepare()
+        reports = self._worker.take()
+        if not reports and self._turn is None:
+            return
+        tokens = [report for report in reports if isinstance(report, Token)]
+        turn = self._turn
+        if turn is not None and tokens:
+            if turn.replaced is not None:
+                self._transcript.drop(turn.replaced)
+                turn.replaced = None
+            turn.take(tokens)
+        moved = turn is not None and turn.tick(now, self._backend.figures())
+        for report in reports:
+            if not isinstance(report, Token):
+                self._report(report, now)
+        if tokens or moved or len(reports) > len(tokens):
+            self._paint(now, last=self._turn is None)
+        self._show_live(now)
+
+    def _paint(self, now: float, *, last: bool) -> None:
+        """Show what has changed; leave at least two thirds of the time to everything else."""
+        if last or now >= self._paint_after:
+            begun = monotonic()
+            self._transcript.update()
+            self._paint_after = now + 3 * (monotonic() - begun)
+
+    def _report(self, report: Report, now: float) -> None:
+        match report:
+            case Loading(progress):
+                self._progress = progress
+            case Loaded(info):
+                self._info, self._loading, self._progress = info, False, None
+            case Answered(outcome):
+                self._answered(outcome, now)
+            case Failed(job, message):
+                self._failed(job, message)
+            case Done(job, value):
+                self._done(job, value)
+        if self._turn is None and not self._loading:
+            self._next()
+
+    def _answered(self, outcome: Outcome | None, now: float) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        stats = turn.end(outcome, now)
+        if turn.is_dropped:
+            return
+        if turn.replaced is not None:
+            self._transcript.drop(turn.replaced)
+        self._past.append((turn.prompt, turn.answer))
+        self._last_stats, self._last_speed = stats, turn
+        if stats is not None:
+            self._session.add(stats)
+
+    def _failed(self, job: object, message: str) -> None:
+        if isinstance(job, Open | Switch):
+            self._loading, self._progress = False, None
+            self._info = self._backend.info
+            self._model = one_line(self._backend.model, limit=200)
+            if self._info is None:
+                while self._waiting:
+                    self._take_back(self._waiting.pop())
+                message += " /model NAME loads another model, /quit leaves."
+        turn = self._turn
+        if isinstance(job, Send | Retry) and turn is not None:
+            self._turn = None
+            turn.end(None, monotonic())
+            if turn.is_dropped:
+                return
+            if turn.has_begun:
+                self._past.append((turn.prompt, turn.answer))
+            elif isinstance(job, Retry):
+                self._transcript.drop(turn.answer)
+                if turn.replaced is not None:
+                    self._past.append((turn.prompt, turn.replaced))
+            else:
+                self._transcript.drop(turn.answer)
+                self._take_back(turn.prompt)
+        self._say(message, "error")
+
+    def _done(self, job: object, value: object) -> None:
+        match job:
+            case Switch():
+                self._past.clear()
+                self._say(f"Now chatting with {self._model_name}. The conversation begins anew.")
+            case Undo():
+                self._undone(dropped=bool(value))
+            case SetSystem(None):
+                self._say("The system prompt is gone.")
+            case SetSystem():
+                self._say("The system prompt is set; it holds from the next message on.")
+            case SetThink(mode):
+                self._say(_THINKING[mode] + (self._no_thinking() if mode != "off" else ""))
+            case ListModels():
+                self._say_models(value if isinstance(value, list) else [])
+
+    def _undone(self, *, dropped: bool) -> None:
+        if not dropped or not self._past:
+            self._say("There is nothing to take back.")
+            return
+        prompt, answer = self._past.pop()
+        self._transcript.drop(answer)
+        self._take_back(prompt)
+        self._last_stats = self._last_speed = None
+
+    # --- what is shown besides the conversation ---
+
+    @property
+    def _model_name(self) -> str:
+        return one_line(self._info.name, limit=200) if self._info else self._model
+
+    def _say(self, text: str, kind: str = "notice") -> None:
+        self._add(NoticeEntry(text, kind))
+
+    def _add(self, entry: Entry) -> None:
+        self._welcome.display = False
+        self._transcript.display = True
+        self._transcript.add(entry)
+        self._transcript.follow()
+
+    def _take_back(self, entry: UserEntry) -> None:
+        """Off the transcript and into the composer: nothing a person wrote is lost."""
+        self._transcript.drop(entry)
+        self._composer.put_back(entry.text)
+
+    def _hint(self, text: str, seconds: float = 0.0) -> None:
+        self._hint_until = monotonic() + seconds if text else 0.0
+        self._status.hint(text)
+
+    def _show_live(self, now: float) -> None:
+        live = self._live(now)
+        self._status.show(live)
+        self._panel.show(live)
+        self._welcome.show(live)
+
+    def _live(self, now: float) -> Live:
+        turn = self._turn
+        shown = turn or self._last_speed
+        backend = self._backend
+        last = backend.last if turn is None or turn.has_begun else None
+        stats = last.stats if last is not None and shown is not None else None
+        known = stats is not None and stats.prompt_tokens > 0
+        count = shown.speed.count if shown else 0
+        used = backend.used_tokens
+        if turn is not None and stats is not None and known:
+            used = max(used, stats.prompt_tokens + count)
+        phase = "loading" if self._loading else "absent" if self._info is None else "ready"
+        return Live(
+            phase=turn.phase if turn is not None else phase,
+            model=self._model,
+            info=self._info,
+            progress=self._progress,
+            speed=0.0 if shown is None else shown.speed.now(now) if turn else shown.speed.average,
+            average=shown.speed.average if shown else 0.0,
+            history=shown.speed.history() if shown else (),
+            ttft_s=shown.ttft_s if shown else None,
+            waited_s=round(now - turn.started, 1) if turn is not None and not turn.has_begun else 0.0,
+            cached=stats.cached_tokens if stats is not None and known else None,
+            computed=stats.prefilled_tokens if stats is not None and known else None,
+            generated=count,
+            used=used,
+            context=self._info.context_length if self._info else 0,
+            figures=backend.figures(),
+        )
+
+    # --- from the person ---
+
+    @on(Composer.Changed)
+    def _typed(self) -> None:
+        text = self._composer.text
+        self._completion.look(text)
+        self._draft_at = monotonic() + _PAUSE if text.strip() and not is_command(text) else None
+
+    def _prepare(self) -> None:
+        if self._turn is None and self._info is not None and not self._loading:
+            self._worker.submit(Prepare(self._composer.text))
+
+    def _intercept(self, key: str) -> bool:
+        """Keys that belong to the open list of commands."""
+        chosen = self._completion.chosen
+        if chosen is None:
+            return False
+        if key in ("up", "down"):
+            self._completion.move(-1 if key == "up" else 1)
+        elif key == "tab" or (key == "enter" and self._composer.text != chosen.text):
+            self._completion.close()
+            self._composer.put(chosen.text)
+            if key == "enter" and chosen.complete:
+                self._submit(chosen.text)
+        else:
+            return False
+        return True
+
+    @on(Completion.Chosen)
+    def _clicked(self, message: Completion.Chosen) -> None:
+        self._composer.put(message.suggestion.text)
+        self._composer.focus()
+
+    @on(Composer.Submitted)
+    def _submitted(self, message: Composer.Submitted) -> None:
+        self._submit(message.text)
+
+    def _submit(self, text: str) -> None:
+        if not text.strip():
+            return
+        self._completion.close()
+        if is_command(text):
+            try:
+                command, argument = parse(text.strip())
+            except EngineError as error:
+                self._say(str(error), "error")
+                return
+            self._composer.put("")
+            command.run(self, argument)
+        elif self._info is None and not self._loading:
+            self._say("No model is loaded. /model NAME loads one; your text is kept.", "error")
+        else:
+            self._composer.put("")
+            entry = UserEntry(text.strip("\n"))
+            self._waiting.append(entry)
+            entry.note = (
+                "waits for the model" if self._loading else "waits for the answer" if self._turn else ""
+            )
+            self._add(entry)
+            if self._turn is None and not self._loading:
+                self._next()
+
+    def _next(self) -> None:
+        """Send the message that waits longest."""
+        if not self._waiting or self._info is None:
+            return
+        prompt = self._waiting.popleft()
+        prompt.note = ""
+        prompt.changed()
+        self._begin(Send(prompt.text), prompt, prompt)
+
+    def _begin(self, job: Send | Retry, prompt: UserEntry, place: Entry) -> Turn:
+        answer = AnswerEntry(show_thinking=self._show_thinking)
+        self._turn = turn = Turn(prompt, answer, monotonic())
+        turn.tick(turn.started, None)
+        self._transcript.insert_after(place, answer)
+        self._transcript.follow()
+        self._worker.submit(job)
+        return turn
+
+    def choose(self, command: Command) -> None:
+        """A command was chosen from the palette."""
+        if command.arguments:
+            self._composer.put(f"/{command.name} ")
+        else:
+            command.run(self, "")
+
+    def _stop(self) -> None:
+        if self._turn is not None:
+            self._turn.is_stopping = True
+            self._worker.stop()
+
+    # --- keys ---
+
+    def action_stop(self) -> None:
+        if self._completion.display:
+            self._completion.close()
+        elif self._turn is not None:
+            self._stop()
+        elif self._waiting:
+            self._take_back(self._waiting.pop())
+        else:
+            self.clear_selection()
+
+    def action_interrupt(self) -> None:
+        now = monotonic()
+        if text := self._composer.selected_text or self.get_selected_text():
+            self.app.copy_to_clipboard(text)
+            self.clear_selection()
+            self._hint("Copied.", 2.0)
+        elif now - self._interrupted < _AGAIN:
+            self.quit()
+        else:
+            self._interrupted = now
+            self._hint("Stopped. Ctrl+C again quits." if self._turn else "Ctrl+C again quits.", _AGAIN)
+            self._stop()
+
+    def action_toggle_thinking(self) -> None:
+        answers = [e for e in self._transcript.entries if isinstance(e, AnswerEntry) and e.has_thought]
+        if answers:
+            answers[-1].show_thinking(not answers[-1].is_open)
+            self._transcript.update()
+
+    def action_help(self) -> None:
+        self.show_help()
+
+    def action_page(self, step: int) -> None:
+        self._transcript.page(step)
+
+    def action_edge(self, step: int) -> None:
+        self._transcript.edge(step)
+
+    # --- commands (chatterm.commands.Actions) ---
+
+    def show_help(self) -> None:
+        self._add(BuiltEntry(help_lines))
+
+    def show_stats(self) -> None:
+        turn, session, info = self._last_stats, self._session.copy(), self._info
+        figures = self._backend.figures()
+        self._add(BuiltEntry(lambda width: stats_lines(width, turn, session, info, figures)))
+
+    def reset(self) -> None:
+        self._stop()
+        if self._turn is not None:
+            self._turn.is_dropped = True
+        while self._waiting:
+            self._take_back(self._waiting.pop())
+        self._past.clear()
+        self._session, self._last_stats, self._last_speed = SessionStats(), None, None
+        self._transcript.clear()
+        self._worker.submit(Reset())
+        self._say("A new conversation.")
+
+    def retry(self) -> None:
+        if self._turn is not None or self._loading:
+            self._say("Retry when the answer is there; Esc stops it." if self._turn else _LOADING, "error")
+        elif not self._past:
+            self._say("There is nothing to answer once more.")
+        else:
+            prompt, answer = self._past.pop()
+            self._begin(Retry(), prompt, answer).replaced = answer
+
+    def undo(self) -> None:
+        self._stop()
+        self._worker.submit(Undo())
+
+    def think(self, mode: str) -> None:
+        match mode:
+            case "on" | "off" | "auto":
+                self._worker.submit(SetThink(mode))
+            case "show" | "hide":
+                self._show_thinking = mode == "show"
+                for entry in self._transcript.entries:
+                    if isinstance(entry, AnswerEntry):
+                        entry.show_thinking(self._show_thinking)
+                self._say("Thinking stays open." if mode == "show" else "Thinking stays closed.")
+            case _:
+                self._say(_THINKING[self._backend.think] + self._no_thinking())
+
+    def system(self, text: str) -> None:
+        if text:
+            self._worker.submit(SetSystem(None if text == "none" else text))
+        else:
+            now = self._backend.system
+            self._say(f"System prompt: {now}" if now else "There is no system prompt; /system TEXT sets one.")
+
+    def model(self, name: str) -> None:
+        if not name:
+            self._worker.submit(ListModels())
+        elif self._loading:
+            self._say(_LOADING, "error")
+        else:
+            self._stop()
+            self._loading, self._model = True, one_line(name, limit=200)
+            self._worker.submit(Switch(name))
+
+    def theme(self, name: str) -> None:
+        if not name:
+            self._say(f"Theme: {self.app.theme}. There are {', '.join(theme_names())}.")
+            return
+        try:
+            self.app.register_theme(load_theme(name))
+        except EngineError as error:
+            self._say(str(error), "error")
+        else:
+            self.app.theme = name
+
+    def quit(self) -> None:
+        self.app.exit(0)
+
+    def _no_thinking(self) -> str:
+        if self._info is None or self._info.thinks:
+            return ""
+        return f" ({self._model_name} does not know thinking.)"
+
+    def _say_models(self, names: list[str]) -> None:
+        here = ", ".join(one_line(name, limit=200) for name in names) or "none yet"
+        self._say(f"Model: {self._model_name}. On this machine: {here}.\n/model NAME goes on with another.")
+
+
+_LOADING = "The model is still loading."
+_THINKING: dict[ThinkMode, str] = {
+    "on": "The model thinks before it answers.",
+    "off": "The model answers without thinking.",
+    "auto": "The model thinks where its template says so.",
+}

@@ -1,0 +1,119 @@
+"""One question and its answer while it comes: from reports of the worker to an entry and figures."""
+
+from collections.abc import Iterable
+
+from chatterm.backend import Figures, FinishReason, Outcome, TurnStats
+from chatterm.entries import AnswerEntry, UserEntry
+from chatterm.figures import Speedometer, rate_text, seconds_text
+from chatterm.markdown.lines import Line
+from chatterm.worker import Token
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+_REASONS = {
+    FinishReason.CANCELLED: "stopped",
+    FinishReason.LENGTH: "cut off: the limit of tokens for one answer is reached",
+    FinishReason.CONTEXT_FULL: "the context is full: /reset, /undo, or start with a larger --context",
+}
+
+
+class Turn:
+    """Times are those of `time.monotonic()`."""
+
+    def __init__(self, prompt: UserEntry, answer: AnswerEntry, now: float) -> None:
+        self.prompt = prompt
+        self.answer = answer
+        self.replaced: AnswerEntry | None = None
+        """The answer that a retry takes the place of, until its first token is there."""
+        self.started = now
+        self.speed = Speedometer()
+        self.is_stopping = False
+        self.is_dropped = False
+        """A reset took it off the screen while it ran."""
+        self._thinking_since: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.speed.count > 0
+
+    @property
+    def phase(self) -> str:
+        if not self.has_begun:
+            return "reading"
+        return "thinking" if self.answer.is_thinking else "answering"
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from sending to the first token, as the person saw them."""
+        return None if self.speed.first is None else self.speed.first - self.started
+
+    def take(self, tokens: Iterable[Token]) -> None:
+        """Tokens that have arrived, oldest first."""
+        answer = self.answer
+        pieces: list[tuple[bool, list[str]]] = []
+        for token in tokens:
+            self.speed.add(token.time)
+            reasoning = token.event.kind == "reasoning"
+            if reasoning:
+                answer.thinking_tokens += 1
+                answer.is_thinking = True
+                self._thinking_since = self._thinking_since or token.time
+            elif answer.is_thinking:
+                self._end_thinking(token.time)
+            if not pieces or pieces[-1][0] != reasoning:
+                pieces.append((reasoning, []))
+            pieces[-1][1].append(token.event.text)
+        for reasoning, texts in pieces:
+            answer.add("".join(texts), reasoning=reasoning)
+
+    def tick(self, now: float, figures: Figures | None) -> bool:
+        """Move what moves by itself; whether anything did."""
+        answer = self.answer
+        if answer.is_thinking and self._thinking_since is not None:
+            answer.thinking_s = now - self._thinking_since
+        elif answer.body.is_empty:
+            what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
+            if what == "reading" and figures is not None and figures.prefill_total:
+                what += f" · {figures.prefill_done:,} of {figures.prefill_total:,} tokens"
+            activity = f"{_SPINNER[int((now - self.started) * 10) % len(_SPINNER)]} {what}"
+            if activity == answer.activity:
+                return False
+            answer.activity = activity
+        else:
+            return False
+        answer.changed()
+        return True
+
+    def end(self, outcome: Outcome | None, now: float) -> TurnStats | None:
+        """The answer is over; its figures where there are any."""
+        answer = self.answer
+        if answer.is_thinking:
+            self._end_thinking(now)
+        answer.activity = "" if answer.has_thought else "The model said nothing."
+        stats = outcome.stats if outcome is not None else None
+        reason = outcome.finish_reason if outcome is not None else None
+        if reason == FinishReason.CANCELLED and not self.has_begun:
+            answer.activity = ""
+        answer.footer = footer_line(stats, reason)
+        answer.changed()
+        return stats
+
+    def _end_thinking(self, now: float) -> None:
+        if self._thinking_since is not None:
+            self.answer.thinking_s = now - self._thinking_since
+        self.answer.is_thinking = False
+
+
+def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:
+    """The figures below an answer, then why it ended where that matters."""
+    parts: list[str] = []
+    if stats is not None and stats.generated_tokens:
+        parts.append(f"{stats.generated_tokens:,} tokens")
+        if stats.decode_tokens_per_s:
+            parts.append(rate_text(stats.decode_tokens_per_s))
+        parts.append(f"first after {seconds_text(stats.ttft_s)}")
+    line: Line = [(" · ".join(parts), "muted")] if parts else []
+    if reason in _REASONS:
+        line += [(" · ", "muted")] if line else []
+        line.append((_REASONS[reason], "warning"))
+    return line

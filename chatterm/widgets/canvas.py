@@ -1,0 +1,62 @@
+"""Drawing styled lines: the names of the styles, and a widget that shows a fixed set of lines."""
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from chatterm.markdown.lines import Line
+from chatterm.sanitize import is_safe, visible
+
+_CONVERSATION = "user user-bar muted accent primary strong rule chosen spark thinking thinking-head"
+_MESSAGES = "notice notice-mark warning error error-mark"
+_MARKDOWN = "heading em strike link address bullet quote quote-bar code code-inline code-label"
+_SOURCE_CODE = "code-comment code-keyword code-string code-number code-name code-builtin"
+STYLES = frozenset(" ".join((_CONVERSATION, _MESSAGES, _MARKDOWN, _SOURCE_CODE)).split())
+"""Every style that a line may name; the stylesheet says what `text--NAME` looks like."""
+
+
+class Painter(Widget):
+    """A widget that turns lines into strips."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"text--{name}" for name in STYLES}
+
+    def strip(self, line: Line) -> Strip:
+        return Strip([Segment(_shown(text), self.style_of(names)) for text, names in line])
+
+    def style_of(self, names: str) -> Style:
+        """The styles named, one over the other, over the widget's own."""
+        cache: dict[str, Style] = self.__dict__.setdefault("_painter_styles", {})
+        style = cache.get(names)
+        if style is None:
+            style = self.rich_style
+            for name in names.split():
+                if name in STYLES:
+                    style += self.get_component_rich_style(f"text--{name}", partial=True)
+            cache[names] = style
+        return style
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self.__dict__.pop("_painter_styles", None)
+
+
+class Canvas(Painter):
+    """Shows the lines that `build` gives for its width."""
+
+    def build(self, width: int) -> list[Line]:
+        raise NotImplementedError
+
+    def render_line(self, y: int) -> Strip:
+        lines = self.build(self.size.width)
+        line = lines[y] if y < len(lines) else []
+        return self.strip(line).crop_extend(0, self.size.width, self.style_of(""))
+
+
+def _shown(text: str) -> str:
+    """The last barrier before the terminal: whatever came through so far is harmless from here on."""
+    if text.isprintable() or (is_safe(text) and "\n" not in text and "\t" not in text):
+        return text
+    return visible(text).replace("\n", " ").replace("\t", " ")

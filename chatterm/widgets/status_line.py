@@ -1,0 +1,108 @@
+"""One line below the composer: all the figures on a narrow screen, the keys on a wide one."""
+
+from chatterm.figures import (
+    Live,
+    count_text,
+    meter,
+    progress_text,
+    rate_text,
+    seconds_text,
+    sparkline,
+)
+from chatterm.markdown.lines import Line, cells, line_cells
+from chatterm.widgets.canvas import Canvas
+
+KEYS = "Enter send · Ctrl+J new line · Esc stop · / commands · F1 help"
+
+
+class StatusLine(Canvas):
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._live: Live | None = None
+        self._hint = ""
+        self._keys_only = False
+
+    def show(self, live: Live) -> None:
+        if live != self._live:
+            self._live = live
+            self.refresh()
+
+    def hint(self, text: str) -> None:
+        """Say something for a moment; "" takes it back."""
+        self._hint = text
+        self.refresh()
+
+    def keys_only(self, on: bool) -> None:
+        """Whether the figures are shown elsewhere."""
+        self._keys_only = on
+        self.refresh()
+
+    def build(self, width: int) -> list[Line]:
+        if self._hint:
+            return [[(self._hint, "warning")]]
+        if self._live is None or self._keys_only:
+            return [[(KEYS, "muted")]]
+        return [status_line(self._live, width)]
+
+
+def status_line(live: Live, width: int) -> Line:
+    """Parts by importance: what does not fit is left out whole, never cut in the middle."""
+    right = _context(live)
+    room = width - line_cells(right) - 2
+    line: Line = []
+    for part in _parts(live):
+        gap = 3 if line else 0
+        if line_cells(line) + gap + line_cells(part) > room:
+            continue
+        line += ([(" · ", "rule")] if line else []) + part
+    missing = width - line_cells(line) - line_cells(right)
+    return [*line, (" " * max(missing, 1), ""), *right]
+
+
+def _parts(live: Live) -> list[Line]:
+    if live.phase == "loading":
+        if live.progress is None:
+            return [[(f"loading {live.model}", "muted")]]
+        progress = live.progress
+        bar: Line = []
+        if progress.total:
+            filled, empty = meter(progress.done / progress.total, 12)
+            bar = [(" ", ""), (filled, "primary"), (empty, "rule")]
+        return [[(f"{progress.stage} {progress_text(progress)}", "muted"), *bar]]
+    if live.phase == "absent":
+        return [[("no model: /model NAME loads one", "warning")]]
+    parts: list[Line] = []
+    if live.phase == "reading":
+        figures = live.figures
+        if figures is not None and figures.prefill_total:
+            filled, empty = meter(figures.prefill_done / figures.prefill_total, 10)
+            parts.append(
+                [
+                    (f"reading {figures.prefill_done:,} of {figures.prefill_total:,} tokens ", "muted"),
+                    (filled, "primary"),
+                    (empty, "rule"),
+                ]
+            )
+        return [*parts, [(f"{live.waited_s:.1f} s", "muted")]]
+    if live.speed or live.generated:
+        parts.append([(sparkline(live.history, 8), "spark"), (f" {rate_text(live.speed)}".lstrip(), "")])
+        if live.history:
+            parts[0].insert(1, (" ", ""))
+    if live.ttft_s is not None:
+        parts.append([(f"first {seconds_text(live.ttft_s)}", "muted")])
+    if live.cached is not None and live.computed is not None:
+        parts.append([(f"{count_text(live.cached)} cached + {count_text(live.computed)} new", "muted")])
+    name = live.info.name if live.info else live.model
+    if cells(name) > 28:
+        name = name[:27] + "…"
+    return [*parts, [(name, "muted")]] if parts else [[(name, "muted")], [("ready", "muted")]]
+
+
+def _context(live: Live) -> Line:
+    if not live.context:
+        return []
+    share = live.used / live.context
+    style = "error" if share >= 0.98 else "warning" if share >= 0.9 else "primary"
+    filled, empty = meter(share, 8)
+    text = f" {count_text(live.used)}/{count_text(live.context)}"
+    return [(filled, style), (empty, "rule"), (text, "muted" if style == "primary" else style)]

@@ -1,0 +1,195 @@
+"""The conversation. One widget draws all of it, line by line, and only what can be seen costs anything."""
+
+from bisect import bisect_right
+from itertools import accumulate
+from time import monotonic
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.selection import Selection
+from textual.strip import Strip
+
+from chatterm.entries import Entry
+from chatterm.markdown.lines import Line, text_of
+from chatterm.widgets.canvas import Painter
+
+_WIDEST = 104
+"""Columns of text: longer lines are hard to read."""
+_IDLE_BUDGET = 0.008
+"""Seconds of layout work between two looks at the keyboard."""
+
+
+class Transcript(Painter, ScrollView, can_focus=False):
+    """Entries below each other, an empty line between two.
+
+    Stays at the end while it is at the end; otherwise what is being read does not move.
+    """
+
+    ALLOW_SELECT = True
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.entries: list[Entry] = []
+        self._starts: list[int] = []
+        """Line at which each entry begins."""
+        self._follow = True
+        self._width = 0
+
+    # --- contents ---
+
+    def add(self, *entries: Entry) -> None:
+        self.entries += entries
+        self._reflow()
+
+    def insert_after(self, place: Entry, entry: Entry) -> None:
+        self.entries.insert(self.entries.index(place) + 1, entry)
+        self._reflow()
+
+    def drop(self, *entries: Entry) -> None:
+        self.entries = [entry for entry in self.entries if entry not in entries]
+        self._reflow()
+
+    def clear(self) -> None:
+        self.entries = []
+        self._follow = True
+        self._reflow()
+
+    def update(self) -> None:
+        """Some entry changed."""
+        self._reflow()
+
+    def follow(self) -> None:
+        """Go to the end and stay there."""
+        self._follow = True
+        self._reflow()
+
+    def page(self, step: int) -> None:
+        """A screenful up (-1) or down (1), two lines of it kept."""
+        page = max(self.scrollable_content_region.height - 2, 1)
+        self.scroll_to(y=self.scroll_y + step * page, animate=False)
+
+    def edge(self, step: int) -> None:
+        """To the first line (-1) or to the last (1)."""
+        self.scroll_to(y=0 if step < 0 else self.max_scroll_y, animate=False)
+
+    # --- layout ---
+
+    @property
+    def _height(self) -> int:
+        return self._starts[-1] + self.entries[-1].height if self.entries else 0
+
+    def _count(self) -> None:
+        heights = (entry.height + 1 for entry in self.entries[:-1])
+        self._starts = list(accumulate(heights, initial=0)) if self.entries else []
+
+    def _top(self) -> tuple[Entry, int] | None:
+        """The entry at the upper edge and how much of it is above; None at the end or when empty."""
+        if self._follow or not self._starts:
+            return None
+        y = round(self.scroll_y)
+        index = max(bisect_right(self._starts, y) - 1, 0)
+        return self.entries[min(index, len(self.entries) - 1)], y - self._starts[index]
+
+    def _reflow(self) -> None:
+        """Lay out what can be seen, then of the rest what there is time for; keep the reader's place."""
+        width = min(self.scrollable_content_region.width, _WIDEST)
+        if width <= 0:
+            return
+        top = self._top()
+        self._width = width
+        page = self.scrollable_content_region.height
+        self._count()
+        while True:
+            first = self._place(top, page)
+            seen = self._between(first, first + page)
+            stale = [entry for entry in seen if not entry.is_laid_out(width)]
+            if not stale:
+                break
+            for entry in stale:
+                entry.lay_out(width)
+            self._count()
+        deadline = monotonic() + _IDLE_BUDGET
+        rest = [entry for entry in self.entries if not entry.is_laid_out(width)]
+        while rest and monotonic() < deadline:
+            rest.pop().lay_out(width)
+        self._count()
+        self.virtual_size = Size(width, self._height)
+        self.scroll_to(y=self._place(top, page), animate=False, immediate=True, force=True)
+        self.refresh()
+        if rest:
+            self.set_timer(0.02, self._reflow)
+
+    def _place(self, top: tuple[Entry, int] | None, page: int) -> int:
+        """The first visible line, when `top` is what was at the upper edge."""
+        end = max(self._height - page, 0)
+        if top is None or top[0] not in self.entries:
+            return end
+        return min(self._starts[self.entries.index(top[0])] + top[1], end)
+
+    def _between(self, first: int, last: int) -> list[Entry]:
+        if not self._starts:
+            return []
+        start = max(bisect_right(self._starts, first) - 1, 0)
+        return self.entries[start : bisect_right(self._starts, last)]
+
+    def on_resize(self, _: events.Resize) -> None:
+        self._reflow()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._follow = new_value >= self.max_scroll_y - 0.5
+
+    # --- drawing ---
+
+    def line_at(self, y: int) -> tuple[Entry | None, int, Line]:
+        """The entry at line `y` of the whole, the row inside it, and the line itself."""
+        index = bisect_right(self._starts, y) - 1
+        if index < 0 or index >= len(self.entries):
+            return None, 0, []
+        entry, row = self.entries[index], y - self._starts[index]
+        entry.lay_out(self._width)
+        return entry, row, entry.line(row)
+
+    def render_line(self, y: int) -> Strip:
+        y += self.scroll_offset.y
+        base = self.style_of("")
+        strip = self.strip(self.line_at(y)[2])
+        selection = self.text_selection
+        if selection is not None and (span := selection.get_span(y)) is not None:
+            strip = self._selected(strip, *span)
+        return strip.crop_extend(0, self.size.width, base).apply_offsets(0, y)
+
+    def _selected(self, strip: Strip, start: int, end: int) -> Strip:
+        end = strip.cell_length if end == -1 else min(end, strip.cell_length)
+        if start >= end:
+            return strip
+        style = self.screen.get_component_rich_style("screen--selection")
+        middle = strip.crop(start, end)
+        marked = Strip([Segment(text, (own or Style()) + style) for text, own, _ in middle])
+        return Strip.join([strip.crop(0, start), marked, strip.crop(end, strip.cell_length)])
+
+    # --- mouse ---
+
+    def on_click(self, event: events.Click) -> None:
+        if self.screen.selections:
+            return
+        entry, row, _ = self.line_at(event.y + self.scroll_offset.y - self.styles.padding.top)
+        if entry is not None and entry.click(row):
+            event.stop()
+            self._reflow()
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        first = selection.start.y if selection.start else 0
+        last = selection.end.y if selection.end else self._height - 1
+        rows = [text_of(self.line_at(y)[2]).rstrip() for y in range(first, min(last, self._height) + 1)]
+        if rows and selection.end:
+            rows[-1] = rows[-1][: selection.end.x]
+        if rows and selection.start:
+            rows[0] = rows[0][selection.start.x :]
+        return "\n".join(rows), "\n"
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        self.refresh()

@@ -1,0 +1,48 @@
+"""What stands where the conversation will be."""
+
+from chatterm.figures import Live, meter, progress_text
+from chatterm.markdown.lines import Line, wrap
+from chatterm.widgets.canvas import Canvas
+
+_KEYS = (
+    ("Enter", "send"),
+    ("Ctrl+J", "new line (Shift+Enter where the terminal knows it)"),
+    ("Esc", "stop the answer; what was said stays"),
+    ("/", "commands"),
+    ("Ctrl+C", "stop; twice to quit"),
+)
+
+
+class Welcome(Canvas):
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._live: Live | None = None
+
+    def show(self, live: Live) -> None:
+        if self.display and live != self._live:
+            self._live = live
+            self.refresh()
+
+    def build(self, width: int) -> list[Line]:
+        lines = welcome_lines(self._live, width) if self._live else []
+        above = max((self.size.height - len(lines)) // 2, 0)
+        return [[] for _ in range(above)] + lines
+
+
+def welcome_lines(live: Live, width: int) -> list[Line]:
+    info, progress = live.info, live.progress
+    lines: list[Line] = [[("chatterm", "strong primary")], []]
+    if live.phase == "absent":
+        lines += wrap([("No model is loaded. /model NAME loads one, /quit leaves.", "warning")], width)
+    elif info is not None and live.phase != "loading":
+        about = f" · {info.device} · {info.dtype} · {info.context_length:,} tokens of context"
+        lines += wrap([(info.name, "strong"), (about, "muted")], width)
+    else:
+        lines += wrap([(live.model, "strong"), (" is loading; write already", "muted")], width)
+        filled, empty = meter(progress.done / progress.total if progress and progress.total else 0.0, 32)
+        text = f"  {progress.stage} {progress_text(progress)}" if progress else ""
+        lines.append([(filled, "primary"), (empty, "rule"), (text[: max(width - 33, 0)], "muted")])
+    lines.append([])
+    for key, what in _KEYS:
+        lines.append([(key.ljust(9), ""), (what[: max(width - 9, 0)], "muted")])
+    return lines
