@@ -136,10 +136,10 @@ def select(paths: Collection[str], model: HubModel) -> list[str]:
         raise ModelError(f"{repo} holds no model weights (*.safetensors or *.gguf); name another model.")
     if "config.json" not in paths:
         raise ModelError(f"{repo} has no config.json, so it is not a whole model; is it an adapter?")
-    if "model.safetensors" in weights:
-        weights = ["model.safetensors"]
-    elif _INDEX in paths:
+    if _INDEX in paths:
         weights = [_INDEX, *([path for path in weights if _SHARD.fullmatch(path)] or weights)]
+    elif "model.safetensors" in weights:
+        weights = ["model.safetensors"]
     return [*sorted(path for path in paths if _SETTINGS.fullmatch(path)), *weights]
 
 
