@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, pre_tokenizers
 
 from models.errors import ModelError
-from models.tokenizer_parts import TokenizerParts
+from models.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiece_decoder
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _RANGES = {
@@ -33,6 +33,7 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
     model_config = _read_json(folder / "config.json")
     generation = _read_json(folder / "generation_config.json")
     backend = _load_backend(folder)
+    _as_llama_class(backend, config, model_config)
     special_tokens = _special_tokens(folder, config)
     _add_tokens(backend, config, special_tokens, model_config.get("vocab_size"))
     eos = [backend.token_to_id(special_tokens["eos_token"])] if "eos_token" in special_tokens else []
@@ -70,6 +71,21 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
+
+
+def _as_llama_class(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], model_config: Mapping[str, Any]
+) -> None:
+    """Treat spaces as transformers' LlamaTokenizer does, which goes its own way beside tokenizer.json."""
+    if config.get("tokenizer_class") not in ("LlamaTokenizer", "LlamaTokenizerFast"):
+        return
+    if model_config.get("model_type") != "llama" or "ByteLevel" in repr(backend.decoder):
+        return
+    prefixed = config.get("add_prefix_space") is not False
+    scheme = "never" if not prefixed else "always" if config.get("legacy") else "first"
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(META_SPACE, prepend_scheme=scheme, split=False)
+    backend.decoder = sentencepiece_decoder(prefixed=prefixed)
 
 
 def _convert_slow(folder: Path) -> tokenizers.Tokenizer:

@@ -8,13 +8,10 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from models.errors import ModelError
-from models.tokenizer_parts import END_OF_TURN, TokenizerParts
+from models.tokenizer_parts import END_OF_TURN, META_SPACE, TokenizerParts, sentencepiece_decoder
 
 # Token types as GGUF numbers them.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
-
-_SPACE = "\u2581"
-"""How SentencePiece writes a space."""
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
@@ -28,28 +25,25 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN2 = (_WORDS.replace("DIGITS", r"\p{N}"),)
-_LLAMA3 = (_WORDS.replace("DIGITS", r"\p{N}{1,3}"),)
-_SMOLLM = (r"\p{N}", _GPT2)
-_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
+# As the model's own tokenizer has it; llama.cpp keeps combining marks apart from their letters here.
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
-SPLITS: Mapping[str, tuple[str, ...]] = {
-    "default": _DEFAULT,
-    "gpt-2": (_GPT2,),
-    "smollm": _SMOLLM,
-    "starcoder": _SMOLLM,
-    "refact": _SMOLLM,
-    "command-r": _SMOLLM,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon3": _LLAMA3,
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
+    "gpt-2 mpt olmo mellum trillion": (_GPT2,),
+    "smollm starcoder refact command-r minerva-7b": (r"\p{N}", _GPT2),
+    "qwen2 deepseek-r1-qwen megrez": (_WORDS.replace("DIGITS", r"\p{N}"),),
+    "llama-bpe llama3 llama-v3 falcon3 smaug-bpe": (_WORDS.replace("DIGITS", r"\p{N}{1,3}"),),
+    "tekken": (_TEKKEN,),
 }
+SPLITS = {name: patterns for names, patterns in _GROUPS.items() for name in names.split()}
 """For each `tokenizer.ggml.pre`: the patterns that cut text into words, each within the last one's pieces."""
 
-_WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3"}
+_WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
 """A word that is a token becomes that token, whatever the merges say."""
 
 
@@ -64,6 +58,7 @@ def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         backend=_backend(metadata, tokens),
         special_tokens=_special_tokens(metadata, tokens),
         stop_ids=_stop_ids(metadata, tokens),
+        unused_ids=frozenset(i for i, kind in enumerate(_types(metadata, tokens)) if kind == _UNUSED),
         chat_template=template if isinstance(template, str) else None,
     )
 
@@ -128,12 +123,9 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokeni
     model = BPE(vocab=vocabulary, merges=merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
     prefixed = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    prefix = [normalizers.Prepend(_SPACE)] if prefixed else []
-    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
-    strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+    prefix = [normalizers.Prepend(META_SPACE)] if prefixed else []
+    backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", META_SPACE)])
+    backend.decoder = sentencepiece_decoder(prefixed=prefixed)
     return backend
 
 

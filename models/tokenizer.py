@@ -29,6 +29,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {token.content: token_id for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._unused = parts.unused_ids
+        self._hidden = self._special | self._unused
         template = parts.chat_template
         self._template = ChatTemplate(template, parts.special_tokens) if template else None
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -69,11 +71,11 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are no UTF-8 become U+FFFD."""
-        return decode(self._token_bytes, ids, self._special if skip_special else frozenset())
+        return decode(self._token_bytes, ids, self._hidden if skip_special else self._unused)
 
     def stream(self) -> TextStream:
         """A new incremental decoder; special tokens have no text in it."""
-        return TextStream(self._token_bytes, self._special)
+        return TextStream(self._token_bytes, self._hidden)
 
     def token_id(self, text: str) -> int | None:
         """Id of the added or special token with exactly this text; None when there is none."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import tokenizers
+from tokenizers import decoders
 
 END_OF_TURN = frozenset(
     {
@@ -21,6 +22,9 @@ END_OF_TURN = frozenset(
 )
 """Special tokens with these names end a turn in every model that has them."""
 
+META_SPACE = "\u2581"
+"""How SentencePiece writes a space."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
@@ -32,4 +36,13 @@ class TokenizerParts:
     stop_ids: frozenset[int]
     """Tokens that the files name as the end of a turn."""
     chat_template: str | None
+    unused_ids: frozenset[int] = frozenset()
+    """Tokens that fill up the vocabulary and have no text."""
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+
+
+def sentencepiece_decoder(*, prefixed: bool) -> decoders.Decoder:
+    """The decoder of a SentencePiece vocabulary with byte tokens; `prefixed`: a text begins with a space."""
+    strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    steps = [decoders.Replace(META_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    return decoders.Sequence(steps)
