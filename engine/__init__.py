@@ -2,14 +2,22 @@
 
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import EngineError
+from engine.errors import ContextFullError, EngineError
 from engine.events import FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from engine.engine import Engine
 
-__all__ = ["Engine", "EngineError", "FinishReason", "SamplingParams", "TokenEvent", "TurnStats"]
+__all__ = [
+    "ContextFullError",
+    "Engine",
+    "EngineError",
+    "FinishReason",
+    "SamplingParams",
+    "TokenEvent",
+    "TurnStats",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -73,7 +73,7 @@ class Engine:
         )
         plan = plan_kv(per_token, block_size, available_memory(device), model.positions, context)
         self.context_length = plan.context_length
-        self._model = model
+        self._vocab_size = config.vocab_size
         self._cache = KVCache(
             config.num_hidden_layers,
             num_blocks or plan.num_blocks,
@@ -83,9 +83,11 @@ class Engine:
             dtype,
             device,
         )
+        self._kv_bytes = self._cache.nbytes
         self._blocks = BlockManager(num_blocks or plan.num_blocks, block_size)
         groups = config.num_attention_heads // config.num_key_value_heads
         self._backend: AttentionBackend = SdpaBackend(self._cache, groups)
+        self._attention_name = self._backend.name
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
         self._weight_bytes = sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
@@ -166,10 +168,10 @@ class Engine:
             model_name=self.model_name,
             device=str(self.device),
             dtype=str(self.dtype).removeprefix("torch."),
-            attention=self._backend.name,
+            attention=self._attention_name,
             context_length=self.context_length,
             weight_bytes=self._weight_bytes,
-            kv_bytes=self._cache.nbytes,
+            kv_bytes=self._kv_bytes,
             block_size=self._blocks.block_size,
             blocks_free=self._blocks.num_free,
             blocks_cached=self._blocks.num_cached,
@@ -186,7 +188,7 @@ class Engine:
             self._closed = True
             self._jobs.put(None)
         self._thread.join()
-        del self._model, self._cache, self._runner, self._backend
+        del self._cache, self._runner, self._backend
 
     # -- what Chat uses
 
@@ -371,7 +373,7 @@ class Engine:
         self._blocks.forget(rows.keys, start)
 
     def _check(self, rows: Rows, spare: int) -> None:
-        size = self._model.config.vocab_size
+        size = self._vocab_size
         unknown = [id for id in rows.token_ids if not 0 <= id < size]
         if unknown:
             raise EngineError(f"There is no token {unknown[0]}; this model knows tokens 0 to {size - 1}.")

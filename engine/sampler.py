@@ -35,7 +35,7 @@ class SamplerState:
         seen = generated = None
         if params.repetition_penalty != 1.0:
             seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            seen[torch.tensor(prompt, device=device)] = True
+            seen[torch.tensor(prompt, dtype=torch.int64, device=device)] = True
         if params.presence_penalty != 0.0:
             generated = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         return cls(params, generator, seen, generated)

@@ -1,0 +1,88 @@
+"""The SDPA backend over block tables against plain attention in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.sdpa import SdpaBackend
+from engine.batch import Batch, Span
+from engine.blocks import RowCopy
+from engine.kv_cache import KVCache
+
+LAYERS, HEADS, KV_HEADS, DIM, BLOCK = 2, 6, 2, 16, 4
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal at the right corner; q [t, H, D], k and v [rows, Hkv, D]."""
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    scores = torch.einsum("thd,shd->hts", q, k) / DIM**0.5
+    hidden = torch.arange(len(k)) > torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
+    return torch.einsum("hts,shd->thd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+
+
+def cache(dtype: torch.dtype) -> KVCache:
+    made = KVCache(LAYERS, 16, BLOCK, KV_HEADS, DIM, dtype, torch.device("cpu"))
+    made.k.fill_(float("nan"))  # whatever is read before it is written shows
+    made.v.fill_(float("nan"))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("blocks", [(0, 1, 2, 3, 4), (9, 2, 3, 15, 0)], ids=["contiguous", "scattered"])
+@pytest.mark.parametrize("cuts", [[18], [1] * 18, [5, 1, 7, 5], [17, 1]])
+def test_any_split_of_a_prompt_gives_plain_attention(
+    dtype: torch.dtype, blocks: tuple[int, ...], cuts: list[int]
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(18, heads, DIM).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    backend = SdpaBackend(cache(dtype), HEADS // KV_HEADS)
+    parts, start = [], 0
+    for count in cuts:
+        step = backend.plan(Batch((Span(blocks, start, count),)))
+        rows = slice(start, start + count)
+        parts.append(step(1, q[rows], k[rows], v[rows]))
+        start += count
+    error = (torch.cat(parts).double() - reference(q, k, v)).norm() / reference(q, k, v).norm()
+    assert error < (1e-5 if dtype is torch.float32 else 5e-3)
+
+
+def test_sequences_of_a_batch_do_not_see_each_other() -> None:
+    torch.manual_seed(1)
+    kv = cache(torch.float32)
+    backend = SdpaBackend(kv, HEADS // KV_HEADS)
+    rows = {(0, 1): 7, (5, 4): 6, (8,): 3}
+    tensors = {b: [torch.randn(n, h, DIM) for h in (HEADS, KV_HEADS, KV_HEADS)] for b, n in rows.items()}
+    first = [(blocks, 0, n - 1) for blocks, n in rows.items()]
+    second = [(blocks, n - 1, 1) for blocks, n in rows.items()]
+    outs: dict[tuple[int, ...], list[Tensor]] = {blocks: [] for blocks in rows}
+    for spans in (first, second):
+        step = backend.plan(Batch(tuple(Span(*span) for span in spans)))
+        packed = [torch.cat([tensors[b][i][s : s + n] for b, s, n in spans]) for i in range(3)]
+        out, at = step(0, *packed), 0
+        for blocks, _, count in spans:
+            outs[blocks].append(out[at : at + count])
+            at += count
+    for blocks, (q, k, v) in tensors.items():
+        torch.testing.assert_close(torch.cat(outs[blocks]).double(), reference(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+def test_slots_are_joined_where_they_touch() -> None:
+    kv = cache(torch.float32)
+    assert kv.slots([3, 4, 9], 2, 11) == [(14, 20), (36, 39)]
+    assert kv.slots([3], 1, 1) == []
+
+
+def test_copies_take_every_layer() -> None:
+    kv = cache(torch.float32)
+    kv.k.copy_(torch.randn_like(kv.k))
+    kv.v.copy_(torch.randn_like(kv.v))
+    k, v = kv.k.clone(), kv.v.clone()
+    kv.copy_blocks([RowCopy(2, 7, 3)])
+    kv.copy_rows([(0, 2), (5, 6)], [(40, 43)])
+    for now, before in ((kv.k, k), (kv.v, v)):
+        assert torch.equal(now[:, 28:31], before[:, 8:11])
+        assert torch.equal(now[:, 31], before[:, 31])
+        assert torch.equal(now[:, 40:43], before[:, [0, 1, 5]])
+    with pytest.raises(ValueError, match="do not fit"):
+        kv.copy_rows([(0, 2)], [(4, 5)])

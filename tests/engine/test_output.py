@@ -1,0 +1,75 @@
+"""Text, kinds and stop strings of a stream."""
+
+import pytest
+
+from engine.events import TokenEvent
+from engine.output import Output
+from engine.reasoning import ThinkTracker
+from models.tokenizer import Tokenizer
+from tests.engine.tiny import tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+def push_all(
+    tokenizer: Tokenizer, text: str, *, inside: bool = False, stop: tuple[str, ...] = ()
+) -> list[TokenEvent]:
+    output = Output(
+        tokenizer.stream(), ThinkTracker(tokenizer.think_start, tokenizer.think_end, inside), stop
+    )
+    events = []
+    for id in tokenizer.encode(text):
+        events.append(output.push(id))
+        if output.stopped:
+            break
+    events.append(TokenEvent(output.flush(), -1, "answer"))
+    return events
+
+
+def text_of(events: list[TokenEvent], kind: str) -> str:
+    return "".join(event.text for event in events if event.kind == kind)
+
+
+def test_the_markers_and_the_line_breaks_around_them_are_no_text(tokenizer: Tokenizer) -> None:
+    events = push_all(tokenizer, "<think>\nfirst\nsecond\n</think>\n\nthe\n\nanswer")
+    assert text_of(events, "reasoning") == "first\nsecond\n"
+    assert text_of(events, "answer") == "the\n\nanswer"
+
+
+def test_a_prompt_that_opened_the_span_leaves_the_stream_inside(tokenizer: Tokenizer) -> None:
+    events = push_all(tokenizer, "\nhm</think>yes", inside=True)
+    assert (text_of(events, "reasoning"), text_of(events, "answer")) == ("hm", "yes")
+
+
+def test_only_the_first_span_is_thinking(tokenizer: Tokenizer) -> None:
+    events = push_all(tokenizer, "<think>a</think>b<think>c</think>")
+    assert text_of(events, "answer") == "b<think>c</think>"
+
+
+def test_without_markers_in_the_vocabulary_everything_is_answer(tokenizer: Tokenizer) -> None:
+    tracker = ThinkTracker(None, None)
+    assert [tracker.push(id) for id in tokenizer.encode("<think>x")] == [("answer", False)] * 2
+
+
+@pytest.mark.parametrize("stop", [("END",), ("END", "zzz"), ("ND", "END")])
+def test_a_stop_string_that_spans_tokens_ends_the_answer(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    events = push_all(tokenizer, "one END two", stop=stop)
+    assert text_of(events, "answer") == "one "
+
+
+def test_what_only_looks_like_a_stop_string_comes_out(tokenizer: Tokenizer) -> None:
+    events = push_all(tokenizer, "EEN ENEND", stop=("ENX", "ENDE"))
+    assert text_of(events, "answer") == "EEN ENEND"
+
+
+def test_stop_strings_are_not_looked_for_in_the_reasoning(tokenizer: Tokenizer) -> None:
+    events = push_all(tokenizer, "<think>END</think>go END", stop=("END",))
+    assert (text_of(events, "reasoning"), text_of(events, "answer")) == ("END", "go ")
+
+
+def test_half_a_character_waits_for_its_other_half(tokenizer: Tokenizer) -> None:
+    texts = [event.text for event in push_all(tokenizer, "né")]
+    assert texts == ["n", "", "é", ""]

@@ -1,0 +1,125 @@
+"""Sampling: the distributions, not just that it runs."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import EngineError
+from engine.params import SamplingParams
+from engine.sampler import SamplerState, sample
+
+LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0, -1.5, -2.0, -4.0])
+DRAWS = 4000
+
+
+def frequencies(params: SamplingParams, prompt: list[int] | None = None, logits: Tensor = LOGITS) -> Tensor:
+    state = SamplerState.create(params, prompt or [], len(logits), torch.device("cpu"))
+    drawn = torch.stack([sample(logits, state) for _ in range(DRAWS)])
+    return torch.bincount(drawn, minlength=len(logits)) / DRAWS
+
+
+def matches(found: Tensor, expected: Tensor) -> bool:
+    """Within five standard deviations of what `DRAWS` draws give, and never a token without a chance."""
+    bound = 5 * (expected * (1 - expected) / DRAWS).sqrt()
+    return bool(((found - expected).abs() <= bound + 1e-9).all())
+
+
+def renormalised(probabilities: Tensor, kept: list[int]) -> Tensor:
+    mask = torch.zeros_like(probabilities)
+    mask[kept] = 1
+    return probabilities * mask / (probabilities * mask).sum()
+
+
+def test_temperature_scales_the_logits() -> None:
+    for temperature in (0.5, 1.0, 2.0):
+        params = SamplingParams(temperature=temperature, seed=1)
+        assert matches(frequencies(params), (LOGITS / temperature).softmax(-1))
+
+
+def test_top_k_keeps_the_likeliest() -> None:
+    found = frequencies(SamplingParams(top_k=3, seed=2))
+    assert matches(found, renormalised(LOGITS.softmax(-1), [0, 1, 2]))
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    shares = LOGITS.softmax(-1).cumsum(-1)
+    found = frequencies(SamplingParams(top_p=float(shares[1]) + 0.01, seed=3))
+    assert matches(found, renormalised(LOGITS.softmax(-1), [0, 1, 2]))
+    assert frequencies(SamplingParams(top_p=1e-6, seed=3))[0] == 1.0
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    probabilities = LOGITS.softmax(-1)
+    kept = [i for i, p in enumerate(probabilities) if p >= 0.2 * probabilities[0]]
+    assert 1 < len(kept) < len(LOGITS)
+    assert matches(frequencies(SamplingParams(min_p=0.2, seed=4)), renormalised(probabilities, kept))
+
+
+def test_all_filters_work_on_what_the_one_before_left() -> None:
+    params = SamplingParams(temperature=0.8, top_k=4, top_p=0.9, min_p=0.05, seed=5)
+    top = renormalised((LOGITS / 0.8).softmax(-1), [0, 1, 2, 3])
+    kept = [0]
+    while top[kept].sum() < 0.9:
+        kept.append(len(kept))
+    assert matches(frequencies(params), renormalised(top, [i for i in kept if top[i] >= 0.05 * top[0]]))
+
+
+def test_repetition_penalty_is_for_prompt_and_answer_and_both_signs() -> None:
+    logits = LOGITS.clone()
+    logits[0] /= 1.3
+    logits[5] *= 1.3
+    params = SamplingParams(repetition_penalty=1.3, seed=6)
+    assert matches(frequencies(params, prompt=[0, 5, 5]), logits.softmax(-1))
+    state = SamplerState.create(
+        SamplingParams(temperature=0.0, repetition_penalty=2.0), [], 8, torch.device("cpu")
+    )
+    chosen = []
+    for _ in range(3):
+        chosen.append(int(sample(LOGITS, state)))
+        state.note(chosen[-1])
+    assert chosen == [0, 1, 0]
+
+
+def test_presence_penalty_is_for_the_answer_only() -> None:
+    params = SamplingParams(temperature=0.0, presence_penalty=0.6)
+    state = SamplerState.create(params, [0], 8, torch.device("cpu"))
+    assert int(sample(LOGITS, state)) == 0
+    state.note(0)
+    assert int(sample(LOGITS, state)) == 1
+
+
+def test_greedy_takes_the_maximum_and_needs_no_generator() -> None:
+    state = SamplerState.create(SamplingParams(temperature=0.0), [], 8, torch.device("cpu"))
+    assert state.generator is None
+    assert int(sample(LOGITS.to(torch.bfloat16), state)) == 0
+
+
+def test_a_seed_fixes_the_draws_and_no_seed_does_not() -> None:
+    def draws(seed: int | None) -> list[int]:
+        state = SamplerState.create(SamplingParams(seed=seed), [], 8, torch.device("cpu"))
+        return [int(sample(LOGITS, state)) for _ in range(60)]
+
+    assert draws(7) == draws(7)
+    assert draws(7) != draws(8)
+    assert draws(None) != draws(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 3.0),
+        ("max_tokens", 0),
+        ("seed", -1),
+        ("stop", ("",)),
+    ],
+)
+def test_a_value_out_of_range_is_named(name: str, value: object) -> None:
+    with pytest.raises(EngineError, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+"""A tiny Qwen3-shaped model with a thinking chat template, in fp32, and an engine around it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from engine.engine import Engine
+from models.load import load_model
+from models.tokenizer import Tokenizer
+from models.tokenizer_parts import TokenizerParts
+from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+
+TEMPLATE = """\
+{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{- '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}
+{%- elif message.role == 'assistant' %}
+{%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
+{{- '<|im_start|>assistant\\n' + content + '<|im_end|>\\n' }}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+"""What Qwen3's template does with system, user and assistant messages."""
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def tiny_tokenizer(template: str = TEMPLATE) -> Tokenizer:
+    """Bytes are tokens; the markers are added as Qwen3's are."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    backend.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
+    end = backend.token_to_id("<|im_end|>")
+    parts = TokenizerParts(backend, {"eos_token": "<|im_end|>"}, frozenset([end]), template)
+    return Tokenizer(parts)
+
+
+class ScriptedModel:
+    """A real network whose choices are scripted: its KV and its logits are its own, the next token is not.
+
+    `logits_seen` keeps the true logits of every sampled position. Without a script it chooses for itself.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.script: list[int] = []
+        self.logits_seen: list[Tensor] = []
+        self.rows_computed = 0
+        self.fail_next: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Any) -> Tensor:
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        self.rows_computed += token_ids.numel()
+        return self.model.forward(token_ids, positions, attention)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self.model.logits(hidden)
+        self.logits_seen += list(logits)
+        if self.script and len(logits):
+            assert len(logits) == 1, "a script is for one sequence"
+            forced = torch.full_like(logits, -1e9)
+            forced[0, self.script.pop(0)] = 0.0
+            return forced
+        return logits
+
+
+class TinyEngine(Engine):
+    """An engine over a ScriptedModel, with what tests want to see."""
+
+    scripted: ScriptedModel
+
+    def check(self) -> None:
+        """The invariants of the blocks, with the loop between two steps."""
+        self._call(self._blocks.check)
+
+    def blocks_cached(self) -> int:
+        return self._call(lambda: self._blocks.num_cached)
+
+    def evict_all(self) -> None:
+        self._call(self._blocks.evict_all)
+
+
+@contextmanager
+def tiny_engine(
+    folder: Path,
+    config: PretrainedConfig | None = None,
+    tokenizer: Tokenizer | None = None,
+    **options: Any,
+) -> Iterator[TinyEngine]:
+    """Write a random checkpoint into `folder` (unless it holds one) and run an engine on it."""
+    tokenizer = tokenizer or tiny_tokenizer()
+    if not (folder / "config.json").exists():
+        write_checkpoint(folder, config or tiny_qwen3(vocab_size=272, max_position_embeddings=1024))
+    model = load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"))
+    scripted = ScriptedModel(model)
+    engine = TinyEngine(
+        scripted,  # type: ignore[arg-type]
+        tokenizer,
+        name="tiny",
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        **{"block_size": 4, "max_chunk": 64, **options},
+    )
+    engine.scripted = scripted
+    try:
+        yield engine
+        if not engine._closed:
+            engine.check()
+    finally:
+        engine.close()
+
+
+def say(engine: TinyEngine, thought: str | None, answer: str) -> list[int]:
+    """The token ids of an answer as a thinking model writes it, end of turn included."""
+    text = answer if thought is None else f"<think>\n{thought}\n</think>\n\n{answer}"
+    return engine.tokenizer.encode(text + "<|im_end|>")
+
+
+def close_to(logits: Tensor, reference: Tensor, tolerance: float = 1e-4) -> bool:
+    """Relative to the largest logit."""
+    return bool((logits - reference).abs().max() <= tolerance * reference.abs().max())
