@@ -18,6 +18,8 @@ ARCHITECTURES = ("Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
 
 GGUF_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
+_MODEL_TYPES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+
 _MISTRAL_WINDOW = 4096
 """What a Mistral config means by not naming its sliding window."""
 
@@ -157,7 +159,9 @@ class _Fields:
 def _from_hf(fields: _Fields) -> ModelConfig:
     raw = fields.raw
     names = raw.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names else raw.get("model_type", "none named")
+    kind = str(raw.get("model_type", "(none named)"))
+    # A config without architectures means the causal model of its type.
+    architecture = names[0] if isinstance(names, list) and names else _MODEL_TYPES.get(kind, kind)
     if architecture not in ARCHITECTURES:
         raise ModelError(
             f"The architecture {str(architecture)[:60]} is not supported; "
@@ -174,6 +178,7 @@ def _from_hf(fields: _Fields) -> ModelConfig:
         )
     mistral = architecture == "MistralForCausalLM"
     heads = fields.integer("num_attention_heads")
+    head_dim = 128 if architecture == "Qwen3ForCausalLM" else _head_dim(fields.integer("hidden_size"), heads)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -182,7 +187,7 @@ def _from_hf(fields: _Fields) -> ModelConfig:
         num_hidden_layers=fields.integer("num_hidden_layers", limit=1024),
         num_attention_heads=heads,
         num_key_value_heads=fields.integer("num_key_value_heads", heads),
-        head_dim=fields.integer("head_dim", _head_dim(fields.integer("hidden_size"), heads)),
+        head_dim=fields.integer("head_dim", head_dim),
         max_position_embeddings=fields.integer("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
@@ -216,7 +221,7 @@ def _rope_from_hf(fields: _Fields) -> RopeParameters:
         raise ModelError(
             f"low_freq_factor in {rope.where} is {low}; it must be below high_freq_factor, {high}."
         )
-    original = rope.integer("original_max_position_embeddings")
+    original = rope.integer("original_max_position_embeddings", fields.integer("max_position_embeddings"))
     return RopeParameters(theta, "llama3", factor, low, high, original)
 
 
@@ -231,17 +236,13 @@ def _refuse_sliding_window(fields: _Fields, config: ModelConfig) -> None:
     other = [kind for kind in layers if kind != "full_attention"] if isinstance(layers, list) else []
     reached = isinstance(window, int) and window < config.max_position_embeddings
     if reached or (other and other[0] != "sliding_attention"):
-        what = (
-            f"sliding-window attention ({window} tokens)"
-            if reached
-            else f"layers of type {str(other[0])[:60]}"
-        )
+        what = f"a sliding window of {window} tokens" if reached else f"layers of type {str(other[0])[:60]}"
         raise ModelError(f"{fields.where} asks for {what}, which is not supported; choose a model without.")
 
 
 def _from_gguf(fields: _Fields) -> ModelConfig:
-    name = fields.raw.get("general.architecture", "none named")
-    if name not in GGUF_ARCHITECTURES:
+    name = fields.raw.get("general.architecture", "(none named)")
+    if not isinstance(name, str) or name not in GGUF_ARCHITECTURES:
         supported = ", ".join(GGUF_ARCHITECTURES)
         raise ModelError(f"The GGUF architecture {str(name)[:60]} is not supported; supported: {supported}.")
     if fields.raw.get(f"{name}.expert_count"):
@@ -259,12 +260,11 @@ def _from_gguf(fields: _Fields) -> ModelConfig:
                 f"{key} is {fields.raw[key]}, not the head size {head_dim}; that is not supported."
             )
     tokens = fields.raw.get("tokenizer.ggml.tokens")
+    vocab_size = len(tokens) if isinstance(tokens, list) else fields.integer(f"{name}.vocab_size")
     return _checked(
         ModelConfig(
             architecture=GGUF_ARCHITECTURES[name],
-            vocab_size=fields.integer(
-                f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else None
-            ),
+            vocab_size=vocab_size,
             hidden_size=hidden,
             intermediate_size=fields.integer(f"{name}.feed_forward_length"),
             num_hidden_layers=fields.integer(f"{name}.block_count", limit=1024),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from models.attention import Attention
@@ -77,7 +78,7 @@ class DecoderModel(nn.Module):
 
     attention_type: type[SelfAttention] = SelfAttention
     rotary_table: Tensor
-    """[positions, head_dim] in the model's dtype: cos and sin side by side; set by models.load."""
+    """[positions, head_dim] in the model's dtype: cos and sin side by side; empty until models.load sets it."""
 
     def __init__(self, config: ModelConfig, product: Product) -> None:
         super().__init__()
@@ -87,6 +88,7 @@ class DecoderModel(nn.Module):
             DecoderLayer(config, self.attention_type(config, index, product), product)
             for index in range(config.num_hidden_layers)
         )
+        self.register_buffer("rotary_table", torch.empty(0, config.head_dim), persistent=False)
         self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, {"lm_head": config.vocab_size}, False, product)
         if config.tie_word_embeddings:

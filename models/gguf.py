@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from models.config import ModelConfig
 from models.errors import ModelError
@@ -76,8 +76,12 @@ def config_of(file: GGUFFile) -> ModelConfig:
 
 
 def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
-    values = dequantize(tensor.data, tensor.kind).ravel()
-    if tensor.kind != GGMLQuantizationType.F32 or not (np.isfinite(values) & (values > 0)).all():
+    if tensor.kind != GGMLQuantizationType.F32:
+        raise ModelError(
+            f"{tensor.name} in {path} is of type {tensor.kind.name} and not F32; fetch it again."
+        )
+    values = tensor.data.ravel().view("<f4")
+    if not (np.isfinite(values) & (values > 0)).all():
         raise ModelError(f"{tensor.name} in {path} holds impossible values; fetch the file again.")
     return tuple(values.tolist())
 

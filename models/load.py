@@ -86,15 +86,19 @@ def fill_model(
         )
     total = sum(filling.tensor.nbytes for filling in fillings)
     done = 0
+    report = on_progress or (lambda _: None)
+    report(Progress("load", "weights", done, total))
     try:
         _allocate(model, dtype, device)
         model.rotary_table = rotary_table(model.config, positions, dtype, device)
         for filling in fillings:
             filling.tensor.copy_into(filling.target())
             done += filling.tensor.nbytes
-            if on_progress is not None:
-                on_progress(Progress("load", "weights", done, total))
-    except (MemoryError, torch.OutOfMemoryError):
+            report(Progress("load", "weights", done, total))
+    except (MemoryError, RuntimeError) as error:
+        # The CPU allocator has no error of its own.
+        if type(error) is RuntimeError and "allocate memory" not in str(error):
+            raise
         raise ModelError(
             f"Memory ran out while loading: the model needs {needed / 1e9:.2f} GB on {device}; "
             "choose a smaller model or free some memory."

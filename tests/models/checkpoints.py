@@ -83,6 +83,11 @@ def write_checkpoint(
     return folder
 
 
+def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The transformers model of a folder. (`.to(dtype)` instead would round its RoPE frequencies, too.)"""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+
+
 def files_of(path: Path) -> ModelFiles:
     """ModelFiles of a folder or of a .gguf file."""
     return ModelFiles(path.name, gguf=path) if path.suffix == ".gguf" else ModelFiles(path.name, folder=path)

@@ -5,12 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import MistralConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from models.config import ModelConfig
+from models.layers import RMSNorm, _native_linear, _upcast_linear, choose_product
 from models.load import load_model
+from models.rope import rotary_table
 from tests.models.checkpoints import (
     VOCAB_SIZE,
+    PlainAttention,
     files_of,
     random_model,
+    reference_model,
     run,
     run_reference,
     tiny_llama,
@@ -21,23 +29,176 @@ from tests.models.checkpoints import (
 CPU = torch.device("cpu")
 TOKENS = torch.randint(VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(1)).tolist()
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+
 CONFIGS = {
     "qwen3 tied": tiny_qwen3(),
     "qwen3 untied": tiny_qwen3(tie_word_embeddings=False),
     "qwen3 bias": tiny_qwen3(attention_bias=True),
+    "qwen3 linear": tiny_qwen3(rope_parameters=LINEAR),
     "llama untied": tiny_llama(),
     "llama tied": tiny_llama(tie_word_embeddings=True),
     "llama biases": tiny_llama(attention_bias=True, mlp_bias=True),
     "llama multi-head": tiny_llama(num_key_value_heads=6),
     "llama head_dim": tiny_llama(head_dim=32),
+    "llama eps": tiny_llama(rms_norm_eps=0.1),
+    "llama llama3": tiny_llama(rope_parameters=LLAMA3),
+    "llama linear": tiny_llama(rope_parameters=LINEAR),
+    "llama dynamic": tiny_llama(rope_parameters=DYNAMIC),
+    "mistral": MistralConfig(**tiny_llama().to_dict() | {"sliding_window": None, "model_type": "mistral"}),
 }
+
+
+def assert_logits_close(ours: Tensor, expected: Tensor) -> None:
+    """Within 1e-4 of the largest logit of each position."""
+    assert ours.shape == expected.shape
+    scale = expected.abs().amax(dim=-1, keepdim=True)
+    assert ((ours - expected).abs() / scale).max().item() < 1e-4
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_fp32_logits_are_those_of_transformers(config: Any, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, config)
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU)
-    expected = run_reference(random_model(config), TOKENS)
-    torch.testing.assert_close(
-        run(model, TOKENS), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item()
+    assert_logits_close(run(model, TOKENS), run_reference(reference_model(folder), TOKENS))
+
+
+def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> None:
+    # Guards the test above: with the same weights, each of these must change the result.
+    plain = run_reference(random_model(tiny_llama()), TOKENS)
+    for change in ({"rope_parameters": LLAMA3}, {"rope_parameters": LINEAR}, {"rms_norm_eps": 0.1}):
+        changed = run_reference(random_model(tiny_llama(**change)), TOKENS)
+        assert (changed - plain).abs().max() > 1e-2 * plain.abs().max()
+
+
+BF16_CONFIGS = {
+    "qwen3": (tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64), None),
+    "qwen3 k_norm 96.5": (tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64), 96.5),
+    "llama": (tiny_llama(hidden_size=384, intermediate_size=768), None),
+}
+
+
+@pytest.mark.parametrize(("config", "k_norm"), BF16_CONFIGS.values(), ids=BF16_CONFIGS.keys())
+def test_bf16_is_no_further_from_fp32_than_transformers(
+    config: Any, k_norm: float | None, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, config, dtype=torch.bfloat16, k_norm=k_norm)
+    model = load_model(files_of(folder), dtype=torch.bfloat16, device=CPU)
+    fp32, bf16 = reference_model(folder), reference_model(folder, torch.bfloat16)
+
+    def errors(prompt: list[int]) -> tuple[Tensor, Tensor]:
+        truth = run_reference(fp32, prompt)
+        logits = run(model, prompt), run_reference(bf16, prompt)
+        ours, theirs = ((x.float() - truth).norm(dim=-1) / truth.norm(dim=-1) for x in logits)
+        return ours, theirs
+
+    # Prompts so short that every machine takes the same products as transformers: the rounding must match.
+    for start in range(0, 60, 12):
+        ours, theirs = errors(TOKENS[start : start + 12])
+        assert ours.median() <= theirs.median()
+        assert ours.max() <= theirs.max()
+    # Longer ones may take more exact products, whose errors scatter about those of transformers.
+    ours, theirs = errors(TOKENS)
+    assert ours.median() <= 1.2 * theirs.median()
+    assert ours.max() <= 1.5 * theirs.max()
+
+
+@pytest.mark.parametrize("config", [tiny_qwen3(), tiny_llama()], ids=["qwen3", "llama"])
+def test_a_prompt_in_pieces_gives_the_logits_of_the_whole(config: Any, tmp_path: Path) -> None:
+    model = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
+    attention = PlainAttention()
+    pieces = [run(model, TOKENS[a:b], attention, start=a) for a, b in ((0, 20), (20, 21), (21, 22), (22, 60))]
+    assert_logits_close(torch.cat(pieces), run(model, TOKENS))
+
+
+def test_hidden_and_logits_have_the_dtype_of_the_model(tmp_path: Path) -> None:
+    model = load_model(files_of(write_checkpoint(tmp_path, tiny_qwen3())), dtype=torch.bfloat16, device=CPU)
+    with torch.inference_mode():
+        hidden = model.forward(torch.tensor(TOKENS), torch.arange(len(TOKENS)), PlainAttention())
+        logits = model.logits(hidden[-2:])
+    assert (hidden.shape, hidden.dtype) == ((60, 48), torch.bfloat16)
+    assert (logits.shape, logits.dtype) == ((2, VOCAB_SIZE), torch.bfloat16)
+    assert model.lm_head.weight is model.embed_tokens.weight
+
+
+def test_attention_gets_normed_and_rotated_heads_of_every_layer(tmp_path: Path) -> None:
+    model = load_model(files_of(write_checkpoint(tmp_path, tiny_qwen3())), dtype=torch.float32, device=CPU)
+    seen: list[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = []
+
+    def attention(layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen.append((layer_index, tuple(q.shape), tuple(k.shape), tuple(v.shape)))
+        return torch.zeros_like(q)
+
+    with torch.inference_mode():
+        model.forward(torch.tensor([1, 2, 3]), torch.tensor([5, 0, 9]), attention)
+    assert seen == [(layer, (3, 4, 16), (3, 2, 16), (3, 2, 16)) for layer in range(3)]
+
+
+def test_positions_need_not_start_at_zero_or_be_in_order(tmp_path: Path) -> None:
+    model = load_model(files_of(write_checkpoint(tmp_path, tiny_llama())), dtype=torch.float32, device=CPU)
+    reference = random_model(tiny_llama())
+    positions = torch.tensor([7, 3, 200, 8])
+    with torch.inference_mode():
+        ours = model.logits(model.forward(torch.tensor([1, 2, 3, 4]), positions, PlainAttention()))
+        # The mask is given, for transformers takes positions out of order for several packed sequences.
+        hidden = torch.full((4, 4), float("-inf")).triu(1)[None, None]
+        theirs = reference(torch.tensor([[1, 2, 3, 4]]), attention_mask=hidden, position_ids=positions[None])
+    assert_logits_close(ours, theirs.logits[0])
+
+
+@pytest.mark.parametrize("length", [64, 128, 200, 256])
+def test_dynamic_rope_beyond_the_trained_length(length: int, tmp_path: Path) -> None:
+    # A fixed table has theta scaled for its own length: there it must agree with transformers.
+    folder = write_checkpoint(tmp_path, tiny_llama(rope_parameters=DYNAMIC, max_position_embeddings=128))
+    tokens = torch.randint(VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(2)).tolist()
+    model = load_model(files_of(folder), dtype=torch.float32, device=CPU, context_length=length)
+    assert model.positions == length
+    assert_logits_close(run(model, tokens), run_reference(reference_model(folder), tokens))
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default", "rope_theta": 1e6}, LLAMA3, LINEAR, DYNAMIC])
+def test_the_rotary_table_is_computed_in_fp32_and_then_rounded(rope: dict[str, Any]) -> None:
+    config = tiny_llama(rope_parameters=rope, max_position_embeddings=4096)
+    x = torch.zeros(1, dtype=torch.bfloat16)
+    cos, sin = LlamaRotaryEmbedding(config)(x, torch.arange(4096)[None])
+    table = rotary_table(ModelConfig.from_hf(config.to_dict()), 4096, torch.bfloat16, CPU)
+    assert torch.equal(table, torch.cat((cos[0, :, :8], sin[0, :, :8]), dim=-1))
+
+
+def test_rms_norm_rounds_before_it_multiplies_by_the_weight() -> None:
+    x, residual, weight = (torch.randn(50, 64, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    ours, theirs = RMSNorm("norm", 64, 1e-6), LlamaRMSNorm(64, 1e-6)
+    ours.weight = theirs.weight = torch.nn.Parameter((weight[0] * 40).bfloat16(), requires_grad=False)
+    normed, total = ours(x.bfloat16(), residual.bfloat16())
+    assert torch.equal(total, x.bfloat16() + residual.bfloat16())
+    assert torch.equal(normed, theirs(total))
+
+
+@pytest.mark.parametrize("product", [_native_linear, _upcast_linear])
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 40])
+@pytest.mark.parametrize("biased", [False, True])
+def test_every_cpu_product_is_a_linear_layer(product: Any, rows: int, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x, weight, bias = (
+        torch.randn(*shape, generator=generator).bfloat16() for shape in ((rows, 96), (80, 96), (80,))
     )
+    out = product(x, weight, bias if biased else None)
+    exact = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=0.05)
+    assert torch._C._get_mkldnn_enabled()
+
+
+def test_products_other_than_bf16_on_cpu_are_the_plain_one() -> None:
+    assert choose_product(torch.float32, CPU) is torch.nn.functional.linear
+    assert choose_product(torch.bfloat16, torch.device("cuda")) is torch.nn.functional.linear
+    assert choose_product(torch.bfloat16, CPU) in (_native_linear, _upcast_linear)
