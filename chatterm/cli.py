@@ -218,7 +218,12 @@ def run(
     backend = LocalBackend(DEFAULT_MODEL if model is None else model, options)
     if not prompts:
         from chatterm.app import run_app
+        from chatterm.themes import DEFAULT_THEME, load_theme
 
+        try:
+            load_theme(theme or DEFAULT_THEME)
+        except EngineError as error:
+            raise WrongUsage(str(error)) from error
         raise typer.Exit(run_app(backend, theme=theme))
     from chatterm.oneshot import answer
 

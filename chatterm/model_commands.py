@@ -14,8 +14,7 @@ def pull(model: str) -> None:
     """Fetch `model`, or the rest of it; asks its source for a newer version. Raises ModelError."""
     with progress_on(sys.stderr, keep=True) as on_progress:
         files = resolve(model, on_progress=on_progress, refresh=True)
-    count = sum(length for _, length in sizes(files))
-    print(f"{one_line(files.name)} is here ({bytes_text(count)}): chatterm run {one_line(files.name)}")
+    print(f"{one_line(files.name)} is here: chatterm run {one_line(files.name)}")
 
 
 def list_models() -> None:
@@ -68,30 +67,23 @@ def show(model: str) -> None:
 
     files = resolve(model, offline=True)
     facts = describe(files)
+    context = f"{facts.context_length:,} tokens" if facts.context_length else "unknown"
     rows = [
-        ("Model", files.name),
+        ("Model", facts.name),
         ("Architecture", facts.architecture),
+        ("Runs here", "yes" if facts.supported else f"no: {facts.reason}"),
         ("Parameters", f"{facts.parameters / 1e6:,.1f} million"),
-        ("Context", f"{facts.context_length:,} tokens"),
+        ("Context", context),
         ("Weights", facts.dtype),
         ("Chat template", "yes" if facts.has_chat_template else "no"),
         ("Path", place(files)),
-        ("Size", bytes_text(sum(length for _, length in sizes(files)))),
+        ("Files", f"{len(facts.files)}, {bytes_text(sum(size for _, size in facts.files))}"),
     ]
-    width = max(len(label) for label, _ in rows)
+    rows += [("", f"{name}, {bytes_text(size)}") for name, size in facts.files]
     for label, value in rows:
-        print(f"{label + ':':<{width + 1}}  {one_line(str(value))}")
-    for name, length in sizes(files):
-        print(f"{'':<{width + 1}}  {bytes_text(length):>9}  {one_line(name)}")
+        print(f"{label:<13}  {one_line(value)}")
 
 
 def place(files: ModelFiles) -> str:
     """Where the files are, on one line."""
     return one_line(str(files.gguf or files.folder), 1000)
-
-
-def sizes(files: ModelFiles) -> list[tuple[str, int]]:
-    """The model's files with their bytes, largest first."""
-    paths = [files.gguf] if files.gguf else sorted(files.folder.rglob("*")) if files.folder else []
-    found = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
-    return sorted(found, key=lambda entry: -entry[1])

@@ -205,9 +205,12 @@ def test_the_screen_opens_on_a_terminal_only(
     monkeypatch.setattr("sys.stdout", Terminal())
     assert call(["run", "--json"]) == 2
     assert call(["run", "--stats"]) == 2
-    assert call(["run", "some/model", "--theme", "dusk"]) == 0
-    assert opened == [(backends[0], "dusk")]
-    assert backends[0].model == "some/model"
+    assert call(["run", "--theme", "dusk"]) == 2
+    assert "dusk" in capsys.readouterr().err
+    assert opened == []
+    assert call(["run", "some/model", "--theme", "ember"]) == 0
+    assert opened == [(backends[-1], "ember")]
+    assert backends[-1].model == "some/model"
 
 
 @pytest.mark.parametrize("error", [ModelError("No such model. Try smollm2."), EngineError("No room.")])

@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from chatterm import model_commands
 from chatterm.cli import call
 from models.errors import ModelError
+from models.inspect import ModelFacts
 from models.progress import OnProgress, Progress
 from models.sources import LocalModel, ModelFiles
 
@@ -44,7 +44,7 @@ def test_pull_shows_progress_on_err_and_the_result_on_out(
     monkeypatch.setattr(model_commands, "resolve", resolve)
     assert call(["pull", "tiny"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == "tiny is here (2.5 MB): chatterm run tiny\n"
+    assert captured.out == "tiny is here: chatterm run tiny\n"
     assert captured.err == "Downloading tiny: 2.5 MB of 2.5 MB\n"
 
 
@@ -119,23 +119,44 @@ def test_show_tells_what_a_model_is(
         assert offline
         return files
 
-    facts = SimpleNamespace(
+    facts = ModelFacts(
+        name="tiny",
         architecture="LlamaForCausalLM",
+        supported=True,
+        reason=None,
         parameters=134_515_008,
         context_length=8192,
-        dtype="Q4_1",
+        dtypes=(("Q4_1", 9), ("F32", 1)),
         has_chat_template=True,
+        files=(("tiny.gguf", 2_500_000),),
     )
     monkeypatch.setattr(model_commands, "resolve", resolve)
     monkeypatch.setattr("models.inspect.describe", lambda _: facts)
     assert call(["show", "tiny"]) == 0
+    rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["Architecture", "LlamaForCausalLM"] in rows
+    assert ["Parameters", "134.5 million"] in rows
+    assert ["Context", "8,192 tokens"] in rows
+    assert ["Weights", "Q4_1, F32"] in rows
+    assert ["Chat", "template  yes"] in rows
+    assert ["Runs", "here      yes"] in rows
+    assert ["tiny.gguf,", "2.5 MB"] in rows
+
+
+def test_show_says_why_a_model_does_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
+    header = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    assert call(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    for part in ("LlamaForCausalLM", "134.5 million", "8,192 tokens", "Q4_1", "yes", "tiny.gguf", "2.5 MB"):
+    assert "Architecture   MambaForCausalLM" in shown
+    assert "Runs here      no: " in shown
+
+
+def test_show_of_the_default_model(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["show", "smollm2"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("LlamaForCausalLM", "134.5 million", "8,192 tokens", "Q4_1", str(smollm2), "98 MB"):
         assert part in shown
-
-
-def test_sizes_of_a_folder_are_its_files_largest_first(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes(bytes(10))
-    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    found = model_commands.sizes(ModelFiles("folder", folder=tmp_path))
-    assert found == [("model.safetensors", 1000), ("config.json", 10)]

@@ -1,0 +1,73 @@
+"""From the keyboard to the weights and back: the real default model, in a real terminal."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+
+ENTER = "\r"
+COLUMNS, ROWS = 100, 30
+
+
+class Person:
+    """Types into the terminal of a running chatterm and reads what stands on its screen."""
+
+    def __init__(self, child: "pexpect.spawn[str]") -> None:
+        self.child = child
+        self.screen = pyte.Screen(COLUMNS, ROWS)
+        self.stream = pyte.Stream(self.screen)
+
+    def sees(self) -> str:
+        return "\n".join(self.screen.display)
+
+    def waits_until(self, seen: Callable[[str], bool], seconds: float = 60) -> str:
+        """Return the screen once `seen` says so; fail after `seconds`, or when chatterm has ended."""
+        end = time.monotonic() + seconds
+        while not seen(self.sees()):
+            assert time.monotonic() < end, f"still not there after {seconds} s:\n{self.sees()}"
+            try:
+                self.stream.feed(self.child.read_nonblocking(1 << 16, timeout=0.1))
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                pytest.fail(f"chatterm ended; the last screen:\n{self.sees()}")
+        return self.sees()
+
+    def types(self, text: str) -> None:
+        self.child.send(text)
+
+
+@pytest.fixture
+def person(smollm2: Path) -> Iterator[Person]:
+    """In front of `chatterm run smollm2`."""
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "chatterm", "run", "smollm2", "--temperature", "0", "--max-tokens", "40"],
+        cwd=str(Path(__file__).parents[2]),
+        env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
+        dimensions=(ROWS, COLUMNS),
+        encoding="utf-8",
+        codec_errors="replace",
+    )
+    yield Person(child)
+    child.close(force=True)
+
+
+def test_a_question_an_answer_figures_reset_and_quit(person: Person) -> None:
+    person.waits_until(lambda seen: "tokens of context" in seen)  # the model is loaded
+    person.types("What is the capital of France?" + ENTER)
+    answered = person.waits_until(lambda seen: "first after" in seen)
+    assert "Paris" in answered
+    person.types("/stats" + ENTER)
+    person.waits_until(lambda seen: "Statistics" in seen and "KV cache" in seen)
+    person.types("/reset" + ENTER)
+    person.waits_until(lambda seen: "Paris" not in seen)
+    person.types("/quit" + ENTER)
+    person.child.expect(pexpect.EOF, timeout=20)
+    person.child.close()
+    assert person.child.exitstatus == 0
