@@ -1,0 +1,177 @@
+"""Who runs next, and what happens when blocks run out. No model: the steps are noted as done."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.blocks import BlockManager
+from engine.events import FinishReason
+from engine.params import SamplingParams
+from engine.rows import Rows
+from engine.scheduler import MaskedRowsEvictedError, Scheduler, Step
+from engine.sequence import Priority, Sequence, Status
+
+
+def prompt(tokens: list[int], priority: Priority = Priority.PERSON, generate: bool = True) -> Sequence:
+    return Sequence(Rows.of(tokens), priority, SamplingParams() if generate else None)
+
+
+def scheduler(blocks: int = 64, max_chunk: int = 8, idle_chunk: int = 2) -> Scheduler:
+    return Scheduler(BlockManager(blocks, 4), max_chunk, idle_chunk)
+
+
+def play(scheduler: Scheduler, token: int = 1000) -> Step:
+    """One step, as the engine does it: every sequence that samples gets a token."""
+    step = scheduler.next_step()
+    scheduler.done(step)
+    for chunk in step.chunks:
+        if chunk.samples:
+            chunk.sequence.rows.append(token)
+            chunk.sequence.generated.append(token)
+    scheduler.blocks.check()
+    return step
+
+
+def counts(step: Step) -> list[int]:
+    return [chunk.count for chunk in step.chunks]
+
+
+def test_a_prompt_is_prefilled_in_chunks_and_then_decodes() -> None:
+    s = scheduler()
+    sequence = prompt(list(range(20)))
+    s.add(sequence)
+    assert sequence.status is Status.WAITING
+    assert [counts(play(s)) for _ in range(5)] == [[8], [8], [4], [1], [1]]
+    assert sequence.status is Status.RUNNING
+    s.finish(sequence, FinishReason.EOS)
+    assert (sequence.status, s.blocks.num_held) == (Status.FINISHED, 0)
+
+
+def test_decoding_goes_before_another_prompt_in_the_same_step() -> None:
+    s = scheduler()
+    reader = prompt([1, 2])
+    s.add(reader)
+    play(s)
+    s.add(prompt(list(range(50, 70))))
+    step = play(s)
+    assert [(chunk.sequence is reader, chunk.count) for chunk in step.chunks] == [(True, 1), (False, 7)]
+
+
+def test_idle_work_waits_for_people_and_goes_on_where_it_was() -> None:
+    s = scheduler()
+    idle = prompt(list(range(12)), Priority.IDLE, generate=False)
+    s.add(idle)
+    assert counts(play(s)) == [2]
+    person = prompt(list(range(100, 110)))
+    s.add(person)
+    assert [chunk.sequence for chunk in play(s).chunks] == [person]
+    assert idle.computed == 2
+    s.finish(person, FinishReason.EOS)
+    assert [chunk.start for chunk in play(s).chunks] == [2]
+
+
+def test_idle_work_is_dropped_when_a_person_needs_its_blocks() -> None:
+    s = scheduler(blocks=5, max_chunk=64, idle_chunk=64)
+    idle = prompt(list(range(16)), Priority.IDLE, generate=False)
+    idle.rows.extend(range(16, 18))
+    s.add(idle)
+    s.idle_chunk = 16
+    play(s)
+    assert idle.computed == 16
+    person = prompt(list(range(100, 118)))
+    s.add(person)
+    assert [chunk.sequence for chunk in play(s).chunks] == [person]
+    assert idle.status is Status.WAITING
+
+
+def test_the_youngest_gives_way_when_blocks_run_out_and_loses_nothing_it_was_given() -> None:
+    s = scheduler(blocks=4, max_chunk=64)
+    old, young = prompt([1] * 7), prompt([2] * 7)
+    for sequence in (old, young):
+        s.add(sequence)
+    play(s)
+    for _ in range(3):
+        play(s)
+    assert young.status is Status.WAITING
+    assert old.status is Status.RUNNING
+    before = len(young.generated)
+    s.finish(old, FinishReason.EOS)
+    play(s)
+    assert young.status is Status.RUNNING
+    assert len(young.generated) == before + 1
+
+
+def test_alone_and_out_of_blocks_means_the_context_is_full() -> None:
+    s = scheduler(blocks=2)
+    sequence = prompt([1] * 7)
+    s.add(sequence)
+    for _ in range(4):
+        play(s)
+    assert (sequence.status, sequence.finish_reason) == (Status.FINISHED, FinishReason.CONTEXT_FULL)
+    assert s.finished == [sequence]
+
+
+def test_a_cancelled_sequence_ends_before_the_next_step_wherever_it_stands() -> None:
+    s = scheduler()
+    running, waiting = prompt([1] * 30), prompt([2] * 30)
+    s.add(running)
+    play(s)
+    s.add(waiting)
+    running.cancelled = waiting.cancelled = True
+    assert play(s).chunks == []
+    assert running.finish_reason is waiting.finish_reason is FinishReason.CANCELLED
+    assert s.blocks.match([1] * 30) == 8, "what was computed stays as cache"
+
+
+def test_what_is_already_warm_ends_without_a_step() -> None:
+    s = scheduler()
+    for _ in range(2):
+        sequence = prompt([1, 2, 3], generate=False)
+        s.add(sequence)
+        play(s)
+        play(s)
+        assert sequence.status is Status.FINISHED
+    assert sequence.cached_tokens == 3
+
+
+def test_masked_rows_that_are_gone_end_the_sequence_with_that_error() -> None:
+    rows = Rows.of([1, 2, 3, 4, 5]).hide(2, 4)
+    rows.extend([6])
+    s = scheduler()
+    sequence = Sequence(rows, Priority.PERSON, SamplingParams())
+    s.add(sequence)
+    play(s)
+    assert isinstance(sequence.error, MaskedRowsEvictedError)
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(1, 8), st.booleans(), st.booleans(), st.integers(0, 6)),
+        max_size=8,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_everything_ends_whatever_comes_in(jobs: list[tuple[int, int, bool, bool, int]]) -> None:
+    """Prompts, idle work and cancels at random times in few blocks: nothing is lost, stuck or run twice."""
+    s = scheduler(blocks=8, max_chunk=6, idle_chunk=3)
+    pending = list(jobs)
+    wanted: dict[Sequence, int] = {}
+    for time in range(600):
+        while pending and pending[0][4] <= time:
+            length, answer, idle, cancel, _ = pending.pop(0)
+            sequence = prompt([length % 3] * length, Priority.IDLE if idle else Priority.PERSON, not idle)
+            wanted[sequence] = answer
+            s.add(sequence)
+            sequence.cancelled = cancel
+        step = play(s, token=time)
+        assert len({chunk.sequence for chunk in step.chunks}) == len(step.chunks)
+        assert len({chunk.sequence.priority for chunk in step.chunks}) <= 1
+        for sequence, answer in wanted.items():
+            if sequence.status is Status.RUNNING and len(sequence.generated) >= answer:
+                s.finish(sequence, FinishReason.LENGTH)
+        if not pending and not s.has_work:
+            break
+    assert all(sequence.status is Status.FINISHED for sequence in wanted)
+    for sequence, answer in wanted.items():
+        if sequence.finish_reason is FinishReason.LENGTH:
+            assert len(sequence.generated) == answer
+    assert s.blocks.num_held == 0
