@@ -1,105 +1,30 @@
-"""The Hub, spoken to through a loopback server: what is fetched, what is resumed, what is refused."""
+"""Fetching from the Hub: what is asked for, what is continued, what is refused, and how that is said."""
 
 import json
-import os
-import random
 import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from models import fetching, hub, transfer
+from models import hub
 from models.errors import ModelError
 from models.progress import Progress
 from models.sources import local_models, remove, resolve
 from tests.models.hub_server import HubServer, content_id
-
-REPO = "acme/tiny"
-ROOT = Path(__file__).parents[2]
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-}
-WEIGHTS = random.Random(0).randbytes(300_000)
-FILES = {
-    "config.json": json.dumps(CONFIG).encode(),
-    "generation_config.json": b'{"top_k": 20}',
-    "tokenizer.json": b'{"model": {}}',
-    "tokenizer_config.json": b"{}",
-    "chat_template.jinja": b"{{ messages }}",
-    "model.safetensors": WEIGHTS,
-}
-USELESS = {
-    ".gitattributes": b"*",
-    "README.md": b"# read me",
-    "pytorch_model.bin": b"pickle",
-    "onnx/model.onnx": b"onnx",
-    "original/consolidated.00.pth": b"pickle",
-    "consolidated.safetensors": b"the same again",
-    "training_args.bin": b"pickle",
-}
-TOTAL = sum(map(len, FILES.values()))
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A Hub with one model, and an empty cache."""
-    for name in list(os.environ):
-        if name.lower().endswith("_proxy") or name.startswith(("HF_", "HUGGING")):
-            monkeypatch.delenv(name)
-    with HubServer() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 5)
-        monkeypatch.setattr(transfer, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
-        monkeypatch.setattr(fetching, "REPORT_EVERY_S", 0.0)
-        monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path / "chatterm"))
-        running.repo(REPO, FILES | USELESS)
-        yield running
-
-
-def contents(folder: Path | None) -> dict[str, bytes]:
-    assert folder is not None
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def run_python(program: str, **environment: str) -> str:
-    """What a program prints, run by a fresh interpreter with these environment variables added."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def cache_of(repo: str = REPO) -> Path:
-    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
-
-
-def bytes_in(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+from tests.models.hub_world import (
+    CONFIG,
+    FILES,
+    REPO,
+    TOTAL,
+    USELESS,
+    WEIGHTS,
+    cache_of,
+    contents,
+    sharded,
+)
 
 
 def test_fetches_only_the_files_needed_and_reports_every_byte(server: HubServer) -> None:
@@ -111,37 +36,6 @@ def test_fetches_only_the_files_needed_and_reports_every_byte(server: HubServer)
     done = [report.done for report in reports]
     assert done == sorted(done)
     assert (reports[-1].stage, reports[-1].done, reports[-1].total) == ("download", TOTAL, TOTAL)
-
-
-def test_other_tools_find_the_model_in_the_cache(server: HubServer) -> None:
-    folder = resolve(REPO).folder
-    path = huggingface_hub.snapshot_download(
-        REPO, allow_patterns=list(FILES), local_files_only=True, cache_dir=constants.HF_HUB_CACHE
-    )
-    assert Path(path) == folder
-    report = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
-    assert not report.warnings
-    assert [(repo.repo_id, repo.size_on_disk) for repo in report.repos] == [(REPO, TOTAL)]
-
-
-@pytest.mark.parametrize("offline", [False, True])
-def test_a_complete_model_needs_no_network(server: HubServer, offline: bool) -> None:
-    first = resolve(REPO)
-    asked = len(server.requests)
-    assert resolve(REPO, offline=offline) == first
-    assert len(server.requests) == asked
-
-
-def test_environment_variables_are_honoured_in_a_fresh_process(server: HubServer, tmp_path: Path) -> None:
-    server.repos[REPO].access = "private"
-    environment = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_good"}
-    program = f"from models.sources import resolve; print(resolve({REPO!r}).folder)"
-    folder = Path(run_python(program, **environment))
-    assert folder.is_relative_to(tmp_path / "home" / "hub")
-    assert contents(folder) == FILES
-    asked = len(server.requests)
-    assert run_python(program, **environment, HF_HUB_OFFLINE="1") == str(folder)
-    assert len(server.requests) == asked
 
 
 def test_a_cut_connection_is_continued_where_it_stopped(server: HubServer) -> None:
@@ -222,17 +116,6 @@ def test_leftovers_that_are_too_long_are_dropped(server: HubServer) -> None:
 def test_a_busy_server_is_asked_again(server: HubServer) -> None:
     statuses = iter([503, 429])
     server.answer = lambda path: next(statuses, None)
-    assert contents(resolve(REPO).folder) == FILES
-
-
-def test_a_truncated_blob_is_noticed_and_fetched_again(server: HubServer) -> None:
-    files = resolve(REPO)
-    assert files.folder is not None
-    blob = (files.folder / "model.safetensors").resolve()
-    blob.write_bytes(WEIGHTS[:1000])
-    with pytest.raises(ModelError, match="incomplete"):
-        resolve(REPO, offline=True)
-    assert local_models() == []
     assert contents(resolve(REPO).folder) == FILES
 
 
@@ -354,13 +237,6 @@ def test_an_unsupported_architecture_is_refused_before_its_weights(server: HubSe
     assert not server.asked_for("model.safetensors")
 
 
-def sharded(shards: int) -> dict[str, bytes]:
-    names = [f"model-{i:05}-of-{shards:05}.safetensors" for i in range(1, shards + 1)]
-    index = json.dumps({"weight_map": {f"w{i}": name for i, name in enumerate(names)}}).encode()
-    small = {name: content for name, content in FILES.items() if name != "model.safetensors"}
-    return small | {"model.safetensors.index.json": index} | {name: name.encode() * 100 for name in names}
-
-
 def test_sharded_weights(server: HubServer) -> None:
     server.repo("acme/big", sharded(3) | USELESS)
     assert contents(resolve("acme/big").folder) == sharded(3)
@@ -373,37 +249,6 @@ def test_a_lost_shard_is_named(server: HubServer) -> None:
     with pytest.raises(ModelError, match=r"lacks model-00002-of-00003.safetensors"):
         resolve("acme/big")
     assert not server.asked_for("model-00001-of-00003.safetensors")
-
-
-def test_a_newer_version_comes_only_when_asked_for(server: HubServer) -> None:
-    old = resolve(REPO)
-    newer = FILES | {"tokenizer.json": b'{"model": {"newer": 1}}'}
-    server.repos[REPO].push(newer)
-    server.requests.clear()
-    assert resolve(REPO) == old
-    assert server.requests == []
-
-    server.cuts["tokenizer.json"] = [0] * 10
-    with pytest.raises(ModelError, match="broke off"):
-        resolve(REPO, refresh=True)
-    assert resolve(REPO) == old, "an interrupted refresh leaves the old version in use"
-
-    server.cuts.clear()
-    assert contents(resolve(REPO, refresh=True).folder) == newer
-    assert contents(resolve(REPO, offline=True).folder) == newer
-    assert not server.asked_for("model.safetensors"), "weights that did not change are not fetched again"
-
-
-def test_revisions_are_kept_apart(server: HubServer) -> None:
-    other = FILES | {"tokenizer.json": b"other"}
-    commit = server.repos[REPO].push(other, "refs/pr/1")
-    assert contents(resolve(f"{REPO}@refs/pr/1").folder) == other
-    assert contents(resolve(f"{REPO}@{commit}", offline=True).folder) == other
-    assert contents(resolve(REPO).folder) == FILES
-    assert [model.name for model in local_models()] == [REPO, f"{REPO}@refs/pr/1"]
-    before = bytes_in(cache_of())
-    assert remove(f"{REPO}@refs/pr/1") == before - bytes_in(cache_of())
-    assert contents(resolve(REPO, offline=True).folder) == FILES
 
 
 def test_gguf_files(server: HubServer) -> None:
@@ -476,81 +321,6 @@ def test_names_from_a_server_cannot_leave_the_cache(server: HubServer, tmp_path:
     with pytest.raises(ModelError):
         resolve("hf.co/acme/evil/../../../../evil.gguf")
     assert not list(tmp_path.rglob("evil.gguf"))
-
-
-def fetch_with_huggingface_hub(server: HubServer, repo: str, patterns: list[str]) -> Path:
-    """Fetch as other tools do, in a process of its own: HF_ENDPOINT is read at import."""
-    program = (
-        f"import huggingface_hub as h; print(h.snapshot_download({repo!r}, allow_patterns={patterns!r}))"
-    )
-    return Path(run_python(program, HF_ENDPOINT=server.url, HF_HUB_CACHE=constants.HF_HUB_CACHE))
-
-
-def test_a_model_fetched_by_another_tool_runs_offline(server: HubServer) -> None:
-    folder = fetch_with_huggingface_hub(server, REPO, ["*.json", "*.safetensors"])
-    asked = len(server.requests)
-    assert resolve(REPO, offline=True).folder == folder
-    assert [model.name for model in local_models()] == [REPO]
-    assert len(server.requests) == asked
-    # Once online, what the other tool left out is added.
-    assert (resolve(REPO).folder, (folder / "chat_template.jinja").exists()) == (folder, True)
-    assert len(server.asked_for("model.safetensors")) == 1
-
-
-def test_a_model_half_fetched_by_another_tool_is_not_complete(
-    server: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.repo("acme/big", sharded(3))
-    folder = fetch_with_huggingface_hub(server, "acme/big", ["*.json", "model-00001*"])
-    assert local_models() == []
-    with pytest.raises(ModelError, match="incomplete"):
-        resolve("acme/big", offline=True)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelError, match="Cannot reach"):
-        resolve("acme/big")
-    monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    assert resolve("acme/big").folder == folder
-    assert {*contents(folder)} >= {*sharded(3)}
-
-
-def test_two_at_once_fetch_the_weights_once(server: HubServer) -> None:
-    asked, waiting = threading.Event(), threading.Event()
-
-    def hold(name: str) -> None:
-        if name == "model.safetensors":
-            asked.set()
-            assert waiting.wait(10)
-
-    def second(progress: Progress) -> None:
-        # Reported from the wait for the lock: everything but the weights is there.
-        if progress.total is not None:
-            waiting.set()
-
-    server.before_file = hold
-    with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(resolve, REPO)
-        assert asked.wait(10)
-        two = pool.submit(resolve, REPO, on_progress=second)
-        assert one.result(20) == two.result(20)
-    assert len(server.asked_for("model.safetensors")) == 1
-
-
-def test_removing_frees_exactly_what_it_says(server: HubServer) -> None:
-    server.cuts["model.safetensors"] = [100_000] + [0] * 10
-    with pytest.raises(ModelError):
-        resolve(REPO)
-    before = bytes_in(cache_of())
-    assert before > 100_000
-    assert remove(REPO) == before, "an unfinished download can be removed"
-    assert not cache_of().exists()
-    server.cuts.clear()
-    resolve(REPO)
-    assert [(model.name, model.bytes, model.source) for model in local_models()] == [(REPO, TOTAL, "hub")]
-    before = bytes_in(cache_of())
-    assert remove(REPO) == before
-    assert local_models() == []
-    with pytest.raises(ModelError, match="acme/tiny is not on this machine; see: chatterm list"):
-        remove(REPO)
 
 
 @pytest.mark.parametrize(
