@@ -1,0 +1,161 @@
+"""What a person may write for a model, and what a wrong name gets."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from models import catalogue
+from models.errors import ModelError
+from models.hub import HubModel
+from models.sources import ModelFiles, local_models, parse, remove, resolve
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path / "chatterm"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def folder_with(tmp_path: Path, *names: str) -> Path:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(b"{}")
+    return folder
+
+
+def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_with(tmp_path, "config.json", "model.safetensors")
+    assert resolve(str(folder)) == ModelFiles("my-model", folder=folder)
+    monkeypatch.chdir(folder)
+    assert resolve(".") == ModelFiles("my-model", folder=Path())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve("~/my-model") == ModelFiles("my-model", folder=folder)
+
+
+def test_a_folder_named_like_a_hub_id_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder_with(tmp_path, "config.json", "model.safetensors")
+    monkeypatch.chdir(tmp_path.parent)
+    name = f"{tmp_path.name}/my-model"
+    assert resolve(name).folder == Path(name)
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF....")
+    assert resolve(str(path)) == ModelFiles("tiny.gguf", gguf=path)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "has no config.json, so it is no model folder"),
+        (["model.safetensors"], "has no config.json"),
+        (["config.json"], r"has no \*.safetensors weights"),
+        (["config.json", "pytorch_model.bin"], "only pickled weights: a pickle may run code"),
+        (["tiny.gguf"], r"holds GGUF files; name one of them: .*tiny.gguf"),
+    ],
+)
+def test_a_folder_that_is_no_model(tmp_path: Path, names: list[str], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as error:
+        resolve(str(folder_with(tmp_path, *names)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("weights.gguf", b"<html>not found</html>", "is not a GGUF file"),
+        ("empty.gguf", b"", "is not a GGUF file"),
+        ("model.bin", b"PK", "holds pickled weights: a pickle may run code"),
+        ("model.safetensors", b"\x00", "name the folder that also holds config.json"),
+    ],
+)
+def test_a_file_that_is_no_model(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        resolve(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "name is empty"),
+        ("smollm", "There is no model smollm. Did you mean smollm2"),
+        ("SmolLM2-135M", "Did you mean smollm2"),
+        ("qwen3:0.5b", "Did you mean qwen3:0.6b"),
+        ("qwen3-0.6b", "Did you mean .*qwen3:0.6b"),
+        ("xyzzy", r"There is no model xyzzy. Write a catalogue name \(smollm2, .* a folder, or a .gguf file"),
+        ("./nowhere", "There is no file or folder ./nowhere"),
+        ("/nowhere/at/all", "There is no file or folder /nowhere/at/all"),
+        ("~nobody-here/x", "There is no file or folder ~nobody-here/x"),
+        ("nowhere.gguf", "There is no file or folder nowhere.gguf"),
+        ("a/b/c.gguf", "For a file on the Hub write hf.co/a/b/c.gguf"),
+        ("a/b/c", "There is no model a/b/c"),
+        ("hf.co/a", "is not the address of a model; write hf.co/owner/name"),
+        ("\x1b[31mred", r"holds control characters: '\\x1b\[31mred'"),
+        ("tell me a story " * 40, "has 639 characters"),
+        ("acme/tiny", "acme/tiny is not on this machine and the network is off"),
+    ],
+)
+def test_a_name_that_is_nothing(text: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as error:
+        resolve(text)
+    assert "\n" not in str(error.value)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "text", ["QWEN3:0.6b", " qwen3:0.6b ", "hf.co/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B@main"]
+)
+def test_names_of_the_same_model(text: str) -> None:
+    assert parse(text) == HubModel("Qwen/Qwen3-0.6B")
+
+
+def test_every_catalogue_name_is_known() -> None:
+    assert parse("smollm2") == catalogue.WHEELS["smollm2"]
+    assert {parse(name) for name in catalogue.HUB_NAMES} == {
+        HubModel(f"Qwen/Qwen3-{size}B") for size in ("0.6", "1.7", "4", "8", "14", "32")
+    }
+
+
+def test_a_persons_own_files_are_never_removed(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "config.json", "model.safetensors")
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF")
+    for path in (folder, gguf):
+        with pytest.raises(ModelError, match="is your own; chatterm removes only what it downloaded"):
+            remove(str(path))
+    assert (folder / "model.safetensors").exists()
+    assert gguf.exists()
+
+
+@pytest.mark.parametrize("name", ["smollm2", "acme/tiny", "acme/tiny@v1", "hf.co/acme/tiny/x.gguf"])
+def test_removing_what_is_not_there(name: str) -> None:
+    with pytest.raises(ModelError, match="is not on this machine; see: chatterm list"):
+        remove(name)
+
+
+def test_nothing_is_here_yet() -> None:
+    assert local_models() == []
+
+
+def test_a_cached_start_imports_neither_torch_nor_a_network_client() -> None:
+    program = (
+        "import sys, models.sources, models.inspect\n"
+        "from models.errors import ModelError\n"
+        "try: models.sources.resolve('acme/tiny', offline=True)\n"
+        "except ModelError: pass\n"
+        "heavy = {'torch', 'transformers', 'httpx', 'httpx2', 'requests'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
