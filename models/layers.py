@@ -33,7 +33,7 @@ def choose_product(dtype: torch.dtype, device: torch.device) -> Product:
     """The fastest matrix product of this machine for activations and weights of `dtype` on `device`."""
     if device.type != "cpu" or dtype != torch.bfloat16:
         return F.linear
-    native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    native = torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return _native_linear if native else _upcast_linear
 
 

@@ -81,7 +81,7 @@ def fill_model(
     available = available_bytes(device)
     if available is not None and needed > available:
         raise ModelError(
-            f"The model needs {needed / 1e9:.2f} GB of memory on {device}, but {available / 1e9:.2f} GB are "
+            f"The model needs {_amount(needed)} of memory on {device}, but {_amount(available)} are "
             "free; choose a smaller model or free some memory."
         )
     total = sum(filling.tensor.nbytes for filling in fillings)
@@ -100,7 +100,7 @@ def fill_model(
         if type(error) is RuntimeError and "allocate memory" not in str(error):
             raise
         raise ModelError(
-            f"Memory ran out while loading: the model needs {needed / 1e9:.2f} GB on {device}; "
+            f"Memory ran out while loading: the model needs {_amount(needed)} on {device}; "
             "choose a smaller model or free some memory."
         ) from None
 
@@ -168,6 +168,10 @@ def needed_bytes(model: DecoderModel, dtype: torch.dtype, positions: int) -> int
     # parameters() yields a tied weight once.
     numbers = sum(parameter.numel() for parameter in model.parameters()) + positions * model.config.head_dim
     return numbers * dtype.itemsize
+
+
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 def available_bytes(device: torch.device) -> int | None:
