@@ -1,0 +1,299 @@
+"""GGUF: the header against the gguf package, values, logits, the real default model, damaged files."""
+
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from models.dequantize import chunks
+from models.errors import ModelError
+from models.gguf import config_of, read_gguf
+from models.gguf_weights import hugging_face_name
+from models.load import load_config, load_model
+from models.progress import Progress
+from tests.models.checkpoints import (
+    files_of,
+    random_model,
+    run,
+    run_reference,
+    tiny_llama,
+    tiny_qwen3,
+    write_gguf,
+)
+
+CPU = torch.device("cpu")
+TOKENS = list(range(3, 40))
+QUANTS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
+K_QUANTS = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    return load_model(files_of(path), dtype=dtype, device=CPU)
+
+
+def refusal(path: Path) -> str:
+    """The one line that loading a file ends with."""
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "model.gguf", random_model(tiny_llama(num_hidden_layers=1)))
+
+
+CONFIGS = {
+    "llama": tiny_llama(),
+    "llama tied": tiny_llama(tie_word_embeddings=True),
+    "llama bias": tiny_llama(attention_bias=True),
+    "qwen3": tiny_qwen3(),
+    "qwen3 untied": tiny_qwen3(tie_word_embeddings=False),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_logits_are_those_of_the_checkpoint(config: Any, tmp_path: Path) -> None:
+    model = random_model(config)
+    ours = run(load(write_gguf(tmp_path / "model.gguf", model)), TOKENS)
+    expected = run_reference(model, TOKENS)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", [*QUANTS, Kind.F16, Kind.BF16])
+def test_logits_of_quantised_files_are_those_of_the_rounded_weights(kind: Kind, tmp_path: Path) -> None:
+    model = random_model(tiny_llama())
+    path = write_gguf(tmp_path / "model.gguf", model, kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                rounded = gguf.dequantize(gguf.quantize(parameter.numpy(), kind), kind)
+                parameter.copy_(torch.from_numpy(rounded))
+    expected = run_reference(model, TOKENS)
+    torch.testing.assert_close(
+        run(load(path), TOKENS), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item()
+    )
+
+
+def test_rope_factors_of_llama3_are_honoured(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    model = random_model(tiny_llama(rope_parameters=rope))
+    plain = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
+    factors = (plain / model.model.rotary_emb.inv_freq).tolist()
+    assert max(factors) == pytest.approx(8.0)
+    ours = run(load(write_gguf(tmp_path / "model.gguf", model, rope_factors=factors)), TOKENS)
+    without = run(load(write_gguf(tmp_path / "plain.gguf", model)), TOKENS)
+    expected = run_reference(model, TOKENS)
+    tolerance = 1e-4 * expected.abs().max().item()
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=tolerance)
+    assert (without - expected).abs().max() > 100 * tolerance
+
+
+@pytest.mark.parametrize("kind", [*QUANTS, *K_QUANTS, Kind.IQ4_NL])
+def test_values_are_those_of_the_gguf_package(kind: Kind) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(4)
+    # Random bytes may spell infinite scales: those must agree as well.
+    data = rng.integers(0, 256, (2500, 2 * size), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(data, kind)
+        parts = list(chunks(data, kind))
+        order = rng.permutation(len(data))
+        shuffled = torch.cat([rows for _, rows in chunks(data, kind, order)])
+    assert [start for start, _ in parts] == np.cumsum([0, *(len(rows) for _, rows in parts)])[:-1].tolist()
+    values = torch.cat([rows for _, rows in parts]).numpy()
+    assert values.shape == (2500, 2 * block)
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_array_equal(shuffled.numpy(), expected[order])
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(Kind.F32, "<f4"), (Kind.F16, "<f2")])
+def test_plain_floats_keep_their_values(kind: Kind, dtype: str) -> None:
+    values = np.random.default_rng(5).standard_normal((7, 96)).astype(dtype)
+    ((start, rows),) = chunks(values.view(np.uint8), kind)
+    assert start == 0
+    np.testing.assert_array_equal(rows.numpy(), values)
+
+
+def test_header_is_what_the_gguf_package_reads(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "all.gguf", "llama")
+    for kind, value in {"uint8": 200, "int8": -3, "uint16": 60000, "int16": -9, "uint32": 2**31}.items():
+        getattr(writer, f"add_{kind}")(f"test.{kind}", value)
+    for kind, number in {"int32": -(2**30), "uint64": 2**60, "int64": -(2**60), "float32": 0.5}.items():
+        getattr(writer, f"add_{kind}")(f"test.{kind}", number)
+    writer.add_float64("test.float64", 0.1)
+    writer.add_bool("test.bool", True)
+    writer.add_string("test.string", "Grüße, 世界")
+    writer.add_array("test.strings", ["a", "", "ö"])
+    writer.add_array("test.ints", [1, -2, 3])
+    writer.add_array("test.floats", [0.5, 2.0])
+    writer.add_custom_alignment(64)
+    writer.add_tensor("odd", np.arange(5, dtype=np.float32))
+    writer.add_tensor("matrix", np.arange(12, dtype=np.float16).reshape(3, 4))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    reader = gguf.GGUFReader(tmp_path / "all.gguf")
+    file = read_gguf(tmp_path / "all.gguf")
+    fields = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    assert file.metadata == fields
+    assert file.metadata["test.strings"] == ["a", "", "ö"]
+    for tensor in reader.tensors:
+        ours = file.tensors[tensor.name]
+        assert ours.shape == tuple(tensor.shape.tolist()[::-1])
+        assert ours.kind == tensor.tensor_type
+        assert ours.data.tobytes() == tensor.data.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("blk.12.attn_q_norm.weight", "model.layers.12.self_attn.q_norm.weight"),
+        ("blk.0.ffn_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
+        ("blk.0.attn_output.bias", "model.layers.0.self_attn.o_proj.bias"),
+        ("blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate_inp.weight"),
+        ("something", "something"),
+    ],
+)
+def test_tensor_names(name: str, expected: str) -> None:
+    assert hugging_face_name(name) == expected
+
+
+def test_progress_counts_the_bytes_and_ends_full(path: Path) -> None:
+    reports: list[Progress] = []
+    load_model(files_of(path), dtype=torch.bfloat16, device=CPU, on_progress=reports.append)
+    done = [report.done for report in reports]
+    assert done == sorted(done)
+    total = sum(tensor.data.nbytes for tensor in read_gguf(path).tensors.values())
+    assert done[-1] == reports[-1].total == total
+
+
+def test_the_real_default_model(smollm2: Path) -> None:
+    started = time.perf_counter()
+    file = read_gguf(smollm2)
+    model = load(smollm2, torch.bfloat16)
+    # 0.2 s where nothing else runs; the limit only tells a parser that has become slow from a busy machine.
+    assert time.perf_counter() - started < 10
+    assert model.config.tie_word_embeddings
+    assert len(file.metadata["tokenizer.ggml.tokens"]) == model.config.vocab_size == 49152
+    assert load_config(files_of(smollm2)) == config_of(file) == model.config
+    ids = {text: index for index, text in enumerate(file.metadata["tokenizer.ggml.tokens"])}
+    prompt = [ids[text] for text in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]
+    assert run(model, prompt)[-1].argmax().item() == ids["ĠParis"]
+
+
+def test_a_tensor_type_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    model = random_model(tiny_llama(num_hidden_layers=1))
+    path = write_gguf(tmp_path / "model.gguf", model, metadata={"x": 1})
+    data = bytearray(path.read_bytes())
+    at = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 2 * 8
+    assert struct.unpack_from("<I", data, at) == (Kind.F32,)
+    for number, words in ((Kind.I32, "I32"), (9999, "9999")):
+        struct.pack_into("<I", data, at, number)
+        path.write_bytes(data)
+        assert words in refusal(path)
+
+
+def test_a_missing_tensor_is_named(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"blk.0.ffn_up.weight", b"blk.0.ffn_UP.weight"))
+    message = refusal(path)
+    assert "blk.0.ffn_UP.weight" in message
+
+
+def test_a_wrong_shape_is_told_with_the_right_one(tmp_path: Path) -> None:
+    model = random_model(tiny_llama(num_hidden_layers=1))
+    model.config.intermediate_size = 96
+    message = refusal(write_gguf(tmp_path / "model.gguf", model))
+    assert "[160, 96]" in message
+    assert "[96, 96]" in message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"split.count": 3}, "split model"),
+        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"general.alignment": 48}, "alignment 48"),
+    ],
+)
+def test_metadata_that_asks_for_too_much(metadata: dict[str, Any], words: str, tmp_path: Path) -> None:
+    model = random_model(tiny_llama(num_hidden_layers=1))
+    assert words in refusal(write_gguf(tmp_path / "model.gguf", model, metadata=metadata))
+
+
+def test_impossible_rope_factors(tmp_path: Path) -> None:
+    model = random_model(tiny_llama(num_hidden_layers=1))
+    path = write_gguf(tmp_path / "model.gguf", model, rope_factors=[0.0] * 8)
+    assert "rope_freqs.weight" in refusal(path)
+    path = write_gguf(tmp_path / "short.gguf", model, rope_factors=[1.0] * 3)
+    assert "needs 8" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (b"", "is empty"),
+        (b"GGU", "not a GGUF file"),
+        (b"PK\x03\x04 a zip file", "not a GGUF file"),
+        (b"GGUF" + struct.pack("<I", 1) + bytes(16), "version 1"),
+        (b"GGUF" + struct.pack(">I", 3) + bytes(16), "version"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**62, 0), "damaged"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**62), "damaged"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**63), "damaged"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "architecture"),
+    ],
+)
+def test_what_is_no_gguf_file(contents: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(contents)
+    assert words in refusal(path)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "none.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    assert "cannot be read" in refusal(tmp_path / "folder.gguf")
+
+
+def test_a_file_cut_anywhere_is_damaged(path: Path) -> None:
+    data = path.read_bytes()
+    lengths = {*range(64), *range(64, len(data), len(data) // 60), len(data) // 2, len(data) - 1}
+    for length in sorted(lengths):
+        path.write_bytes(data[:length])
+        assert "fetch it again" in refusal(path) or length < 4, length
+
+
+def test_damaged_bytes_in_the_header_are_never_a_traceback(path: Path) -> None:
+    data = path.read_bytes()
+    end = data.index(b"ffn_down") + 200
+    generator = torch.Generator().manual_seed(6)
+    refused = 0
+    for _ in range(400):
+        at = int(torch.randint(end, (), generator=generator))
+        value = int(torch.randint(256, (), generator=generator))
+        path.write_bytes(data[:at] + bytes([value]) + data[at + 1 :])
+        try:
+            load(path)
+        except ModelError:
+            refused += 1
+    assert refused > 100
