@@ -1,5 +1,6 @@
 """From the keyboard to the weights and back: the real default model, in a real terminal."""
 
+import json
 import os
 import sys
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 import pexpect
 import pyte
 import pytest
+
+from chatterm.cli import call
 
 ENTER = "\r"
 COLUMNS, ROWS = 100, 30
@@ -71,3 +74,24 @@ def test_a_question_an_answer_figures_reset_and_quit(person: Person) -> None:
     person.child.expect(pexpect.EOF, timeout=20)
     person.child.close()
     assert person.child.exitstatus == 0
+
+
+def test_the_same_seed_gives_the_same_text(
+    smollm2: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+
+    def story(seed: int) -> list[str]:
+        prompts = ["-p", "Tell me a story.", "-p", "Go on."]
+        settings = ["--json", "--temperature", "1", "--max-tokens", "12", "--context", "512"]
+        assert call(["run", str(smollm2), *prompts, *settings, "--seed", str(seed)]) == 0
+        turns = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [turn["finish_reason"] for turn in turns] == ["length", "length"]
+        first, second = (turn["stats"] for turn in turns)
+        # The second turn finds the first: prompt and answer but for the answer's last token, not computed yet.
+        assert second["cached_tokens"] == first["prompt_tokens"] + first["generated_tokens"] - 1
+        return [turn["text"] for turn in turns]
+
+    once = story(7)
+    assert story(7) == once
+    assert story(8) != once
