@@ -1,5 +1,8 @@
 """The Textual application."""
 
+import gc
+import os
+import sys
 from typing import ClassVar
 
 from textual.app import App
@@ -36,10 +39,22 @@ class ChatApp(App[int]):
 
 
 def run_app(backend: Backend, *, theme: str | None) -> int:
-    """Chat until the person leaves; the exit code. Raises EngineError for a theme that does not exist."""
+    """Chat until the person leaves; the exit code. Raises EngineError for a theme that does not exist.
+
+    Where the backend cannot be interrupted (it is importing or reading a model) the process ends here and now:
+    the terminal is restored already, and nobody should wait for a model that is not wanted any more.
+    """
     app = ChatApp(backend, theme=theme or DEFAULT_THEME)
+    ended = False
+    gc.disable()  # until the first frame stands: collecting takes a fifth of the time to it
     try:
         app.run()
     finally:
-        app.worker.close()
-    return app.return_code or 0
+        gc.enable()
+        ended = app.worker.close()
+    code = app.return_code or 0
+    if not ended:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

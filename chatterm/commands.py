@@ -44,19 +44,19 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), ("?",)),
-    Command("stats", "", "Show the figures of this turn and of the session", lambda a, _: a.show_stats()),
+    Command("stats", "", "Figures of this turn and of the session", lambda a, _: a.show_stats()),
     Command("reset", "", "Forget the conversation and begin anew", lambda a, _: a.reset(), ("clear", "new")),
     Command("retry", "", "Answer the last message once more", lambda a, _: a.retry()),
     Command("undo", "", "Take back the last message and its answer", lambda a, _: a.undo()),
     Command(
         "think",
         "[on|off|auto|show|hide]",
-        "Let the model think or not; show or hide its thinking",
+        "Thinking: do it, show it",
         lambda a, text: a.think(text),
         choices=("on", "off", "auto", "show", "hide"),
     ),
     Command("system", "[TEXT|none]", "Show or set the system prompt", lambda a, text: a.system(text)),
-    Command("model", "[NAME]", "Show the models here, or go on with another", lambda a, text: a.model(text)),
+    Command("model", "[NAME]", "Show the models, or take another", lambda a, text: a.model(text)),
     Command("theme", "[NAME]", "Show or change the colours", lambda a, text: a.theme(text)),
     Command("quit", "", "Leave", lambda a, _: a.quit(), ("exit", "bye")),
 )

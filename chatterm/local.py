@@ -14,15 +14,15 @@ from chatterm.backend import (
     TokenEvent,
 )
 from engine.params import SamplingParams
-from models.sources import ModelFiles, local_models, resolve
 
 if TYPE_CHECKING:
     from engine.chat import Chat
     from engine.engine import Engine
+    from models.sources import ModelFiles
 
 
 class LocalBackend:
-    """Implements Backend. Nothing is imported, read or fetched before `open`."""
+    """Implements Backend. Nothing is read or fetched before `open`, and what is slow to import waits for it."""
 
     def __init__(self, model: str, options: ChatOptions) -> None:
         self._model = model
@@ -33,6 +33,7 @@ class LocalBackend:
         self._chat: Chat | None = None
         self._params: SamplingParams | None = None
         self._info: ModelInfo | None = None
+        self._used = 0
 
     @property
     def model(self) -> str:
@@ -52,8 +53,7 @@ class LocalBackend:
 
     @property
     def used_tokens(self) -> int:
-        chat = self._chat
-        return chat.used_tokens if chat is not None else 0
+        return self._used
 
     @property
     def system(self) -> str | None:
@@ -72,10 +72,13 @@ class LocalBackend:
             chat.stop()
 
     def open(self, on_progress: OnProgress | None = None) -> None:
+        from models.sources import resolve
+
         self._load(resolve(self._model, on_progress=on_progress), on_progress)
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
         from models.load import load_config
+        from models.sources import resolve
 
         files = resolve(model, on_progress=on_progress)
         load_config(files)  # a model that cannot run is refused while the present one is still there
@@ -83,7 +86,7 @@ class LocalBackend:
         self._model = model
         self._load(files, on_progress)
 
-    def _load(self, files: ModelFiles, on_progress: OnProgress | None) -> None:
+    def _load(self, files: "ModelFiles", on_progress: OnProgress | None) -> None:
         from engine.engine import Engine  # brings torch: not before the first frame stands
 
         options = self._options
@@ -108,23 +111,28 @@ class LocalBackend:
             context_length=engine.context_length,
             thinks=chat.thinks,
         )
+        self._count()
 
     def send(self, text: str) -> Iterator[TokenEvent]:
-        return self._loaded().send(text, self._params)
+        return self._counted(self._loaded().send(text, self._params))
 
     def retry(self) -> Iterator[TokenEvent]:
-        return self._loaded().retry(self._params)
+        return self._counted(self._loaded().retry(self._params))
 
     def undo(self) -> bool:
-        return self._loaded().undo()
+        dropped = self._loaded().undo()
+        self._count()
+        return dropped
 
     def reset(self) -> None:
         if self._chat is not None:
             self._chat.reset()
+            self._count()
 
     def set_system(self, system: str | None) -> None:
         if self._chat is not None:
             self._chat.system = system
+            self._count()
         self._system = system
 
     def set_think(self, think: ThinkMode) -> None:
@@ -141,13 +149,27 @@ class LocalBackend:
             chat.prepare(draft)
 
     def models(self) -> list[str]:
+        from models.sources import local_models
+
         return [model.name for model in local_models()]
 
     def close(self) -> None:
         engine = self._engine
         self._engine = self._chat = self._params = self._info = None
+        self._used = 0
         if engine is not None:
             engine.close()
+
+    def _counted(self, events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
+        try:
+            yield from events
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the history once per change: it is rendered for that, which a screen cannot wait for."""
+        if self._chat is not None:
+            self._used = self._chat.used_tokens
 
     def _loaded(self) -> "Chat":
         if self._chat is None:

@@ -8,11 +8,11 @@ from chatterm.markdown.table import table_lines
 
 _KEYS = (
     ("Enter", "Send"),
-    ("Ctrl+J, Shift+Enter, Alt+Enter", "Break the line"),
-    ("Esc", "Stop the answer, what was said stays; or take back a message that waits"),
-    ("Ctrl+C", "Stop; twice to quit. Copies where text is selected"),
-    ("Ctrl+T", "Open or close the latest thinking; a click does it too"),
-    ("Page Up, Page Down", "Scroll; Ctrl+Home and Ctrl+End go to the ends"),
+    ("Ctrl+J", "Break the line; so do Shift+Enter and Alt+Enter"),
+    ("Esc", "Stop the answer; what was said stays"),
+    ("Ctrl+C", "Stop; twice to quit; copies selected text"),
+    ("Ctrl+T", "Open or close the latest thinking, as a click does"),
+    ("Page Up/Down", "Scroll; with Ctrl, Home and End go to the ends"),
     ("Ctrl+P", "Command palette"),
     ("F1", "This help"),
 )
@@ -20,11 +20,12 @@ _KEYS = (
 
 def help_lines(width: int) -> list[Line]:
     commands = [(command.usage, command.help) for command in COMMANDS]
-    return [*_described("Commands", commands, width), [], *_described("Keys", list(_KEYS), width)]
+    column = min(max(cells(name) for name, _ in (*commands, *_KEYS)) + 3, width // 2)
+    keys = _described("Keys", list(_KEYS), width, column)
+    return [*_described("Commands", commands, width, column), [], *keys]
 
 
-def _described(title: str, rows: list[tuple[str, str]], width: int) -> list[Line]:
-    column = min(max(cells(name) for name, _ in rows) + 3, width // 2)
+def _described(title: str, rows: list[tuple[str, str]], width: int, column: int) -> list[Line]:
     lines: list[Line] = [[(title, "heading")]]
     for name, text in rows:
         left, right = wrap([(name, "")], column - 2), wrap([(text, "muted")], width - column)

@@ -71,6 +71,7 @@ class Turn:
         answer = self.answer
         if answer.is_thinking and self._thinking_since is not None:
             answer.thinking_s = now - self._thinking_since
+            answer.activity = ""
         elif answer.body.is_empty:
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
             if what == "reading" and figures is not None and figures.prefill_total:

@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -134,6 +134,7 @@ class Worker:
         self._closing = threading.Event()
         self._stopping = threading.Event()
         # A daemon: a load that cannot be interrupted must not keep the terminal.
+        self._is_loading = False
         self._thread = threading.Thread(target=self._loop, name="chatterm-worker", daemon=True)
 
     def start(self) -> None:
@@ -159,9 +160,10 @@ class Worker:
             taken.append(Loading(progress))
         return taken
 
-    def close(self, timeout: float = 2.0) -> bool:
-        """End the running job and free the backend; False when it does not end within `timeout` seconds."""
+    def close(self) -> bool:
+        """End the running job and free the backend; False when it does not end soon."""
         self._closing.set()
+        timeout = 0.3 if self._is_loading else 5.0
         self._backend.stop()
         self._jobs.put(None)
         if self._thread.is_alive():
@@ -187,11 +189,9 @@ class Worker:
         value: object = None
         match job:
             case Open():
-                backend.open(self._on_progress)
-                self._loaded()
+                self._load(lambda: backend.open(self._on_progress))
             case Switch(model):
-                backend.switch(model, self._on_progress)
-                self._loaded()
+                self._load(lambda: backend.switch(model, self._on_progress))
             case Send(text):
                 self._answer(backend.send(text))
             case Retry():
@@ -210,7 +210,12 @@ class Worker:
                 value = backend.models()
         self._reports.append(Done(job, value))
 
-    def _loaded(self) -> None:
+    def _load(self, load: Callable[[], None]) -> None:
+        self._is_loading = True
+        try:
+            load()
+        finally:
+            self._is_loading = False
         info = self._backend.info
         if info is not None:
             self._reports.append(Loaded(info))

@@ -19,6 +19,11 @@ def cells(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
+def elided(text: str, width: int) -> str:
+    """`text` cut to `width` columns; the last one is an ellipsis where something is missing."""
+    return text if cells(text) <= width else _head(text, max(width - 1, 0)) + "…"
+
+
 def line_cells(line: Line) -> int:
     return sum(cells(text) for text, _ in line)
 

@@ -1,5 +1,6 @@
 """The chat: what the person does becomes jobs for the worker, what the worker reports becomes entries."""
 
+import gc
 from collections import deque
 from time import monotonic
 from typing import ClassVar
@@ -18,6 +19,7 @@ from chatterm.reports import help_lines, stats_lines
 from chatterm.sanitize import one_line
 from chatterm.themes import load_theme, theme_names
 from chatterm.turn import Turn
+from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.side_panel import SidePanel
@@ -58,6 +60,7 @@ _PAUSE = 0.6
 class ChatScreen(Screen[None]):
     """Implements `chatterm.commands.Actions`."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "stop", "Stop", priority=True),
         Binding("ctrl+c", "interrupt", "Stop or quit", priority=True),
@@ -112,14 +115,23 @@ class ChatScreen(Screen[None]):
         self._show_live(monotonic())
         self._worker.submit(Open())
         self.set_interval(_FRAME, self._frame)
-        # The worker begins once the first frame is out: importing the engine would delay it.
-        self.call_after_refresh(self._worker.start)
+        # The worker begins once the first frame is out: importing the engine would hold it up.
+        self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
+
+    def _begin_work(self) -> None:
+        gc.enable()
+        self._worker.start()
 
     def on_resize(self, event: events.Resize) -> None:
         wide = event.size.width >= _WIDE
         self._panel.display = wide
         self._status.keys_only(wide)
         self.set_class(event.size.height < 12, "-low")
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being loaded or answered, and nothing waits."""
+        return not self._loading and self._turn is None and not self._waiting
 
     # --- from the worker ---
 
@@ -248,7 +260,7 @@ class ChatScreen(Screen[None]):
         self._welcome.display = False
         self._transcript.display = True
         self._transcript.add(entry)
-        self._transcript.follow()
+        self._transcript.look_at(entry)
 
     def _take_back(self, entry: UserEntry) -> None:
         """Off the transcript and into the composer: nothing a person wrote is lost."""
@@ -269,23 +281,25 @@ class ChatScreen(Screen[None]):
         turn = self._turn
         shown = turn or self._last_speed
         backend = self._backend
-        last = backend.last if turn is None or turn.has_begun else None
-        stats = last.stats if last is not None and shown is not None else None
+        last = backend.last if turn is not None and turn.has_begun else None
+        stats = last.stats if last is not None else self._last_stats if turn is None else None
         known = stats is not None and stats.prompt_tokens > 0
         count = shown.speed.count if shown else 0
         used = backend.used_tokens
         if turn is not None and stats is not None and known:
             used = max(used, stats.prompt_tokens + count)
+        ended = self._last_stats if turn is None else None
+        average = ended.decode_tokens_per_s if ended else shown.speed.average if shown else 0.0
         phase = "loading" if self._loading else "absent" if self._info is None else "ready"
         return Live(
             phase=turn.phase if turn is not None else phase,
             model=self._model,
             info=self._info,
             progress=self._progress,
-            speed=0.0 if shown is None else shown.speed.now(now) if turn else shown.speed.average,
-            average=shown.speed.average if shown else 0.0,
+            speed=average if turn is None else turn.speed.now(now),
+            average=average,
             history=shown.speed.history() if shown else (),
-            ttft_s=shown.ttft_s if shown else None,
+            ttft_s=ended.ttft_s if ended else shown.ttft_s if shown else None,
             waited_s=round(now - turn.started, 1) if turn is not None and not turn.has_begun else 0.0,
             cached=stats.cached_tokens if stats is not None and known else None,
             computed=stats.prefilled_tokens if stats is not None and known else None,

@@ -1,7 +1,5 @@
 """Drawing styled lines: the names of the styles, and a widget that shows a fixed set of lines."""
 
-from typing import ClassVar
-
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
@@ -15,13 +13,15 @@ _MESSAGES = "notice notice-mark warning error error-mark"
 _MARKDOWN = "heading em strike link address bullet quote quote-bar code code-inline code-label"
 _SOURCE_CODE = "code-comment code-keyword code-string code-number code-name code-builtin"
 STYLES = frozenset(" ".join((_CONVERSATION, _MESSAGES, _MARKDOWN, _SOURCE_CODE)).split())
-"""Every style that a line may name; the stylesheet says what `text--NAME` looks like."""
+STYLE_CLASSES = {f"text--{name}" for name in STYLES}
+"""Every style that a line may name; the stylesheet says what `text--NAME` looks like.
+
+The screen has them as its component classes, once for all widgets: each costs time before the first frame.
+"""
 
 
 class Painter(Widget):
-    """A widget that turns lines into strips."""
-
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"text--{name}" for name in STYLES}
+    """A widget that turns lines into strips. Its screen has STYLE_CLASSES."""
 
     def strip(self, line: Line) -> Strip:
         return Strip([Segment(_shown(text), self.style_of(names)) for text, names in line])
@@ -34,7 +34,7 @@ class Painter(Widget):
             style = self.rich_style
             for name in names.split():
                 if name in STYLES:
-                    style += self.get_component_rich_style(f"text--{name}", partial=True)
+                    style += self.screen.get_component_rich_style(f"text--{name}", partial=True)
             cache[names] = style
         return style
 

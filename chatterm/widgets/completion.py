@@ -6,7 +6,7 @@ from textual import events
 from textual.message import Message
 
 from chatterm.commands import choice_completions, completions
-from chatterm.markdown.lines import Line, cells, padded
+from chatterm.markdown.lines import Line, cells, elided, padded
 from chatterm.widgets.canvas import Canvas
 
 _ROWS = 8
@@ -71,17 +71,15 @@ class Completion(Canvas):
         self.refresh()
 
     def build(self, width: int) -> list[Line]:
-        column = max((cells(item.label) for item in self._all), default=0) + 3
-        if column > width // 2:
-            column = width // 2
+        column = min(max((cells(item.label) for item in self._all), default=0) + 3, width // 2)
         lines: list[Line] = []
         for number, item in list(enumerate(self._all))[self._first : self._first + _ROWS]:
             chosen = "chosen" if number == self._index else ""
-            label = item.label if cells(item.label) < column else item.label[: column - 2] + "…"
+            label, text = elided(item.label, column - 2), elided(item.help, width - column - 3)
             line: Line = [
                 ("  ", chosen),
                 (label.ljust(column), f"primary {chosen}"),
-                (item.help, f"muted {chosen}"),
+                (text, f"muted {chosen}"),
             ]
             lines.append(padded(line, width, chosen))
         return lines

@@ -9,7 +9,7 @@ from chatterm.figures import (
     seconds_text,
     sparkline,
 )
-from chatterm.markdown.lines import Line, cells, line_cells
+from chatterm.markdown.lines import Line, elided, line_cells
 from chatterm.widgets.canvas import Canvas
 
 KEYS = "Enter send · Ctrl+J new line · Esc stop · / commands · F1 help"
@@ -92,9 +92,7 @@ def _parts(live: Live) -> list[Line]:
         parts.append([(f"first {seconds_text(live.ttft_s)}", "muted")])
     if live.cached is not None and live.computed is not None:
         parts.append([(f"{count_text(live.cached)} cached + {count_text(live.computed)} new", "muted")])
-    name = live.info.name if live.info else live.model
-    if cells(name) > 28:
-        name = name[:27] + "…"
+    name = elided(live.info.name if live.info else live.model, 28)
     return [*parts, [(name, "muted")]] if parts else [[(name, "muted")], [("ready", "muted")]]
 
 

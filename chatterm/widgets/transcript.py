@@ -66,6 +66,12 @@ class Transcript(Painter, ScrollView, can_focus=False):
         self._follow = True
         self._reflow()
 
+    def look_at(self, entry: Entry) -> None:
+        """Go to the end, or to the first line of the last entry where it is taller than the screen."""
+        self.follow()
+        if entry.height > self.scrollable_content_region.height:
+            self.scroll_to(y=self._starts[self.entries.index(entry)], animate=False, immediate=True)
+
     def page(self, step: int) -> None:
         """A screenful up (-1) or down (1), two lines of it kept."""
         page = max(self.scrollable_content_region.height - 2, 1)

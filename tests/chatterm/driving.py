@@ -1,0 +1,103 @@
+"""Helpers that drive the application without a terminal."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from rich.segment import Segment
+from textual.pilot import Pilot
+
+from chatterm.app import ChatApp
+from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
+from chatterm.widgets.composer import Composer
+from chatterm.widgets.transcript import Transcript
+from tests.chatterm.scripted import ScriptedBackend
+
+PATIENCE = 10.0
+"""Seconds after which something that should happen counts as not happening."""
+
+
+class Driver:
+    """One running application."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[int]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        deadline = monotonic() + PATIENCE
+        while not condition():
+            assert monotonic() < deadline, f"not in time; the screen shows:\n{self.text()}"
+            await self.pilot.pause(0.01)
+
+    async def shows(self, text: str) -> None:
+        await self.until(lambda: text in self.text())
+
+    async def idle(self) -> None:
+        """Loaded, nothing is being answered or waits, and it has been painted."""
+        await self.until(lambda: self.app.chat.is_idle)
+        await self.pilot.pause()
+
+    async def type(self, text: str) -> None:
+        await self.pilot.press(*(" ".join(text).replace("   ", " space ").split()))
+
+    async def send(self, text: str, *, wait: bool = True) -> None:
+        self.composer.put(text)
+        await self.pilot.press("enter")
+        if wait:
+            await self.idle()
+
+    @property
+    def composer(self) -> Composer:
+        return self.app.chat.query_one(Composer)
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.app.chat.query_one(Transcript)
+
+    def entries(self, kind: type[Entry]) -> list[Entry]:
+        return [entry for entry in self.transcript.entries if isinstance(entry, kind)]
+
+    @property
+    def questions(self) -> list[str]:
+        return [entry.text for entry in self.transcript.entries if isinstance(entry, UserEntry)]
+
+    @property
+    def answers(self) -> list[str]:
+        return ["".join(e.source) for e in self.transcript.entries if isinstance(e, AnswerEntry)]
+
+    @property
+    def notices(self) -> list[str]:
+        return [entry.text for entry in self.transcript.entries if isinstance(entry, NoticeEntry)]
+
+    @property
+    def errors(self) -> list[str]:
+        return [e.text for e in self.transcript.entries if isinstance(e, NoticeEntry) and e.kind == "error"]
+
+    def segments(self) -> list[Segment]:
+        """What the terminal is given, before it is encoded."""
+        strips = self.app.screen._compositor.render_strips()
+        return [segment for strip in strips for segment in strip]
+
+    def text(self) -> str:
+        strips = self.app.screen._compositor.render_strips()
+        return "\n".join(strip.text.rstrip() for strip in strips)
+
+
+@asynccontextmanager
+async def driven(
+    backend: ScriptedBackend, size: tuple[int, int] = (80, 24), theme: str = "graphite", *, ready: bool = True
+) -> AsyncIterator[Driver]:
+    """The application around `backend`; `ready` waits for the model."""
+    app = ChatApp(backend, theme=theme)
+    try:
+        async with app.run_test(size=size) as pilot:
+            driver = Driver(app, pilot)
+            await pilot.pause()
+            if ready:
+                await driver.idle()
+            yield driver
+    finally:
+        if backend.load_gate is not None:
+            backend.load_gate.set()
+        assert app.worker.close(), "the worker did not end"
