@@ -40,7 +40,7 @@ def _half(scales: Tensor) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 [..., 16] -> uint8 [..., 32]: all low halves, then all high halves"""
+    """uint8 [..., n] -> uint8 [..., 2 n]: all low halves, then all high halves"""
     return torch.cat((packed & 15, packed >> 4), dim=-1)
 
 
@@ -79,6 +79,47 @@ def _q5_1(part: Bytes) -> Tensor:
     return digits.float().mul_(scale).add_(low).flatten(1)
 
 
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima, fp32 [rows, blocks, 8, 1], of Q4_K and Q5_K: 6 bits each, packed in 12 bytes."""
+    scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+    first, second, rest = blocks[..., 4:16].chunk(3, dim=-1)
+    scales = torch.cat((first & 63, (rest & 15) | (first >> 2 & 48)), dim=-1)
+    minima = torch.cat((second & 63, (rest >> 4) | (second >> 2 & 48)), dim=-1)
+    return (scale * scales).unsqueeze(-1), (low * minima).unsqueeze(-1)
+
+
+def _k_nibbles(packed: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 128] -> uint8 [rows, blocks, 8, 32]"""
+    shape = packed.shape[:2]
+    return _nibbles(packed.reshape(*shape, 4, 32)).view(*shape, 8, 32)
+
+
+def _q4_k(part: Bytes) -> Tensor:
+    blocks = _blocks(part, 144)
+    scales, minima = _k_scales(blocks)
+    digits = _k_nibbles(blocks[..., 16:])
+    return digits.float().mul_(scales).sub_(minima).flatten(1)
+
+
+def _q5_k(part: Bytes) -> Tensor:
+    blocks = _blocks(part, 176)
+    scales, minima = _k_scales(blocks)
+    digits = _k_nibbles(blocks[..., 48:])
+    shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
+    digits |= (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
+    return digits.float().mul_(scales).sub_(minima).flatten(1)
+
+
+def _q6_k(part: Bytes) -> Tensor:
+    blocks = _blocks(part, 210)
+    scales = _half(blocks[..., 208:]) * blocks[..., 192:208].view(torch.int8)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(-1)
+    shape = blocks.shape[:2]
+    high = (blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3) << 4
+    digits = _nibbles(blocks[..., :128].reshape(*shape, 2, 64)).view(*shape, 2, 4, 32) | high
+    return digits.view(*shape, 16, 16).float().sub_(32).mul_(scales.unsqueeze(-1)).flatten(1)
+
+
 def _plain(dtype: torch.dtype) -> Callable[[Bytes], Tensor]:
     return lambda part: _blocks(part, dtype.itemsize).flatten(1).view(dtype)
 
@@ -92,5 +133,8 @@ _READERS: dict[Kind, Callable[[Bytes], Tensor]] = {
     Kind.Q4_1: _q4_1,
     Kind.Q5_0: _q5_0,
     Kind.Q5_1: _q5_1,
+    Kind.Q4_K: _q4_k,
+    Kind.Q5_K: _q5_k,
+    Kind.Q6_K: _q6_k,
 }
 """The types that chatterm reads faster than the gguf package; the values are the same to the bit."""
