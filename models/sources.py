@@ -123,7 +123,12 @@ def remove(model: str) -> int:
         raise ModelError(
             f"{source} is your own; chatterm removes only what it downloaded. Delete it yourself."
         )
-    freed = catalogue.remove(source) if isinstance(source, catalogue.WheelModel) else hub.remove(source)
+    try:
+        freed = catalogue.remove(source) if isinstance(source, catalogue.WheelModel) else hub.remove(source)
+    except OSError as error:
+        raise ModelError(
+            f"Cannot delete {source.name}: {error.strerror or error} ({error.filename})."
+        ) from error
     if freed == 0:
         raise ModelError(f"{source.name} is not on this machine; see: chatterm list")
     return freed

@@ -165,9 +165,6 @@ class Connection:
         have = size_of(part)
         if have == file.size:
             return
-        if have > file.size:
-            part.unlink()
-            have = 0
         headers = {"range": f"bytes={have}-"} if have else {}
         with self._client.stream("GET", self._url(repo, commit, file.path), headers=headers) as response:
             if response.status_code == 416:

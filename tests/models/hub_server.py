@@ -58,6 +58,8 @@ class HubServer:
         self.altered: set[str] = set()
         """Names of files whose content is changed on the way."""
         self.ranges = True
+        self.moved: dict[str, str] = {}
+        """New names of repositories, by their old ones."""
         self.sizes = True
         """Whether the listing tells sizes and ids (some mirrors do not)."""
         self.answer: Callable[[str], int | None] = lambda path: None
@@ -130,6 +132,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             hub.requests.append(self.request_log)
             if (status := hub.answer(path)) is not None:
                 self._reply(status, b"")
+            elif old := next((name for name in hub.moved if f"/{name}/" in path), None):
+                self._reply(307, b"", {"Location": self.path.replace(old, hub.moved[old])})
             elif match := re.fullmatch(r"/cdn/([0-9a-f]{64})/(.+)", path):
                 self._content(match[2], hub.stored[match[1]], {})
             elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path):

@@ -301,6 +301,15 @@ def test_a_mirror_that_lists_no_sizes(server: HubServer) -> None:
     assert server.asked_for("model.safetensors", "HEAD")
 
 
+@pytest.mark.parametrize("sizes", [True, False])
+def test_a_repository_that_was_renamed(server: HubServer, sizes: bool) -> None:
+    server.moved["acme/former"] = REPO
+    server.sizes = sizes
+    files = resolve("acme/former")
+    assert contents(files.folder) == FILES
+    assert resolve("acme/former", offline=True) == files
+
+
 def test_the_token_stays_with_the_hub(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     server.repos[REPO].access = "gated"

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from models.errors import ModelError
 from models.progress import Progress
 from models.sources import local_models, remove, resolve
-from tests.models.hub_server import HubServer
+from tests.models.hub_server import HubServer, content_id
 from tests.models.hub_world import (
     FILES,
     REPO,
@@ -153,6 +153,34 @@ def test_two_at_once_fetch_the_weights_once(server: HubServer) -> None:
         two = pool.submit(resolve, REPO, on_progress=second)
         assert one.result(20) == two.result(20)
     assert len(server.asked_for("model.safetensors")) == 1
+
+
+def test_a_file_system_without_links(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    files = resolve(REPO)
+    assert contents(files.folder) == FILES
+    assert resolve(REPO, offline=True) == files
+    newer = FILES | {"tokenizer.json": b"newer"}
+    server.repos[REPO].push(newer)
+    assert contents(resolve(REPO, refresh=True).folder) == newer
+    before = bytes_in(cache_of())
+    assert remove(REPO) == before
+
+
+def test_blobs_in_a_shared_store_are_kept_while_a_revision_needs_them(
+    server: HubServer, tmp_path: Path
+) -> None:
+    server.repos[REPO].push(FILES | {"tokenizer.json": b"other"}, "v2")
+    resolve(f"{REPO}@v2")
+    resolve(REPO)
+    blob = cache_of() / "blobs" / content_id("model.safetensors", WEIGHTS)
+    shared = blob.rename(tmp_path / "in-the-store")
+    blob.symlink_to(shared)
+    remove(f"{REPO}@v2")
+    assert contents(resolve(REPO, offline=True).folder) == FILES
 
 
 def test_removing_frees_exactly_what_it_says(server: HubServer) -> None:
