@@ -28,7 +28,7 @@ class Person:
     def sees(self) -> str:
         return "\n".join(self.screen.display)
 
-    def waits_until(self, seen: Callable[[str], bool], seconds: float = 60) -> str:
+    def waits_until(self, seen: Callable[[str], bool], seconds: float = 180) -> str:
         """Return the screen once `seen` says so; fail after `seconds`, or when chatterm has ended."""
         end = time.monotonic() + seconds
         while not seen(self.sees()):
