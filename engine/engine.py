@@ -1,12 +1,9 @@
-"""The engine: owns the pieces and the one loop thread that works them."""
+"""The engine: owns the pieces, and says what the loop thread does with them."""
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import replace
-from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,6 +15,7 @@ from engine.device import available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.kv_cache import KVCache
+from engine.loop import Loop
 from engine.memory import plan_kv
 from engine.output import Output
 from engine.params import SamplingParams
@@ -33,8 +31,6 @@ from models.progress import OnProgress, Progress
 from models.sources import ModelFiles, resolve
 from models.tokenizer import Tokenizer, load_tokenizer
 
-T = TypeVar("T")
-
 MAX_CHUNK = 512
 """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once."""
 IDLE_SECONDS = 0.05
@@ -49,6 +45,7 @@ class Engine:
 
     def __init__(
         self,
+        loop: Loop,
         model: DecoderModel,
         tokenizer: Tokenizer,
         *,
@@ -62,18 +59,19 @@ class Engine:
     ) -> None:
         """`num_blocks` overrides the size that the free memory gives. Raises EngineError when nothing fits."""
         config = model.config
+        per_token = (
+            2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+        )
+        plan = plan_kv(per_token, block_size, available_memory(device), model.positions, context)
         self.model_name = name
         self.device = device
         self.dtype = dtype
         self.tokenizer = tokenizer
         self.generation_defaults = tokenizer.generation_defaults
         self.max_positions = model.positions
-        per_token = (
-            2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
-        )
-        plan = plan_kv(per_token, block_size, available_memory(device), model.positions, context)
         self.context_length = plan.context_length
         self._vocab_size = config.vocab_size
+        self._weight_bytes = sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
         self._cache = KVCache(
             config.num_hidden_layers,
             num_blocks or plan.num_blocks,
@@ -90,12 +88,8 @@ class Engine:
         self._attention_name = self._backend.name
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
-        self._weight_bytes = sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._closed = False
-        self._door = threading.Lock()
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
-        self._thread.start()
+        self._loop = loop
+        loop.work(lambda: self._scheduler.has_work, self._step)
 
     @classmethod
     def load(
@@ -116,8 +110,19 @@ class Engine:
         picked_dtype = pick_dtype(dtype, picked)
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
         tokenizer = load_tokenizer(files)
-        network = load_model(files, dtype=picked_dtype, device=picked, on_progress=on_progress)
-        engine = cls(network, tokenizer, name=files.name, device=picked, dtype=picked_dtype, context=context)
+        loop = Loop()
+
+        def build() -> Engine:
+            network = load_model(files, dtype=picked_dtype, device=picked, on_progress=on_progress)
+            return cls(
+                loop, network, tokenizer, name=files.name, device=picked, dtype=picked_dtype, context=context
+            )
+
+        try:
+            engine = loop.call(build)
+        except BaseException:
+            loop.close()
+            raise
         if on_progress is not None:
             size = engine.figures().kv_bytes
             on_progress(Progress("prepare", f"KV cache for {engine.context_length:,} tokens", size, size))
@@ -182,12 +187,10 @@ class Engine:
 
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
-        if self._closed:
+        if self._loop.closed:
             return
-        with self._door:
-            self._closed = True
-            self._jobs.put(None)
-        self._thread.join()
+        self._loop.post(self._end_all)
+        self._loop.close()
         del self._cache, self._runner, self._backend
 
     # -- what Chat uses
@@ -206,7 +209,7 @@ class Engine:
 
     def submit(self, sequence: Sequence) -> None:
         """Hand a sequence to the loop."""
-        self._post(lambda: self._scheduler.add(sequence))
+        self._loop.post(lambda: self._scheduler.add(sequence))
 
     def events(self, sequence: Sequence) -> Iterator[TokenEvent]:
         """The events of a started sequence until it ends. Raises what went wrong with it."""
@@ -235,7 +238,7 @@ class Engine:
 
     def cached_rows(self, rows: Rows) -> int:
         """How many leading rows are present."""
-        return self._call(lambda: self._blocks.match(rows.keys))
+        return self._loop.call(lambda: self._blocks.match(rows.keys))
 
     def hide(self, rows: Rows, start: int, end: int) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
@@ -245,49 +248,23 @@ class Engine:
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
             self.warm_rows(rows)
-            self._call(lambda: self._move_up(rows, hidden, start, end))
+            self._loop.call(lambda: self._move_up(rows, hidden, start, end))
         return hidden
 
     # -- the loop thread
 
-    def _post(self, job: Callable[[], None]) -> None:
-        with self._door:  # nothing may be posted after the end, or its poster waits for ever
-            if self._closed:
-                raise EngineError("The engine is closed; load the model again.")
-            self._jobs.put(job)
-
-    def _call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the loop thread, between two steps."""
-        future: Future[T] = Future()
-
-        def job() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
-                future.set_exception(error)
-
-        self._post(job)
-        return future.result()
-
-    def _loop(self) -> None:
-        while True:
-            while not self._scheduler.has_work or not self._jobs.empty():
-                job = self._jobs.get()
-                if job is None:
-                    self._end_all()
-                    return
-                job()
-            step = self._scheduler.next_step()
-            self._report_finished()
-            try:
-                self._cache.copy_blocks(step.copies)
-                if step.chunks:
-                    self._run(step)
-            except (RuntimeError, MemoryError) as error:
-                failure = _explain(error)
-                for chunk in step.chunks:
-                    self._scheduler.finish(chunk.sequence, None, failure)
-            self._report_finished()
+    def _step(self) -> None:
+        step = self._scheduler.next_step()
+        self._report_finished()
+        try:
+            self._cache.copy_blocks(step.copies)
+            if step.chunks:
+                self._run(step)
+        except (RuntimeError, MemoryError) as error:
+            failure = _explain(error)
+            for chunk in step.chunks:
+                self._scheduler.finish(chunk.sequence, None, failure)
+        self._report_finished()
 
     def _run(self, step: Step) -> None:
         began = perf_counter()

@@ -124,9 +124,9 @@ def test_a_person_goes_before_idle_work_which_gives_way_within_a_chunk(engine: T
     engine.submit(idle)
     while not idle.computed:
         time.sleep(0.0005)
-    computed = engine._call(lambda: idle.computed)
+    computed = engine._loop.call(lambda: idle.computed)
     assert len(ids(engine, PROMPT[5:60])) == 12
-    assert engine._call(lambda: idle.computed) - computed <= 2 * engine._scheduler.max_chunk
+    assert engine._loop.call(lambda: idle.computed) - computed <= 2 * engine._scheduler.max_chunk
     assert not idle.finished.is_set()
     engine.wait(idle)
     assert engine.warm(PROMPT * 6) == 0

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.engine import Engine
+from engine.loop import Loop
 from models.load import load_model
 from models.tokenizer import Tokenizer
 from models.tokenizer_parts import TokenizerParts
@@ -87,13 +88,13 @@ class TinyEngine(Engine):
 
     def check(self) -> None:
         """The invariants of the blocks, with the loop between two steps."""
-        self._call(self._blocks.check)
+        self._loop.call(self._blocks.check)
 
     def blocks_cached(self) -> int:
-        return self._call(lambda: self._blocks.num_cached)
+        return self._loop.call(lambda: self._blocks.num_cached)
 
     def evict_all(self) -> None:
-        self._call(self._blocks.evict_all)
+        self._loop.call(self._blocks.evict_all)
 
 
 @contextmanager
@@ -110,6 +111,7 @@ def tiny_engine(
     model = load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"))
     scripted = ScriptedModel(model)
     engine = TinyEngine(
+        Loop(),
         scripted,  # type: ignore[arg-type]
         tokenizer,
         name="tiny",
@@ -120,7 +122,7 @@ def tiny_engine(
     engine.scripted = scripted
     try:
         yield engine
-        if not engine._closed:
+        if not engine._loop.closed:
             engine.check()
     finally:
         engine.close()
