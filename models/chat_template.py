@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from typing import Any, NotRequired, TypedDict
 
 from models.errors import ModelError
-from models.template_sandbox import MAX_SECONDS, Sandbox, check_size
+from models.template_limits import check_size
+from models.template_sandbox import Sandbox
+
+MAX_SECONDS = 5.0
+"""A rendering takes milliseconds; one that takes longer than this never ends."""
 
 
 class Message(TypedDict):

@@ -35,7 +35,12 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
     backend = _load_backend(folder)
     _as_llama_class(backend, config, model_config)
     special_tokens = _special_tokens(folder, config)
-    _add_tokens(backend, config, special_tokens, model_config.get("vocab_size"))
+    try:
+        _add_tokens(backend, config, special_tokens, model_config.get("vocab_size"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{folder / 'tokenizer_config.json'} lists its tokens in an unknown way; fetch the model again."
+        ) from error
     eos = [backend.token_to_id(special_tokens["eos_token"])] if "eos_token" in special_tokens else []
     eos += [*_ids(generation.get("eos_token_id")), *_ids(model_config.get("eos_token_id"))]
     return TokenizerParts(

@@ -15,10 +15,11 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
-_ALWAYS_CONTROL = END_OF_TURN | {
+# llama.cpp also counts "</s>" among them; but in Qwen's vocabulary that is a piece of HTML.
+_ALWAYS_CONTROL = {name for name in END_OF_TURN if name.startswith("<|")} | {
     "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
 }  # fmt: skip
-"""llama.cpp takes tokens with these names for control tokens, whatever type the file gives them."""
+"""Tokens with these names are control tokens, whatever type a file gives them."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = (

@@ -7,7 +7,6 @@ safer still, and far slower.
 
 import functools
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -23,17 +22,28 @@ import jinja2.sandbox
 import jinja2.utils
 import jinja2.visitor
 
-MAX_SECONDS = 5.0
-MAX_SIZE = 32 * 2**20
-"""Characters of a string, or items of a list, that a template may make; no context holds as much."""
-MAX_NUMBER = 100_000
-"""The largest number that a template may hand to a function: a width, a count, an indent."""
+from models.template_limits import (
+    TemplateLimitError,
+    check_arguments,
+    check_operator,
+    check_size,
+    check_text,
+    size_of,
+)
 
-_BIG_WIDTH = re.compile(r"\d{6,}")
-
-
-class TemplateLimitError(jinja2.TemplateError):
-    """The template ran too long or built too much."""
+# Filters whose result is text, whatever they are given.
+_TEXT_FILTERS = {
+    "string",
+    "tojson",
+    "pprint",
+    "urlencode",
+    "escape",
+    "e",
+    "forceescape",
+    "safe",
+    "indent",
+    "center",
+}
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -47,6 +57,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
+            finalize=_checked_output,
             extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
         )
         self.globals.pop("lipsum")  # text of any length, of no use in a chat
@@ -56,12 +67,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             namespace=_Namespace,
         )
         self.filters["tojson"] = _tojson
-        self.filters = {name: _limited(name, function) for name, function in self.filters.items()}
+        self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
 
     def check_time(self) -> None:
         """Raises TemplateLimitError after the deadline."""
         if time.monotonic() > self.deadline:
-            raise TemplateLimitError(f"it ran for more than {MAX_SECONDS:g} s")
+            raise TemplateLimitError("it takes too long")
 
     def counted(self, items: Iterable[Any]) -> Iterator[Any]:
         """`items`, with the time checked at each one; every loop of a template runs through it."""
@@ -69,34 +80,51 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.check_time()
             yield item
 
-    def joined(self, parts: Iterable[Any]) -> str:
+    def concat(self, parts: Iterable[str]) -> str:
+        """What a macro or a block writes, joined."""
+        parts = list(parts)
+        check_size(sum(map(len, parts)))
+        return "".join(parts)
+
+    def joined(self, parts: list[Any]) -> str:
         """What `~` does: the texts of all parts, joined."""
-        texts = [str(part) for part in parts]
-        check_size(sum(map(len, texts)))
-        return "".join(texts)
+        check_text(parts)
+        return self.concat(str(part) for part in parts)
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Every call in a template comes here."""
         self.check_time()
         if not isinstance(function, jinja2.runtime.Macro):
-            owner = getattr(function, "__self__", None)
-            subject = (owner,) if isinstance(owner, str) else ()
-            check_arguments(getattr(function, "__name__", ""), subject + args, kwargs)
+            # What the sandbox puts in the place of str.format wraps it.
+            subject = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+            values = [*([subject] if isinstance(subject, str) else []), *args, *kwargs.values()]
+            check_arguments(getattr(function, "__name__", ""), values)
         result = super().call(context, function, *args, **kwargs)
-        check_size(_size(result))
+        check_size(size_of(result))
         return result
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Every operator named in `intercepted_binops` comes here."""
-        if operator == "+":
-            check_size(_size(left) + _size(right))
-        elif operator == "*":
-            check_size(max(_size(left) * _count(right), _size(right) * _count(left)))
-        elif operator == "**":
-            check_size(_count(left).bit_length() * _count(right))
-        elif isinstance(left, str):  # "%": old-style formatting
-            check_format(left, right)
+        check_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def _limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        # `wraps` also keeps the mark by which Jinja knows filters that want the environment.
+        @functools.wraps(function)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            self.check_time()
+            first = 1 if hasattr(function, "jinja_pass_arg") else 0
+            values = list(args)
+            if name in ("join", "sum") and len(values) > first and not isinstance(values[first], str):
+                values[first] = self.counted(values[first]) if name == "sum" else list(values[first])
+            if name in _TEXT_FILTERS:
+                check_text(values[first:])
+            check_arguments(name, [*values[first:], *kwargs.values()])
+            result = function(*values, **kwargs)
+            check_size(size_of(result))
+            return result
+
+        return limited
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -124,59 +152,9 @@ def _call(method: str, argument: jinja2.nodes.Node) -> jinja2.nodes.Call:
     return jinja2.nodes.Call(function, [argument], [], None, None, lineno=argument.lineno)
 
 
-def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter `function`, with its arguments and its result checked."""
-
-    @functools.wraps(function)  # also keeps the mark by which Jinja knows filters that want the environment
-    def limited(*args: Any, **kwargs: Any) -> Any:
-        wants = hasattr(function, "jinja_pass_arg")
-        check_arguments(name, args[1:] if wants else args, kwargs)
-        result = function(*args, **kwargs)
-        check_size(_size(result))
-        return result
-
-    return limited
-
-
-def check_size(size: int) -> None:
-    """Raises TemplateLimitError for more than MAX_SIZE characters or items."""
-    if size > MAX_SIZE:
-        raise TemplateLimitError("it builds a text that is too large")
-
-
-def check_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what would make the function or filter `name` run long or build too much.
-
-    `args` begins with the string it works on, where there is one. Raises TemplateLimitError.
-    """
-    values = [*args, *kwargs.values()]
-    for value in values[1:] if name not in ("range",) else []:
-        if isinstance(value, int | float) and abs(value) > MAX_NUMBER:
-            raise TemplateLimitError(f"it calls {name} with a number that is too large")
-    texts = [value for value in values if isinstance(value, str)]
-    if name == "replace" and len(texts) >= 3:
-        check_size(len(texts[0]) + texts[0].count(texts[1]) * len(texts[2]))
-    elif name in ("format", "format_map") and texts:
-        check_format(texts[0], values[1:])
-    elif name == "join":
-        parts = next((value for value in values if isinstance(value, list | tuple)), ())
-        check_size(sum(_size(part) for part in parts) + len(parts) * sum(map(len, texts)))
-
-
-def check_format(template: str, values: Any) -> None:
-    """Refuse formatting to a huge width. Raises TemplateLimitError."""
-    numbers = values if isinstance(values, list | tuple) else [values]
-    wide = any(isinstance(number, int) and abs(number) > MAX_NUMBER for number in numbers)
-    if _BIG_WIDTH.search(template) or ("*" in template and wide):
-        raise TemplateLimitError("it formats to a width that is too large")
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple | dict) else 0
-
-
-def _count(value: Any) -> int:
-    return abs(value) if isinstance(value, int) else 0
+def _checked_output(value: Any) -> Any:
+    check_text(value)
+    return value
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -1,0 +1,362 @@
+"""Token ids: those of llama.cpp for GGUF metadata, special tokens, bad input, many threads, long texts."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.errors import ModelError
+from models.folder_tokenizer import generation_defaults, parts_from_folder
+from models.gguf_tokenizer import parts_from_gguf
+from models.sources import ModelFiles
+from models.tokenizer import Tokenizer, load_tokenizer
+from tests.models.tokenizer_data import golden, smollm2_file, smollm2_metadata, tiny, tiny_tokenizer
+
+
+def metadata_of(vocabulary: str) -> dict[str, Any]:
+    name, _, variant = vocabulary.partition(" ")
+    if name == "smollm2":
+        return smollm2_metadata()
+    if variant == "unprefixed":
+        return tiny(name) | {"tokenizer.ggml.add_space_prefix": False}
+    return tiny(name) | ({"tokenizer.ggml.pre": variant} if variant else {})
+
+
+@pytest.mark.parametrize("vocabulary", golden()["golden"])
+def test_ids_are_those_of_llama_cpp(vocabulary: str) -> None:
+    tokenizer = Tokenizer(parts_from_gguf(metadata_of(vocabulary)))
+    rows = golden()["golden"][vocabulary]
+    assert len(rows) == len(golden()["texts"]) > 70
+    for text, (special, plain) in zip(golden()["texts"], rows, strict=True):
+        assert tokenizer.encode(text) == special, text
+        assert tokenizer.encode_plain(text) == (special if plain is None else plain), text
+
+
+@pytest.mark.parametrize("vocabulary", ["smollm2", "tiny_bpe", "tiny_spm"])
+def test_text_survives_the_round_trip(vocabulary: str) -> None:
+    tokenizer = Tokenizer(parts_from_gguf(metadata_of(vocabulary)))
+    for text in golden()["texts"]:
+        if vocabulary == "tiny_spm" and re.search(r"\u2581|\[/?INST\]|<tool  call>", text):
+            continue  # SentencePiece writes U+2581 for a space, and one more after an added token
+        assert tokenizer.decode(tokenizer.encode_plain(text), skip_special=False) == text
+
+
+def test_a_missing_pre_tokenizer_is_the_default_one() -> None:
+    metadata = tiny("tiny_bpe")
+    del metadata["tokenizer.ggml.pre"]
+    tokenizer = Tokenizer(parts_from_gguf(metadata))
+    text = "1234 a==b"
+    assert tokenizer.encode(text) == Tokenizer(parts_from_gguf(metadata_of("tiny_bpe default"))).encode(text)
+
+
+def test_special_tokens_are_parsed_or_not() -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    end = tokenizer.token_id("<|im_end|>")
+    assert end is not None
+    assert tokenizer.encode("a<|im_end|>") == [*tokenizer.encode("a"), end]
+    plain = tokenizer.encode_plain("a<|im_end|>")
+    assert end not in plain
+    assert tokenizer.decode(plain) == "a<|im_end|>"
+
+
+def test_added_tokens_that_are_not_special_are_always_parsed() -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    assert tokenizer.think_start == tokenizer.token_id("<think>") is not None
+    assert tokenizer.think_end == tokenizer.token_id("</think>") is not None
+    assert tokenizer.encode("<think>") == tokenizer.encode_plain("<think>") == [tokenizer.think_start]
+    assert tokenizer.decode(tokenizer.encode("<think>")) == "<think>"
+    assert "<think>" not in tokenizer.special_strings
+
+
+def test_special_tokens_have_no_text_unless_asked() -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    ids = tokenizer.encode("<|im_start|>hi<|im_end|>")
+    assert tokenizer.decode(ids) == "hi"
+    assert tokenizer.decode(ids, skip_special=False) == "<|im_start|>hi<|im_end|>"
+
+
+def test_ids_beyond_the_vocabulary_have_no_text() -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    unused = tiny("tiny_bpe")["tokenizer.ggml.tokens"].index("[UNUSED]")
+    ids = [*tokenizer.encode("hi"), tokenizer.vocab_size, 10**6, -1, unused]
+    assert tokenizer.decode(ids, skip_special=False) == "hi"
+
+
+def test_token_id_knows_added_tokens_only() -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    assert tokenizer.token_id("<|im_start|>") == tiny("tiny_bpe")["tokenizer.ggml.tokens"].index(
+        "<|im_start|>"
+    )
+    assert tokenizer.token_id("the") is None
+    assert tokenizer.token_id("") is None
+
+
+def test_stop_ids_are_named_by_metadata_and_by_text() -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    assert tokenizer.stop_ids == {tokenizer.token_id("<|im_end|>"), tokenizer.token_id("<|endoftext|>")}
+    assert tiny_tokenizer("tiny_spm").stop_ids == {2, tiny_tokenizer("tiny_spm").token_id("<|im_end|>")}
+
+
+def test_a_token_that_looks_like_control_is_control_whatever_its_type() -> None:
+    metadata = tiny("tiny_bpe")
+    end = metadata["tokenizer.ggml.tokens"].index("<|im_end|>")
+    metadata["tokenizer.ggml.token_type"][end] = 1
+    tokenizer = Tokenizer(parts_from_gguf(metadata))
+    assert tokenizer.encode("<|im_end|>") == [end]
+    assert end not in tokenizer.encode_plain("<|im_end|>")
+    assert end in tokenizer.stop_ids
+
+
+def test_a_piece_of_html_is_no_control_token() -> None:
+    metadata = tiny("tiny_bpe")
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "</s>"]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 1]
+    tokenizer = Tokenizer(parts_from_gguf(metadata))
+    assert tokenizer.encode("</s>") == tiny_tokenizer("tiny_bpe").encode("</s>")
+    assert tokenizer.stop_ids == tiny_tokenizer("tiny_bpe").stop_ids
+
+
+def test_smollm2_as_a_model_file() -> None:
+    tokenizer = load_tokenizer(ModelFiles("smollm2", gguf=smollm2_file()))
+    assert tokenizer.vocab_size == 49_152
+    assert tokenizer.stop_ids == {0, 2}
+    assert tokenizer.special_strings[:3] == ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    assert tokenizer.think_start is None
+    assert tokenizer.has_chat_template
+    assert tokenizer.generation_defaults == {}
+
+
+def test_smollm2_is_built_quickly() -> None:
+    metadata = smollm2_metadata()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        Tokenizer(parts_from_gguf(metadata))
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer.ggml.model": "bert"}, "'bert'; supported are 'gpt2'"),
+        ({"tokenizer.ggml.model": None}, "None; supported are 'gpt2'"),
+        ({"tokenizer.ggml.pre": "kimi-k2"}, "'kimi-k2' way, which is not supported"),
+        ({"tokenizer.ggml.tokens": None}, "no tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.merges": None}, "no tokenizer.ggml.merges"),
+        ({"tokenizer.ggml.merges": ["not there"]}, "damaged"),
+        ({"tokenizer.ggml.merges": ["nospace"]}, "damaged"),
+        ({"tokenizer.ggml.merges": [3]}, "damaged"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, "no type for every token"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, "lists a token twice"),
+        ({"tokenizer.ggml.model": "llama"}, "no score for every token"),
+        ({"tokenizer.chat_template": "{% for %}"}, "chat template is not valid"),
+    ],
+)
+def test_bad_metadata_gets_one_line(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        Tokenizer(parts_from_gguf(tiny("tiny_bpe") | change))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\udc80" * 3])
+def test_lone_surrogates_are_refused(text: str) -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    for encode in (tokenizer.encode, tokenizer.encode_plain):
+        with pytest.raises(ModelError, match="not valid Unicode at character"):
+            encode(text)
+
+
+def test_parsing_and_plain_do_not_mix_across_threads() -> None:
+    tokenizer = tiny_tokenizer("tiny_bpe")
+    text = "some text <|im_end|> and more " * 20
+    special, plain = tokenizer.encode(text), tokenizer.encode_plain(text)
+    assert special != plain
+    wrong: list[str] = []
+
+    def work(*, parse: bool) -> None:
+        for _ in range(150):
+            ids = tokenizer.encode(text) if parse else tokenizer.encode_plain(text)
+            if ids != (special if parse else plain):
+                wrong.append("parsed" if parse else "plain")
+            if tokenizer.decode(plain) != text:
+                wrong.append("decoded")
+
+    threads = [threading.Thread(target=work, kwargs={"parse": i % 2 == 0}) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("vocabulary", ["tiny_bpe", "tiny_spm"])
+@pytest.mark.parametrize("unit", ["Some words, 12 of them.\n", "a", " ", "\n ", "!?", "漢", "<|im_end|>"])
+def test_long_texts_take_linear_time(vocabulary: str, unit: str) -> None:
+    tokenizer = tiny_tokenizer(vocabulary)
+
+    def seconds(size: int) -> float:
+        text = unit * (size // len(unit))
+        times = []
+        for _ in range(2):
+            start = time.perf_counter()
+            tokenizer.encode_plain(text)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    small, large = seconds(10_000), seconds(160_000)
+    # 16 times the text; quadratic would be 256 times the work.
+    assert large < 80 * max(small, 0.002)
+
+
+def write_folder(folder: Path, **files: Any) -> Path:
+    """A model folder with the small byte-level tokenizer; `files` by stem are written as JSON, or as they are."""
+    backend = parts_from_gguf(tiny("tiny_bpe")).backend
+    (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    for stem, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / f"{stem}.json").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_folder_gives_the_same_ids(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(ModelFiles("tiny", folder=write_folder(tmp_path)))
+    for text in golden()["texts"]:
+        assert tokenizer.encode(text) == tiny_tokenizer("tiny_bpe").encode(text)
+        assert tokenizer.encode_plain(text) == tiny_tokenizer("tiny_bpe").encode_plain(text)
+    assert not tokenizer.has_chat_template
+    assert tokenizer.generation_defaults == {}
+
+
+def test_stop_ids_of_a_folder_come_from_all_its_files(tmp_path: Path) -> None:
+    folder = write_folder(
+        tmp_path,
+        tokenizer_config={"eos_token": {"content": "[PAD]"}},
+        generation_config={"eos_token_id": [3, 4]},
+        config={"eos_token_id": 5},
+    )
+    tokenizer = Tokenizer(parts_from_folder(folder))
+    named = {tokenizer.token_id(text) for text in ("[PAD]", "<|im_end|>", "<|endoftext|>")}
+    assert tokenizer.stop_ids == {3, 4, 5} | named
+
+
+def test_tokenizer_config_adds_tokens(tmp_path: Path) -> None:
+    size = tiny_tokenizer("tiny_bpe").vocab_size
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    folder = write_folder(
+        tmp_path,
+        tokenizer_config={
+            "added_tokens_decoder": {
+                str(size + 1): {"content": "<two>", "special": False, **flags},
+                str(size): {"content": "<one>", "special": True, **flags},
+            },
+            "additional_special_tokens": ["<think>", "<beyond>"],
+        },
+        config={"vocab_size": size + 2},
+    )
+    tokenizer = Tokenizer(parts_from_folder(folder))
+    assert (tokenizer.token_id("<one>"), tokenizer.token_id("<two>")) == (size, size + 1)
+    assert "<one>" in tokenizer.special_strings
+    assert "<two>" not in tokenizer.special_strings
+    assert "<think>" in tokenizer.special_strings
+    # The model has no row for it.
+    assert tokenizer.token_id("<beyond>") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer": "{"}, "tokenizer.json cannot be read"),
+        ({"tokenizer": "{}"}, "tokenizer.json cannot be read"),
+        ({"tokenizer_config": "{"}, "tokenizer_config.json is not valid JSON"),
+        ({"generation_config": "[" * 100_000}, "generation_config.json is not valid JSON"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"x": 1}}}, "tokenizer_config.json"),
+        ({"tokenizer_config": {"added_tokens_decoder": [1]}}, "tokenizer_config.json"),
+    ],
+)
+def test_damaged_folders_get_one_line(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        Tokenizer(parts_from_folder(write_folder(tmp_path, **files)))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
+        load_tokenizer(ModelFiles("empty", folder=tmp_path))
+
+
+def test_a_slow_tokenizer_that_cannot_be_converted(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"no model at all")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(ModelError, match="cannot be converted") as caught:
+        load_tokenizer(ModelFiles("slow", folder=tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_decoders_are_refused(tmp_path: Path) -> None:
+    content = json.loads(write_folder(tmp_path).joinpath("tokenizer.json").read_text(encoding="utf-8"))
+    content["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    write_folder(tmp_path, tokenizer=content)
+    with pytest.raises(ModelError, match=r"decoder \(WordPiece\) is not supported"):
+        load_tokenizer(ModelFiles("wordpiece", folder=tmp_path))
+
+
+def test_truncation_in_tokenizer_json_is_ignored(tmp_path: Path) -> None:
+    content = json.loads(write_folder(tmp_path).joinpath("tokenizer.json").read_text(encoding="utf-8"))
+    content["truncation"] = {
+        "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0,
+    }  # fmt: skip
+    write_folder(tmp_path, tokenizer=content)
+    tokenizer = load_tokenizer(ModelFiles("truncating", folder=tmp_path))
+    assert tokenizer.decode(tokenizer.encode("word " * 50)) == "word " * 50
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, {}),
+        (
+            {
+                "do_sample": True,
+                "temperature": 0.6,
+                "top_k": 20,
+                "top_p": 0.95,
+                "min_p": 0,
+                "pad_token_id": 1,
+            },
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0},
+        ),
+        ({"do_sample": False}, {"temperature": 0.0}),
+        (
+            {"do_sample": False, "temperature": 0.7, "repetition_penalty": 1.1},
+            {"temperature": 0.0, "repetition_penalty": 1.1},
+        ),
+        ({"temperature": None, "top_k": "40", "top_p": True, "min_p": float("nan")}, {}),
+        ({"temperature": -1, "top_k": -5, "top_p": 0, "min_p": 2, "repetition_penalty": 0}, {}),
+        ({"top_k": 50.0}, {"top_k": 50}),
+    ],
+)
+def test_generation_defaults(config: dict[str, Any], expected: dict[str, float]) -> None:
+    assert generation_defaults(config) == expected
+
+
+def test_loading_imports_neither_transformers_nor_torch(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from models.tokenizer import load_tokenizer;"
+        "from models.sources import ModelFiles; load_tokenizer(ModelFiles('x', folder=Path(sys.argv[1])));"
+        "print([name for name in ('transformers', 'torch') if name in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
