@@ -136,9 +136,9 @@ def test_smollm2_is_built_quickly() -> None:
     metadata = smollm2_metadata()
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         Tokenizer(parts_from_gguf(metadata))
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.3
 
 
@@ -206,9 +206,9 @@ def test_long_texts_take_linear_time(vocabulary: str, unit: str) -> None:
         text = unit * (size // len(unit))
         times = []
         for _ in range(2):
-            start = time.perf_counter()
+            start = time.process_time()
             tokenizer.encode_plain(text)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return min(times)
 
     small, large = seconds(10_000), seconds(160_000)

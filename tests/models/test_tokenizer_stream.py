@@ -176,15 +176,15 @@ def test_spelling_by_decoder(decoder: decoders.Decoder, token: str, text: bytes)
 
 def test_work_per_token_does_not_grow() -> None:
     tokenizer = tiny_tokenizer("tiny_bpe")
-    ids = tokenizer.encode_plain("Some words, é and 漢. ") * 2_000
+    ids = tokenizer.encode_plain("Some words, é and 漢. ") * 5_000
     stream = tokenizer.stream()
 
     def seconds(part: list[int]) -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         for token_id in part:
             stream.push(token_id)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     count = len(ids) // 8
     parts = [seconds(ids[i * count : (i + 1) * count]) for i in range(8)]
-    assert min(parts[4:]) < 5 * min(parts[:4])
+    assert min(parts[4:]) < 5 * max(min(parts[:4]), 0.002)
