@@ -101,15 +101,17 @@ def local_files(path: Path) -> ModelFiles:
 
 
 def local_models() -> list[LocalModel]:
-    """The complete models in chatterm's cache and in the Hub's cache folder, by name."""
+    """The complete models in chatterm's cache and in the Hub's cache folder, by name. Raises ModelError."""
     found = []
-    for wheel in catalogue.WHEELS.values():
-        if path := catalogue.cached(wheel):
-            size = sum(file.stat().st_size for file in path.parent.iterdir())
-            found.append(LocalModel(wheel.name, ModelFiles(wheel.name, gguf=path), size, "catalogue"))
-    for on_hub, path, size in hub.cached_models():
-        files = _hub_files(on_hub, path)
-        found.append(LocalModel(on_hub.name, files, size, "hub"))
+    try:
+        for wheel in catalogue.WHEELS.values():
+            if path := catalogue.cached(wheel):
+                size = sum(file.stat().st_size for file in path.parent.iterdir())
+                found.append(LocalModel(wheel.name, ModelFiles(wheel.name, gguf=path), size, "catalogue"))
+        for on_hub, path, size in hub.cached_models():
+            found.append(LocalModel(on_hub.name, _hub_files(on_hub, path), size, "hub"))
+    except OSError as error:
+        raise ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).") from error
     return sorted(found, key=lambda entry: entry.name.lower())
 
 

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -105,10 +106,15 @@ def is_lfs(path: str) -> bool:
     return path.endswith((".safetensors", ".gguf", ".bin"))
 
 
+@lru_cache(256)
 def content_id(path: str, content: bytes) -> str:
     """The id of a file's content: SHA-256 in large file storage, git's blob id elsewhere."""
-    if is_lfs(path):
-        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content).hexdigest() if is_lfs(path) else git_id(content)
+
+
+@lru_cache(256)
+def git_id(content: bytes) -> str:
+    """Git's id of a blob."""
     return hashlib.sha1(b"blob %d\x00" % len(content) + content).hexdigest()
 
 
@@ -167,7 +173,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 return
             entries = []
             for path, content in hub.repos[name].commits[commit].items():
-                blob = hashlib.sha1(b"blob %d\x00" % len(content) + content).hexdigest()
+                blob = git_id(content)
                 entry: dict[str, object] = {"rfilename": path}
                 if kind == "tree":
                     entry = {"type": "file", "path": path, "oid": blob, "size": len(content)}
