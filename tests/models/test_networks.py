@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
@@ -202,3 +203,26 @@ def test_products_other_than_bf16_on_cpu_are_the_plain_one() -> None:
     assert choose_product(torch.float32, CPU) is torch.nn.functional.linear
     assert choose_product(torch.bfloat16, torch.device("cuda")) is torch.nn.functional.linear
     assert choose_product(torch.bfloat16, CPU) in (_native_linear, _upcast_linear)
+
+
+class CountedOps(TorchDispatchMode):
+    """Counts the torch operations that reach a kernel or make a view."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("config", "limit"), [(tiny_llama, 42), (tiny_qwen3, 50)], ids=["llama", "qwen3"])
+def test_a_layer_costs_few_operations(config: Any, limit: int, tmp_path: Path) -> None:
+    # Decoding on a CPU pays some microseconds for each; a stray cast or copy in every layer shows here.
+    counts = []
+    for layers in (1, 2):
+        folder = write_checkpoint(tmp_path / str(layers), config(num_hidden_layers=layers))
+        model = load_model(files_of(folder), dtype=torch.bfloat16, device=CPU)
+        with CountedOps() as ops:
+            model.forward(torch.tensor([1]), torch.tensor([2]), lambda layer_index, q, k, v: q)
+        counts.append(ops.count)
+    assert counts[1] - counts[0] <= limit
