@@ -102,21 +102,23 @@ def tiny_engine(
     folder: Path,
     config: PretrainedConfig | None = None,
     tokenizer: Tokenizer | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Iterator[TinyEngine]:
     """Write a random checkpoint into `folder` (unless it holds one) and run an engine on it."""
     tokenizer = tokenizer or tiny_tokenizer()
     if not (folder / "config.json").exists():
         write_checkpoint(folder, config or tiny_qwen3(vocab_size=272, max_position_embeddings=1024))
-    model = load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"))
+    model = load_model(files_of(folder), dtype=dtype, device=torch.device(device))
     scripted = ScriptedModel(model)
     engine = TinyEngine(
         Loop(),
         scripted,  # type: ignore[arg-type]
         tokenizer,
         name="tiny",
-        device=torch.device("cpu"),
-        dtype=torch.float32,
+        device=torch.device(device),
+        dtype=dtype,
         **{"block_size": 4, "max_chunk": 64, **options},
     )
     engine.scripted = scripted

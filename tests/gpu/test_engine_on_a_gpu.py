@@ -1,0 +1,58 @@
+"""The engine on a GPU with the reference backend: the same logits and the same habits as on a CPU."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import SamplingParams
+from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
+from tests.models.checkpoints import random_model, run_reference, tiny_qwen3
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CONFIG = tiny_qwen3(vocab_size=272, max_position_embeddings=1024)
+PROMPT = torch.randint(256, (150,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[TinyEngine]:
+    with tiny_engine(folder, CONFIG, device="cuda") as engine:
+        yield engine
+
+
+def test_chunks_prefixes_and_decoding_give_the_logits_of_transformers(engine: TinyEngine) -> None:
+    events = list(engine.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=12)))
+    stream = PROMPT + [event.token_id for event in events]
+    reference = run_reference(random_model(CONFIG), stream)
+    for i, logits in enumerate(engine.scripted.logits_seen):
+        assert close_to(logits.cpu(), reference[len(PROMPT) - 1 + i], 1e-3)
+    assert engine.warm(stream[:-1]) == 0
+
+
+def test_a_seed_gives_the_same_text(engine: TinyEngine) -> None:
+    params = SamplingParams(temperature=1.2, top_k=40, top_p=0.9, min_p=0.02, repetition_penalty=1.1, seed=5)
+    texts = [[e.token_id for e in engine.stream(PROMPT, params)] for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("think_cache", ["exact", "mask"])
+def test_a_chat_computes_only_what_is_new(engine: TinyEngine, think_cache: str) -> None:
+    chat = engine.chat(think_cache=think_cache)
+    for i in range(3):
+        engine.scripted.script = say(engine, "some thoughts", f"answer {i}")
+        list(chat.send(f"message {i}", SamplingParams(temperature=0.0)))
+        chat.settle(wait=True)
+        if i:
+            new = engine.tokenizer.encode(f"message {i}<|im_end|>\n<|im_start|>assistant\n")
+            assert chat.last.stats.prefilled_tokens == len(new)
+
+
+def test_bf16_chats(folder: Path) -> None:
+    with tiny_engine(folder, CONFIG, device="cuda", dtype=torch.bfloat16) as engine:
+        assert len(list(engine.stream(PROMPT, SamplingParams(temperature=0.7, max_tokens=8, seed=1)))) <= 8
