@@ -11,8 +11,9 @@ from torch import Tensor
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_CHUNK = 1 << 18
-"""Numbers handled at once: one chunk in fp32 stays in the cache."""
+_CHUNK = (1 << 15) - 1
+"""Numbers handled at once. torch spreads larger tensors over threads, which must then wait for each other after
+every small operation: twice as fast on an idle machine, a hundred times slower on a busy one."""
 
 
 def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tuple[int, Tensor]]:

@@ -1,7 +1,6 @@
 """GGUF: the header against the gguf package, values, logits, the real default model, damaged files."""
 
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -188,11 +187,8 @@ def test_progress_counts_the_bytes_and_ends_full(path: Path) -> None:
 
 
 def test_the_real_default_model(smollm2: Path) -> None:
-    started = time.perf_counter()
     file = read_gguf(smollm2)
     model = load(smollm2, torch.bfloat16)
-    # 0.2 s where nothing else runs; the limit only tells a parser that has become slow from a busy machine.
-    assert time.perf_counter() - started < 10
     assert model.config.tie_word_embeddings
     assert len(file.metadata["tokenizer.ggml.tokens"]) == model.config.vocab_size == 49152
     assert load_config(files_of(smollm2)) == config_of(file) == model.config
