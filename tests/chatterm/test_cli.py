@@ -22,6 +22,7 @@ from chatterm.backend import (
     TurnStats,
 )
 from chatterm.cli import WrongUsage, call, checked_prompts
+from chatterm.commands import COMMANDS
 from models.catalogue import DEFAULT_MODEL
 
 
@@ -269,6 +270,14 @@ def test_help_names_every_command_and_the_default_model(capsys: pytest.CaptureFi
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["--version"]) == 0
     assert capsys.readouterr().out.startswith("chatterm ")
+
+
+def test_the_readme_names_every_command() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for name in ("run", "pull", "list", "show", "rm"):
+        assert f"`chatterm {name}" in readme
+    for command in COMMANDS:
+        assert f"`/{command.name}" in readme
 
 
 # A process of its own, whose backend speaks until it is stopped.
