@@ -9,6 +9,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 
 from chatterm.backend import Backend
+from chatterm.driver import terminal_driver
 from chatterm.palette import SlashCommands
 from chatterm.screens.chat import ChatScreen
 from chatterm.themes import DEFAULT_THEME, STYLESHEET, load_theme
@@ -25,7 +26,7 @@ class ChatApp(App[int]):
 
     def __init__(self, backend: Backend, *, theme: str = DEFAULT_THEME) -> None:
         chosen = load_theme(theme)
-        super().__init__()
+        super().__init__(driver_class=terminal_driver())
         self.worker = Worker(backend)
         self.chat = ChatScreen(backend, self.worker)
         self.register_theme(chosen)

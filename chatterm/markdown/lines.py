@@ -16,7 +16,7 @@ _PIECE = re.compile(rf"\n|[ \t]+|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+|\s")
 
 def cells(text: str) -> int:
     """Columns that `text` takes on the screen."""
-    return len(text) if text.isascii() else cell_len(text)
+    return len(text) if text.isascii() and text.isprintable() else cell_len(text)
 
 
 def elided(text: str, width: int) -> str:
@@ -86,7 +86,7 @@ def chop(line: Line, width: int) -> list[Line]:
                 lines[-1].append((text, style))
                 column += size
                 break
-            head = _head(text, width - column)
+            head = _head(text, width - column) or (text[0] if column == 0 else "")
             if head:
                 lines[-1].append((head, style))
                 text = text[len(head) :]
@@ -99,9 +99,9 @@ def _head(text: str, width: int) -> str:
     """The longest start of `text` that fits into `width` columns."""
     if width <= 0:
         return ""
-    if text.isascii():
+    if text.isascii() and text.isprintable():
         return text[:width]
-    head = chop_cells(text, width)[0] if width > 1 else text[0]
+    head = (chop_cells(text, width) or [text])[0] if width > 1 else text[0]
     return head if cells(head) <= width else ""
 
 

@@ -2,6 +2,7 @@
 
 import gc
 from collections import deque
+from dataclasses import replace
 from time import monotonic
 from typing import ClassVar
 
@@ -172,7 +173,8 @@ class ChatScreen(Screen[None]):
             case Loading(progress):
                 self._progress = progress
             case Loaded(info):
-                self._info, self._loading, self._progress = info, False, None
+                self._info = replace(info, name=one_line(info.name, limit=200))
+                self._loading, self._progress = False, None
             case Answered(outcome):
                 self._answered(outcome, now)
             case Failed(job, message):
@@ -199,7 +201,8 @@ class ChatScreen(Screen[None]):
     def _failed(self, job: object, message: str) -> None:
         if isinstance(job, Open | Switch):
             self._loading, self._progress = False, None
-            self._info = self._backend.info
+            if self._backend.info is None:
+                self._info = None
             self._model = one_line(self._backend.model, limit=200)
             if self._info is None:
                 while self._waiting:
@@ -251,7 +254,7 @@ class ChatScreen(Screen[None]):
 
     @property
     def _model_name(self) -> str:
-        return one_line(self._info.name, limit=200) if self._info else self._model
+        return self._info.name if self._info else self._model
 
     def _say(self, text: str, kind: str = "notice") -> None:
         self._add(NoticeEntry(text, kind))
@@ -328,7 +331,7 @@ class ChatScreen(Screen[None]):
             return False
         if key in ("up", "down"):
             self._completion.move(-1 if key == "up" else 1)
-        elif key == "tab" or (key == "enter" and self._composer.text != chosen.text):
+        elif key == "tab" or (key == "enter" and self._composer.text.strip() != chosen.text.strip()):
             self._completion.close()
             self._composer.put(chosen.text)
             if key == "enter" and chosen.complete:

@@ -22,7 +22,7 @@ _IDLE_BUDGET = 0.008
 """Seconds of layout work between two looks at the keyboard."""
 
 
-class Transcript(Painter, ScrollView, can_focus=False):
+class Transcript(ScrollView, Painter, can_focus=False):
     """Entries below each other, an empty line between two.
 
     Stays at the end while it is at the end; otherwise what is being read does not move.

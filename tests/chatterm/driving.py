@@ -8,7 +8,7 @@ from rich.segment import Segment
 from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
-from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
+from chatterm.entries import AnswerEntry, NoticeEntry, UserEntry
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.transcript import Transcript
 from tests.chatterm.scripted import ScriptedBackend
@@ -38,8 +38,8 @@ class Driver:
         await self.until(lambda: self.app.chat.is_idle)
         await self.pilot.pause()
 
-    async def type(self, text: str) -> None:
-        await self.pilot.press(*(" ".join(text).replace("   ", " space ").split()))
+    async def types(self, text: str) -> None:
+        await self.pilot.press(*("space" if character == " " else character for character in text))
 
     async def send(self, text: str, *, wait: bool = True) -> None:
         self.composer.put(text)
@@ -54,9 +54,6 @@ class Driver:
     @property
     def transcript(self) -> Transcript:
         return self.app.chat.query_one(Transcript)
-
-    def entries(self, kind: type[Entry]) -> list[Entry]:
-        return [entry for entry in self.transcript.entries if isinstance(entry, kind)]
 
     @property
     def questions(self) -> list[str]:

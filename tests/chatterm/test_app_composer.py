@@ -1,0 +1,139 @@
+"""Writing: lines, paste, size, the list of commands."""
+
+from textual import events
+
+from chatterm.widgets.completion import Completion
+from tests.chatterm.driving import Driver, driven
+from tests.chatterm.scripted import ScriptedBackend
+
+
+def paste(driver: Driver, text: str) -> None:
+    driver.composer.post_message(events.Paste(text))
+
+
+async def test_lines_are_broken_without_sending() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        await driver.types("a")
+        await driver.pilot.press("ctrl+j")
+        await driver.types("b")
+        await driver.pilot.press("shift+enter")
+        await driver.types("c")
+        await driver.pilot.press("alt+enter")
+        await driver.types("d")
+        assert driver.composer.text == "a\nb\nc\nd"
+        assert [name for name, _ in backend.calls] == ["open"]
+        await driver.pilot.press("enter")
+        await driver.idle()
+        assert ("send", "a\nb\nc\nd") in backend.calls
+        assert "▌ a\n  ▌ b" in driver.text()
+
+
+async def test_a_paste_of_several_lines_does_not_send() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        await driver.types("see ")
+        paste(driver, "line 1\r\nline 2\rline 3\n")
+        await driver.until(lambda: "line 3" in driver.composer.text)
+        assert driver.composer.text == "see line 1\nline 2\nline 3\n"
+        assert [name for name, _ in backend.calls] == ["open"]
+
+
+async def test_a_paste_of_a_megabyte_is_taken() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        text = "a line of some length, pasted\n" * 34_000
+        paste(driver, text)
+        await driver.until(lambda: len(driver.composer.text) == len(text))
+        await driver.types("x")
+        assert driver.composer.text.endswith("pasted\nx")
+
+
+async def test_it_grows_to_a_third_of_the_screen() -> None:
+    async with driven(ScriptedBackend(), (80, 30)) as driver:
+        assert driver.composer.size.height == 1
+        driver.composer.put("one\ntwo\nthree")
+        await driver.until(lambda: driver.composer.size.height == 3)
+        driver.composer.put("\n".join("many lines"))
+        await driver.until(lambda: driver.composer.outer_size.height == 9)
+        assert "s" in driver.text().split("\n")[-3]  # the last line, where the cursor is, can be seen
+
+
+async def test_tab_indents_and_keeps_the_focus() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.types("a")
+        await driver.pilot.press("tab")
+        assert driver.composer.text == "a    "
+        assert driver.composer.has_focus
+
+
+async def test_a_list_of_commands_opens_while_typing() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        completion = driver.app.chat.query_one(Completion)
+        assert not completion.display
+        await driver.pilot.press("slash")
+        await driver.shows("/think [on|off|auto|show|hide]")
+        await driver.types("re")
+        await driver.until(lambda: "/stats" not in driver.text())
+        assert "/reset" in driver.text()
+        assert "/retry" in driver.text()
+        await driver.pilot.press("down", "tab")
+        assert driver.composer.text == "/retry"
+        await driver.until(lambda: not completion.display)
+
+
+async def test_enter_on_a_command_of_the_list_runs_it() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.types("/he")
+        await driver.pilot.press("enter")
+        await driver.shows("Break the line")
+        assert driver.composer.text == ""
+
+
+async def test_a_command_with_arguments_is_completed_then_its_choices() -> None:
+    backend = ScriptedBackend(thinks=True)
+    async with driven(backend) as driver:
+        await driver.types("/th")
+        await driver.pilot.press("down", "up", "enter")
+        assert driver.composer.text in ("/think ", "/theme ")
+        driver.composer.put("/think o")
+        await driver.shows("/think off")
+        await driver.pilot.press("down", "enter")
+        await driver.until(lambda: backend.think == "off")
+
+
+async def test_escape_closes_the_list_and_keeps_the_text() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.types("/st")
+        await driver.shows("/stats")
+        await driver.pilot.press("escape")
+        await driver.until(lambda: "/stats" not in driver.text())
+        assert driver.composer.text == "/st"
+
+
+async def test_a_click_chooses() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.types("/re")
+        await driver.shows("/retry")
+        row = next(y for y, line in enumerate(driver.text().split("\n")) if "/retry" in line)
+        await driver.pilot.click(offset=(5, row))
+        await driver.until(lambda: driver.composer.text == "/retry")
+        assert driver.composer.has_focus
+
+
+async def test_the_palette_runs_commands() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.pilot.press("ctrl+p")
+        await driver.types("stats")
+        await driver.shows("Figures of this turn")
+        await driver.pilot.press("enter")
+        await driver.shows("Nothing has been answered yet.")
+
+
+async def test_selected_text_is_copied_by_control_c() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.types("copy me")
+        driver.composer.select_all()
+        await driver.pilot.press("ctrl+c")
+        assert driver.app.clipboard == "copy me"
+        assert driver.composer.text == "copy me"
+        assert driver.app.return_value is None

@@ -1,0 +1,139 @@
+"""Whatever comes from outside is shown, never obeyed: not by the terminal and not by the markup of the screen."""
+
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+import pexpect
+import pytest
+from rich.segment import Segment
+from textual import events
+
+from chatterm.backend import EngineError, ModelError
+from tests.chatterm.driving import Driver, driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+HOSTILE = (
+    "\x1b]0;owned\x07\x1b[2J\x1b]52;c;b3duZWQ=\x07\x1b]8;;file:///etc/passwd\x1b\\\x9b31m\u202e\ud800end"
+)
+MARKUP = "[bold red]not markup[/] [@click=app.quit]no[/] [link=file:///x]l[/link]"
+
+
+def assert_harmless(segments: list[Segment]) -> None:
+    for text, style, control in segments:
+        assert control is None
+        assert not [c for c in text if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000], (
+            text
+        )
+        assert not set(text) & set("\u202a\u202b\u202d\u202e\u2066\u2067\u2068"), text
+        assert style is None or style.link is None, "a hyperlink reaches the terminal"
+
+
+async def checked(driver: Driver) -> str:
+    await driver.pilot.pause()
+    assert_harmless(driver.segments())
+    return driver.text()
+
+
+@pytest.mark.parametrize("width", [80, 130])
+async def test_generated_text(width: int) -> None:
+    answer = (
+        f"{HOSTILE}\n\n```\n{HOSTILE}\n```\n\n| {HOSTILE} |\n|---|\n\n&#27;[2J &#x9b;31m &#x202e; `{HOSTILE}`"
+    )
+    backend = ScriptedBackend([Script(answer, reasoning=HOSTILE)])
+    async with driven(backend, (width, 40)) as driver:
+        await driver.send("/think show")
+        await driver.send("q")
+        text = await checked(driver)
+        assert "␛[2J" in text
+        assert "end" in text
+
+
+async def test_links_of_a_model_are_text() -> None:
+    links = "[a](javascript:alert(1)) [b](file:///etc/passwd) [c](https://example.com) <https://example.org> ![i](http://x/i.png)"
+    async with driven(ScriptedBackend([Script(links)]), (120, 24)) as driver:
+        await driver.send("q")
+        text = await checked(driver)
+        assert "c (https://example.com)" in text
+        assert not [s for _, s, _ in driver.segments() if s is not None and s.meta.get("@click")]
+
+
+async def test_typed_and_pasted_text() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        driver.composer.post_message(events.Paste(HOSTILE + "\r\nnext"))
+        await driver.until(lambda: "next" in driver.composer.text)
+        assert driver.composer.text == "\ufffdend\nnext"
+        await checked(driver)
+        await driver.pilot.press("enter")
+        await driver.idle()
+        assert ("send", "\ufffdend\nnext") in backend.calls
+        await driver.send(HOSTILE)
+        await checked(driver)
+        assert backend.calls[-2] == ("send", "\ufffdend")
+
+
+async def test_markup_is_text_everywhere() -> None:
+    backend = ScriptedBackend(
+        [Script(MARKUP, reasoning=MARKUP), Script(error=EngineError(MARKUP))], model=MARKUP
+    )
+    async with driven(backend, (140, 40)) as driver:
+        await driver.send("/think show")
+        await driver.send(MARKUP)
+        text = await checked(driver)
+        assert text.count("[bold red]not markup[/]") >= 4  # typed, thought, answered, the model's name
+        await driver.send("again")
+        assert MARKUP in driver.errors[0]
+        await driver.send("/system " + MARKUP)
+        await driver.send("/system")
+        await driver.send("/" + MARKUP)
+        await checked(driver)
+
+
+async def test_names_and_errors() -> None:
+    error = ModelError(f"No model {HOSTILE}.")
+    backend = ScriptedBackend(load_error=error, model=HOSTILE, known_models=[HOSTILE])
+    async with driven(backend, (140, 40), ready=False) as driver:
+        await driver.until(lambda: driver.errors)
+        await checked(driver)
+        await driver.send("/model")
+        await driver.shows("On this machine")
+        await checked(driver)
+        await driver.send(f"/model {HOSTILE}")
+        await driver.shows("Now chatting with")
+        await checked(driver)
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from chatterm.app import run_app
+from tests.chatterm.scripted import Script, ScriptedBackend
+sys.exit(run_app(ScriptedBackend([Script({answer!r})]), theme=None))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_real_terminal_gets_no_command_from_the_model() -> None:
+    root = str(Path(__file__).parents[2])
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", textwrap.dedent(PROGRAM).format(root=root, answer=HOSTILE.replace("\ud800", ""))],
+        env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
+        dimensions=(24, 80),
+        timeout=20,
+    )
+    child.expect(b"ready")
+    seen = child.before
+    child.send(b"caf\xc3\xa9 \xff\xfe\xc3(\r")  # bytes that are no UTF-8 must not end the chat
+    child.expect(b"first after")
+    seen += child.before
+    child.send(b"/quit\r")
+    child.expect(pexpect.EOF)
+    seen += child.before
+    child.close()
+    assert child.exitstatus == 0
+    for command in (b"\x1b]0;", b"\x1b]52;", b"\x1b]8;", "\x9b31m".encode(), "\u202e".encode()):
+        assert command not in seen
+    assert seen.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in seen  # the terminal is given back

@@ -1,0 +1,125 @@
+"""Long conversations and fast answers: reading stays calm, typing stays quick."""
+
+import asyncio
+import threading
+from time import monotonic
+
+from textual import events
+
+from chatterm.entries import AnswerEntry, UserEntry
+from tests.chatterm.driving import Driver, driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+PROSE = "Some **prose** with `code`, and a list:\n\n- one\n- two\n\n```python\nx = f(1)\n```\n\n"
+
+
+def fill(driver: Driver, turns: int) -> None:
+    entries = []
+    for number in range(turns):
+        answer = AnswerEntry()
+        answer.add(f"Answer {number}. {PROSE}", reasoning=False)
+        entries += [UserEntry(f"Question {number}?"), answer]
+    driver.app.chat.query_one("#welcome").display = False
+    driver.transcript.display = True
+    driver.transcript.add(*entries)
+
+
+async def test_it_follows_the_end_until_one_scrolls_up() -> None:
+    gate = threading.Event()
+    script = Script("line\n\n" * 60, gate=gate, gate_after=40)
+    async with driven(ScriptedBackend([script])) as driver:
+        fill(driver, 5)
+        await driver.send("q", wait=False)
+        await driver.until(lambda: len("".join(driver.answers[-1:])) >= 160)
+        await driver.pilot.pause()
+        transcript = driver.transcript
+        assert transcript.scroll_y == transcript.max_scroll_y
+        await driver.pilot.press("pageup", "pageup")
+        before, place = [line[:70].rstrip() for line in driver.text().split("\n")[:12]], transcript.scroll_y
+        gate.set()
+        await driver.idle()
+        assert transcript.scroll_y == place < transcript.max_scroll_y
+        assert [line[:70].rstrip() for line in driver.text().split("\n")[:12]] == before
+        await driver.pilot.press("ctrl+end")
+        await driver.pilot.pause()
+        assert transcript.scroll_y == transcript.max_scroll_y
+        await driver.pilot.press("ctrl+home")
+        await driver.shows("Question 0?")
+
+
+async def test_what_one_reads_stays_when_the_width_changes() -> None:
+    async with driven(ScriptedBackend(), (100, 24)) as driver:
+        fill(driver, 60)
+        transcript = driver.transcript
+        await driver.shows("Question 59?")
+        await driver.until(lambda: all(entry.is_laid_out(transcript._width) for entry in transcript.entries))
+        transcript.scroll_to(y=transcript._starts[60], animate=False, immediate=True)
+        await driver.until(lambda: "Question 30?" in driver.text().split("\n")[1])
+        await driver.pilot.resize_terminal(60, 24)
+        await driver.until(lambda: all(entry.is_laid_out(transcript._width) for entry in transcript.entries))
+        await driver.pilot.pause()
+        assert "Question 30?" in driver.text().split("\n")[1]
+
+
+async def test_two_thousand_messages_open_and_scroll() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        begun = monotonic()
+        fill(driver, 1000)
+        await driver.shows("Answer 999.")
+        assert monotonic() - begun < 2.0
+        laid_out = sum(entry.height > 0 for entry in driver.transcript.entries)
+        assert laid_out < 2000  # the rest follows while nobody waits
+        await driver.pilot.press("pageup")
+        await driver.shows("Answer 998.")
+
+
+async def test_keys_are_quick_while_2000_tokens_a_second_arrive() -> None:
+    script = Script(PROSE * 1000, tokens_per_s=2000)
+    async with driven(ScriptedBackend([script])) as driver:
+        fill(driver, 200)
+        await driver.send("go", wait=False)
+        await driver.until(lambda: driver.answers[-1])
+        times = []
+        for number in range(60):
+            await asyncio.sleep(0.01)
+            begun = monotonic()
+            driver.composer.post_message(events.Key("x", "x"))
+            while len(driver.composer.text) == number:
+                await asyncio.sleep(0)
+            times.append(monotonic() - begun)
+        assert not driver.app.chat.is_idle, "the answer ended too early to show anything"
+        times.sort()
+        assert times[30] < 0.05  # generous: other work may run on this machine
+        await driver.pilot.press("escape")
+        await driver.idle()
+        assert "stopped" in driver.text()
+
+
+async def test_the_painter_looks_at_most_30_times_a_second() -> None:
+    async with driven(ScriptedBackend([Script("word " * 4000, tokens_per_s=4000)])) as driver:
+        painted = []
+        update = driver.transcript.update
+
+        def counted() -> None:
+            painted.append(monotonic())
+            update()
+
+        driver.transcript.update = counted  # type: ignore[method-assign]
+        await driver.send("go")
+        seconds = painted[-1] - painted[0]
+        assert seconds > 0.5
+        assert len(painted) <= 30 * seconds + 3
+
+
+async def test_selected_text_is_what_stands_there() -> None:
+    async with driven(ScriptedBackend([Script("alpha beta gamma\n\ndelta epsilon")])) as driver:
+        await driver.send("q")
+        lines = driver.text().split("\n")
+        row = next(y for y, line in enumerate(lines) if "alpha" in line)
+        start = lines[row].index("beta")
+        await driver.pilot.mouse_down(offset=(start, row))
+        await driver.pilot.hover(offset=(start + 3, row + 2))
+        await driver.pilot.mouse_up(offset=(start + 3, row + 2))
+        await driver.pilot.press("ctrl+c")
+        assert driver.app.clipboard.startswith("beta gamma\n\n")
+        assert "delta" in driver.app.clipboard

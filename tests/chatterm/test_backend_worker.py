@@ -1,0 +1,134 @@
+"""The worker between the screen and a backend."""
+
+import threading
+from collections.abc import Callable
+from time import monotonic, sleep
+
+import pytest
+
+from chatterm.backend import EngineError, FinishReason, Progress
+from chatterm.worker import (
+    Answered,
+    Done,
+    Failed,
+    ListModels,
+    Loaded,
+    Loading,
+    Open,
+    Report,
+    Send,
+    Token,
+    Worker,
+)
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+
+def until(worker: Worker, condition: Callable[[list[Report]], object]) -> list[Report]:
+    """Everything reported until `condition` holds."""
+    reports: list[Report] = []
+    deadline = monotonic() + 10
+    while not condition(reports):
+        assert monotonic() < deadline, reports
+        reports += worker.take()
+        sleep(0.002)
+    return reports
+
+
+def ended(reports: list[Report]) -> bool:
+    return any(isinstance(report, Done | Failed) for report in reports)
+
+
+def test_jobs_run_in_order_and_are_reported() -> None:
+    backend = ScriptedBackend([Script("abcdefgh")])
+    worker = Worker(backend)
+    worker.start()
+    worker.submit(Open())
+    assert [type(report) for report in until(worker, ended)] == [Loaded, Done]
+    worker.submit(Send("hi"))
+    reports = until(worker, ended)
+    assert [report.event.text for report in reports if isinstance(report, Token)] == ["abcd", "efgh"]
+    answered = next(report for report in reports if isinstance(report, Answered))
+    assert answered.outcome is not None
+    assert answered.outcome.text == "abcdefgh"
+    worker.submit(ListModels())
+    assert until(worker, ended) == [Done(ListModels(), ["scripted", "other"])]
+    assert worker.close()
+    assert backend.closed
+
+
+@pytest.mark.parametrize("error", [EngineError("Known."), ValueError("sur\nprise"), MemoryError()])
+def test_an_error_is_one_line_and_the_next_job_runs(error: Exception) -> None:
+    worker = Worker(ScriptedBackend([Script(error=error), Script("fine")]))
+    worker.start()
+    worker.submit(Send("a"))
+    failed = until(worker, ended)[-1]
+    assert isinstance(failed, Failed)
+    assert "\n" not in failed.message
+    assert "Traceback" not in failed.message
+    worker.submit(Send("b"))
+    assert isinstance(until(worker, ended)[-1], Done)
+    assert worker.close()
+
+
+def test_only_the_latest_progress_is_kept() -> None:
+    gate = threading.Event()
+    steps = tuple(Progress("load", "weights", done, 100) for done in range(101))
+    worker = Worker(ScriptedBackend(load_gate=gate, load_progress=steps))
+    worker.start()
+    worker.submit(Open())
+    reports = until(worker, lambda r: r and r[-1] == Loading(steps[-1]))
+    assert len(reports) <= len(steps)
+    gate.set()
+    until(worker, ended)
+    assert worker.close()
+
+
+def test_close_leaves_a_load_and_an_answer() -> None:
+    gate = threading.Event()
+    loading = ScriptedBackend(load_gate=gate, load_progress=(Progress("load", "weights", 1, 2),))
+    worker = Worker(loading)
+    worker.start()
+    worker.submit(Open())
+    until(worker, bool)
+    assert worker.close()
+    assert loading.info is None
+
+    answering = ScriptedBackend([Script("x" * 4000, tokens_per_s=100)])
+    worker = Worker(answering)
+    worker.start()
+    worker.submit(Send("go"))
+    until(worker, bool)
+    assert worker.close()
+    assert answering.closed
+
+
+def test_a_backend_that_cannot_be_interrupted_is_told() -> None:
+    gate = threading.Event()
+    worker = Worker(ScriptedBackend(load_gate=gate))  # it reports no progress: nothing can end it
+    worker.start()
+    worker.submit(Open())
+    until(worker, lambda _: worker._is_loading)
+    begun = monotonic()
+    assert not worker.close()
+    assert monotonic() - begun < 2
+    gate.set()
+
+
+def test_a_stop_asked_before_the_backend_began_is_repeated() -> None:
+    class Late(ScriptedBackend):
+        """Forgets what was asked before it begins, as an engine does that has nothing to stop yet."""
+
+        def stop(self) -> None:
+            if self.calls:
+                super().stop()
+
+    backend = Late([Script("word " * 100, tokens_per_s=500)])
+    worker = Worker(backend)
+    worker.submit(Send("go"))
+    worker.stop()
+    worker.start()
+    reports = until(worker, ended)
+    answered = next(report for report in reports if isinstance(report, Answered))
+    assert answered.outcome is not None
+    assert answered.outcome.finish_reason is FinishReason.CANCELLED
+    assert worker.close()

@@ -1,0 +1,98 @@
+"""The registry of slash commands: parsing, completion, help."""
+
+import pytest
+
+from chatterm.backend import EngineError
+from chatterm.commands import COMMANDS, choice_completions, completions, is_command, parse
+from chatterm.markdown.lines import text_of
+from chatterm.reports import help_lines
+from chatterm.widgets.completion import suggestions
+
+PROMISED = {"help", "reset", "stats", "think", "system", "retry", "undo", "model", "quit"}
+
+
+class Recorder:
+    """Implements Actions: notes what was asked for."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, ...]] = []
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *arguments: self.called.append((name, *arguments))
+
+
+def run(text: str) -> tuple[str, ...]:
+    command, argument = parse(text)
+    recorder = Recorder()
+    command.run(recorder, argument)  # type: ignore[arg-type]
+    return recorder.called[0]
+
+
+def test_every_promised_command_is_there_once() -> None:
+    names = [command.name for command in COMMANDS]
+    assert set(names) >= PROMISED
+    everything = names + [alias for command in COMMANDS for alias in command.aliases]
+    assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("/help", ("show_help",)),
+        ("/?", ("show_help",)),
+        ("/stats", ("show_stats",)),
+        ("/reset", ("reset",)),
+        ("/RESET", ("reset",)),
+        ("/clear", ("reset",)),
+        ("/retry", ("retry",)),
+        ("/undo", ("undo",)),
+        ("/think", ("think", "")),
+        ("/think  off ", ("think", "off")),
+        ("/system You are\nterse.", ("system", "You are\nterse.")),
+        ("/model Qwen/Qwen3-0.6B", ("model", "Qwen/Qwen3-0.6B")),
+        ("/theme paper", ("theme", "paper")),
+        ("/quit", ("quit",)),
+        ("/exit", ("quit",)),
+    ],
+)
+def test_a_command_line_calls_its_action(text: str, called: tuple[str, ...]) -> None:
+    assert run(text) == called
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("/nothing", "no command /nothing"),
+        ("/", "no command /"),
+        ("/reset now", "/reset takes nothing"),
+        ("/think maybe", "one of on, off, auto, show, hide"),
+    ],
+)
+def test_what_is_no_command_gets_one_clear_line(text: str, said: str) -> None:
+    assert is_command(text)
+    with pytest.raises(EngineError, match=said) as error:
+        parse(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["/usr/bin/python is what?", " /help", "hello", "1/2", "/etc/passwd"])
+def test_paths_and_text_after_a_space_are_messages(text: str) -> None:
+    assert not is_command(text)
+
+
+def test_completion_while_the_name_is_typed() -> None:
+    assert completions("/") == list(COMMANDS)
+    assert [command.name for command in completions("/re")] == ["reset", "retry"]
+    assert completions("/re t") == completions("hello") == completions("") == []
+    assert choice_completions("/think o") == ["/think on", "/think off"]
+    assert choice_completions("/think o x") == choice_completions("/nothing o") == []
+    assert [item.text for item in suggestions("/the")] == ["/theme "]
+    assert [item.text for item in suggestions("/think s")] == ["/think show"]
+
+
+@pytest.mark.parametrize("width", [36, 76, 104])
+def test_help_names_every_command_and_fits(width: int) -> None:
+    lines = [text_of(line) for line in help_lines(width)]
+    assert all(len(line) <= width for line in lines)
+    for command in COMMANDS:
+        assert any(line.startswith(f"/{command.name}") for line in lines)

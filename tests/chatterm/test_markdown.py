@@ -1,0 +1,197 @@
+"""Markdown laid out as lines, at once and while it streams."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatterm.markdown import document
+from chatterm.markdown.blocks import markdown_lines
+from chatterm.markdown.document import Document
+from chatterm.markdown.lines import Line, chop, elided, line_cells, text_of, wrap
+
+SAMPLE = """\
+# Title
+
+A paragraph with **strong *and nested* words**, `code` and a
+soft break.
+
+1. one
+2. two
+
+   still two
+   - nested
+     - deeper
+
+- loose
+
+- list
+
+> quoted **text**
+> - with a list
+
+| left | right |
+|:-----|------:|
+| a    |     1 |
+| 漢字 | 22 |
+
+```python
+def f(x):
+    '''doc
+
+    string'''
+    return x + 1
+```
+
+---
+
+Setext
+======
+
+    indented code
+
+The end with a [link](https://example.com/).
+"""
+
+
+def texts(lines: list[Line]) -> list[str]:
+    return [text_of(line).rstrip() for line in lines]
+
+
+def shown(source: str, width: int = 60) -> str:
+    return "\n".join(texts(markdown_lines(source, width)))
+
+
+def styles_of(source: str, text: str) -> set[str]:
+    return {s for line in markdown_lines(source, 60) for t, names in line if text in t for s in names.split()}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("two\nlines  \nbroken", "two lines\nbroken"),
+        ("- a\n- b\n  - c", "• a\n• b\n  ◦ c"),
+        ("9. a\n10. b", " 9. a\n10. b"),
+        ("> a\n> b", "▎ a b"),
+        ("a\n\n---\n\nb", "a\n\n" + "─" * 60 + "\n\nb"),
+        ("```\na\n\n  b\n```", " a\n\n   b"),
+        ("```py\nx\n```", " py\n x"),
+        ("<b>html</b> stays", "<b>html</b> stays"),
+        ("![alt](http://x/y.png)", "[image: alt] (http://x/y.png)"),
+        ("a\\*b &amp; c", "a*b & c"),
+    ],
+)
+def test_blocks(source: str, expected: str) -> None:
+    assert shown(source) == expected
+
+
+def test_styles() -> None:
+    assert styles_of("a **b *c* d** `e` ~~f~~", "c") == {"strong", "em"}
+    assert styles_of("a **b *c* d** `e` ~~f~~", "e") == {"code-inline"}
+    assert styles_of("## Head **x**", "x") == {"heading", "strong"}
+    assert "code-keyword" in styles_of("```python\nreturn 1\n```", "return")
+    assert styles_of("```nolanguage\nreturn 1\n```", "return") == {"code"}
+
+
+def test_a_table_has_aligned_columns() -> None:
+    assert texts(markdown_lines("| a | n |\n|---|--:|\n| x | 1 |\n| **yy** | 22 |", 40)) == [
+        "a     n",
+        "───────",
+        "x     1",
+        "yy   22",
+    ]
+
+
+def test_a_link_shows_where_it_leads() -> None:
+    assert shown("[text](https://example.com/a)") == "text (https://example.com/a)"
+    assert shown("<https://example.com/a>") == "https://example.com/a"
+    assert (
+        shown("[https://bank.example](https://evil.example)") == "https://bank.example (https://evil.example)"
+    )
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "file:///etc/passwd", "data:text/html,x"])
+def test_an_address_that_does_something_is_no_link(address: str) -> None:
+    source = f"[click]({address})"
+    assert shown(source) == source
+
+
+@given(
+    st.text(alphabet=st.sampled_from(" \n\t*_`#>-|[]()!1.)abc漢é👩=~\\&;"), max_size=300), st.integers(8, 50)
+)
+@settings(max_examples=300, deadline=None)
+def test_no_line_is_wider_than_the_screen(source: str, width: int) -> None:
+    # Deep nesting keeps a few columns for text whatever the width: 16 is the narrowest that is promised.
+    for line in markdown_lines(source, max(width, 40)):
+        assert line_cells(line) <= max(width, 40) or text_of(line)[:1] in " ▎•◦▪"
+    for line in wrap([(source, "")], width):
+        assert line_cells(line) <= width
+
+
+ANY_CHARACTER = st.characters(codec=None) | st.sampled_from("\x1b\x07…漢👩\u200d\u0301")
+
+
+@given(st.text(alphabet=ANY_CHARACTER, max_size=200), st.integers(2, 30))
+def test_chopping_loses_nothing(text: str, width: int) -> None:
+    lines = chop([(text, "x")], width)
+    assert "".join(map(text_of, lines)) == text
+    assert all(line_cells(line) <= width for line in lines)
+    assert len(wrap([(text, "")], width)) <= len(text) + 1
+
+
+def test_elided() -> None:
+    assert elided("abcdef", 6) == "abcdef"
+    assert elided("abcdefg", 6) == "abcde…"
+
+
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(20, 90))
+@settings(max_examples=60, deadline=None)
+def test_streaming_ends_with_what_a_whole_document_gives(cuts: list[int], width: int) -> None:
+    grown = Document()
+    start = 0
+    for size in cuts:
+        grown.append(SAMPLE[start : start + size])
+        grown.lines(width)
+        start += size
+    grown.append(SAMPLE[start:])
+    assert texts(grown.lines(width)) == texts(Document(SAMPLE).lines(width))
+    assert texts(grown.lines(width - 5)) == texts(Document(SAMPLE).lines(width - 5))
+
+
+def test_streamed_a_character_at_a_time() -> None:
+    grown = Document()
+    for character in SAMPLE:
+        grown.append(character)
+        grown.lines(50)
+    assert texts(grown.lines(50)) == texts(markdown_lines(SAMPLE, 50))
+
+
+ENDLESS = {
+    "paragraph": "word " * 4000,
+    "word": "x" * 20_000,
+    "code": "```python\n" + "x = f(1)  # note\n" * 1200,
+    "list": "- an item\n" * 2000,
+    "table": "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 2000,
+    "nothing": "\n" * 20_000,
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_the_cost_of_a_piece_does_not_grow_with_the_answer(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def measured(source: str, width: int, *, continued: bool = False) -> list[Line]:
+        sizes.append(len(source))
+        return markdown_lines(source, width, continued=continued)
+
+    monkeypatch.setattr(document, "markdown_lines", measured)
+    source, grown = ENDLESS[kind], Document()
+    for start in range(0, len(source), 200):
+        grown.append(source[start : start + 200])
+        sizes.clear()
+        lines = grown.lines(80)
+        assert sum(sizes) < 3 * 2048
+    said = "".join(text_of(line) for line in lines)
+    for character, count in {"x": source.count("x"), "w": source.count("w"), "2": source.count("2")}.items():
+        assert said.count(character) == count
