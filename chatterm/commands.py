@@ -47,7 +47,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("stats", "", "Figures of this turn and of the session", lambda a, _: a.show_stats()),
     Command("reset", "", "Forget the conversation and begin anew", lambda a, _: a.reset(), ("clear", "new")),
     Command("retry", "", "Answer the last message once more", lambda a, _: a.retry()),
-    Command("undo", "", "Take back the last message and its answer", lambda a, _: a.undo()),
+    Command("undo", "", "Take back the last message", lambda a, _: a.undo()),
     Command(
         "think",
         "[on|off|auto|show|hide]",

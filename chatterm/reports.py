@@ -8,11 +8,11 @@ from chatterm.markdown.table import table_lines
 
 _KEYS = (
     ("Enter", "Send"),
-    ("Ctrl+J", "Break the line; so do Shift+Enter and Alt+Enter"),
+    ("Ctrl+J", "Break the line (Shift+Enter, Alt+Enter)"),
     ("Esc", "Stop the answer; what was said stays"),
-    ("Ctrl+C", "Stop; twice to quit; copies selected text"),
-    ("Ctrl+T", "Open or close the latest thinking, as a click does"),
-    ("Page Up/Down", "Scroll; with Ctrl, Home and End go to the ends"),
+    ("Ctrl+C", "Stop; twice: quit; copies a selection"),
+    ("Ctrl+T", "Open or close the thinking (or click)"),
+    ("Page Up/Down", "Scroll; Ctrl+Home, Ctrl+End: the ends"),
     ("Ctrl+P", "Command palette"),
     ("F1", "This help"),
 )

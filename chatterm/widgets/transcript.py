@@ -101,7 +101,7 @@ class Transcript(ScrollView, Painter, can_focus=False):
 
     def _reflow(self) -> None:
         """Lay out what can be seen, then of the rest what there is time for; keep the reader's place."""
-        width = min(self.scrollable_content_region.width, _WIDEST)
+        width = min(self.scrollable_content_region.width - 1, _WIDEST)  # a column of air before the bar
         if width <= 0:
             return
         top = self._top()
