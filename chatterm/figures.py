@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from chatterm.backend import Figures, ModelInfo, Progress, TurnStats
 
-_BARS = "▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇"
 _WINDOW = 1.0
 """Seconds that "tokens/s now" looks back."""
 
@@ -16,7 +16,7 @@ class Speedometer:
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
         self._counts: list[int] = []
-        self._bucket = 0.25
+        self._bucket = 0.1
         """Seconds that one entry of `_counts` covers; doubles when there are too many."""
         self.first: float | None = None
         self.latest = 0.0
@@ -165,7 +165,7 @@ def sparkline(values: tuple[float, ...], width: int) -> str:
     top = max(values)
     if top <= 0:
         return _BARS[0] * len(values)
-    return "".join(_BARS[min(int(value / top * 7.999), 7)] for value in values)
+    return "".join(_BARS[min(int(value / top * 6.999), 6)] for value in values)
 
 
 def meter(done: float, width: int) -> tuple[str, str]:
