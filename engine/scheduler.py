@@ -40,8 +40,8 @@ class Step:
 class Scheduler:
     """People first: idle work runs only while no person waits for anything, in chunks short enough to give way.
 
-    A sequence waits, runs (it holds a block table) and finishes. Where blocks run out, idle work is dropped
-    first, then the youngest running sequence goes back to waiting; what it had computed stays as cache.
+    A sequence waits, runs (it holds a block table) and finishes. Where blocks run out, idle work ends. A person's
+    sequence sends idle work back to waiting, then the youngest that runs; what it had computed stays as cache.
     """
 
     blocks: BlockManager
@@ -136,11 +136,11 @@ class Scheduler:
             except OutOfBlocksError:
                 others = [s for s in self.running if s is not sequence]
                 idle = [s for s in others if s.priority is Priority.IDLE]
-                if idle:
-                    self._send_back(idle[-1])
-                elif sequence.priority is Priority.IDLE or not others:
+                if sequence.priority is Priority.IDLE or not others:
                     self.finish(sequence, FinishReason.CONTEXT_FULL)
                     return False
+                if idle:
+                    self._send_back(idle[-1])
                 elif self.running[-1] is sequence:
                     self._send_back(sequence)
                     return False

@@ -100,6 +100,18 @@ def test_the_youngest_gives_way_when_blocks_run_out_and_loses_nothing_it_was_giv
     assert len(young.generated) == before + 1
 
 
+def test_idle_work_never_takes_blocks_from_other_idle_work() -> None:
+    """Else two of them would push each other out for ever, at full speed."""
+    s = scheduler(blocks=7, idle_chunk=3)
+    both = [prompt([*range(start, start + 28)], Priority.IDLE, generate=False) for start in (0, 100)]
+    for sequence in both:
+        s.add(sequence)
+    for _ in range(40):
+        play(s)
+    assert not s.has_work
+    assert sorted(str(sequence.finish_reason) for sequence in both) == ["None", "context_full"]
+
+
 def test_alone_and_out_of_blocks_means_the_context_is_full() -> None:
     s = scheduler(blocks=2)
     sequence = prompt([1] * 7)
