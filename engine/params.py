@@ -1,6 +1,7 @@
 """How the next token is chosen."""
 
 from dataclasses import dataclass
+from math import inf
 
 from engine.errors import EngineError
 
@@ -33,11 +34,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         rules = (
-            (self.temperature >= 0.0, "temperature", self.temperature, "0 (greedy) or more"),
+            (0.0 <= self.temperature < inf, "temperature", self.temperature, "0 (greedy) or more"),
             (self.top_k >= 0, "top_k", self.top_k, "0 (off) or more"),
             (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1"),
             (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1"),
-            (self.repetition_penalty > 0.0, "repetition_penalty", self.repetition_penalty, "above 0"),
+            (0.0 < self.repetition_penalty < inf, "repetition_penalty", self.repetition_penalty, "above 0"),
             (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "from -2 to 2"),
             (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more"),
             (self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1"),

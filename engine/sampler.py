@@ -61,7 +61,8 @@ def sample(logits: Tensor, state: SamplerState) -> Tensor:
         logits = torch.where(state.generated, logits - params.presence_penalty, logits)
     if params.temperature == 0.0:
         return logits.argmax()
-    logits = logits / params.temperature
+    # Relative to the likeliest, so that a tiny temperature gives 0 for it and not infinity for several.
+    logits = (logits - logits.max()) / max(params.temperature, 1e-30)
     ids = None
     if 0 < params.top_k < logits.numel():
         # Everything after works on k candidates instead of the vocabulary.
@@ -86,8 +87,9 @@ def keep_top_p(probabilities: Tensor, top_p: float) -> Tensor:
     The result is not normalised.
     """
     ordered, order = probabilities.sort(descending=True)
-    # A token stays while those before it have not reached top_p: the first one always stays.
+    # A token stays while those before it have not reached top_p; the first one stays even where top_p rounds to 0.
     outside = ordered.cumsum(-1) - ordered >= top_p * probabilities.sum()
+    outside[0] = False
     return probabilities.scatter(0, order, ordered.masked_fill(outside, 0.0))
 
 

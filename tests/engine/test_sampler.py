@@ -105,15 +105,38 @@ def test_a_seed_fixes_the_draws_and_no_seed_does_not() -> None:
 
 
 @pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1e-40),
+        SamplingParams(temperature=1e-300),
+        SamplingParams(top_p=1e-50),
+        SamplingParams(top_k=1, temperature=1e30),
+        SamplingParams(min_p=1.0),
+    ],
+)
+def test_settings_at_their_limit_still_take_the_likeliest(params: SamplingParams) -> None:
+    logits = LOGITS.roll(3)  # the first token is not the likeliest: it is what a draw from nothing gives
+    logits[5] = float("-inf")
+    assert frequencies(params, logits=logits)[3] == 1.0
+
+
+def test_a_huge_temperature_and_top_k_leave_every_token_its_chance() -> None:
+    found = frequencies(SamplingParams(temperature=1e30, top_k=10**9, seed=8))
+    assert matches(found, torch.full_like(LOGITS, 1 / len(LOGITS)))
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("temperature", -1.0),
         ("temperature", float("nan")),
+        ("temperature", float("inf")),
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("min_p", -0.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
         ("presence_penalty", 3.0),
         ("max_tokens", 0),
         ("seed", -1),
