@@ -15,7 +15,7 @@ A block is free (in the free list), cached (nobody holds it, the index can find 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count
 
 Key = Hashable
 """What identifies the KV of one row, given the rows before it: a token id, or more where the row was computed
@@ -239,9 +239,10 @@ class BlockManager:
             parent = child
             position += self.block_size
         best, best_rank = None, (0, False)
+        rest = keys[position : position + self.block_size]
         for child in self._children(parent):
             block = self._blocks[child]
-            rows = _common_prefix(block.keys, islice(keys, position, None))
+            rows = _common_prefix(block.keys, rest)
             # Of equals, take one that can be used in place rather than copied.
             rank = (rows, block.refs == 0 and rows == len(block.keys))
             if rows and rank > best_rank:
@@ -378,7 +379,7 @@ class BlockManager:
         assert len(self._full) == sum(block.indexed for block in self._blocks), "the index has stale entries"
 
 
-def _common_prefix(first: Sequence[Key], second: Iterable[Key]) -> int:
+def _common_prefix(first: Sequence[Key], second: Sequence[Key]) -> int:
     rows = 0
     for one, other in zip(first, second, strict=False):
         if one != other:

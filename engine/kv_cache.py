@@ -1,6 +1,7 @@
 """The tensors behind the block ids."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -37,17 +38,18 @@ class KVCache:
 
     def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
         """Where rows `start` to `stop` of a block table lie, as few contiguous (first, end) runs of slots."""
-        runs: list[tuple[int, int]] = []
-        row = start
-        while row < stop:
-            index, offset = divmod(row, self.block_size)
-            first = blocks[index] * self.block_size + offset
-            size = min(self.block_size - offset, stop - row)
-            if runs and runs[-1][1] == first:
-                runs[-1] = (runs[-1][0], first + size)
-            else:
-                runs.append((first, first + size))
-            row += size
+        if start >= stop:
+            return []
+        size = self.block_size
+        here = blocks[start // size : (stop - 1) // size + 1]
+        # A decode step asks for the whole table, and thousands of blocks are usually one run: look for the ends only.
+        ends = [i for i, (one, after) in enumerate(pairwise(here), 1) if after != one + 1]
+        runs = [
+            (here[begin] * size, (here[end - 1] + 1) * size)
+            for begin, end in zip([0, *ends], [*ends, len(here)], strict=True)
+        ]
+        runs[0] = (runs[0][0] + start % size, runs[0][1])
+        runs[-1] = (runs[-1][0], runs[-1][1] - (-stop) % size)
         return runs
 
     def copy_blocks(self, copies: Sequence[RowCopy]) -> None:

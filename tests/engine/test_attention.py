@@ -1,7 +1,11 @@
 """The SDPA backend over block tables against plain attention in float64."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention.sdpa import SdpaBackend
@@ -71,6 +75,17 @@ def test_slots_are_joined_where_they_touch() -> None:
     kv = cache(torch.float32)
     assert kv.slots([3, 4, 9], 2, 11) == [(14, 20), (36, 39)]
     assert kv.slots([3], 1, 1) == []
+
+
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=9, unique=True), st.integers(0, 36), st.integers(0, 36)
+)
+def test_slots_are_those_of_each_row_in_as_few_runs_as_can_be(blocks: list[int], a: int, b: int) -> None:
+    start, stop = sorted((min(a, len(blocks) * BLOCK), min(b, len(blocks) * BLOCK)))
+    runs = cache(torch.float32).slots(blocks, start, stop)
+    rows = [blocks[row // BLOCK] * BLOCK + row % BLOCK for row in range(start, stop)]
+    assert [slot for first, end in runs for slot in range(first, end)] == rows
+    assert all(end != first for (_, end), (first, _) in pairwise(runs))
 
 
 def test_copies_take_every_layer() -> None:
