@@ -39,7 +39,9 @@ class PromptFormat:
         self._special = re.compile("|".join(map(re.escape, tokenizer.special_strings)) or r"(?!)")
         self._ids: dict[tuple[Piece, ...], list[int]] = {}
         self._contents: dict[tuple[str, str], str] = {}
-        self._openings = {think: self._opening(think) for think in (None, True, False)}
+        asked = {think: self._asked(think) for think in (None, True, False)}
+        self._openings = {think: self._opening(ids) for think, ids in asked.items()}
+        self._inside = {think: self.opens_think(ids) for think, ids in asked.items()}
 
     def thinks(self) -> bool:
         """Whether the template and the vocabulary know a think span."""
@@ -80,18 +82,25 @@ class PromptFormat:
         if not generate:
             segments[-1].pop()  # what comes after the next message
         # Only what this conversation is made of is remembered: drafts come and go.
-        known, self._ids = self._ids, {}
-        for pieces in map(tuple, segments):
-            self._ids[pieces] = known[pieces] if pieces in known else self._encode(pieces)
-        self._contents = {key: self._contents[key] for key in messages if key in self._contents}
-        return [self._ids[tuple(pieces)] for pieces in segments]
+        # Another thread may be here too: what is shared is looked at once and replaced whole.
+        known, contents = self._ids, self._contents
+        ids = [known.get(pieces) or self._encode(pieces) for pieces in map(tuple, segments)]
+        self._ids = dict(zip(map(tuple, segments), ids, strict=True))
+        self._contents = {key: contents[key] for key in messages if key in contents}
+        return ids
 
     def opening(self, think: bool | None) -> list[int]:
         """What the generation prompt writes before an answer and the history leaves out, in tokens."""
         return self._openings[think]
 
-    def _opening(self, think: bool | None) -> list[int]:
-        asked = self.segments(None, ["x"], generate=True, think=think)[-1]
+    def inside(self, think: bool | None) -> bool:
+        """Whether the generation prompt opens a think span; what people write in their messages opens none."""
+        return self._inside[think]
+
+    def _asked(self, think: bool | None) -> list[int]:
+        return self.segments(None, ["x"], generate=True, think=think)[-1]
+
+    def _opening(self, asked: list[int]) -> list[int]:
         answered = self.segments(None, ["x"], generate=False)[0]
         return asked[len(answered) :] if asked[: len(answered)] == answered else []
 
@@ -103,14 +112,18 @@ class PromptFormat:
         shown = self._content("assistant", text)
         if not shown:
             return 0, 0
-        stream = self._tokenizer.stream()
+        decode, stream = self._tokenizer.decode, self._tokenizer.stream()
         ends, length = [], 0
         for id in ids:
             length += len(stream.push(id))
             ends.append(length)
-        at = max(self._tokenizer.decode(ids).find(shown), 0)
+        at = max(decode(ids).find(text), 0) + max(text.rfind(shown), 0)
         first = next((i for i, end in enumerate(ends) if end > at), 0)
         last = next((i for i, end in enumerate(ends) if end >= at + len(shown)), len(ids) - 1)
+        # A character's text counts for the token that completes it: up to three before may belong to it.
+        for begin in range(first, max(first - 4, -1), -1):
+            if shown in decode(ids[begin : last + 1]):
+                return begin, last + 1
         return first, last + 1
 
     def opens_think(self, prompt: Sequence[int]) -> bool:
@@ -145,15 +158,17 @@ class PromptFormat:
     def _content(self, role: str, text: str) -> str:
         """`text` as the template writes it: some strip it, some rewrite it."""
         key = (role, text)
-        if key not in self._contents:
+        content = self._contents.get(key)
+        if content is None:
             slot = "\ue000"
             before, after = self._around(role, slot).split(slot, 1)
             whole = self._around(role, text)
             fits = (
                 whole.startswith(before) and whole.endswith(after) and len(whole) >= len(before) + len(after)
             )
-            self._contents[key] = whole[len(before) : len(whole) - len(after)] if fits else text
-        return self._contents[key]
+            content = whole[len(before) : len(whole) - len(after)] if fits else text
+            self._contents[key] = content
+        return content
 
     def _around(self, role: str, text: str) -> str:
         message: Message = {"role": role, "content": text}
