@@ -1,13 +1,15 @@
 """Conversations: turns, and what the next prompt is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
+from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 from engine.blocks import OutOfBlocksError
 from engine.errors import ContextFullError, EngineError
-from engine.events import FinishReason, TokenEvent, TurnStats
+from engine.events import FinishReason, Kind, TokenEvent, TurnStats
 from engine.params import SamplingParams
 from engine.prompt import PromptFormat
 from engine.rows import Rows
@@ -33,6 +35,13 @@ class Answer:
     stats: TurnStats = field(default_factory=TurnStats)
     shown: tuple[int, int] = (0, 0)
     """Which of `token_ids` the history shows: not the thinking, not the end of turn."""
+
+    def add(self, text: str, kind: Kind) -> None:
+        """One more piece of text."""
+        if kind == "reasoning":
+            self.reasoning += text
+        else:
+            self.text += text
 
     @property
     def content_ids(self) -> list[int]:
@@ -65,24 +74,34 @@ class Chat:
         think_cache: ThinkCache = "exact",
     ) -> None:
         """Raises EngineError when the model has no chat template or an argument is none of its values."""
-        if think not in ("auto", "on", "off"):
-            raise EngineError(f"think is {think!r}; it must be auto, on or off.")
         if think_cache not in ("exact", "mask"):
             raise EngineError(f"think_cache is {think_cache!r}; it must be exact or mask.")
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
         self.thinks = self._format.thinks()
         self.system = system
-        self.think: Think = think
+        self.think = think
         self.think_cache: ThinkCache = think_cache
         self.turns: list[Turn] = []
         self._running: Sequence | None = None
+        self._stopped = False
         self._idle: Sequence | None = None
 
     @property
     def last(self) -> Answer | None:
         """The latest answer, also while it runs; None before the first."""
         return self.turns[-1].answer if self.turns else None
+
+    @property
+    def think(self) -> Think:
+        """Whether to think; the next answer obeys. Setting it raises EngineError for any other value."""
+        return self._think
+
+    @think.setter
+    def think(self, think: Think) -> None:
+        if think not in ("auto", "on", "off"):
+            raise EngineError(f"think is {think!r}; it must be auto, on or off.")
+        self._think: Think = think
 
     @property
     def used_tokens(self) -> int:
@@ -97,18 +116,17 @@ class Chat:
         On the first `next()`: ContextFullError when the prompt does not fit, EngineError for an empty message,
         ModelError when the template fails. The conversation is then as it was.
         """
-        if not text.strip():
-            raise EngineError("The message is empty; write something first.")
-        return (yield from self._answer(self.turns, text, params))
+        self._stopped = False  # what is stopped from now on is this answer
+        return self._send(text, params)
 
     def retry(self, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Answer the last message once more; the earlier answer is replaced. Raises as `send` does."""
-        if not self.turns:
-            raise EngineError("There is no message to answer again; send one first.")
-        return (yield from self._answer(self.turns[:-1], self.turns[-1].user, params))
+        self._stopped = False
+        return self._retry(params)
 
     def stop(self) -> None:
-        """End the running answer within one step; what was produced is kept."""
+        """End the answer that was asked for last within one step; what was produced is kept."""
+        self._stopped = True
         running = self._running
         if running is not None:
             self._engine.cancel(running)
@@ -142,6 +160,22 @@ class Chat:
 
     # -- how it is done
 
+    def _send(self, text: str, params: SamplingParams | None) -> Iterator[TokenEvent]:
+        if not text.strip():
+            raise EngineError("The message is empty; write something first.")
+        yield from self._answer(self.turns, text, params)
+
+    def _retry(self, params: SamplingParams | None) -> Iterator[TokenEvent]:
+        if not self.turns:
+            raise EngineError("There is no message to answer again; send one first.")
+        yield from self._answer(self.turns[:-1], self.turns[-1].user, params)
+
+    def _follow(self, sequence: Sequence) -> None:
+        """From now on `stop` ends this sequence; if it was called already, it ends at once."""
+        self._running = sequence
+        if self._stopped:
+            self._engine.cancel(sequence)
+
     def _answer(self, before: list[Turn], text: str, params: SamplingParams | None) -> Iterator[TokenEvent]:
         self._stop_idle()
         for exact in (False, False, True):
@@ -149,7 +183,10 @@ class Chat:
             try:
                 return (yield from self._run(before, turn, sequence))
             except MaskedRowsEvictedError:
-                continue
+                if turn.answer.token_ids:
+                    raise EngineError(
+                        "The history left the KV cache in mid-answer; send a message to go on."
+                    ) from None
         raise EngineError("The history could not be brought back into the KV cache; use /reset.")
 
     def _start(
@@ -157,7 +194,7 @@ class Chat:
     ) -> tuple[Sequence, Turn]:
         """Queue the prompt; rows of masked turns that were evicted are computed again first."""
         rows = self._prompt(before, text, exact)
-        if rows.masked_until and not self._restore(before):
+        if rows.masked_until and not self._restore(before, self._follow):
             rows = self._prompt(before, text, exact=True)
         needed, available = len(rows) + 1, self._engine.context_length
         if needed > available:
@@ -168,33 +205,38 @@ class Chat:
                 needed=needed,
                 available=available,
             )
-        sequence = self._engine.start(rows, params, inside_think=self._format.opens_think(rows.token_ids))
+        sequence = self._engine.start(rows, params, inside_think=self._format.inside(self._thinking))
         return sequence, Turn(text, Answer(), self._format.opening(self._thinking))
 
     def _run(self, before: list[Turn], turn: Turn, sequence: Sequence) -> Iterator[TokenEvent]:
         answer = turn.answer
-        self._running = sequence
+        self._follow(sequence)
         try:
             for event in self._engine.events(sequence):
                 if not answer.token_ids:
                     self.turns = [*before, turn]
                 answer.token_ids.append(event.token_id)
-                if event.kind == "reasoning":
-                    answer.reasoning += event.text
-                else:
-                    answer.text += event.text
+                answer.add(event.text, event.kind)
                 answer.stats = sequence.stats()
                 yield event
         finally:
-            self._running = None
             self._engine.cancel(sequence)
-            self._engine.wait(sequence)
-            if sequence.error is None or sequence.generated:
+            if self._engine.on_loop_thread:  # collected as garbage there, where nobody may wait
+                Thread(target=self._finish, args=(before, turn, sequence), name="finish").start()
+            else:
                 self._finish(before, turn, sequence)
 
     def _finish(self, before: list[Turn], turn: Turn, sequence: Sequence) -> None:
+        self._engine.wait(sequence)
+        self._running = None
+        if sequence.error is not None and not sequence.generated:
+            return
         answer = turn.answer
-        answer.text += sequence.tail
+        while not sequence.events.empty():  # what was produced but not taken any more
+            if (event := sequence.events.get()) is not None:
+                answer.add(event.text, event.kind)
+        if sequence.output is not None:
+            answer.add(sequence.tail, sequence.output.kind)
         answer.token_ids = list(sequence.generated)
         answer.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
         answer.stats = sequence.stats()
@@ -204,7 +246,8 @@ class Chat:
         answer.shown = (start + first, start + end)
         self.turns = [*before, turn]
         if self.think_cache == "mask":
-            self._restore(self.turns)
+            with suppress(EngineError):  # the answer is there; the next turn tries again
+                self._hide_last()
 
     @property
     def _thinking(self) -> bool | None:
@@ -245,24 +288,39 @@ class Chat:
             rows = rows.hide(start, end) if end > start else rows
         return rows
 
-    def _restore(self, turns: list[Turn]) -> bool:
+    def _restore(self, turns: list[Turn], follow: Callable[[Sequence], None] | None = None) -> bool:
         """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
         segments = self._segments(turns, None)
         masked = self._masked(turns, segments)
-        if masked.next_position >= self._engine.max_positions:
-            return False
         if self._engine.cached_rows(masked) >= masked.masked_until:
             return True
-        rows = Rows()
+        rows: Rows | None = Rows()
+        for turn, segment in zip(turns, segments, strict=False):
+            rows = self._hide(rows, turn, segment, follow) if rows is not None else None
+        return rows is not None
+
+    def _hide_last(self) -> None:
+        """Hide the think span of the latest turn, unless turns before it would have to be computed for that."""
+        *before, turn = self.turns
+        segments = self._segments(self.turns, None)
+        rows = self._masked(before, segments)
+        if self._engine.cached_rows(rows) >= rows.masked_until:
+            self._hide(rows, turn, segments[len(before)])
+
+    def _hide(
+        self, before: Rows, turn: Turn, segment: list[int], follow: Callable[[Sequence], None] | None = None
+    ) -> Rows | None:
+        """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
+        rows, start, end = _spoken(before, turn, segment)
+        if start == end:
+            return rows
+        engine = self._engine
+        if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
+            return None
         try:
-            for turn, segment in zip(turns, segments, strict=False):
-                full, start, end = _spoken(rows, turn, segment)
-                if len(full) > self._engine.context_length:
-                    return False
-                rows = self._engine.hide(full, start, end) if end > start else full
+            return engine.hide(rows, start, end, follow)
         except (OutOfBlocksError, MaskedRowsEvictedError):
-            return False
-        return True
+            return None
 
     def _warm_idle(self, rows: Rows, wait: bool) -> None:
         self._stop_idle()

@@ -1,6 +1,6 @@
 """The engine: owns the pieces, and says what the loop thread does with them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -31,6 +31,7 @@ from models.progress import OnProgress, Progress
 from models.sources import ModelFiles, resolve
 from models.tokenizer import Tokenizer, load_tokenizer
 
+Follow = Callable[[Sequence], None]
 MAX_CHUNK = 512
 """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once."""
 IDLE_SECONDS = 0.05
@@ -89,7 +90,7 @@ class Engine:
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
         self._loop = loop
-        loop.work(lambda: self._scheduler.has_work, self._step)
+        loop.work(lambda: self._scheduler.has_work, self._step, self._end)
 
     @classmethod
     def load(
@@ -187,11 +188,9 @@ class Engine:
 
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
-        if self._loop.closed:
-            return
-        self._loop.post(self._end_all)
         self._loop.close()
-        del self._cache, self._runner, self._backend
+        for owner_of_memory in ("_cache", "_runner", "_backend"):
+            self.__dict__.pop(owner_of_memory, None)
 
     # -- what Chat uses
 
@@ -219,18 +218,28 @@ class Engine:
             raise sequence.error
 
     def wait(self, sequence: Sequence) -> None:
-        """Return when the sequence has ended, whatever it still has to say."""
+        """Return when the sequence has ended, whatever it still has to say. Not for the loop's own thread."""
         sequence.finished.wait()
+
+    @property
+    def on_loop_thread(self) -> bool:
+        """Whether the caller is on the loop's thread: garbage may be collected there, nobody may wait there."""
+        return self._loop.inside
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence within one step. Returns at once."""
         sequence.cancelled = True
 
-    def warm_rows(self, rows: Rows) -> int:
-        """Make the KV of `rows` present. Returns how many rows had to be computed."""
+    def warm_rows(self, rows: Rows, follow: Follow | None = None) -> int:
+        """Make the KV of `rows` present. Returns how many rows had to be computed.
+
+        `follow` gets the sequence that does it, to cancel it.
+        """
         self._check(rows, spare=0)
         sequence = Sequence(rows, Priority.PERSON)
         self.submit(sequence)
+        if follow is not None:
+            follow(sequence)
         self.wait(sequence)
         if sequence.error is not None:
             raise sequence.error
@@ -240,30 +249,40 @@ class Engine:
         """How many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
 
-    def hide(self, rows: Rows, start: int, end: int) -> Rows:
+    def hide(self, rows: Rows, start: int, end: int, follow: Follow | None = None) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
-        What of `rows` is not present is computed first. Raises OutOfBlocksError when there is no room.
+        What of `rows` is not present is computed first; `follow` as in `warm_rows`. Raises OutOfBlocksError when
+        there is no room, EngineError when computing or copying fails.
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
-            self.warm_rows(rows)
-            self._loop.call(lambda: self._move_up(rows, hidden, start, end))
+            self.warm_rows(rows, follow)
+            try:
+                self._loop.call(lambda: self._move_up(rows, hidden, start, end))
+            except (RuntimeError, MemoryError) as error:
+                raise _explain(error) from error
         return hidden
 
     # -- the loop thread
 
     def _step(self) -> None:
-        step = self._scheduler.next_step()
-        self._report_finished()
+        step, copied = Step(), False
         try:
+            step = self._scheduler.next_step()
+            self._report_finished()
             self._cache.copy_blocks(step.copies)
+            copied = True
             if step.chunks:
                 self._run(step)
-        except (RuntimeError, MemoryError) as error:
-            failure = _explain(error)
-            for chunk in step.chunks:
-                self._scheduler.finish(chunk.sequence, None, failure)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            ended = [chunk.sequence for chunk in step.chunks]
+            if not copied:
+                ended = [*self._scheduler.waiting, *self._scheduler.running]
+            for sequence in ended:
+                self._scheduler.finish(sequence, None, _explain(error))
+            if not copied:  # the index promises rows that were never copied
+                self._blocks.evict_all()
         self._report_finished()
 
     def _run(self, step: Step) -> None:
@@ -286,6 +305,11 @@ class Engine:
         if sequence.sampler is None:
             sequence.sampler = SamplerState.create(
                 params, sequence.rows.token_ids, logits.shape[-1], logits.device
+            )
+        if not torch.isfinite(logits.max()):
+            raise EngineError(
+                "The model's output is not a number; its weights are damaged, or the dtype is too narrow for it: "
+                "try --dtype float32."
             )
         token_id = int(sample(logits, sequence.sampler))
         sequence.sampler.note(token_id)
@@ -314,16 +338,22 @@ class Engine:
 
     def _report_finished(self) -> None:
         for sequence in self._scheduler.finished:
-            if sequence.output is not None:
-                sequence.tail = sequence.output.flush()
-            sequence.finished.set()
-            sequence.events.put(None)
+            self._report(sequence)
         self._scheduler.finished.clear()
 
-    def _end_all(self) -> None:
-        for sequence in [*self._scheduler.waiting, *self._scheduler.running]:
-            self._scheduler.finish(sequence, FinishReason.CANCELLED)
-        self._report_finished()
+    def _report(self, sequence: Sequence) -> None:
+        if sequence.output is not None:
+            sequence.tail = sequence.output.flush()
+        sequence.finished.set()
+        sequence.events.put(None)
+
+    def _end(self, error: EngineError | None) -> None:
+        # Nothing of the scheduler or the blocks is needed any more, and they may be what failed.
+        scheduler = self._scheduler
+        for sequence in [*scheduler.waiting, *scheduler.running, *scheduler.finished]:
+            sequence.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
+            sequence.error = sequence.error or error
+            self._report(sequence)
 
     def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int) -> None:
         source, copies = self._blocks.open(rows.keys)
@@ -337,11 +367,12 @@ class Engine:
                 first = target.length
                 self._blocks.reserve(target, len(hidden) - first)
                 shift = end - start
-                self._cache.copy_rows(
-                    self._cache.slots(source.blocks, first, start)
-                    + self._cache.slots(source.blocks, max(first, start) + shift, len(rows)),
-                    self._cache.slots(target.blocks, first, len(hidden)),
-                )
+                if first < len(hidden):
+                    self._cache.copy_rows(
+                        self._cache.slots(source.blocks, first, start)
+                        + self._cache.slots(source.blocks, max(first, start) + shift, len(rows)),
+                        self._cache.slots(target.blocks, first, len(hidden)),
+                    )
                 self._blocks.commit(target, hidden.keys[first:])
             finally:
                 self._blocks.close(target)
@@ -370,5 +401,7 @@ def _explain(error: Exception) -> EngineError:
         return EngineError(
             "Out of memory while computing; the chat goes on. Close programs or use a smaller --context."
         )
-    text = (str(error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, EngineError):
+        return error
+    text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
     return EngineError(f"The computation failed ({text[:200]}); the chat goes on. Try again.")

@@ -21,27 +21,42 @@ class Loop:
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._closed = False
-        self._door = threading.Lock()
+        self._closed: EngineError | None = None
+        # Reentrant: whoever holds it may collect garbage, and what is collected may post a job.
+        self._door = threading.RLock()
         self._has_work: Callable[[], bool] = lambda: False
         self._step: Callable[[], None] = lambda: None
+        self._end: Callable[[EngineError | None], None] = lambda _: None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     @property
     def closed(self) -> bool:
         """No more jobs are taken."""
-        return self._closed
+        return self._closed is not None
 
-    def work(self, has_work: Callable[[], bool], step: Callable[[], None]) -> None:
-        """Say what the loop does when there is no job. Both are called on the loop's thread and must not raise."""
-        self._has_work, self._step = has_work, step
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is on the loop's thread, where nobody may wait for the loop."""
+        return threading.current_thread() is self._thread
+
+    def work(
+        self,
+        has_work: Callable[[], bool],
+        step: Callable[[], None],
+        end: Callable[[EngineError | None], None],
+    ) -> None:
+        """Say what the loop does when there is no job, and what it does last of all.
+
+        All are called on the loop's thread. `end` gets the error that ended the thread, None when it was closed.
+        """
+        self._has_work, self._step, self._end = has_work, step, end
 
     def post(self, job: Callable[[], None]) -> None:
         """Have `job` done, and return at once. It must not raise. Raises EngineError once closed."""
         with self._door:  # nothing may be posted after the end, or its poster waits for ever
-            if self._closed:
-                raise EngineError("The engine is closed; load the model again.")
+            if self._closed is not None:
+                raise EngineError(*self._closed.args)
             self._jobs.put(job)
 
     def call(self, function: Callable[[], T]) -> T:
@@ -59,13 +74,29 @@ class Loop:
 
     def close(self) -> None:
         """Do what was posted before, then end the thread. Closing twice is fine."""
-        with self._door:
-            if not self._closed:
-                self._closed = True
-                self._jobs.put(None)
+        self._shut(EngineError("The engine is closed; load the model again."))
         self._thread.join()
 
+    def _shut(self, reason: EngineError) -> None:
+        with self._door:
+            if self._closed is None:
+                self._closed = reason
+                self._jobs.put(None)
+
     def _run(self) -> None:
+        failure = None
+        try:
+            self._serve()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, callers must hear of it
+            failure = EngineError(
+                f"The engine stopped after an unexpected error ({error!r:.200}); load the model again."
+            )
+            self._shut(failure)
+            while (job := self._jobs.get()) is not None:
+                job()
+        self._end(failure)
+
+    def _serve(self) -> None:
         while True:
             while not self._has_work() or not self._jobs.empty():
                 job = self._jobs.get()

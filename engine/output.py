@@ -22,9 +22,10 @@ class Output:
     stopped: bool = False
     """A stop string was found."""
     reasoning_tokens: int = 0
+    kind: Kind = "answer"
+    """Of the latest token, and so of the text held back."""
     _held: str = ""
     _fresh: bool = False
-    _kind: Kind = "answer"
 
     def __post_init__(self) -> None:
         self._fresh = self.thinking.inside
@@ -32,7 +33,7 @@ class Output:
     def push(self, token_id: int) -> TokenEvent:
         """The event of this token. After `stopped` became true, push no more."""
         kind, marker = self.thinking.push(token_id)
-        self._kind = kind
+        self.kind = kind
         self.reasoning_tokens += kind == "reasoning"
         if marker:
             self._fresh = True
@@ -41,11 +42,14 @@ class Output:
         if self._fresh:
             text = text.lstrip("\n")
             self._fresh = not text
-        return TokenEvent(text if kind == "reasoning" else self._until_stop(text), token_id, kind)
+        if kind == "reasoning":
+            return TokenEvent(text, token_id, kind)
+        self.thinking.answering = self.thinking.answering or bool(text.strip())
+        return TokenEvent(self._until_stop(text), token_id, kind)
 
     def end(self, token_id: int) -> TokenEvent:
         """The event of the token that ends the turn: it has no text, but whatever was held back is due."""
-        return TokenEvent(self.flush(), token_id, self._kind)
+        return TokenEvent(self.flush(), token_id, self.kind)
 
     def flush(self) -> str:
         """The text held back so far, and half characters as replacement characters. Nothing may follow."""

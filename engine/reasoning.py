@@ -10,8 +10,8 @@ class ThinkTracker:
     """Follows generated tokens through `<think> ... </think>`.
 
     `inside` says whether the prompt ended within an open span (some templates open it themselves). Without ids
-    for the two markers (`start`, `end` None) every token is answer. Only the first span counts: a marker that an
-    answer writes later is text like any other.
+    for the two markers (`start`, `end` None) every token is answer. Only one span counts, before the answer: a
+    marker that an answer writes later is text like any other.
     """
 
     start: int | None
@@ -21,6 +21,9 @@ class ThinkTracker:
     """Tokens seen."""
     span: tuple[int, int] | None = None
     """First index of the span among the tokens seen, and the index after its last one (so far)."""
+
+    answering: bool = False
+    """The answer has begun: no span may open any more."""
 
     def __post_init__(self) -> None:
         if self.inside:
@@ -35,7 +38,7 @@ class ThinkTracker:
             self.span = (self.span[0], index + 1)
             self.inside = token_id != self.end
             return "reasoning", token_id == self.end
-        if token_id == self.start and self.start is not None and self.span is None:
+        if token_id == self.start and self.start is not None and self.span is None and not self.answering:
             self.inside = True
             self.span = (index, index + 1)
             return "reasoning", True

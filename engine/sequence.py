@@ -66,7 +66,8 @@ class Sequence:
     @property
     def computed(self) -> int:
         """Rows whose KV is present."""
-        return 0 if self.table is None else self.table.length
+        table = self.table  # looked at once: another thread may ask while the loop gives the table back
+        return 0 if table is None else table.length
 
     @property
     def pending(self) -> int:
