@@ -229,8 +229,8 @@ class Chat:
     def _finish(self, before: list[Turn], turn: Turn, sequence: Sequence) -> None:
         self._engine.wait(sequence)
         self._running = None
-        if sequence.error is not None and not sequence.generated:
-            return
+        if not sequence.generated and (sequence.error is not None or len(self.turns) > len(before)):
+            return  # nothing was said: a retry that was stopped so early leaves the earlier answer
         answer = turn.answer
         while not sequence.events.empty():  # what was produced but not taken any more
             if (event := sequence.events.get()) is not None:

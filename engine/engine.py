@@ -132,12 +132,12 @@ class Engine:
     # -- what people use
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """The sampling that the model's authors recommend, else ours (temperature 0.7, top-p 0.95), with changes.
+        """The sampling that the model's authors recommend, else (where they say nothing at all) ours, with changes.
 
         Raises EngineError for a value out of range.
         """
-        ours: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
-        return SamplingParams(**{**ours, **self.generation_defaults, **overrides})
+        ours = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+        return SamplingParams(**{**(self.generation_defaults or ours), **overrides})
 
     def stream(self, token_ids: list[int], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Answer a prompt, token by token. Closing the generator cancels the request within one step.

@@ -11,7 +11,7 @@ from engine.chat import Chat
 from engine.prompt import PromptFormat
 from engine.scheduler import MaskedRowsEvictedError
 from models.tokenizer import Message
-from tests.engine.test_chat import CONFIG, ask, masked_reference
+from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference
 from tests.engine.test_failures import once
 from tests.engine.tiny import TEMPLATE, TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import run
@@ -236,3 +236,13 @@ def test_the_settings_may_change_in_mid_chat(engine: TinyEngine) -> None:
             prompt = engine.tokenizer.encode(text + "<|im_start|>assistant\n")
             assert close_to(logits, run(engine.scripted.model, prompt)[-1])
         engine.check()
+
+
+def test_a_retry_that_is_stopped_before_its_first_token_leaves_the_earlier_answer(engine: TinyEngine) -> None:
+    chat = engine.chat()
+    engine.scripted.script = say(engine, None, "kept")
+    list(chat.send("one", GREEDY))
+    events = chat.retry(GREEDY)
+    chat.stop()
+    assert list(events) == []
+    assert [turn.answer.text for turn in chat.turns] == ["kept"]

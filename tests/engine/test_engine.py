@@ -178,3 +178,10 @@ def test_figures_of_a_turn_add_up(engine: TinyEngine) -> None:
     assert stats.generated_tokens == 12
     assert 0 < stats.prefill_s <= stats.ttft_s
     assert stats.decode_tokens_per_s == pytest.approx(11 / stats.decode_s)
+
+
+def test_the_authors_settings_come_first_then_ours_then_what_the_person_says(engine: TinyEngine) -> None:
+    assert engine.default_params().temperature == 0.7
+    engine.generation_defaults = {"temperature": 0.6, "top_k": 20}
+    params = engine.default_params(top_k=5, seed=3)
+    assert params == SamplingParams(temperature=0.6, top_k=5, seed=3)
