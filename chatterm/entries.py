@@ -1,11 +1,11 @@
 """What a transcript consists of. An entry is data that lays itself out as lines; it knows no widget."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chatterm.figures import seconds_text
 from chatterm.markdown.document import Document
-from chatterm.markdown.lines import Line, styled, wrap
+from chatterm.markdown.lines import Line, Run, styled, wrap
 from chatterm.sanitize import cleaned, visible
 
 INDENT = 2
@@ -17,7 +17,7 @@ _MARGIN: Line = [(" " * INDENT, "")]
 class Section:
     """Lines of somebody else (they are not copied), and what is put around each when it is drawn."""
 
-    lines: list[Line]
+    lines: Sequence[Sequence[Run]]
     prefix: Line
     style: str = ""
 

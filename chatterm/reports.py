@@ -1,6 +1,6 @@
-"""The tables behind /help and /stats, as lines."""
+"""What commands say: the tables of /help and /stats as lines, the words of /think."""
 
-from chatterm.backend import Figures, ModelInfo, TurnStats
+from chatterm.backend import Figures, ModelInfo, ThinkMode, TurnStats
 from chatterm.commands import COMMANDS
 from chatterm.figures import SessionStats, bytes_text, seconds_text
 from chatterm.markdown.lines import Line, Run, cells, wrap
@@ -16,6 +16,13 @@ _KEYS = (
     ("Ctrl+P", "Command palette"),
     ("F1", "This help"),
 )
+
+
+THINKING: dict[ThinkMode, str] = {
+    "on": "The model thinks before it answers.",
+    "off": "The model answers without thinking.",
+    "auto": "The model thinks where its template says so.",
+}
 
 
 def help_lines(width: int) -> list[Line]:

@@ -1,10 +1,11 @@
 """One question and its answer while it comes: from reports of the worker to an entry and figures."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from chatterm.backend import Figures, FinishReason, Outcome, TurnStats
+from chatterm.backend import Backend, Figures, FinishReason, Outcome, TurnStats
 from chatterm.entries import AnswerEntry, UserEntry
-from chatterm.figures import Speedometer, rate_text, seconds_text
+from chatterm.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
 from chatterm.worker import Token
 
@@ -30,6 +31,8 @@ class Turn:
         self.is_stopping = False
         self.is_dropped = False
         """A reset took it off the screen while it ran."""
+        self.stats: TurnStats | None = None
+        """The backend's figures, once the answer is over."""
         self._thinking_since: float | None = None
 
     @property
@@ -85,24 +88,54 @@ class Turn:
         answer.changed()
         return True
 
-    def end(self, outcome: Outcome | None, now: float) -> TurnStats | None:
-        """The answer is over; its figures where there are any."""
+    def end(self, outcome: Outcome | None, now: float) -> None:
+        """The answer is over."""
         answer = self.answer
         if answer.is_thinking:
             self._end_thinking(now)
         answer.activity = "" if answer.has_thought else "The model said nothing."
-        stats = outcome.stats if outcome is not None else None
+        self.stats = outcome.stats if outcome is not None else None
         reason = outcome.finish_reason if outcome is not None else None
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
-        answer.footer = footer_line(stats, reason)
+        answer.footer = footer_line(self.stats, reason)
         answer.changed()
-        return stats
 
     def _end_thinking(self, now: float) -> None:
         if self._thinking_since is not None:
             self.answer.thinking_s = now - self._thinking_since
         self.answer.is_thinking = False
+
+
+def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn | None, now: float) -> Live:
+    """`idle` with the figures of the running turn, or of the one that ended last."""
+    turn = running or ended
+    common = replace(
+        idle,
+        used=backend.used_tokens,
+        context=idle.info.context_length if idle.info else 0,
+        figures=backend.figures(),
+    )
+    if turn is None:
+        return common
+    latest = backend.last if running is not None and running.has_begun else None
+    stats = latest.stats if latest is not None else turn.stats
+    known = stats if stats is not None and stats.prompt_tokens else None
+    count = turn.speed.count
+    average = turn.stats.decode_tokens_per_s if turn.stats else turn.speed.average
+    return replace(
+        common,
+        phase=idle.phase if running is None else running.phase,
+        speed=average if running is None else turn.speed.now(now),
+        average=average,
+        history=turn.speed.history(),
+        ttft_s=turn.stats.ttft_s if turn.stats else turn.ttft_s,
+        waited_s=0.0 if running is None or running.has_begun else round(now - running.started, 1),
+        cached=known.cached_tokens if known else None,
+        computed=known.prefilled_tokens if known else None,
+        generated=count,
+        used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
+    )
 
 
 def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from chatterm.markdown.blocks import markdown_lines, parser
-from chatterm.markdown.lines import Line
+from chatterm.markdown.lines import FixedLine
 
 _LONGEST_TAIL = 2048
 """Characters that may be laid out again with every addition."""
@@ -30,7 +30,7 @@ class Document:
         self._parts: list[_Part] = []
         self._tail = _Part("", continued=False)
         self._width = 0
-        self._lines: list[Line] = []
+        self._lines: list[FixedLine] = []
         self._fixed = 0
         """Parts whose lines are in `_lines`, which are the first `_fixed_lines` of it."""
         self._fixed_lines = 0
@@ -46,7 +46,7 @@ class Document:
         self._tail = _Part(self._tail.source + text, self._tail.continued)
         self._stale = True
 
-    def lines(self, width: int) -> list[Line]:
+    def lines(self, width: int) -> list[FixedLine]:
         """Every line at this width. The list is the document's own: read it, do not keep it."""
         if width != self._width:
             self._width, self._fixed, self._fixed_lines, self._lines = width, 0, 0, []
@@ -64,8 +64,8 @@ class Document:
     def _add(self, part: _Part) -> None:
         lines = markdown_lines(part.source, self._width, continued=part.continued)
         if self._lines and lines and not part.continued:
-            self._lines.append([])
-        self._lines += lines
+            self._lines.append(())
+        self._lines += map(tuple, lines)
 
     def _freeze(self) -> None:
         """Move what cannot change any more from the tail to the parts."""

@@ -1,13 +1,17 @@
 """Styled lines, and how text becomes lines of a given width."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len, chop_cells
 
 Run = tuple[str, str]
 """Text and the names of its styles, separated by spaces. A run holds no line break."""
 Line = list[Run]
+"""A line while it is made."""
+FixedLine = tuple[Run, ...]
+"""A line that is kept. Garbage collection looks at lists again and again, at tuples of text only once: a long
+conversation would make every full collection (and with it the screen) slower."""
 
 # Scripts written without spaces may break after every character.
 _IDEOGRAPH = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003fffd"
@@ -24,15 +28,15 @@ def elided(text: str, width: int) -> str:
     return text if cells(text) <= width else _head(text, max(width - 1, 0)) + "…"
 
 
-def line_cells(line: Line) -> int:
+def line_cells(line: Sequence[Run]) -> int:
     return sum(cells(text) for text, _ in line)
 
 
-def text_of(line: Line) -> str:
+def text_of(line: Sequence[Run]) -> str:
     return "".join(text for text, _ in line)
 
 
-def styled(line: Line, style: str) -> Line:
+def styled(line: Sequence[Run], style: str) -> Line:
     """`line` with one more style under those it has."""
     return [(text, f"{style} {own}" if own else style) for text, own in line]
 

@@ -1,6 +1,5 @@
 """The chat: what the person does becomes jobs for the worker, what the worker reports becomes entries."""
 
-import gc
 from collections import deque
 from dataclasses import replace
 from time import monotonic
@@ -12,14 +11,16 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
-from chatterm.backend import Backend, EngineError, ModelInfo, Outcome, Progress, ThinkMode, TurnStats
+from chatterm import worker
+from chatterm.backend import Backend, EngineError, ModelInfo, Outcome, Progress
 from chatterm.commands import Command, is_command, parse
 from chatterm.entries import AnswerEntry, BuiltEntry, Entry, NoticeEntry, UserEntry
 from chatterm.figures import Live, SessionStats
-from chatterm.reports import help_lines, stats_lines
+from chatterm.garbage import collect_now, collect_rarely
+from chatterm.reports import THINKING, help_lines, stats_lines
 from chatterm.sanitize import one_line
 from chatterm.themes import load_theme, theme_names
-from chatterm.turn import Turn
+from chatterm.turn import Turn, live_figures
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
@@ -27,26 +28,6 @@ from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import Transcript
 from chatterm.widgets.welcome import Welcome
-from chatterm.worker import (
-    Answered,
-    Done,
-    Failed,
-    ListModels,
-    Loaded,
-    Loading,
-    Open,
-    Prepare,
-    Report,
-    Reset,
-    Retry,
-    Send,
-    SetSystem,
-    SetThink,
-    Switch,
-    Token,
-    Undo,
-    Worker,
-)
 
 _FRAME = 1 / 30
 """Seconds between two looks into the mailbox, whatever the token rate."""
@@ -54,6 +35,8 @@ _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
 _AGAIN = 3.0
 """Seconds in which a second Ctrl+C quits."""
+_REST = 2.0
+"""Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
 _PAUSE = 0.6
 """Seconds without a key after which a draft is warmed."""
 
@@ -66,17 +49,17 @@ class ChatScreen(Screen[None]):
         Binding("escape", "stop", "Stop", priority=True),
         Binding("ctrl+c", "interrupt", "Stop or quit", priority=True),
         Binding("ctrl+t", "toggle_thinking", "Thinking", priority=True),
-        Binding("f1", "help", "Help", priority=True),
+        Binding("f1", "show_help", "Help", priority=True),
         Binding("pageup", "page(-1)", "Page up", priority=True),
         Binding("pagedown", "page(1)", "Page down", priority=True),
         Binding("ctrl+home", "edge(-1)", "First message", priority=True),
         Binding("ctrl+end", "edge(1)", "Last message", priority=True),
     ]
 
-    def __init__(self, backend: Backend, worker: Worker) -> None:
+    def __init__(self, backend: Backend, thread: worker.Worker) -> None:
         super().__init__()
         self._backend = backend
-        self._worker = worker
+        self._worker = thread
         self._loading = True
         self._progress: Progress | None = None
         self._model = one_line(backend.model, limit=200)
@@ -86,8 +69,8 @@ class ChatScreen(Screen[None]):
         """Exchanges that the history holds."""
         self._waiting: deque[UserEntry] = deque()
         self._session = SessionStats()
-        self._last_stats: TurnStats | None = None
-        self._last_speed: Turn | None = None
+        self._ended: Turn | None = None
+        """The latest turn that is over, for its figures."""
         self._show_thinking: bool | None = None
         self._interrupted = 0.0
         self._hint_until = 0.0
@@ -114,13 +97,13 @@ class ChatScreen(Screen[None]):
         self._transcript.display = False
         self._composer.focus()
         self._show_live(monotonic())
-        self._worker.submit(Open())
+        self._worker.submit(worker.Open())
         self.set_interval(_FRAME, self._frame)
         # The worker begins once the first frame is out: importing the engine would hold it up.
         self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
 
     def _begin_work(self) -> None:
-        gc.enable()
+        collect_rarely()
         self._worker.start()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -146,7 +129,7 @@ class ChatScreen(Screen[None]):
         reports = self._worker.take()
         if not reports and self._turn is None:
             return
-        tokens = [report for report in reports if isinstance(report, Token)]
+        tokens = [report for report in reports if isinstance(report, worker.Token)]
         turn = self._turn
         if turn is not None and tokens:
             if turn.replaced is not None:
@@ -155,7 +138,7 @@ class ChatScreen(Screen[None]):
             turn.take(tokens)
         moved = turn is not None and turn.tick(now, self._backend.figures())
         for report in reports:
-            if not isinstance(report, Token):
+            if not isinstance(report, worker.Token):
                 self._report(report, now)
         if tokens or moved or len(reports) > len(tokens):
             self._paint(now, last=self._turn is None)
@@ -168,18 +151,19 @@ class ChatScreen(Screen[None]):
             self._transcript.update()
             self._paint_after = now + 3 * (monotonic() - begun)
 
-    def _report(self, report: Report, now: float) -> None:
+    def _report(self, report: worker.Report, now: float) -> None:
         match report:
-            case Loading(progress):
+            case worker.Loading(progress):
                 self._progress = progress
-            case Loaded(info):
+            case worker.Loaded(info):
                 self._info = replace(info, name=one_line(info.name, limit=200))
                 self._loading, self._progress = False, None
-            case Answered(outcome):
+                collect_rarely()
+            case worker.Answered(outcome):
                 self._answered(outcome, now)
-            case Failed(job, message):
+            case worker.Failed(job, message):
                 self._failed(job, message)
-            case Done(job, value):
+            case worker.Done(job, value):
                 self._done(job, value)
         if self._turn is None and not self._loading:
             self._next()
@@ -188,18 +172,24 @@ class ChatScreen(Screen[None]):
         turn, self._turn = self._turn, None
         if turn is None:
             return
-        stats = turn.end(outcome, now)
+        turn.end(outcome, now)
         if turn.is_dropped:
             return
         if turn.replaced is not None:
             self._transcript.drop(turn.replaced)
         self._past.append((turn.prompt, turn.answer))
-        self._last_stats, self._last_speed = stats, turn
-        if stats is not None:
-            self._session.add(stats)
+        self._ended = turn
+        if turn.stats is not None:
+            self._session.add(turn.stats)
+        self.set_timer(_REST, self._tidy)
+
+    def _tidy(self) -> None:
+        """Search for garbage while nothing happens, so that it need not be done while something does."""
+        if self.is_idle:
+            collect_now()
 
     def _failed(self, job: object, message: str) -> None:
-        if isinstance(job, Open | Switch):
+        if isinstance(job, worker.Open | worker.Switch):
             self._loading, self._progress = False, None
             if self._backend.info is None:
                 self._info = None
@@ -209,14 +199,14 @@ class ChatScreen(Screen[None]):
                     self._take_back(self._waiting.pop())
                 message += " /model NAME loads another model, /quit leaves."
         turn = self._turn
-        if isinstance(job, Send | Retry) and turn is not None:
+        if isinstance(job, worker.Send | worker.Retry) and turn is not None:
             self._turn = None
             turn.end(None, monotonic())
             if turn.is_dropped:
                 return
             if turn.has_begun:
                 self._past.append((turn.prompt, turn.answer))
-            elif isinstance(job, Retry):
+            elif isinstance(job, worker.Retry):
                 self._transcript.drop(turn.answer)
                 if turn.replaced is not None:
                     self._past.append((turn.prompt, turn.replaced))
@@ -227,18 +217,18 @@ class ChatScreen(Screen[None]):
 
     def _done(self, job: object, value: object) -> None:
         match job:
-            case Switch():
+            case worker.Switch():
                 self._past.clear()
                 self._say(f"Now chatting with {self._model_name}. The conversation begins anew.")
-            case Undo():
+            case worker.Undo():
                 self._undone(dropped=bool(value))
-            case SetSystem(None):
+            case worker.SetSystem(None):
                 self._say("The system prompt is gone.")
-            case SetSystem():
+            case worker.SetSystem():
                 self._say("The system prompt is set; it holds from the next message on.")
-            case SetThink(mode):
-                self._say(_THINKING[mode] + (self._no_thinking() if mode != "off" else ""))
-            case ListModels():
+            case worker.SetThink(mode):
+                self._say(THINKING[mode] + (self._no_thinking() if mode != "off" else ""))
+            case worker.ListModels():
                 self._say_models(value if isinstance(value, list) else [])
 
     def _undone(self, *, dropped: bool) -> None:
@@ -248,7 +238,7 @@ class ChatScreen(Screen[None]):
         prompt, answer = self._past.pop()
         self._transcript.drop(answer)
         self._take_back(prompt)
-        self._last_stats = self._last_speed = None
+        self._ended = None
 
     # --- what is shown besides the conversation ---
 
@@ -275,42 +265,12 @@ class ChatScreen(Screen[None]):
         self._status.hint(text)
 
     def _show_live(self, now: float) -> None:
-        live = self._live(now)
+        phase = "loading" if self._loading else "absent" if self._info is None else "ready"
+        idle = Live(phase, self._model, self._info, self._progress)
+        live = live_figures(idle, self._backend, self._turn, self._ended, now)
         self._status.show(live)
         self._panel.show(live)
         self._welcome.show(live)
-
-    def _live(self, now: float) -> Live:
-        turn = self._turn
-        shown = turn or self._last_speed
-        backend = self._backend
-        last = backend.last if turn is not None and turn.has_begun else None
-        stats = last.stats if last is not None else self._last_stats if turn is None else None
-        known = stats is not None and stats.prompt_tokens > 0
-        count = shown.speed.count if shown else 0
-        used = backend.used_tokens
-        if turn is not None and stats is not None and known:
-            used = max(used, stats.prompt_tokens + count)
-        ended = self._last_stats if turn is None else None
-        average = ended.decode_tokens_per_s if ended else shown.speed.average if shown else 0.0
-        phase = "loading" if self._loading else "absent" if self._info is None else "ready"
-        return Live(
-            phase=turn.phase if turn is not None else phase,
-            model=self._model,
-            info=self._info,
-            progress=self._progress,
-            speed=average if turn is None else turn.speed.now(now),
-            average=average,
-            history=shown.speed.history() if shown else (),
-            ttft_s=ended.ttft_s if ended else shown.ttft_s if shown else None,
-            waited_s=round(now - turn.started, 1) if turn is not None and not turn.has_begun else 0.0,
-            cached=stats.cached_tokens if stats is not None and known else None,
-            computed=stats.prefilled_tokens if stats is not None and known else None,
-            generated=count,
-            used=used,
-            context=self._info.context_length if self._info else 0,
-            figures=backend.figures(),
-        )
 
     # --- from the person ---
 
@@ -322,10 +282,12 @@ class ChatScreen(Screen[None]):
 
     def _prepare(self) -> None:
         if self._turn is None and self._info is not None and not self._loading:
-            self._worker.submit(Prepare(self._composer.text))
+            self._worker.submit(worker.Prepare(self._composer.text))
 
     def _intercept(self, key: str) -> bool:
         """Keys that belong to the open list of commands."""
+        if self._completion.display:
+            self._completion.look(self._composer.text)  # keys may have come faster than it was told
         chosen = self._completion.chosen
         if chosen is None:
             return False
@@ -381,9 +343,9 @@ class ChatScreen(Screen[None]):
         prompt = self._waiting.popleft()
         prompt.note = ""
         prompt.changed()
-        self._begin(Send(prompt.text), prompt, prompt)
+        self._begin(worker.Send(prompt.text), prompt, prompt)
 
-    def _begin(self, job: Send | Retry, prompt: UserEntry, place: Entry) -> Turn:
+    def _begin(self, job: worker.Send | worker.Retry, prompt: UserEntry, place: Entry) -> Turn:
         answer = AnswerEntry(show_thinking=self._show_thinking)
         self._turn = turn = Turn(prompt, answer, monotonic())
         turn.tick(turn.started, None)
@@ -435,14 +397,14 @@ class ChatScreen(Screen[None]):
             answers[-1].show_thinking(not answers[-1].is_open)
             self._transcript.update()
 
-    def action_help(self) -> None:
-        self.show_help()
-
     def action_page(self, step: int) -> None:
         self._transcript.page(step)
 
     def action_edge(self, step: int) -> None:
         self._transcript.edge(step)
+
+    def action_show_help(self) -> None:
+        self.show_help()
 
     # --- commands (chatterm.commands.Actions) ---
 
@@ -450,7 +412,8 @@ class ChatScreen(Screen[None]):
         self._add(BuiltEntry(help_lines))
 
     def show_stats(self) -> None:
-        turn, session, info = self._last_stats, self._session.copy(), self._info
+        turn = self._ended.stats if self._ended is not None else None
+        session, info = self._session.copy(), self._info
         figures = self._backend.figures()
         self._add(BuiltEntry(lambda width: stats_lines(width, turn, session, info, figures)))
 
@@ -461,9 +424,9 @@ class ChatScreen(Screen[None]):
         while self._waiting:
             self._take_back(self._waiting.pop())
         self._past.clear()
-        self._session, self._last_stats, self._last_speed = SessionStats(), None, None
+        self._session, self._ended = SessionStats(), None
         self._transcript.clear()
-        self._worker.submit(Reset())
+        self._worker.submit(worker.Reset())
         self._say("A new conversation.")
 
     def retry(self) -> None:
@@ -473,16 +436,16 @@ class ChatScreen(Screen[None]):
             self._say("There is nothing to answer once more.")
         else:
             prompt, answer = self._past.pop()
-            self._begin(Retry(), prompt, answer).replaced = answer
+            self._begin(worker.Retry(), prompt, answer).replaced = answer
 
     def undo(self) -> None:
         self._stop()
-        self._worker.submit(Undo())
+        self._worker.submit(worker.Undo())
 
     def think(self, mode: str) -> None:
         match mode:
             case "on" | "off" | "auto":
-                self._worker.submit(SetThink(mode))
+                self._worker.submit(worker.SetThink(mode))
             case "show" | "hide":
                 self._show_thinking = mode == "show"
                 for entry in self._transcript.entries:
@@ -490,24 +453,24 @@ class ChatScreen(Screen[None]):
                         entry.show_thinking(self._show_thinking)
                 self._say("Thinking stays open." if mode == "show" else "Thinking stays closed.")
             case _:
-                self._say(_THINKING[self._backend.think] + self._no_thinking())
+                self._say(THINKING[self._backend.think] + self._no_thinking())
 
     def system(self, text: str) -> None:
         if text:
-            self._worker.submit(SetSystem(None if text == "none" else text))
+            self._worker.submit(worker.SetSystem(None if text == "none" else text))
         else:
             now = self._backend.system
             self._say(f"System prompt: {now}" if now else "There is no system prompt; /system TEXT sets one.")
 
     def model(self, name: str) -> None:
         if not name:
-            self._worker.submit(ListModels())
+            self._worker.submit(worker.ListModels())
         elif self._loading:
             self._say(_LOADING, "error")
         else:
             self._stop()
             self._loading, self._model = True, one_line(name, limit=200)
-            self._worker.submit(Switch(name))
+            self._worker.submit(worker.Switch(name))
 
     def theme(self, name: str) -> None:
         if not name:
@@ -534,8 +497,3 @@ class ChatScreen(Screen[None]):
 
 
 _LOADING = "The model is still loading."
-_THINKING: dict[ThinkMode, str] = {
-    "on": "The model thinks before it answers.",
-    "off": "The model answers without thinking.",
-    "auto": "The model thinks where its template says so.",
-}

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Literal
 
 from chatterm.backend import (
@@ -129,8 +130,9 @@ class ScriptedBackend:
         if script.error is not None and not script.error_after:
             raise script.error
         said: dict[Literal["reasoning", "answer"], str] = {"reasoning": "", "answer": ""}
-        pieces = [(piece, "reasoning") for piece in _pieces(script.reasoning)]
-        pieces += [(piece, "answer") for piece in _pieces(script.text)]
+        pieces = chain(
+            zip(_pieces(script.reasoning), repeat("reasoning")), zip(_pieces(script.text), repeat("answer"))
+        )
         begun = time.monotonic()
         reason = script.finish_reason
         count = reasoning_count = 0
@@ -197,6 +199,6 @@ class ScriptedBackend:
         self.closed = True
 
 
-def _pieces(text: str) -> list[str]:
+def _pieces(text: str) -> Iterator[str]:
     """Four characters at a time, about what a token is."""
-    return [text[start : start + 4] for start in range(0, len(text), 4)]
+    return (text[start : start + 4] for start in range(0, len(text), 4))

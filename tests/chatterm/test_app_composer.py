@@ -89,6 +89,15 @@ async def test_enter_on_a_command_of_the_list_runs_it() -> None:
         assert driver.composer.text == ""
 
 
+async def test_typing_faster_than_the_list_follows_runs_what_was_typed() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.pilot.press("slash")
+        await driver.shows("/help")
+        for key in [*(events.Key(c, c) for c in "quit"), events.Key("enter", "\r")]:
+            driver.composer.post_message(key)
+        await driver.until(lambda: driver.app.return_value == 0)
+
+
 async def test_a_command_with_arguments_is_completed_then_its_choices() -> None:
     backend = ScriptedBackend(thinks=True)
     async with driven(backend) as driver:
