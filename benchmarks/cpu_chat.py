@@ -23,9 +23,10 @@ from typing import Any
 
 PREFILLS = (32, 512, 2048)
 DECODE_CONTEXT, DECODE_TOKENS = 128, 48
-QUESTION = (
-    "Tell me in a few sentences what rivers, bridges and towns have to do with each other, part {:02d}."
-)
+QUESTIONS = {
+    "10 words": "What do rivers have to do with towns, part {:02d}?",
+    "20 words": "Tell me in a few sentences what rivers, bridges and towns have to do with each other, part {:02d}.",
+}
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -57,11 +58,13 @@ def chatterm_side(pipe: Connection) -> None:
                 return count / (time.perf_counter() - began)
             seed += 1000
 
-    def turns(seed: int) -> list[float]:
+    def turns(question: str, typed: bool, seed: int) -> list[float]:
         chat = engine.chat(system=f"You answer in one or two sentences. ({seed})")
         times = []
         for turn in range(10):
-            for _ in chat.send(QUESTION.format(turn), SamplingParams(temperature=0.0, max_tokens=40)):
+            if typed:  # as the screen does it: the draft is warmed while a person types
+                chat.prepare(question.format(turn), wait=True)
+            for _ in chat.send(question.format(turn), SamplingParams(temperature=0.0, max_tokens=40)):
                 pass
             assert chat.last is not None
             times.append(chat.last.stats.ttft_s)
@@ -181,6 +184,7 @@ def main() -> None:
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "repeats": arguments.repeats,
         "tokens_per_s": {},
+        "ttft_s": {},
     }
     print(
         f"{figures['cpu']}, {figures['cores']} cores, {figures['capability']}; medians of {arguments.repeats}"
@@ -193,11 +197,15 @@ def main() -> None:
         mine, other = (statistics.median(values) for values in zip(*pairs, strict=True))
         figures["tokens_per_s"][name] = {"chatterm": mine, "transformers": other, "ratio": mine / other}
         print(f"{name:<16}{mine:>12.1f}{other:>14.1f}{mine / other:>8.2f}")
-    chats = [ours("turns", seed) for seed in range(arguments.repeats)]
-    turn2, turn10 = (statistics.median(chat[turn] for chat in chats) for turn in (1, 9))
-    figures["ttft_s"] = {"turn 2": turn2, "turn 10": turn10, "ratio": turn10 / turn2}
-    print(f"TTFT of a settled chat: turn 2 {turn2 * 1e3:.0f} ms, turn 10 {turn10 * 1e3:.0f} ms, ", end="")
-    print(f"ratio {turn10 / turn2:.2f}")
+    print(f"{'TTFT':<28}{'turn 2':>10}{'turn 10':>10}{'ratio':>8}")
+    for index, (length, question) in enumerate(QUESTIONS.items()):
+        for typed in (True, False):
+            first = 1000 * index + 100 * typed  # another system prompt for every chat: nothing is cached yet
+            chats = [ours("turns", question, typed, first + n) for n in range(arguments.repeats + 1)][1:]
+            turn2, turn10 = (statistics.median(chat[turn] for chat in chats) for turn in (1, 9))
+            name = f"{length}, {'typed' if typed else 'sent at once'}"
+            figures["ttft_s"][name] = {"turn 2": turn2, "turn 10": turn10, "ratio": turn10 / turn2}
+            print(f"{name:<28}{turn2 * 1e3:>7.0f} ms{turn10 * 1e3:>7.0f} ms{turn10 / turn2:>8.2f}")
     ours.close()
     theirs.close()
     figures["ready_s"] = statistics.median(seconds_to_ready() for _ in range(arguments.repeats))
