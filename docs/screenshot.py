@@ -56,4 +56,6 @@ def without_leading_spaces(svg: str) -> str:
 
 if __name__ == "__main__":
     svg = asyncio.run(take(*(sys.argv[1:] or ["graphite"])))
-    (Path(__file__).parent / "screenshot.svg").write_text(without_leading_spaces(svg) + "\n", encoding="utf-8")
+    (Path(__file__).parent / "screenshot.svg").write_text(
+        without_leading_spaces(svg) + "\n", encoding="utf-8"
+    )
