@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, BinaryIO, TextIO, cast
 
-from chatterm.backend import Backend, EngineError, FinishReason, Outcome, TokenEvent
-from chatterm.figures import rate_text, seconds_text
+from chatterm.backend import Backend, EngineError, Figures, FinishReason, Outcome, TokenEvent
+from chatterm.figures import bytes_text, rate_text, seconds_text
 from chatterm.progress import progress_on
 from chatterm.sanitize import visible
 
@@ -63,6 +63,8 @@ def answer(
     try:
         with progress_on(err) as on_progress:
             backend.open(on_progress)
+        if stats and (figures := backend.figures()) is not None:
+            _write(err, start_line(figures) + "\n")
         for index, prompt in enumerate(prompts):
             if index and not as_json:
                 _write(out, "\n")
@@ -133,6 +135,14 @@ def to_json(outcome: Outcome) -> str:
             "finish_reason": str(reason),
             "stats": outcome.stats.to_dict(),
         }
+    )
+
+
+def start_line(figures: Figures) -> str:
+    """What a loaded model took of the machine."""
+    return (
+        f"[{visible(figures.model_name)} on {figures.device}, {figures.dtype}: "
+        f"weights {bytes_text(figures.weight_bytes)} | context {figures.context_length:,} tokens, KV cache {bytes_text(figures.kv_bytes)}]"
     )
 
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from chatterm.backend import EngineError, FinishReason, OnProgress, Outcome, Progress, TokenEvent, TurnStats
+from chatterm.backend import (
+    EngineError,
+    Figures,
+    FinishReason,
+    OnProgress,
+    Outcome,
+    Progress,
+    TokenEvent,
+    TurnStats,
+)
 from chatterm.oneshot import INPUT_LIMIT, InputError, answer, join_prompts, read_input, stats_line, to_json
 from chatterm.progress import PlainLines, progress_on
 
@@ -56,6 +65,11 @@ class ScriptedBackend:
         finally:
             self.calls.append("sent")
 
+    def figures(self) -> Figures:
+        return Figures(
+            "scripted", "cpu", "bfloat16", "sdpa", 4096, 269_000_000, 378_000_000, 32, 512, 0, 0, 0, 0
+        )
+
     def close(self) -> None:
         self.calls.append("close")
 
@@ -84,6 +98,7 @@ def test_answer_streams_to_out_and_all_else_to_err() -> None:
     assert out.flushed == ["One", "One two", "One two\n"]
     assert "hm" not in err.getvalue()
     assert "Downloading scripted: 5.0 MB of 10 MB" in err.getvalue()
+    assert "weights 269 MB | context 4,096 tokens, KV cache 378 MB" in err.getvalue()
     assert "prompt 7 tokens" in err.getvalue()
     assert "eos" in err.getvalue()
     assert backend.calls == ["open", "sent", "close"]
