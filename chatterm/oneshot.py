@@ -140,10 +140,9 @@ def to_json(outcome: Outcome) -> str:
 
 def start_line(figures: Figures) -> str:
     """What a loaded model took of the machine."""
-    return (
-        f"[{visible(figures.model_name)} on {figures.device}, {figures.dtype}: "
-        f"weights {bytes_text(figures.weight_bytes)} | context {figures.context_length:,} tokens, KV cache {bytes_text(figures.kv_bytes)}]"
-    )
+    weights, kv = bytes_text(figures.weight_bytes), bytes_text(figures.kv_bytes)
+    where = f"{visible(figures.model_name)} on {figures.device}, {figures.dtype}"
+    return f"[{where} | weights {weights} | context {figures.context_length:,} tokens, KV cache {kv}]"
 
 
 def stats_line(outcome: Outcome) -> str:
