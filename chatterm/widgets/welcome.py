@@ -38,7 +38,7 @@ def welcome_lines(live: Live, width: int) -> list[Line]:
         about = f" · {info.device} · {info.dtype} · {info.context_length:,} tokens of context"
         lines += wrap([(info.name, "strong"), (about, "muted")], width)
     else:
-        lines += wrap([(live.model, "strong"), (" is loading; write already", "muted")], width)
+        lines += wrap([(live.model, "strong"), (" is loading; you can write already", "muted")], width)
         filled, empty = meter(progress.done / progress.total if progress and progress.total else 0.0, 32)
         text = f"  {progress.stage} {progress_text(progress)}" if progress else ""
         lines.append([(filled, "primary"), (empty, "rule"), (text[: max(width - 33, 0)], "muted")])
