@@ -1,5 +1,6 @@
 """The command line. Heavy imports stand inside the commands, so that `--help` answers at once."""
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -217,6 +218,7 @@ def run(
 
     backend = LocalBackend(DEFAULT_MODEL if model is None else model, options)
     if not prompts:
+        gc.disable()  # the first frame stands sooner; run_app turns it on again then
         from chatterm.app import run_app
         from chatterm.themes import DEFAULT_THEME, load_theme
 

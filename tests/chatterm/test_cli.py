@@ -38,6 +38,9 @@ class EchoBackend:
         self.last: Outcome | None = None
         self.made.append(self)
 
+    def figures(self) -> None:
+        return None
+
     def open(self, on_progress: Any = None) -> None:
         if self.failure is not None:
             raise self.failure
