@@ -3,7 +3,6 @@
 The model's KV and logits are real, its choices are scripted, so that it thinks.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,6 @@ from tests.models.checkpoints import random_model, run, tiny_qwen3
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=400)
 CONFIG = tiny_qwen3(vocab_size=272, max_position_embeddings=1024)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TinyEngine]:
-    with tiny_engine(folder, CONFIG) as engine:
-        yield engine
 
 
 def ask(engine: TinyEngine, chat: Chat, text: str, thought: str | None, answer: str) -> Tensor:

@@ -1,7 +1,6 @@
 """Conversations at their edges: stopped early, thinking in odd places, text that is no whole tokens."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,6 @@ OPENING = TEMPLATE.replace(
     "{%- if enable_thinking is defined",
 )
 """A template that opens the think span itself."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TinyEngine]:
-    with tiny_engine(folder, CONFIG) as engine:
-        yield engine
 
 
 def wait_for_tokens(chat: Chat, count: int) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,6 @@ from tests.models.checkpoints import run
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 PROMPT = torch.randint(256, (150,), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TinyEngine]:
-    with tiny_engine(folder) as engine:
-        yield engine
 
 
 def ids(engine: TinyEngine, prompt: list[int], params: SamplingParams = GREEDY) -> list[int]:

@@ -1,7 +1,6 @@
 """Whatever goes wrong in the loop thread, nobody is left waiting and no wrong row is left in the cache."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,6 @@ from tests.models.checkpoints import run
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=900)
 PROMPT = torch.randint(256, (60,), generator=torch.Generator().manual_seed(3)).tolist()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TinyEngine]:
-    with tiny_engine(folder) as engine:
-        yield engine
 
 
 def once(error: BaseException, real: object) -> object:
