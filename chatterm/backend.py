@@ -14,6 +14,7 @@ from models.errors import ModelError
 from models.progress import OnProgress, Progress
 
 __all__ = [
+    "Attention",
     "Backend",
     "ChatOptions",
     "ContextFullError",
@@ -31,6 +32,7 @@ __all__ = [
     "TurnStats",
 ]
 
+Attention = Literal["auto", "flash", "triton", "sdpa"]
 ThinkMode = Literal["auto", "on", "off"]
 ThinkCache = Literal["exact", "mask"]
 
@@ -43,6 +45,9 @@ class ChatOptions:
     dtype: str = "auto"
     context: int | None = None
     """Tokens that the conversation may hold."""
+    attention: Attention = "auto"
+    graphs: bool = True
+    """Whether a GPU decodes with CUDA graphs."""
     system: str | None = None
     think: ThinkMode = "auto"
     think_cache: ThinkCache = "exact"

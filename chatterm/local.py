@@ -95,6 +95,8 @@ class LocalBackend:
             device=options.device,
             dtype=options.dtype,
             context=options.context,
+            attention=options.attention,
+            graphs=options.graphs,
             on_progress=on_progress,
         )
         try:

@@ -1,6 +1,11 @@
 """What this machine can do: devices, dtypes, memory."""
 
+import ctypes
 import os
+import re
+import shutil
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,28 +16,152 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch
 GIB = 1024**3
 
 
-def pick_device(name: str) -> torch.device:
-    """The device for "auto", "cpu" or "cuda". Raises EngineError when it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+FULL_SPEED = (8, 0)
+"""The compute capability from which bf16, FlashAttention and the fused kernels work."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """Where the model runs. `notes` are lines to be said once: why it is not the GPU, or what is off there."""
+
+    device: torch.device
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CudaProblem:
+    """Why torch cannot use an NVIDIA GPU, as the middle of a sentence."""
+
+    what: str
+    remedy: str = ""
+    """What to do about it, as sentences; empty where there is simply no GPU."""
+
+
+def pick_device(name: str) -> DeviceChoice:
+    """The device for "auto", "cpu" or "cuda". Raises EngineError when it is not there.
+
+    "auto" takes the CPU when the GPU cannot be used, and notes why if there is one.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise EngineError(f"There is no device {name!r}; it must be auto, cpu or cuda.")
     if name == "cpu":
-        return torch.device("cpu")
+        return DeviceChoice(torch.device("cpu"))
+    problem = cuda_problem()
+    if problem is None:
+        device = torch.device("cuda")
+        return DeviceChoice(device, _old_gpu_notes(device))
     if name == "cuda":
+        remedy = problem.remedy or "Use --device cpu or auto."
+        raise EngineError(f"--device cuda cannot be used: {problem.what}. {remedy}")
+    if not problem.remedy:
+        return DeviceChoice(torch.device("cpu"))
+    note = f"The model runs on the CPU, since {problem.what}. {problem.remedy}"
+    return DeviceChoice(torch.device("cpu"), (note,))
+
+
+def cuda_problem() -> CudaProblem | None:
+    """Why the GPU cannot be used; None when it can. Prints nothing, whatever torch warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         if torch.cuda.is_available():
-            return torch.device("cuda")
-        why = (
-            "this torch was built without CUDA"
-            if not torch.version.cuda
-            else "no usable NVIDIA GPU was found"
+            return _unsupported_gpu()
+        if torch.version.cuda is None:
+            what = f"this torch ({torch.__version__}) was built without CUDA"
+            return CudaProblem(what, _install_cuda_torch()) if has_nvidia_driver() else CudaProblem(what)
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # is_available() does not say why
+        except (RuntimeError, AssertionError) as error:
+            return _failed_start(error)
+    return CudaProblem("no usable NVIDIA GPU was found")
+
+
+def has_nvidia_driver() -> bool:
+    """Whether an NVIDIA driver is installed on this machine, told without torch."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the NVIDIA driver can run, (13, 0) for instance; None without a driver."""
+    version = ctypes.c_int()
+    for library in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            if ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value:
+                return version.value // 1000, version.value % 1000 // 10
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _failed_start(error: Exception) -> CudaProblem:
+    reason = (str(error).splitlines() or [""])[0].strip()
+    if "driver" in reason and "too old" in reason:
+        found = re.search(r"found version (\d+)", reason)
+        cuda = f"CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}" if found else "an older CUDA"
+        what = (
+            f"the NVIDIA driver is too old for this torch: it knows {cuda}, torch needs {torch.version.cuda}"
         )
-        raise EngineError(f"--device cuda cannot be used: {why}. Use --device cpu or auto.")
-    raise EngineError(f"There is no device {name!r}; it must be auto, cpu or cuda.")
+        return CudaProblem(what, f"Update the driver (580 or newer), or take an older CUDA: {_pip('cu126')}")
+    if "Found no NVIDIA driver" in reason or "No CUDA GPUs" in reason:
+        return CudaProblem("no usable NVIDIA GPU was found")
+    return CudaProblem(f"CUDA does not start ({reason[:200]})", "Restart the machine or repair the driver.")
+
+
+def _unsupported_gpu() -> CudaProblem | None:
+    """The problem of a GPU that this torch holds no code for."""
+    capability = torch.cuda.get_device_capability()
+    if torch.version.hip or runs_on(capability, torch.cuda.get_arch_list()):
+        return None
+    what = f"this torch has no code for {torch.cuda.get_device_name()} ({sm(capability)})"
+    # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for 13 know the newest GPUs.
+    build = "cu126" if (5, 0) <= capability < (7, 5) else "cu130"
+    return CudaProblem(what, f"Another build may have: {_pip(build)}")
+
+
+def runs_on(capability: tuple[int, int], built_for: list[str]) -> bool:
+    """Whether code for `built_for` ("sm_80", "compute_120", ...) runs on a GPU of this compute capability.
+
+    Machine code (sm) runs on GPUs of the same major and no smaller minor number, intermediate code (compute)
+    on every later one. An empty list is no information and counts as yes.
+    """
+    number = 10 * capability[0] + capability[1]
+    for arch in built_for:
+        kind, _, digits = arch.partition("_")
+        code = int(re.sub(r"\D", "", digits) or 0)
+        if code <= number and (kind == "compute" or code // 10 == capability[0]):
+            return True
+    return not built_for
+
+
+def sm(capability: tuple[int, int]) -> str:
+    """A compute capability as compilers write it: "sm_90"."""
+    return f"sm_{capability[0]}{capability[1]}"
+
+
+def _old_gpu_notes(device: torch.device) -> tuple[str, ...]:
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.hip or capability >= FULL_SPEED:
+        return ()
+    return (
+        f"{torch.cuda.get_device_name(device)} ({sm(capability)}) is older than {sm(FULL_SPEED)}: bfloat16, "
+        "FlashAttention and the fused kernels are off; it computes in float16 with SDPA and plain modules.",
+    )
+
+
+def _install_cuda_torch() -> str:
+    cuda = driver_cuda()
+    if cuda is not None and cuda < (12, 0):
+        return f"Update the NVIDIA driver (580 or newer), then {_pip('cu130')}"
+    return f"To use the GPU: {_pip('cu126' if cuda is not None and cuda < (13, 0) else 'cu130')}"
+
+
+def _pip(build: str) -> str:
+    return f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{build}"
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype for "auto" or one of DTYPES: bf16 wherever the device can, since decoding reads every weight."""
     if name == "auto":
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < FULL_SPEED:
             return torch.float16
         return torch.bfloat16
     if name not in DTYPES:

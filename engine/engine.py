@@ -57,6 +57,9 @@ class Engine:
         block_size: int = 32,
         max_chunk: int = MAX_CHUNK,
         num_blocks: int | None = None,
+        attention: str = "auto",
+        graphs: bool = True,
+        notes: tuple[str, ...] = (),
     ) -> None:
         """`num_blocks` overrides the size that the free memory gives. Raises EngineError when nothing fits."""
         config = model.config
@@ -87,6 +90,8 @@ class Engine:
         groups = config.num_attention_heads // config.num_key_value_heads
         self._backend: AttentionBackend = SdpaBackend(self._cache, groups)
         self._attention_name = self._backend.name
+        self._wanted = (attention, graphs)
+        self._notes = notes
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
         self._loop = loop
@@ -100,6 +105,8 @@ class Engine:
         device: str = "auto",
         dtype: str = "auto",
         context: int | None = None,
+        attention: str = "auto",
+        graphs: bool = True,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
@@ -107,7 +114,8 @@ class Engine:
         `model` is what `models.sources.resolve` takes, or local files; `context` is in tokens (None: as long as
         the model and the memory allow).
         """
-        picked = pick_device(device)
+        choice = pick_device(device)
+        picked = choice.device
         picked_dtype = pick_dtype(dtype, picked)
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
         tokenizer = load_tokenizer(files)
@@ -116,7 +124,16 @@ class Engine:
         def build() -> Engine:
             network = load_model(files, dtype=picked_dtype, device=picked, on_progress=on_progress)
             return cls(
-                loop, network, tokenizer, name=files.name, device=picked, dtype=picked_dtype, context=context
+                loop,
+                network,
+                tokenizer,
+                name=files.name,
+                device=picked,
+                dtype=picked_dtype,
+                context=context,
+                attention=attention,
+                graphs=graphs,
+                notes=choice.notes,
             )
 
         try:
@@ -184,6 +201,7 @@ class Engine:
             blocks_held=self._blocks.num_held,
             prefill_done=done,
             prefill_total=total,
+            notes=self._notes,
         )
 
     def close(self) -> None:

@@ -88,3 +88,7 @@ class Figures:
     """Tokens computed so far of the request being prefilled."""
     prefill_total: int
     """Tokens to compute in that request; 0 when nothing is being prefilled."""
+    decode: str = "plain modules"
+    """The program of a decode step: "plain modules", "fused kernels, CUDA graph", ..."""
+    notes: tuple[str, ...] = ()
+    """What the person should be told once: fallbacks, and why."""

@@ -47,7 +47,7 @@ def test_no_memory_at_all_is_said() -> None:
 
 
 def test_devices_and_dtypes() -> None:
-    cpu = pick_device("cpu")
+    cpu = pick_device("cpu").device
     assert available_memory(cpu) > 0
     assert pick_dtype("auto", cpu) is torch.bfloat16
     assert {pick_dtype(name, cpu) for name in DTYPES} == set(DTYPES.values())
