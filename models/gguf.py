@@ -35,6 +35,8 @@ class GGUFTensor:
     kind: GGMLQuantizationType
     data: Bytes
     """The bytes, memory-mapped, [rows, bytes a row]; a row is the last dimension."""
+    offset: int
+    """Where they begin in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def _parse(path: Path, data: Bytes) -> GGUFFile:
     for name, shape, number, offset in headers:
         if name in tensors:
             raise ValueError(f"the tensor {name[:80]} appears twice")
-        tensors[name] = _tensor(name, shape, number, data[start + offset :])
+        tensors[name] = _tensor(name, shape, number, data, start + offset)
     return GGUFFile(path, metadata, tensors)
 
 
@@ -178,7 +180,7 @@ def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, cursor.number("I"), cursor.number("Q")
 
 
-def _tensor(name: str, shape: tuple[int, ...], number: int, rest: Bytes) -> GGUFTensor:
+def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset: int) -> GGUFTensor:
     try:
         kind = GGMLQuantizationType(number)
         block, block_bytes = GGML_QUANT_SIZES[kind]
@@ -188,7 +190,8 @@ def _tensor(name: str, shape: tuple[int, ...], number: int, rest: Bytes) -> GGUF
         ) from None
     if shape[-1] % block:
         raise ValueError(f"{name[:80]} has rows of {shape[-1]}, no multiple of {block}")
+    rest = data[offset:]
     rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
     if rows * row_bytes > len(rest):
         raise ValueError(f"{name[:80]} runs past the end of the file")
-    return GGUFTensor(name, shape, kind, rest[: rows * row_bytes].reshape(rows, row_bytes))
+    return GGUFTensor(name, shape, kind, rest[: rows * row_bytes].reshape(rows, row_bytes), offset)

@@ -1,18 +1,23 @@
-"""The tensors of a GGUF file under their Hugging Face names, dequantised while they are copied."""
+"""The tensors of a GGUF file under their Hugging Face names, dequantised on the way to their place."""
 
+import math
 import re
+from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from torch import Tensor
 
 from models.config import ModelConfig
-from models.dequantize import chunks
+from models.dequantize import chunks, decoder
 from models.errors import ModelError
 from models.gguf import GGUFFile, GGUFTensor
+from models.staging import Extent
 from models.weights import StoredTensor
 
+Order = np.ndarray[Any, np.dtype[Any]]
 _MODULES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -37,7 +42,9 @@ def stored_tensors(file: GGUFFile, config: ModelConfig) -> list[StoredTensor]:
     """All weights of a file, in file order. Raises ModelError for a type that cannot be dequantised."""
     for kind in {tensor.kind for tensor in file.tensors.values()}:
         _check_kind(kind)
-    return [_stored(tensor, config) for name, tensor in file.tensors.items() if name not in _IN_CONFIG]
+    return [
+        _stored(file.path, tensor, config) for name, tensor in file.tensors.items() if name not in _IN_CONFIG
+    ]
 
 
 def hugging_face_name(name: str) -> str:
@@ -61,7 +68,7 @@ def _check_kind(kind: gguf.GGMLQuantizationType) -> None:
         ) from None
 
 
-def _stored(tensor: GGUFTensor, config: ModelConfig) -> StoredTensor:
+def _stored(path: Path, tensor: GGUFTensor, config: ModelConfig) -> StoredTensor:
     name = hugging_face_name(tensor.name)
     order = _row_order(name, tensor.shape[0], config)
 
@@ -70,13 +77,32 @@ def _stored(tensor: GGUFTensor, config: ModelConfig) -> StoredTensor:
             (_, values), *_ = chunks(tensor.data, tensor.kind)
             out.copy_(values[0] if order is None else values[0][order])
             return
+        # Thousands of small copies to a GPU would take longer than all else: one copy of the whole tensor.
+        near = out if out.device.type == "cpu" else torch.empty(tensor.shape, dtype=out.dtype)
         for start, rows in chunks(tensor.data, tensor.kind, order):
-            out[start : start + len(rows)] = rows
+            near[start : start + len(rows)] = rows
+        if near is not out:
+            out.copy_(near)
 
-    return StoredTensor(name, tensor.shape, tensor.data.nbytes, copy_into)
+    return StoredTensor(name, tensor.shape, tensor.data.nbytes, copy_into, _extent(path, tensor, order))
 
 
-def _row_order(name: str, rows: int, config: ModelConfig) -> np.ndarray[Any, np.dtype[Any]] | None:
+def _extent(path: Path, tensor: GGUFTensor, order: Order | None) -> Extent | None:
+    decode = decoder(tensor.kind)
+    if decode is None:
+        return None
+    return Extent(
+        path,
+        tensor.offset,
+        tensor.data.nbytes,
+        math.prod(tensor.shape),
+        gguf.GGML_QUANT_SIZES[tensor.kind][1],
+        decode,
+        None if order is None else torch.from_numpy(order),
+    )
+
+
+def _row_order(name: str, rows: int, config: ModelConfig) -> Order | None:
     """Which row of the file comes at each place; None where they lie in order.
 
     GGUF files of Llama interleave the two halves of every q and k head, for another form of RoPE.

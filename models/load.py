@@ -1,8 +1,9 @@
-"""From local files to a model that runs: build it empty, check every tensor, then fill it one by one."""
+"""From local files to a model that runs: build it empty, check every tensor, then fill it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from models.llama import LlamaModel
 from models.progress import OnProgress, Progress
 from models.qwen3 import Qwen3Model
 from models.rope import rotary_table
+from models.staging import Staging
 from models.weights import StoredTensor, read_safetensors
 
 if TYPE_CHECKING:
@@ -40,9 +42,9 @@ def load_model(
 ) -> DecoderModel:
     """The model of local files in `dtype` on `device`, ready for forward() under torch.inference_mode().
 
-    `context_length` is the number of positions to prepare for; None takes the model's own. At its peak it
-    needs the memory of the model and of one tensor. Raises ModelError for whatever is wrong with the files
-    and when memory is short.
+    `context_length` is the number of positions to prepare for; None takes the model's own. On a CPU it needs
+    the memory of the model and of one tensor at its peak; to a GPU the weights stream through buffers of
+    100 MB. Raises ModelError for whatever is wrong with the files and when memory is short.
     """
     if files.gguf is not None:
         from models.gguf import config_of, read_gguf
@@ -55,7 +57,10 @@ def load_model(
         config = load_config(files)
         tensors = read_safetensors(files.folder or Path())
     model = build_model(config, choose_product(dtype, device))
-    fill_model(model, tensors, dtype, device, on_progress, context_length or config.max_position_embeddings)
+    positions = context_length or config.max_position_embeddings
+    # A memory-mapped file is as near to a CPU as a buffer: nothing is gained by staging there.
+    staging = Staging() if device.type == "cuda" else None
+    fill_model(model, tensors, dtype, device, on_progress, positions, staging)
     return model
 
 
@@ -71,38 +76,71 @@ def fill_model(
     device: torch.device,
     on_progress: OnProgress | None,
     positions: int,
+    staging: Staging | None = None,
 ) -> None:
     """Give every parameter its memory and its values, and make the rotary table.
 
-    Names, shapes and memory are checked before anything is allocated. Raises ModelError.
+    Names, shapes and memory are checked before anything is allocated. With `staging` the weights are streamed,
+    without it they are copied one tensor at a time. Raises ModelError; what `on_progress` raises ends the load.
+    The parameters of a load that failed are empty again.
     """
     fillings = _match(model, tensors)
     needed = needed_bytes(model, dtype, positions)
     available = available_bytes(device)
     if available is not None and needed > available:
-        raise ModelError(
-            f"The model needs {_amount(needed)} of memory on {device}, but {_amount(available)} are "
-            "free; choose a smaller model or free some memory."
-        )
+        raise ModelError(_too_large(needed, available, dtype, device))
     total = sum(filling.tensor.nbytes for filling in fillings)
     done = 0
-    report = on_progress or (lambda _: None)
-    report(Progress("load", "weights", done, total))
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if on_progress is not None:
+            on_progress(Progress("load", "weights", done, total))
+
     try:
+        advance(0)
         _allocate(model, dtype, device)
         model.rotary_table = rotary_table(model.config, positions, dtype, device)
-        for filling in fillings:
+        _fill(fillings, device, staging, advance)
+    except BaseException as error:
+        # The frames of the error hold views of the parameters, which would keep their memory.
+        clear_frames(error.__traceback__)
+        model.to_empty(device="meta")
+        if _is_out_of_memory(error):
+            raise ModelError(
+                f"Memory ran out while loading: the model needs {_amount(needed)} on {device}; "
+                "choose a smaller model or free some memory."
+            ) from None
+        raise
+    finally:
+        if device.type == "cuda":  # what was only needed on the way is free for others, too
+            torch.cuda.empty_cache()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # The CPU allocator has no error of its own, and neither has a CUDA context that does not fit.
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
+
+
+def _fill(
+    fillings: list["_Filling"],
+    device: torch.device,
+    staging: Staging | None,
+    advance: Callable[[int], None],
+) -> None:
+    """Write every tensor to its place, and tell `advance` the bytes that are done."""
+    streamed = []
+    for filling in fillings:
+        extent = filling.tensor.extent
+        if staging is None or extent is None:
             filling.tensor.copy_into(filling.target())
-            done += filling.tensor.nbytes
-            report(Progress("load", "weights", done, total))
-    except (MemoryError, RuntimeError) as error:
-        # The CPU allocator has no error of its own.
-        if type(error) is RuntimeError and "allocate memory" not in str(error):
-            raise
-        raise ModelError(
-            f"Memory ran out while loading: the model needs {_amount(needed)} on {device}; "
-            "choose a smaller model or free some memory."
-        ) from None
+            advance(filling.tensor.nbytes)
+        else:
+            streamed.append((extent, filling.target()))
+    if staging is not None:
+        staging.stream(streamed, device, advance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +208,24 @@ def needed_bytes(model: DecoderModel, dtype: torch.dtype, positions: int) -> int
     return numbers * dtype.itemsize
 
 
+def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device) -> str:
+    """One line: what the model needs, what is free, and what would fit."""
+    ways = [f"choose a smaller model (about {_count(available // dtype.itemsize)} parameters fit)"]
+    if dtype.itemsize > 2:
+        ways.append("use --dtype bfloat16, which takes half")
+    on_cpu = None if device.type == "cpu" else available_bytes(torch.device("cpu"))
+    if on_cpu is not None and needed < on_cpu:
+        ways.append(f"use --device cpu, where {_amount(on_cpu)} are free")
+    return (
+        f"The model needs {_amount(needed)} of memory on {device}, but {_amount(available)} are free; "
+        f"{', '.join(ways)}, or free some memory."
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
+
+
 def _amount(nbytes: int) -> str:
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
@@ -177,7 +233,8 @@ def _amount(nbytes: int) -> str:
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that can be allocated on a device now; None where the system does not say."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

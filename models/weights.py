@@ -1,18 +1,21 @@
-"""The tensors of a checkpoint, one at a time: safetensors files, memory-mapped, whole or in shards."""
+"""The tensors of a checkpoint, not read yet: safetensors files, whole or in shards."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.config import read_json
 from models.errors import ModelError
+from models.staging import Extent
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class StoredTensor:
     """Bytes in the file."""
     copy_into: Callable[[Tensor], None]
     """Writes it to a tensor of this shape (or one that it broadcasts to), of any float dtype and device."""
+    extent: Extent | None = None
+    """Where its bytes lie, to be streamed to a device instead; None where only `copy_into` can read it."""
 
 
 def safetensors_files(folder: Path) -> list[Path]:
@@ -68,24 +73,28 @@ def read_safetensors(folder: Path) -> list[StoredTensor]:
 
 def _read_file(path: Path) -> list[StoredTensor]:
     try:
+        # safe_open checks the header: the tensors fill the rest of the file without a gap or an overlap.
         file = safe_open(path, framework="pt", device="cpu")
-        return [_stored(path, file, name) for name in file.offset_keys()]  # type: ignore[no-untyped-call]
+        with path.open("rb") as raw:
+            offset = 8 + int.from_bytes(raw.read(8), "little")
+        tensors = []
+        for name in file.offset_keys():  # type: ignore[no-untyped-call]
+            tensors.append(_stored(path, file, name, offset))
+            offset += tensors[-1].nbytes
+        return tensors
     except (SafetensorError, OSError, ValueError, RuntimeError, UnicodeError) as error:
         raise _damaged(path, error) from None
 
 
-def _stored(path: Path, file: Any, name: str) -> StoredTensor:
+def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
     part = file.get_slice(name)
     if part.get_dtype() not in _FLOATS:
         raise ModelError(
             f"{name} in {path} is of type {part.get_dtype()}; supported: {', '.join(_FLOATS)}. "
             "Use the original checkpoint or a GGUF file."
         )
-    shape = tuple(part.get_shape())
-    width = {"F64": 8, "F32": 4}.get(part.get_dtype(), 2)
-    count = 1
-    for size in shape:
-        count *= size
+    shape, dtype = tuple(part.get_shape()), _FLOATS[part.get_dtype()]
+    count = math.prod(shape)
 
     def copy_into(out: Tensor) -> None:
         try:
@@ -93,7 +102,9 @@ def _stored(path: Path, file: Any, name: str) -> StoredTensor:
         except SafetensorError as error:
             raise _damaged(path, error) from None
 
-    return StoredTensor(name, shape, count * width, copy_into)
+    nbytes = count * dtype.itemsize
+    extent = Extent(path, offset, nbytes, count, dtype.itemsize, lambda staged: staged.view(dtype))
+    return StoredTensor(name, shape, nbytes, copy_into, extent)
 
 
 def _damaged(path: Path, error: Exception) -> ModelError:

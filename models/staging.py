@@ -1,0 +1,167 @@
+"""From files to a device, in pieces through a few buffers: host memory holds the buffers and nothing else.
+
+Some threads read ahead while the device copies what was read before. They only fill buffers: every torch
+operation stays on the calling thread.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where the bytes of a tensor lie, and how to make numbers of them."""
+
+    path: Path
+    offset: int
+    nbytes: int
+    numbers: int
+    unit: int
+    """Bytes that are decoded together: a piece is a multiple of them."""
+    decode: Callable[[Tensor], Tensor]
+    """uint8 [k * unit] on any device -> the numbers [m] that they stand for, on the same device."""
+    order: Tensor | None = None
+    """int64 [rows]: which row of the file comes at each place; None where they lie in order."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether a number takes less than a byte or two, so that decoding needs many times the space."""
+        return self.unit > 8
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How files are read ahead: `pieces` * `piece_bytes` of host memory, pinned where there is a GPU."""
+
+    piece_bytes: int = 16 << 20
+    pieces: int = 6
+    readers: int = 4
+    """Threads: one alone copies from the page cache at a fraction of what PCIe carries."""
+
+    def stream(
+        self, transfers: Iterable[tuple[Extent, Tensor]], device: torch.device, report: Callable[[int], None]
+    ) -> None:
+        """Write every extent to its tensor, a contiguous one on `device` of any float dtype.
+
+        A tensor of k times as many numbers as the extent takes them k times. Decoding and conversion happen on
+        the device. `report` is told the bytes of each piece that is on its way; what it raises ends the transfer.
+        Raises ModelError when a file cannot be read or has become shorter.
+        """
+        with _slots(self, device) as slots, ThreadPoolExecutor(self.readers, "weights") as readers:
+            free = cycle(slots)
+            reading: deque[tuple[_Piece, _Slot, Future[None]]] = deque()
+            try:
+                for piece in _pieces(transfers, self.piece_bytes):
+                    # One fewer than there are slots: from the last one delivered the device still copies.
+                    if len(reading) >= max(1, len(slots) - 1):
+                        report(_deliver(*reading.popleft(), device))
+                    slot = next(free)
+                    slot.wait()
+                    reading.append((piece, slot, readers.submit(piece.read, slot.view)))
+                while reading:
+                    report(_deliver(*reading.popleft(), device))
+            finally:
+                # The memory may go only when nobody writes to it or copies from it any more.
+                readers.shutdown(cancel_futures=True)
+                for slot in slots:
+                    slot.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    extent: Extent
+    target: Tensor
+    start: int
+    """First byte within the extent."""
+    nbytes: int
+
+    def read(self, view: memoryview) -> None:
+        """Fill the beginning of `view`; in a thread of its own."""
+        path, rest = self.extent.path, view[: self.nbytes]
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(self.extent.offset + self.start)
+                while len(rest):
+                    if not (count := file.readinto(rest)):
+                        raise ModelError(f"{path} ended while it was read; it is incomplete: fetch it again.")
+                    rest = rest[count:]
+        except OSError as error:
+            reason = error.strerror or "read error"
+            raise ModelError(
+                f"{path} cannot be read ({reason}); check the disk, or fetch it again."
+            ) from None
+
+    def copy(self, staged: Tensor) -> None:
+        """Write the numbers of the bytes [nbytes] to their place; only enqueues on a GPU."""
+        extent, target = self.extent, self.target
+        numbers = extent.decode(staged.to(target.device, non_blocking=True))
+        first = self.start * extent.numbers // extent.nbytes
+        target.view(-1, extent.numbers)[:, first : first + len(numbers)] = numbers
+        if extent.order is not None and self.start + self.nbytes == extent.nbytes:
+            target.copy_(target[extent.order.to(target.device)])
+
+
+class _Slot:
+    """A buffer, and when the device will have copied what was in it."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.view = memory.numpy().data
+        self.copied: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+            self.copied = None
+
+
+def _deliver(piece: _Piece, slot: _Slot, read: Future[None], device: torch.device) -> int:
+    """Wait for a piece and enqueue its copy. Returns its bytes."""
+    read.result()
+    piece.copy(slot.memory[: piece.nbytes])
+    if device.type == "cuda":
+        slot.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        slot.copied.record()
+    return piece.nbytes
+
+
+def _pieces(transfers: Iterable[tuple[Extent, Tensor]], most: int) -> Iterator[_Piece]:
+    for extent, target in transfers:
+        # A packed number grows to eight times its size and more while it is decoded.
+        step = max((most // 4 if extent.packed else most) // extent.unit, 1) * extent.unit
+        for start in range(0, extent.nbytes, step):
+            yield _Piece(extent, target, start, min(step, extent.nbytes - start))
+
+
+@contextmanager
+def _slots(staging: Staging, device: torch.device) -> Iterator[list[_Slot]]:
+    size = -(-staging.piece_bytes // 64) * 64  # every slot begins where any dtype may
+    memory = torch.empty(staging.pieces * size, dtype=torch.uint8)
+    pinned = device.type == "cuda" and pin(memory)
+    try:
+        yield [_Slot(memory[n * size : (n + 1) * size]) for n in range(staging.pieces)]
+    finally:
+        # torch's own pinned memory would stay in its cache after the load, whatever became of it.
+        if pinned:
+            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+
+
+def pin(memory: Tensor) -> bool:
+    """Page-lock host memory, so that a GPU copies from it without waiting. False where the system refuses."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+        return True
+    with suppress(RuntimeError):
+        # CUDA hands a failed call to whoever asks next: ask here, not in somebody's kernel launch.
+        torch.ones(1, device="cuda")
+    return False
