@@ -178,6 +178,17 @@ def run(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens the conversation may hold.", rich_help_panel=_MACHINE)
     ] = None,
+    attention: Annotated[
+        Literal["auto", "flash", "triton", "sdpa"],
+        typer.Option(
+            help="The attention kernels; chatterm doctor names those that work here.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = "auto",
+    no_graph: Annotated[
+        bool,
+        typer.Option("--no-graph", help="Decode on a GPU without CUDA graphs.", rich_help_panel=_MACHINE),
+    ] = False,
 ) -> None:
     """Chat with MODEL; with -p or text on standard input, answer once and exit.
 
@@ -200,6 +211,8 @@ def run(
         device=device,
         dtype=dtype,
         context=context,
+        attention=attention,
+        graphs=not no_graph,
         system=system,
         think=think,
         think_cache=think_cache,
@@ -281,6 +294,16 @@ def pull(model: ModelArgument) -> None:
     from chatterm import model_commands
 
     model_commands.pull(model)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """What this machine can do: GPU, kernels, memory, the speed to expect."""
+    from chatterm.doctor import examine
+
+    examine(as_json=as_json)
 
 
 @app.command("list")

@@ -96,11 +96,13 @@ def _failed_start(error: Exception) -> CudaProblem:
     reason = (str(error).splitlines() or [""])[0].strip()
     if "driver" in reason and "too old" in reason:
         found = re.search(r"found version (\d+)", reason)
-        cuda = f"CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}" if found else "an older CUDA"
+        number = int(found[1]) if found else 0
+        cuda = f"CUDA {number // 1000}.{number % 1000 // 10}" if number else "an older CUDA"
         what = (
             f"the NVIDIA driver is too old for this torch: it knows {cuda}, torch needs {torch.version.cuda}"
         )
-        return CudaProblem(what, f"Update the driver (580 or newer), or take an older CUDA: {_pip('cu126')}")
+        older = f", or take an older CUDA: {_pip('cu126')}" if number >= 12_000 else "."
+        return CudaProblem(what, f"Update the driver (580 or newer){older}")
     if "Found no NVIDIA driver" in reason or "No CUDA GPUs" in reason:
         return CudaProblem("no usable NVIDIA GPU was found")
     return CudaProblem(f"CUDA does not start ({reason[:200]})", "Restart the machine or repair the driver.")

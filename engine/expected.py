@@ -1,0 +1,118 @@
+"""The decode speed to expect: bytes that a token must read, over the bandwidth of the memory."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import EngineError
+from engine.memory import plan_kv
+from models.config import ModelConfig, RopeParameters
+from models.layers import choose_product
+from models.load import build_model, needed_bytes
+
+CONTEXT = 512
+"""Tokens in the KV cache that a decoded token attends to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How fast a decode program is: the fraction of the bandwidth it reaches, and what a layer costs besides."""
+
+    efficiency: float
+    layer_s: float
+    """Seconds a layer for launching kernels and waiting for them."""
+
+
+PROGRAMS = {
+    # Five launches of about 1.6 us.
+    "fused kernels, CUDA graph": Program(0.92, 8e-6),
+    "plain modules, CUDA graph": Program(0.85, 40e-6),
+    "plain modules": Program(0.85, 400e-6),
+    # bf16 on two cores with AVX-512: 75 tokens/s of 275 MB where memory is read at 46 GB/s.
+    "plain modules, CPU": Program(0.45, 0.0),
+}
+
+
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> ModelConfig:
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=151_936,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=tied,
+        rope_parameters=RopeParameters(1e6),
+    )
+
+
+MODELS = {
+    "smollm2": ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        rope_parameters=RopeParameters(1e5),
+    ),
+    "qwen3:0.6b": _qwen3(1024, 3072, 28, 16, True),
+    "qwen3:1.7b": _qwen3(2048, 6144, 28, 16, True),
+    "qwen3:4b": _qwen3(2560, 9728, 36, 32, True),
+    "qwen3:8b": _qwen3(4096, 12288, 36, 32, False),
+}
+"""The shapes of some models of the catalogue, by their names there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What to expect of one model."""
+
+    name: str
+    parameters: int
+    """As in its checkpoint; an output layer tied to the embedding counts once."""
+    weight_bytes: int
+    """As computed with."""
+    context: int
+    """Tokens that a conversation can hold in the memory that is free; 0 when the model does not fit."""
+    tokens_per_s: float | None
+    """Decoding at a context of CONTEXT tokens, batch 1; None where the bandwidth is unknown."""
+
+
+def expected_speed(
+    name: str,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    program: Program,
+    bandwidth: float | None,
+    free: int | None,
+) -> Speed:
+    """The speed of a model of this shape where memory is read at `bandwidth` bytes/s and `free` bytes are left."""
+    network = build_model(config, choose_product(dtype, torch.device("meta")))  # no memory is taken
+    parameters = sum(math.prod(slot.shape) for _, _, slot in network.slots())
+    weights = parameters * dtype.itemsize
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    # Of an embedding that is not the output layer too, one row is read.
+    unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * dtype.itemsize
+    speed = None
+    if bandwidth:
+        moved = weights - unread + CONTEXT * per_token
+        speed = 1 / (moved / (bandwidth * program.efficiency) + config.num_hidden_layers * program.layer_s)
+    context = 0
+    if free is not None:
+        left = free - needed_bytes(network, dtype, config.max_position_embeddings)
+        try:
+            context = plan_kv(
+                per_token, 32, max(left, 0), config.max_position_embeddings, None
+            ).context_length
+        except EngineError:
+            context = 0
+    return Speed(name, parameters, weights, context, speed)

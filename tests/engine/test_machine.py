@@ -1,0 +1,187 @@
+"""What the doctor finds out: estimates from shapes, a real measurement, probes that fail."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import machine as machine_module
+from engine.device import CudaProblem
+from engine.expected import CONTEXT, MODELS, PROGRAMS, Program, Speed, expected_speed
+from engine.machine import Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
+
+GIB = 2**30
+CPU = torch.device("cpu")
+
+
+def speed(name: str, **changes: Any) -> Speed:
+    options = {"bandwidth": 3.03e12, "free": 70 * GIB, "program": Program(1.0, 0.0)} | changes
+    return expected_speed(name, MODELS[name], torch.bfloat16, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        # The parameters of the published checkpoints.
+        ("smollm2", 134_515_008),
+        ("qwen3:0.6b", 596_049_920),
+        ("qwen3:1.7b", 1_720_574_976),
+        ("qwen3:4b", 4_022_468_096),
+        ("qwen3:8b", 8_190_735_360),
+    ],
+)
+def test_parameters_follow_from_the_shapes(name: str, parameters: int) -> None:
+    found = speed(name)
+    assert found.parameters == parameters
+    assert found.weight_bytes == 2 * parameters
+
+
+def test_the_speed_is_bytes_over_bandwidth() -> None:
+    kv = 2 * 28 * 8 * 128 * 2 * CONTEXT
+    found = speed("qwen3:0.6b").tokens_per_s
+    assert found == pytest.approx(3.03e12 / (2 * 596_049_920 + kv))
+    slower = speed("qwen3:0.6b", program=Program(0.5, 1e-5)).tokens_per_s
+    assert found is not None
+    assert slower == pytest.approx(1 / (2 / found + 28e-5))
+
+
+def test_an_embedding_that_is_no_output_layer_is_not_read() -> None:
+    config = MODELS["qwen3:8b"]
+    kv = 2 * 36 * 8 * 128 * 2 * CONTEXT
+    read = 2 * (8_190_735_360 - config.vocab_size * config.hidden_size) + kv
+    assert speed("qwen3:8b").tokens_per_s == pytest.approx(3.03e12 / read)
+
+
+def test_what_fits() -> None:
+    assert speed("qwen3:8b", free=70 * GIB).context == 40_960
+    assert 0 < speed("qwen3:8b", free=17 * GIB).context < 40_960
+    assert speed("qwen3:8b", free=12 * GIB).context == 0
+    assert speed("qwen3:8b", free=None).context == 0
+    assert speed("qwen3:8b", bandwidth=None).tokens_per_s is None
+
+
+def test_the_bandwidth_of_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "_READ_BYTES", 2**26)
+    begun = time.perf_counter()
+    assert 1e8 < measure_bandwidth(CPU) < 1e13
+    assert time.perf_counter() - begun < 5
+
+
+def test_a_cpu_decodes_with_plain_modules() -> None:
+    assert [part.reason is None for part in decode_programs(CPU)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "reason"),
+    [
+        ((9, 0), True, None),
+        ((9, 0), False, "triton is not installed"),
+        ((7, 5), True, "needs sm_80 or newer, this GPU is sm_75"),
+    ],
+)
+def test_the_decode_programs_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], triton: bool, reason: str | None
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(machine_module, "_installed", lambda module: triton)
+    programs = decode_programs(torch.device("cuda"))
+    assert [part.reason for part in programs] == [reason, None, None]
+    assert {part.name for part in programs} < set(PROGRAMS)
+
+
+def gpu(capability: str) -> Gpu:
+    return Gpu("NVIDIA Test", capability, GIB, 2 * GIB, 1)
+
+
+def test_advice_is_what_to_install() -> None:
+    problem = CudaProblem("this torch was built without CUDA", "To use the GPU: pip install it")
+    assert advice(problem, None, flash_attn=False, triton=False) == (
+        "This torch was built without CUDA. To use the GPU: pip install it",
+    )
+    assert advice(CudaProblem("no GPU"), None, flash_attn=False, triton=False) == ()
+    assert advice(None, gpu("sm_90"), flash_attn=True, triton=True) == ()
+    lines = advice(None, gpu("sm_120"), flash_attn=False, triton=False)
+    assert [line.split()[0] for line in lines] == ["Triton", "flash-attn"]
+    (old,) = advice(None, gpu("sm_75"), flash_attn=False, triton=False)
+    assert "sm_80" in old
+
+
+def test_this_machine_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "_READ_BYTES", 2**26)
+    found = inspect_machine()
+    assert found.failures == ()
+    assert found.device == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert found.packages["torch"] == torch.__version__
+    assert found.memory_free is not None
+    assert found.memory_total is not None
+    assert 0 < found.memory_free <= found.memory_total
+    assert found.cpu is not None
+    assert found.cpu.cores > 0
+    assert [entry.name for entry in found.speeds] == list(MODELS)
+    assert all(entry.tokens_per_s for entry in found.speeds)
+    assert {feature.name for feature in found.attention} == {"flash", "triton", "sdpa"}
+    assert json.loads(json.dumps(asdict(found)))["speeds"][1]["name"] == "qwen3:0.6b"
+
+
+def test_every_probe_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("the driver\nfell over")
+
+    probes = (
+        "cuda_problem",
+        "driver_cuda",
+        "available_memory",
+        "measure_bandwidth",
+        "decode_programs",
+        "_attention",
+        "_cpu",
+        "_memory_total",
+        "_driver_version",
+        "_packages",
+    )
+    for name in probes:
+        monkeypatch.setattr(machine_module, name, fail)
+    found = inspect_machine()
+    assert len(found.failures) == len(probes)
+    assert all(line.endswith("could not be determined: the driver fell over") for line in found.failures)
+    assert (found.device, found.gpu, found.cpu, found.bandwidth) == ("cpu", None, None, None)
+    assert all(entry.tokens_per_s is None and entry.context == 0 for entry in found.speeds)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n",
+            "535.104.05",
+        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n", "580.65.06"),
+    ],
+)
+def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch, text: str, version: str) -> None:
+    monkeypatch.setattr(machine_module, "_read", lambda path: text)
+    assert machine_module._driver_version() == version
+
+
+def test_a_driver_tool_that_fails_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2\nexit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(machine_module, "_read", lambda path: "")
+    with pytest.raises(Exception, match="nvidia-smi says: NVIDIA-SMI has failed"):
+        machine_module._driver_version()
+    tool.write_text("#!/bin/sh\necho 580.65.06\n")
+    assert machine_module._driver_version() == "580.65.06"
+
+
+def test_looking_at_a_machine_needs_no_screen() -> None:
+    code = "import sys, engine.machine; sys.exit(any(m in sys.modules for m in ('textual', 'rich', 'transformers')))"
+    folder = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=folder).returncode == 0
