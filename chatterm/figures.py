@@ -111,6 +111,13 @@ class Live:
     figures: Figures | None = None
 
 
+def new_notes(figures: Figures | None, said: set[str]) -> list[str]:
+    """What the engine wants told and was not yet; it joins `said`."""
+    notes = [note for note in (figures.notes if figures is not None else ()) if note not in said]
+    said.update(notes)
+    return notes
+
+
 def bytes_text(count: int) -> str:
     """Bytes for people: "98 MB", "1.2 GB"."""
     value, unit = float(count), "B"

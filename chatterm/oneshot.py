@@ -7,9 +7,9 @@ from contextlib import closing
 from typing import Any, BinaryIO, TextIO, cast
 
 from chatterm.backend import Backend, EngineError, Figures, FinishReason, Outcome, TokenEvent
-from chatterm.figures import bytes_text, rate_text, seconds_text
+from chatterm.figures import bytes_text, new_notes, rate_text, seconds_text
 from chatterm.progress import progress_on
-from chatterm.sanitize import visible
+from chatterm.sanitize import one_line, visible
 
 INPUT_LIMIT = 64 * 1024 * 1024
 """Bytes of standard input that are read at most: far beyond any model's context."""
@@ -63,14 +63,22 @@ def answer(
     try:
         with progress_on(err) as on_progress:
             backend.open(on_progress)
+        said: set[str] = set()
+        _say_notes(backend, said, err)
         if stats and (figures := backend.figures()) is not None:
             _write(err, start_line(figures) + "\n")
         for index, prompt in enumerate(prompts):
             if index and not as_json:
                 _write(out, "\n")
             _turn(backend, prompt, as_json=as_json, stats=stats, out=out, err=err)
+            _say_notes(backend, said, err)
     finally:
         backend.close()
+
+
+def _say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
+    for note in new_notes(backend.figures(), said):
+        _write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
 
 
 def _turn(backend: Backend, prompt: str, *, as_json: bool, stats: bool, out: TextIO, err: TextIO) -> None:
@@ -116,13 +124,17 @@ class _Page:
         if self._open is not stream:
             self.end()
         text = visible(event.text)
-        _write(stream, text if event.kind == "answer" else f"\x1b[2m{text}\x1b[22m")
+        _write(stream, text if event.kind == "answer" else _dim(text, stream))
         self._open = None if text.endswith("\n") else stream
 
     def end(self) -> None:
         if self._open is not None:
             stream, self._open = self._open, None
             _write(stream, "\n")
+
+
+def _dim(text: str, stream: TextIO) -> str:
+    return f"\x1b[2m{text}\x1b[22m" if stream.isatty() else text
 
 
 def to_json(outcome: Outcome) -> str:
@@ -142,7 +154,9 @@ def start_line(figures: Figures) -> str:
     """What a loaded model took of the machine."""
     weights, kv = bytes_text(figures.weight_bytes), bytes_text(figures.kv_bytes)
     where = f"{visible(figures.model_name)} on {figures.device}, {figures.dtype}"
-    return f"[{where} | weights {weights} | context {figures.context_length:,} tokens, KV cache {kv}]"
+    how = f"{figures.attention} attention | decode: {figures.decode}"
+    context = f"context {figures.context_length:,} tokens"
+    return f"[{where} | {how} | weights {weights} | {context}, KV cache {kv}]"
 
 
 def stats_line(outcome: Outcome) -> str:

@@ -57,7 +57,7 @@ def stats_lines(
         lines += [[], *wrap([(about, "muted")], width)]
     if figures is not None:
         blocks = (
-            f"{figures.attention} attention · weights {bytes_text(figures.weight_bytes)}"
+            f"{figures.attention} attention · {figures.decode} · weights {bytes_text(figures.weight_bytes)}"
             f" · KV cache {bytes_text(figures.kv_bytes)} in blocks of {figures.block_size} tokens:"
             f" {figures.blocks_held:,} held, {figures.blocks_cached:,} cached, {figures.blocks_free:,} free"
         )

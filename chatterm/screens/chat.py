@@ -15,7 +15,7 @@ from chatterm import worker
 from chatterm.backend import Backend, EngineError, ModelInfo, Outcome, Progress
 from chatterm.commands import Command, is_command, parse
 from chatterm.entries import AnswerEntry, BuiltEntry, Entry, NoticeEntry, UserEntry
-from chatterm.figures import Live, SessionStats
+from chatterm.figures import Live, SessionStats, new_notes
 from chatterm.garbage import collect_now, collect_rarely
 from chatterm.reports import THINKING, help_lines, stats_lines
 from chatterm.sanitize import one_line
@@ -39,6 +39,7 @@ _REST = 2.0
 """Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
 _PAUSE = 0.6
 """Seconds without a key after which a draft is warmed."""
+_LOADING = "The model is still loading."
 
 
 class ChatScreen(Screen[None]):
@@ -76,6 +77,7 @@ class ChatScreen(Screen[None]):
         self._hint_until = 0.0
         self._paint_after = 0.0
         self._draft_at: float | None = None
+        self._noted: set[str] = set()
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="columns"):
@@ -165,6 +167,8 @@ class ChatScreen(Screen[None]):
                 self._failed(job, message)
             case worker.Done(job, value):
                 self._done(job, value)
+        for note in new_notes(self._backend.figures(), self._noted):
+            self._say(note)
         if self._turn is None and not self._loading:
             self._next()
 
@@ -494,6 +498,3 @@ class ChatScreen(Screen[None]):
     def _say_models(self, names: list[str]) -> None:
         here = ", ".join(one_line(name, limit=200) for name in names) or "none yet"
         self._say(f"Model: {self._model_name}. On this machine: {here}.\n/model NAME goes on with another.")
-
-
-_LOADING = "The model is still loading."

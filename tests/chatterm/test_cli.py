@@ -76,7 +76,8 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
     line = (
         "run org/name@rev -p hello --system Terse --temperature 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 "
         "--repetition-penalty 1.1 --presence-penalty 0.5 --seed 7 --max-tokens 9 --stop A --stop B "
-        "--context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dark --stats"
+        "--context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dark --stats "
+        "--attention sdpa --no-graph"
     )
     assert call(line.split()) == 0
     assert capsys.readouterr().out == "hello\n"
@@ -86,6 +87,8 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
         device="cpu",
         dtype="bfloat16",
         context=512,
+        attention="sdpa",
+        graphs=False,
         system="Terse",
         think="off",
         think_cache="mask",
@@ -293,6 +296,7 @@ class Endless:
     model, last = "endless", None
     def __init__(self, model, options): pass
     def open(self, on_progress=None): pass
+    def figures(self): return None
     def send(self, text):
         while True:
             yield TokenEvent("word ", 0, "answer")
