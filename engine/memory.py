@@ -2,11 +2,19 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from engine.device import gib
 from engine.errors import EngineError
+from models.config import ModelConfig
 
 DEFAULT_SHARE = 0.5
 """Of the memory that is free once the weights are loaded; the rest is for activations and other programs."""
+GPU_SHARE = 0.9
+"""The same where a chat has the device to itself, once the reserve is taken off; the rest is for what cannot be
+foreseen: gaps in the allocator's memory, a window of the desktop."""
+SAMPLING_BYTES = 40
+"""A number of the vocabulary: logits in the model's dtype and in fp32, sorted, with int64 indices, summed up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +25,11 @@ class KVPlan:
     num_blocks: int
 
 
+def kv_share(device: torch.device) -> float:
+    """The share of the free memory of a device that a KV cache may take."""
+    return GPU_SHARE if device.type == "cuda" else DEFAULT_SHARE
+
+
 def plan_kv(
     bytes_per_token: int,
     block_size: int,
@@ -24,11 +37,13 @@ def plan_kv(
     model_limit: int,
     requested: int | None,
     share: float = DEFAULT_SHARE,
+    reserve: int = 0,
 ) -> KVPlan:
     """Size the cache for one context of `requested` tokens (default: what the model was made for, or what fits).
 
-    Up to twice the context is taken, so that a conversation and its branches fit side by side. Raises
-    EngineError when the request is longer than the model allows or than the memory holds.
+    Of the `available` bytes `reserve` are left alone (activations, graphs), and of the others `share` is used. Up
+    to twice the context is taken, so that a conversation and its branches fit side by side. Raises EngineError
+    when the request is longer than the model allows or than the memory holds.
     """
     if requested is not None and requested < 16:
         raise EngineError(f"--context is {requested}; it must be 16 tokens or more.")
@@ -36,16 +51,65 @@ def plan_kv(
         raise EngineError(
             f"--context is {requested:,}, but this model was made for {model_limit:,} tokens. Ask for at most that."
         )
-    fits = int(available * share) // bytes_per_token // block_size * block_size - block_size
+    usable = int(max(available - reserve, 0) * share)
+    fits = _fitting(usable, bytes_per_token, block_size)
     if fits < min(requested or 16, model_limit):
         wanted = requested or 16
+        besides = f" and {gib(reserve)} to compute with" if reserve else ""
         raise EngineError(
             f"Too little memory: a context of {wanted:,} tokens needs {gib(wanted * bytes_per_token)} for its "
-            f"KV cache, {gib(available * share)} can be used. "
-            + (f"Use --context {fits} or less, or close" if fits >= 16 else "Close")
-            + " other programs."
+            f"KV cache{besides}; {gib(available)} are free, {gib(usable)} can be used for the cache. {_way_out(fits)}"
         )
     context = min(requested or model_limit, fits)
     # One block more than the context fills: room for a copy-on-write while a full context is held.
     blocks = -(-min(2 * context, fits) // block_size) + 1
     return KVPlan(context, blocks)
+
+
+def kv_refused(plan: KVPlan, bytes_per_token: int, block_size: int, available: int) -> EngineError:
+    """The line for a cache that was planned and then could not be allocated; `available` bytes are free now."""
+    fits = _fitting(available // 2, bytes_per_token, block_size)
+    return EngineError(
+        f"Out of memory: the KV cache of {gib(plan.num_blocks * block_size * bytes_per_token)} could not be "
+        f"allocated, {gib(available)} are free now. {_way_out(min(fits, plan.context_length))}"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or of torch says that memory ran out, on a CPU or on a GPU."""
+    # torch's CPU allocator has no error of its own, and neither have cuBLAS and the CUDA runtime.
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    known = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in known)
+
+
+def activation_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype) -> int:
+    """Bytes that the plain modules hold at most while they compute `max_chunk` tokens and sample one.
+
+    Counted from what is alive at the two widest places of a layer, a token, in numbers (h hidden_size, i
+    intermediate_size, q and k the widths of all query and key heads, d head_dim):
+
+    - the rotation in SelfAttention: the layer's input and its residual, which DecoderModel.forward holds, the new
+      residual and the normed input (4 h); the projection (q + 2 k); q and k normed, multiplied and rolled
+      (3 (q + k)). The attention itself holds less: the rotated q and k, its output and one more copy of q.
+    - the end of the MLP: the same 4 h, what attention added and the output (6 h); gate and up (2 i), silu (i).
+
+    The rotation adds 4 d and the token's id and position 16 bytes; sampling adds SAMPLING_BYTES a number of the
+    vocabulary. What an attention backend takes beyond its output (the mask of sdpa, say) is not included, nor are
+    the workspaces of cuBLAS.
+    """
+    h, i, d = config.hidden_size, config.intermediate_size, config.head_dim
+    q, k = config.num_attention_heads * d, config.num_key_value_heads * d
+    attention = 4 * h + q + 2 * k + 3 * (q + k)
+    mlp = 6 * h + 3 * i
+    a_token = (max(attention, mlp) + 4 * d) * dtype.itemsize + 16
+    return max_chunk * a_token + SAMPLING_BYTES * config.vocab_size
+
+
+def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:
+    """Tokens of a context whose cache takes at most `usable` bytes, the spare block included."""
+    return usable // bytes_per_token // block_size * block_size - block_size
+
+
+def _way_out(fits: int) -> str:
+    return (f"Use --context {fits} or less, or close" if fits >= 16 else "Close") + " other programs."

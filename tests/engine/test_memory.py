@@ -1,13 +1,30 @@
 """How much KV cache there is."""
 
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
-from engine.memory import plan_kv
+from engine.memory import (
+    GPU_SHARE,
+    SAMPLING_BYTES,
+    KVPlan,
+    activation_bytes,
+    is_out_of_memory,
+    kv_refused,
+    kv_share,
+    plan_kv,
+)
+from models.config import ModelConfig
+from models.load import build_model
+from tests.models.checkpoints import tiny_qwen3
 
 KIB = 1024
 
@@ -72,3 +89,127 @@ def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert _cgroup_memory(tmp_path) is None
     assert _cgroup_memory(tmp_path / "absent") is None
+
+
+def test_the_reserve_is_left_alone() -> None:
+    plan = plan_kv(KIB, 32, 20 << 20, 8192, None, share=GPU_SHARE, reserve=15 << 20)
+    taken = plan.num_blocks * 32 * KIB
+    assert 0.8 * (5 << 20) < taken <= 0.9 * (5 << 20)
+
+
+def test_a_gpu_takes_no_more_than_is_useful() -> None:
+    plan = plan_kv(KIB, 32, 80 << 30, 8192, None, share=kv_share(torch.device("cuda")), reserve=1 << 30)
+    assert (plan.context_length, plan.num_blocks) == (8192, 2 * 8192 // 32 + 1)
+    assert kv_share(torch.device("cpu")) == 0.5
+
+
+def test_a_reserve_that_leaves_too_little_is_told_with_what_would_fit() -> None:
+    def plan(requested: int | None, reserve: int) -> int:
+        return plan_kv(KIB, 32, 20 << 20, 8192, requested, share=0.9, reserve=reserve).context_length
+
+    with pytest.raises(
+        EngineError, match=r"needs 8 MiB for its KV cache and 15 MiB to compute with; 20 MiB"
+    ) as caught:
+        plan(8000, 15 << 20)
+    fits = int(str(caught.value).split("--context ")[1].split()[0])
+    assert plan(fits, 15 << 20) == fits
+    with pytest.raises(EngineError, match=r"0 MiB can be used for the cache\. Close other programs"):
+        plan(None, 30 << 20)
+
+
+def test_a_cache_that_could_not_be_allocated_is_told_with_what_would_fit() -> None:
+    plan = KVPlan(context_length=8192, num_blocks=513)
+    message = str(kv_refused(plan, KIB, 32, available=10 << 20))
+    assert "the KV cache of 16 MiB could not be allocated, 10 MiB are free now" in message
+    fits = int(message.split("--context ")[1].split()[0])
+    assert plan_kv(KIB, 32, 10 << 20, 8192, fits).context_length == fits
+    assert "Close other programs" in str(kv_refused(plan, KIB, 32, available=10 << 10))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_memory_that_ran_out_is_recognised(error: Exception) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes do not match"), ValueError("out of memory"), EngineError("no")]
+)
+def test_other_errors_are_not_out_of_memory(error: Exception) -> None:
+    assert not is_out_of_memory(error)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the storages that torch operations make, while they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor.untyped_storage())
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def watch_not(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are no activations, nor is a view of them."""
+        self._known |= {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self.now += storage.nbytes()
+            weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+SHAPES = {
+    "0.6B": {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4},
+    "wide": {"hidden_size": 64, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "many heads": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+    },
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_activations_of_a_chunk_are_foreseen(shape: str, dtype: torch.dtype) -> None:
+    config = ModelConfig.from_hf(
+        tiny_qwen3(**SHAPES[shape]).to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
+    )
+    model = build_model(config, torch.nn.functional.linear)
+    model.rotary_table = torch.zeros(256, config.head_dim, dtype=dtype)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            module.register_parameter(
+                name, torch.nn.Parameter(torch.zeros(parameter.shape, dtype=dtype), False)
+            )
+    chunk = 200
+    live = LiveBytes()
+    live.watch_not([*model.parameters(), model.rotary_table])
+    with torch.inference_mode(), live:
+        hidden = model(
+            torch.zeros(chunk, dtype=torch.int64), torch.arange(chunk), lambda _, q, k, v: q.clone()
+        )
+        model.logits(hidden[-1:])
+    estimate = activation_bytes(config, chunk, dtype) - SAMPLING_BYTES * config.vocab_size
+    assert live.peak <= estimate <= 1.3 * live.peak
