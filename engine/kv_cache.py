@@ -12,8 +12,8 @@ from engine.blocks import RowCopy
 class KVCache:
     """K and V of every layer in slots; block b holds the slots from b * block_size on.
 
-    `k` and `v` have shape [layers, num_blocks * block_size, num_kv_heads, head_dim]. The memory is taken once
-    and never grows.
+    `kv` has shape [2, layers, num_blocks * block_size, num_kv_heads, head_dim]; `k` and `v` are its two halves.
+    The memory is taken once and never grows.
     """
 
     def __init__(
@@ -26,15 +26,15 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, num_blocks * block_size, num_kv_heads, head_dim)
+        shape = (2, num_layers, num_blocks * block_size, num_kv_heads, head_dim)
         self.block_size = block_size
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
+        self.kv = torch.empty(shape, dtype=dtype, device=device)
+        self.k, self.v = self.kv.unbind()
 
     @property
     def nbytes(self) -> int:
         """Bytes of K and V together."""
-        return self.k.nbytes + self.v.nbytes
+        return self.kv.nbytes
 
     def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
         """Where rows `start` to `stop` of a block table lie, as few contiguous (first, end) runs of slots."""
@@ -53,22 +53,58 @@ class KVCache:
         return runs
 
     def copy_blocks(self, copies: Sequence[RowCopy]) -> None:
-        """Copy the leading rows of blocks, all layers at once (copy-on-write)."""
-        for copy in copies:
-            source, target = copy.source * self.block_size, copy.target * self.block_size
-            self._copy(source, target, copy.rows)
+        """Copy the leading rows of blocks, all layers at once (copy-on-write), as if one after the other."""
+        if self.kv.device.type != "cuda":
+            for copy in copies:
+                source, target = copy.source * self.block_size, copy.target * self.block_size
+                self.kv[:, :, target : target + copy.rows] = self.kv[:, :, source : source + copy.rows]
+            return
+        for together in _independent(copies):
+            starts = [(c.source * self.block_size, c.target * self.block_size, c.rows) for c in together]
+            self._copy(
+                [(source, source + rows) for source, _, rows in starts],
+                [(target, target + rows) for _, target, rows in starts],
+            )
 
     def copy_rows(self, source: Sequence[tuple[int, int]], target: Sequence[tuple[int, int]]) -> None:
         """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap."""
-        sources, targets = self._indices(source), self._indices(target)
+        self._copy(source, target)
+
+    def _copy(self, source: Sequence[tuple[int, int]], target: Sequence[tuple[int, int]]) -> None:
+        sources, targets = _indices(source), _indices(target)
         if sources.numel() != targets.numel():
             raise ValueError(f"{sources.numel()} rows do not fit into {targets.numel()}")
-        for cache in (self.k, self.v):
-            cache.index_copy_(1, targets, cache.index_select(1, sources))
+        slots = torch.stack((sources, targets)).to(self.kv.device, non_blocking=True)
+        if self.kv.device.type == "cuda":
+            from engine.kernels.copy_rows import copy_rows
 
-    def _copy(self, source: int, target: int, rows: int) -> None:
-        for cache in (self.k, self.v):
-            cache[:, target : target + rows] = cache[:, source : source + rows]
+            copy_rows(self.kv, slots)
+        else:
+            copy_rows_reference(self.kv, slots)
 
-    def _indices(self, runs: Sequence[tuple[int, int]]) -> Tensor:
-        return torch.cat([torch.arange(first, end, device=self.k.device) for first, end in runs])
+
+def copy_rows_reference(kv: Tensor, slots: Tensor) -> None:
+    """The rows at slots[0] go to slots[1] in every layer, K and V; the plain twin of `engine/kernels/copy_rows.py`.
+
+    kv [2, layers, slots, num_kv_heads, head_dim], slots int64 [2, n].
+    """
+    kv.index_copy_(2, slots[1], kv.index_select(2, slots[0]))
+
+
+def _independent(copies: Sequence[RowCopy]) -> list[list[RowCopy]]:
+    """The copies in order, cut where one reads or writes what another before it in the same part has touched."""
+    parts: list[list[RowCopy]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for copy in copies:
+        if not parts or copy.source in written or copy.target in read | written:
+            parts.append([])
+            read, written = set(), set()
+        parts[-1].append(copy)
+        read.add(copy.source)
+        written.add(copy.target)
+    return parts
+
+
+def _indices(runs: Sequence[tuple[int, int]]) -> Tensor:
+    return torch.cat([torch.arange(first, end) for first, end in runs])

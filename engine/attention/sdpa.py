@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.attention.sdpa_gpu import gpu_step
 from engine.batch import Batch, Span
 from engine.kv_cache import KVCache
 from models.attention import Attention
@@ -41,6 +42,9 @@ class SdpaBackend:
         self._groups = groups
 
     def plan(self, batch: Batch) -> Attention:
+        """See `AttentionBackend`."""
+        if self._cache.kv.device.type == "cuda":
+            return gpu_step(self._cache, batch)
         plans: list[_Plan] = []
         token = 0
         for span in batch.spans:

@@ -1,8 +1,29 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Attention of a few query tokens over a block table, the rows split among programs ("split KV")."""
+"""Attention of a few query tokens over a block table, the rows split among programs ("split KV").
 
+The plain twin is `engine/attention/sdpa.py`. One program takes SPLIT rows of one KV head for QUERIES query rows:
+the query heads of the KV head, token by token, since they all read the same K and V. A second kernel combines
+the splits of a token. "Flash-Decoding for long-context inference" (Dao, Haziza, Massa, Sizov 2023).
+
+What a token gets does not depend on how many tokens came with it, bitwise: the tiles have one fixed size, splits
+begin at fixed rows, and what a token does not see adds exact zeros.
+"""
+
+import math
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+QUERIES = 16
+"""Query rows of a tile: the least that tl.dot takes."""
+SPLIT = 128
+"""Rows of a split: few enough that a short context still fills the GPU."""
+TILE = 64
+"""Rows read at once."""
+COMBINE = 32
+"""Splits read at once."""
 
 
 @triton.jit
@@ -28,3 +49,126 @@ def attend_tile(q, k, v, visible, m, l, acc, scale_log2):  # noqa: E741 - the na
     l = l * shrink + tl.sum(weights, 1)  # noqa: E741
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return highest, l, acc
+
+
+# A value that changes from step to step must not compile the kernel again.
+@triton.jit(do_not_specialize=["table_stride", "tiles", "splits"])
+def _split_kernel(
+    q, keys, values, spans, tables, sums, stats,
+    scale_log2, table_stride, token_stride, head_stride, tiles, splits,
+    GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """m, l and acc of SPLIT rows for QUERIES query rows; arguments as in `paged_attention`."""
+    split, kv_head = tl.program_id(0), tl.program_id(1)
+    span, tile = tl.program_id(2) // tiles, tl.program_id(2) % tiles
+    first = tl.load(spans + span * 3)
+    start = tl.load(spans + span * 3 + 1)
+    count = tl.load(spans + span * 3 + 2)
+    last = tl.minimum(count, (tile * QUERIES + QUERIES - 1) // GROUP + 1)
+    if (split * SPLIT >= start + last) | (tile * QUERIES >= count * GROUP):
+        return
+    row = tile * QUERIES + tl.arange(0, QUERIES)
+    token = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    dim = tl.arange(0, D)
+    real = token < count
+    wanted = real[:, None] & (dim < DIM)[None, :]
+    here = q + (first + token)[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
+    queries = tl.load(here, wanted, 0.0)
+    m = tl.full([QUERIES], float("-inf"), tl.float32)
+    l = tl.zeros([QUERIES], tl.float32)  # noqa: E741
+    acc = tl.zeros([QUERIES, D], tl.float32)
+    for begin in range(0, SPLIT, TILE):
+        seen = split * SPLIT + begin + tl.arange(0, TILE)
+        there = seen < start + last
+        block = tl.load(tables + span * table_stride + seen // BLOCK_SIZE, there, 0).to(tl.int64)
+        slot = block * BLOCK_SIZE + seen % BLOCK_SIZE
+        at = slot[:, None] * (KV_HEADS * DIM) + kv_head * DIM + dim[None, :]
+        inside = there[:, None] & (dim < DIM)[None, :]
+        k = tl.load(keys + at, inside, 0.0)
+        v = tl.load(values + at, inside, 0.0)
+        visible = seen[None, :] <= (start + token)[:, None]
+        m, l, acc = attend_tile(queries, k, v, visible, m, l, acc, scale_log2)  # noqa: E741
+    # Partial results lie by token and query head, then split.
+    part = ((first + token) * (KV_HEADS * GROUP) + head).to(tl.int64) * splits + split
+    tl.store(stats + part * 2, m, real)
+    tl.store(stats + part * 2 + 1, l, real)
+    tl.store(sums + part[:, None] * D + dim[None, :], acc, real[:, None])
+
+
+@triton.jit(do_not_specialize=["most", "splits"])
+def _combine_kernel(
+    sums, stats, spans, out, most, splits,
+    HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, COMBINE: tl.constexpr,
+):  # fmt: skip
+    """The output of one token and head from its splits."""
+    span, token = tl.program_id(0) // most, tl.program_id(0) % most
+    first = tl.load(spans + span * 3)
+    start = tl.load(spans + span * 3 + 1)
+    count = tl.load(spans + span * 3 + 2)
+    if token >= count:
+        return
+    row = (first + token) * HEADS + tl.program_id(1)
+    there = (start + token) // SPLIT + 1
+    dim = tl.arange(0, D)
+    m = tl.full([], float("-inf"), tl.float32)
+    l = tl.full([], 0.0, tl.float32)  # noqa: E741
+    acc = tl.zeros([D], tl.float32)
+    begin = 0
+    while begin < there:
+        split = begin + tl.arange(0, COMBINE)
+        part = row.to(tl.int64) * splits + split
+        ms = tl.load(stats + part * 2, split < there, float("-inf"))
+        ls = tl.load(stats + part * 2 + 1, split < there, 0.0)
+        accs = tl.load(sums + part[:, None] * D + dim[None, :], (split < there)[:, None], 0.0)
+        highest = tl.maximum(m, tl.max(ms, 0))
+        weights = tl.exp2(ms - highest)
+        shrink = tl.exp2(m - highest)
+        l = l * shrink + tl.sum(weights * ls, 0)  # noqa: E741
+        acc = acc * shrink + tl.sum(weights[:, None] * accs, 0)
+        m = highest
+        begin += COMBINE
+    tl.store(out + row.to(tl.int64) * DIM + dim, (acc / l).to(out.dtype.element_ty), dim < DIM)
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: Tensor,
+    tables: Tensor,
+    *,
+    block_size: int,
+    most_tokens: int,
+    most_rows: int,
+) -> Tensor:
+    """Causal attention of spans of tokens over their block tables; K and V of the spans are written already.
+
+    q [T, Hq, D] with a stride of 1 in D; keys and values [slots, Hkv, D] of one layer, contiguous, in q's dtype
+    (bf16, fp16 or fp32). spans int32 [S, 3]: where the tokens of a span begin in q, the row of its first token,
+    how many they are. tables int32 [S, blocks], a stride of 1 in the last. No span has more than `most_tokens`
+    tokens or sees more than `most_rows` rows: these two set the number of programs, so that a captured graph may
+    read spans and tables from buffers that change. Returns [T, Hq, D]; tokens of no span are left unset.
+    """
+    tokens, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    padded = max(16, triton.next_power_of_2(dim))
+    splits = triton.cdiv(most_rows, SPLIT)
+    tiles = triton.cdiv(most_tokens * group, QUERIES)
+    sums = torch.empty((tokens, heads, splits, padded), dtype=torch.float32, device=q.device)
+    stats = torch.empty((tokens, heads, splits, 2), dtype=torch.float32, device=q.device)
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    scale_log2 = dim**-0.5 * math.log2(math.e)
+    _split_kernel[(splits, kv_heads, spans.shape[0] * tiles)](
+        q, keys, values, spans, tables, sums, stats,
+        scale_log2, tables.stride(0), q.stride(0), q.stride(1), tiles, splits,
+        GROUP=group, DIM=dim, D=padded, KV_HEADS=kv_heads, BLOCK_SIZE=block_size,
+        QUERIES=QUERIES, SPLIT=SPLIT, TILE=TILE, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    _combine_kernel[(spans.shape[0] * most_tokens, heads)](
+        sums, stats, spans, out, most_tokens, splits,
+        HEADS=heads, DIM=dim, D=padded, SPLIT=SPLIT, COMBINE=COMBINE, num_warps=4,
+    )  # fmt: skip
+    return out

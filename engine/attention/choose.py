@@ -1,0 +1,147 @@
+"""Which attention backend this machine can use: each one is tried with a tiny call, never guessed from versions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention import AttentionBackend
+from engine.attention.flash import FlashBackend
+from engine.attention.sdpa import SdpaBackend
+from engine.attention.triton import TritonBackend
+from engine.batch import Batch, Span
+from engine.device import FULL_SPEED
+from engine.errors import EngineError
+from engine.kv_cache import KVCache
+
+BLOCK_SIZES = {"flash": 256, "triton": 32, "sdpa": 32}
+"""Rows of a block, by backend, the best backend first."""
+TOLERANCE = 5e-3
+"""The relative error against fp32 that rounding to bf16 explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """A backend that works here. `note` is a line for people: what fell back to it, and why."""
+
+    name: str
+    block_size: int
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Why a backend cannot be used, as the middle of a sentence."""
+
+    why: str
+    broken: bool = True
+    """Something is there and does not work, which people should hear of; False: it is just not there."""
+    remedy: str = "Use --attention auto."
+
+
+def choose_attention(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionChoice:
+    """The backend `name`, or for "auto" the best one that works: on a GPU flash, then triton, then sdpa.
+
+    Raises EngineError when the one that was asked for does not work here.
+    """
+    if name not in ("auto", *BLOCK_SIZES):
+        raise EngineError(f"There is no attention backend {name!r}; it must be auto, flash, triton or sdpa.")
+    if name != "auto":
+        problem = _problem(name, device, dtype, head_dim)
+        if problem is not None:
+            raise EngineError(f"--attention {name} cannot be used: {problem.why}. {problem.remedy}")
+        return AttentionChoice(name, BLOCK_SIZES[name])
+    if device.type != "cuda":
+        return AttentionChoice("sdpa", BLOCK_SIZES["sdpa"])
+    reasons: list[str] = []
+    for candidate, block_size in BLOCK_SIZES.items():
+        problem = _problem(candidate, device, dtype, head_dim)
+        if problem is None:
+            note = f"Attention runs on {candidate}, since {', and '.join(reasons)}." if reasons else None
+            return AttentionChoice(candidate, block_size, note)
+        if problem.broken and problem.why not in reasons:
+            reasons.append(problem.why)
+    raise AssertionError("sdpa works everywhere")
+
+
+def usable_backends(
+    device: torch.device, dtype: torch.dtype = torch.bfloat16, head_dim: int = 128
+) -> list[tuple[str, str | None]]:
+    """Every backend, the best first, with None where it works here, else why not (the middle of a sentence)."""
+    problems = [(name, _problem(name, device, dtype, head_dim)) for name in BLOCK_SIZES]
+    return [(name, None if problem is None else problem.why) for name, problem in problems]
+
+
+def make_backend(choice: AttentionChoice, cache: KVCache, groups: int) -> AttentionBackend:
+    """The chosen backend over `cache`; `groups` is the number of query heads for each KV head."""
+    if choice.name == "flash":
+        return FlashBackend(cache)
+    if choice.name == "triton":
+        return TritonBackend(cache, groups)
+    return SdpaBackend(cache, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """What a backend needs from outside."""
+
+    name: str
+    module: str
+    install: str
+    backend: str
+    make: Callable[[KVCache], AttentionBackend]
+
+
+_FLASH = _Package(
+    "flash-attn",
+    "flash_attn",
+    "pip install 'flash-attn>=2.8,<3' --no-build-isolation",
+    "flash",
+    FlashBackend,
+)
+_TRITON = _Package("triton", "triton", "pip install triton", "triton", lambda cache: TritonBackend(cache, 2))
+
+
+def _problem(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> _Problem | None:
+    if name == "sdpa":
+        return None
+    if device.type != "cuda":
+        return _Problem("it needs an NVIDIA GPU", broken=False)
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FULL_SPEED:
+        here, least = (".".join(map(str, pair)) for pair in (capability, FULL_SPEED))
+        # Not broken: picking the device has said so already.
+        return _Problem(f"this GPU has compute capability {here}, and it needs {least}", broken=False)
+    if name == "triton":
+        return _tried(_TRITON, device, dtype, head_dim)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return _Problem("flash-attn computes in bfloat16 or float16 only", broken=False)
+    return _tried(_FLASH, device, dtype, head_dim)
+
+
+def _tried(package: _Package, device: torch.device, dtype: torch.dtype, head_dim: int) -> _Problem | None:
+    try:
+        error = _error(package, device, dtype, head_dim)
+    except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, there is another backend
+        if isinstance(problem, ModuleNotFoundError) and problem.name == package.module:
+            remedy = f"Install it with: {package.install}. Or use --attention auto."
+            return _Problem(f"{package.name} is not installed", broken=False, remedy=remedy)
+        said = (str(problem).strip().splitlines() or [""])[0][:200]
+        return _Problem(f"{package.name} is installed but does not work ({type(problem).__name__}: {said})")
+    if not error < TOLERANCE:
+        return _Problem(f"{package.name} is installed but its results are wrong (relative error {error:.1e})")
+    return None
+
+
+def _error(package: _Package, device: torch.device, dtype: torch.dtype, head_dim: int) -> float:
+    """The relative error of a prompt of 20 tokens and one token after it, against sdpa in fp32."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(21, heads, head_dim, generator=random).to(device, dtype) for heads in (4, 2, 2))
+    outs = []
+    for make, kind in ((package.make, dtype), (lambda cache: SdpaBackend(cache, 2), torch.float32)):
+        backend = make(KVCache(1, 2, BLOCK_SIZES[package.backend], 2, head_dim, kind, device))
+        for rows in (slice(0, 20), slice(20, 21)):
+            step = backend.plan(Batch((Span((1, 0), rows.start, rows.stop - rows.start),)))
+            outs.append(step(0, q[rows].to(kind), k[rows].to(kind), v[rows].to(kind)).float())
+    result, expected = torch.cat(outs[:2]), torch.cat(outs[2:])
+    return float((result - expected).norm() / expected.norm())
