@@ -64,12 +64,12 @@ def _waiting() -> AbstractContextManager[Any]:
 def sections(machine: "Machine") -> list[Section]:
     """The report, from the hardware to what to do next."""
     found = [_hardware(machine), _kernels(machine), _speeds(machine)]
-    advice = [(line,) for line in machine.advice]
+    advice = [(one_line(line),) for line in machine.advice]
     found.append(
         Section("To get more", advice or [("Nothing to install: everything that helps here is there.",)])
     )
     if machine.failures:
-        found.append(Section("Not found out", [(line,) for line in machine.failures]))
+        found.append(Section("Not found out", [(one_line(line),) for line in machine.failures]))
     return found
 
 

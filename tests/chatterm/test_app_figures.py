@@ -1,5 +1,7 @@
 """The figures: measured from token times, written for people, fitted to a width."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,19 +9,24 @@ from hypothesis import strategies as st
 from chatterm.backend import Figures, ModelInfo, Progress
 from chatterm.figures import (
     Live,
+    SessionStats,
     Speedometer,
     bytes_text,
     count_text,
     meter,
+    new_notes,
     progress_text,
     rate_text,
     seconds_text,
     sparkline,
 )
 from chatterm.markdown.lines import line_cells, text_of
+from chatterm.reports import stats_lines
 from chatterm.widgets.side_panel import panel_lines
 from chatterm.widgets.status_line import status_line
 from chatterm.widgets.welcome import welcome_lines
+from tests.chatterm.driving import driven
+from tests.chatterm.scripted import ScriptedBackend
 
 
 def measured(times: list[float]) -> Speedometer:
@@ -108,6 +115,37 @@ def test_the_line_fits(live: Live, width: int) -> None:
 def test_panel_and_welcome_fit(live: Live) -> None:
     assert all(line_cells(line) <= 30 for line in panel_lines(live, 30))
     assert all(line_cells(line) <= 40 for line in welcome_lines(live, 40))
+
+
+def test_stats_name_the_kernels() -> None:
+    figures = replace(FIGURES, attention="flash", decode="fused kernels, CUDA graph")
+    lines = stats_lines(80, None, SessionStats(), INFO, figures)
+    assert "flash attention · fused kernels, CUDA graph · weights" in " ".join(map(text_of, lines))
+    assert all(line_cells(line) <= 80 for line in lines)
+
+
+def test_a_note_is_new_once() -> None:
+    said: set[str] = set()
+    assert new_notes(None, said) == []
+    assert new_notes(replace(FIGURES, notes=("a", "b")), said) == ["a", "b"]
+    assert new_notes(replace(FIGURES, notes=("a", "b", "c")), said) == ["c"]
+
+
+class WithNotes(ScriptedBackend):
+    """Has something to tell once loaded, and more after the first answer."""
+
+    def figures(self) -> Figures | None:
+        figures = super().figures()
+        notes = ("The GPU sleeps.", *(["A graph failed."] if self.history else []))
+        return replace(figures, notes=notes) if figures is not None else None
+
+
+async def test_the_engine_s_notes_stand_in_the_chat_once() -> None:
+    async with driven(WithNotes()) as driver:
+        assert driver.notices == ["The GPU sleeps."]
+        await driver.send("1")
+        await driver.send("2")
+        assert driver.notices == ["The GPU sleeps.", "A graph failed."]
 
 
 def test_at_80_columns_the_line_tells_what_matters() -> None:

@@ -145,6 +145,9 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
         ("run -p x --context 0", "--context"),
         ("run -p x --device tpu", "--device"),
         ("run -p x --dtype int8", "--dtype"),
+        ("run -p x --attention best", "--attention"),
+        ("run -p x --no-graph=maybe", "--no-graph"),
+        ("doctor now", "now"),
         ("run -p x --think maybe", "--think"),
         ("run -p x --think-cache none", "--think-cache"),
         ("run -p x --nonsense", "--nonsense"),
@@ -267,7 +270,7 @@ def test_help_names_every_command_and_the_default_model(capsys: pytest.CaptureFi
     bare = capsys.readouterr().out
     assert call(["--help"]) == 0
     assert capsys.readouterr().out.split() == bare.split()
-    for command in ("run", "pull", "list", "rm", "show"):
+    for command in ("run", "pull", "list", "rm", "show", "doctor"):
         assert command in bare
     assert call(["run", "--help"]) == 0
     assert f"Default: {DEFAULT_MODEL}" in capsys.readouterr().out
@@ -280,7 +283,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_readme_names_every_command() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    for name in ("run", "pull", "list", "show", "rm"):
+    for name in ("run", "pull", "list", "show", "rm", "doctor"):
         assert f"`chatterm {name}" in readme
     for command in COMMANDS:
         assert f"`/{command.name}" in readme

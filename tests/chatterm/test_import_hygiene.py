@@ -31,14 +31,19 @@ def imported(code: str, *arguments: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["run", "-p", ""]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"], ["run", "-p", ""]]
+)
 def test_the_command_line_imports_no_model_code(arguments: list[str]) -> None:
     found = imported("from chatterm.cli import main; main()", *arguments)
     assert "typer" in found
     assert found.isdisjoint({*HEAVY, "textual"})
 
 
-@pytest.mark.parametrize("module", ["chatterm.local", "chatterm.oneshot", "chatterm.model_commands"])
+MODULES = ["chatterm.local", "chatterm.oneshot", "chatterm.model_commands", "chatterm.doctor"]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_a_command_starts_without_torch(module: str) -> None:
     found = imported(f"import {module}")
     assert "models" in found

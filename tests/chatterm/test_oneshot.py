@@ -66,9 +66,9 @@ class ScriptedBackend:
             self.calls.append("sent")
 
     def figures(self) -> Figures:
-        return Figures(
-            "scripted", "cpu", "bfloat16", "sdpa", 4096, 269_000_000, 378_000_000, 32, 512, 0, 0, 0, 0
-        )
+        numbers = (4096, 269_000_000, 378_000_000, 32, 512, 0, 0, 0, 0)
+        notes = ("The GPU sleeps.\x1b[2J", *(["A graph failed."] if self.asked else []))
+        return Figures("scripted", "cpu", "bfloat16", "sdpa", *numbers, "plain modules", notes)
 
     def close(self) -> None:
         self.calls.append("close")
@@ -98,7 +98,10 @@ def test_answer_streams_to_out_and_all_else_to_err() -> None:
     assert out.flushed == ["One", "One two", "One two\n"]
     assert "hm" not in err.getvalue()
     assert "Downloading scripted: 5.0 MB of 10 MB" in err.getvalue()
-    assert "weights 269 MB | context 4,096 tokens, KV cache 378 MB" in err.getvalue()
+    assert (
+        "sdpa attention | decode: plain modules | weights 269 MB | context 4,096 tokens, KV cache 378 MB"
+        in err.getvalue()
+    )
     assert "prompt 7 tokens" in err.getvalue()
     assert "eos" in err.getvalue()
     assert backend.calls == ["open", "sent", "close"]
@@ -110,6 +113,16 @@ def test_turns_are_one_conversation_with_a_blank_line_between_answers() -> None:
     answer(backend, ["a", "b"], out=out, err=io.StringIO())
     assert backend.asked == ["a", "b"]
     assert out.getvalue() == "first\n\nsecond\n"
+
+
+def test_notes_are_said_once_as_they_come() -> None:
+    err = io.StringIO()
+    answer(ScriptedBackend(said("a"), said("b")), ["1", "2"], out=io.StringIO(), err=err)
+    lines = [line for line in err.getvalue().splitlines() if not line.startswith("Downloading")]
+    assert lines == ["chatterm: The GPU sleeps.", "chatterm: A graph failed."]
+    terminal = Terminal()
+    answer(ScriptedBackend(said("a")), ["1"], out=io.StringIO(), err=terminal)
+    assert "\x1b[2mchatterm: A graph failed.\x1b[22m\n" in terminal.getvalue()
 
 
 def test_reasoning_is_dim_on_a_terminal_and_ends_before_the_answer() -> None:

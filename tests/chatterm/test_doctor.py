@@ -1,0 +1,207 @@
+"""`chatterm doctor`: what it prints for machines that are made up, and that it never fails."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chatterm import doctor
+from chatterm.cli import call
+from engine.expected import MODELS, PROGRAMS, Program, expected_speed
+from engine.machine import Cpu, Feature, Gpu, Machine
+
+GPU = Machine(
+    device="cuda",
+    dtype="bfloat16",
+    gpu=Gpu("NVIDIA H100 80GB HBM3", "sm_90", 84_000_000_000, 85_000_000_000, 1),
+    cpu=Cpu("AMD EPYC 9654 96-Core Processor", 16, ("AVX2", "AVX-512", "AVX-512 VNNI", "AVX-512 BF16")),
+    memory_free=130_000_000_000,
+    memory_total=137_000_000_000,
+    driver="580.65.06",
+    driver_cuda="13.0",
+    torch_cuda="13.0",
+    packages={"torch": "2.11.0+cu130", "triton": "3.6.0", "transformers": "5.17.0"},
+    attention=(
+        Feature("flash", "flash-attn is not installed"),
+        Feature("triton", None),
+        Feature("sdpa", None),
+    ),
+    decode=(Feature("fused kernels, CUDA graph", None), Feature("plain modules", None)),
+    bandwidth=3.03e12,
+    program=Program(0.9, 8e-6),
+    speeds=(),
+    advice=("flash-attn is missing: pip install flash-attn --no-build-isolation",),
+    failures=(),
+)
+
+
+def with_speeds(machine: Machine, free: int) -> Machine:
+    import torch
+
+    speeds = [
+        expected_speed(name, config, torch.bfloat16, machine.program, machine.bandwidth, free)
+        for name, config in MODELS.items()
+    ]
+    return replace(machine, speeds=tuple(speeds))
+
+
+CPU = replace(
+    GPU,
+    device="cpu",
+    gpu=None,
+    driver=None,
+    driver_cuda=None,
+    torch_cuda=None,
+    packages={"torch": "2.13.0+cpu"},
+    attention=(Feature("flash", "needs an NVIDIA GPU"), Feature("sdpa", None)),
+    decode=(Feature("fused kernels, CUDA graph", "needs an NVIDIA GPU"), Feature("plain modules", None)),
+    bandwidth=20e9,
+    program=PROGRAMS["plain modules, CPU"],
+    advice=(),
+)
+BROKEN = replace(
+    CPU,
+    cpu=None,
+    memory_free=None,
+    bandwidth=None,
+    attention=(),
+    failures=("The CPU could not be\x1b[2J read",),
+)
+MACHINES = {
+    "gpu": with_speeds(GPU, 84_000_000_000),
+    "cpu": with_speeds(CPU, 8_000_000_000),
+    "broken": with_speeds(BROKEN, 0),
+}
+
+
+def use(monkeypatch: pytest.MonkeyPatch, machine: "Machine | str") -> None:
+    monkeypatch.setattr(doctor, "_inspect", lambda: machine)
+
+
+def printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: "Machine | str", *more: str
+) -> str:
+    use(monkeypatch, machine)
+    assert call(["doctor", *more]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_a_gpu_in_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(monkeypatch, capsys, MACHINES["gpu"])
+    for part in (
+        "NVIDIA H100 80GB HBM3 (sm_90), 84 GB of 85 GB free",
+        "580.65.06, runs CUDA up to 13.0",
+        "16 cores, AVX2, AVX-512,",
+        "3,030 GB/s copied within the GPU",
+        "torch 2.11.0+cu130 (built for CUDA 13.0), triton 3.6.0",
+        "cuda, bfloat16",
+        "no: flash-attn is not installed",
+        "90% of the bandwidth, and 8 us a layer",
+        "pip install flash-attn",
+    ):
+        assert part in text
+    assert ["triton", "yes"] in rows(text)
+    (small,) = [row for row in rows(text) if row[:1] == ["qwen3:0.6b"]]
+    assert small[:5] == ["qwen3:0.6b", "596M", "1.2", "GB", "40,960"]
+    assert 1000 < int(small[5].replace(",", "")) < 2540
+    assert text.isascii()
+
+
+def test_a_cpu_tells_as_much(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(monkeypatch, capsys, MACHINES["cpu"])
+    for part in (
+        "none that torch can use",
+        "20 GB/s read by the CPU",
+        "built without CUDA",
+        "Nothing to install",
+    ):
+        assert part in text
+    assert "Driver" not in text
+    assert ["qwen3:8b", "8.19B", "16", "GB", "does", "not", "fit", "-"] in rows(text)
+    (small,) = [row for row in rows(text) if row[:1] == ["qwen3:0.6b"]]
+    assert float(small[-1]) == pytest.approx(0.45 * 20e9 / (1.192e9 + 0.0587e9), abs=0.06)
+
+
+def test_what_could_not_be_found_out_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(monkeypatch, capsys, MACHINES["broken"])
+    assert "Not found out" in text
+    assert "The CPU could not be" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_on_a_terminal_nothing_is_wider_than_it(name: str, width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None)
+    doctor._paint(console, doctor.sections(MACHINES[name]))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "Speed to expect" in lines
+    assert "8.19B" in out.getvalue()
+    assert "…" not in out.getvalue()
+
+
+def test_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    use(monkeypatch, MACHINES["gpu"])
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert call(["doctor"]) == 0
+    assert "\x1b[32myes" in out.getvalue()
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_json_has_it_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    found = json.loads(printed(monkeypatch, capsys, MACHINES[name], "--json"))
+    assert found["device"] == MACHINES[name].device
+    assert [speed["name"] for speed in found["speeds"]] == list(MODELS)
+    assert found["decode"][-1] == {"name": "plain modules", "reason": None}
+
+
+def test_a_torch_that_does_not_import_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "engine.machine", None)
+    assert call(["doctor"]) == 0
+    assert "torch cannot be imported" in capsys.readouterr().out
+    assert call(["doctor", "--json"]) == 0
+    assert "torch cannot be imported" in json.loads(capsys.readouterr().out)["failures"][0]
+
+
+def test_the_command_on_this_machine() -> None:
+    code = "import sys; from chatterm.cli import call; code = call(['doctor', '--json']); "
+    code += "print(any(m in sys.modules for m in ('textual', 'transformers')), code, file=sys.stderr)"
+    done: Any = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == "False 0\n"
+    found = json.loads(done.stdout)
+    assert found["bandwidth"] > 1e8
+    assert found["cpu"]["cores"] >= 1
