@@ -104,10 +104,12 @@ def _hardware(machine: "Machine") -> Section:
 def _kernels(machine: "Machine") -> Section:
     rows = []
     for label, features in (("Attention", machine.attention), ("Decode", machine.decode)):
+        word = "used"
         for index, feature in enumerate(features):
-            answer = "yes" if feature.reason is None else "no: " + one_line(feature.reason, 300)
+            answer = word if feature.reason is None else "no: " + one_line(feature.reason, 300)
             rows.append(("" if index else label, feature.name, answer))
-    return Section("Works here", rows)
+            word = word if feature.reason is not None else "works too"
+    return Section("Kernels", rows)
 
 
 def _speeds(machine: "Machine") -> Section:
@@ -128,7 +130,7 @@ def _speeds(machine: "Machine") -> Section:
     return Section(
         "Speed to expect",
         rows,
-        ("Model", "Parameters", "Memory", "Context", "Tokens/s"),
+        ("Model", "Parameters", "Weights", "Context", "Tokens/s"),
         frozenset((1, 2, 3, 4)),
         f"Estimated for 512 tokens of context: {program.efficiency:.0%} of the bandwidth{layers}.",
     )
@@ -190,6 +192,6 @@ def _paint(console: "Console", report: Sequence[Section]) -> None:
 def _painted(cell: str) -> Any:
     from rich.text import Text
 
-    if cell == "yes":
+    if cell in ("used", "works too"):
         return Text(cell, style="green")
     return Text(cell, style="yellow" if cell.startswith(("no: ", "does not fit")) else "")

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from engine.attention.choose import usable_backends
 from engine.device import (
     FULL_SPEED,
     CudaProblem,
@@ -141,6 +142,7 @@ def _inspect() -> Machine:
     gpu = probe("The GPU", lambda: _gpu(device), None) if device.type == "cuda" else None
     dtype = probe("The dtype", lambda: pick_dtype("auto", device), torch.bfloat16)
     newest = probe("The driver's CUDA", driver_cuda, None)
+    attention = probe("Attention backends", lambda: _attention(device, dtype), no_features)
     decode = probe("Decode programs", lambda: decode_programs(device), no_features)
     bandwidth = probe("The memory bandwidth", lambda: measure_bandwidth(device), None)
     free = probe("Free memory", lambda: available_memory(device), None)
@@ -157,14 +159,16 @@ def _inspect() -> Machine:
         driver_cuda=f"{newest[0]}.{newest[1]}" if newest else None,
         torch_cuda=torch.version.cuda,
         packages=probe("Packages", _packages, {}),
-        attention=probe("Attention backends", lambda: _attention(device), no_features),
+        attention=attention,
         decode=decode,
         bandwidth=bandwidth,
         program=program,
         speeds=tuple(
             expected_speed(name, config, dtype, program, bandwidth, free) for name, config in MODELS.items()
         ),
-        advice=advice(problem, gpu, flash_attn=_installed("flash_attn"), triton=_installed("triton")),
+        advice=advice(
+            problem, gpu, attention, flash_attn=_installed("flash_attn"), triton=_installed("triton")
+        ),
         failures=tuple(failures),
     )
 
@@ -213,7 +217,7 @@ def _read_bandwidth() -> float:
 def decode_programs(device: torch.device) -> tuple[Feature, ...]:
     """How a token can be decoded on `device`, fastest first: the first without a reason against it is taken."""
     if device.type != "cuda":
-        no_gpu = "needs an NVIDIA GPU"
+        no_gpu = "it needs an NVIDIA GPU"
         return (
             Feature("fused kernels, CUDA graph", no_gpu),
             Feature("plain modules, CUDA graph", no_gpu),
@@ -222,7 +226,7 @@ def decode_programs(device: torch.device) -> tuple[Feature, ...]:
     capability = torch.cuda.get_device_capability(device)
     fused = None
     if capability < FULL_SPEED:
-        fused = f"needs {sm(FULL_SPEED)} or newer, this GPU is {sm(capability)}"
+        fused = f"it needs {sm(FULL_SPEED)} or newer, this GPU is {sm(capability)}"
     elif not _installed("triton"):
         fused = "triton is not installed"
     return (
@@ -233,7 +237,12 @@ def decode_programs(device: torch.device) -> tuple[Feature, ...]:
 
 
 def advice(
-    problem: CudaProblem | None, gpu: Gpu | None, *, flash_attn: bool, triton: bool
+    problem: CudaProblem | None,
+    gpu: Gpu | None,
+    attention: tuple[Feature, ...],
+    *,
+    flash_attn: bool,
+    triton: bool,
 ) -> tuple[str, ...]:
     """What to install or change to get more out of this machine, most valuable first."""
     lines = []
@@ -252,15 +261,15 @@ def advice(
     if not flash_attn:
         lines.append(
             "flash-attn is missing, so long prompts are read more slowly: "
-            "pip install flash-attn --no-build-isolation (it is compiled, which needs the CUDA toolkit)"
+            "pip install 'flash-attn>=2.8,<3' --no-build-isolation (it is compiled, which needs the CUDA toolkit)"
         )
+    broken = [part.reason for part in attention if part.reason and "installed but" in part.reason]
+    lines += [f"Install anew what is broken: {reason}" for reason in broken]
     return tuple(lines)
 
 
-def _attention(device: torch.device) -> tuple[Feature, ...]:
-    from engine.attention import usable_backends
-
-    return tuple(Feature(name, reason) for name, reason in usable_backends(device))
+def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Feature, ...]:
+    return tuple(Feature(name, reason) for name, reason in usable_backends(device, dtype))
 
 
 def _gpu(device: torch.device) -> Gpu:

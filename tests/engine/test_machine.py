@@ -14,7 +14,7 @@ import torch
 from engine import machine as machine_module
 from engine.device import CudaProblem
 from engine.expected import CONTEXT, MODELS, PROGRAMS, Program, Speed, expected_speed
-from engine.machine import Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
+from engine.machine import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def test_a_cpu_decodes_with_plain_modules() -> None:
     [
         ((9, 0), True, None),
         ((9, 0), False, "triton is not installed"),
-        ((7, 5), True, "needs sm_80 or newer, this GPU is sm_75"),
+        ((7, 5), True, "it needs sm_80 or newer, this GPU is sm_75"),
     ],
 )
 def test_the_decode_programs_of_a_gpu(
@@ -101,15 +101,21 @@ def gpu(capability: str) -> Gpu:
 
 def test_advice_is_what_to_install() -> None:
     problem = CudaProblem("this torch was built without CUDA", "To use the GPU: pip install it")
-    assert advice(problem, None, flash_attn=False, triton=False) == (
+    assert advice(problem, None, (), flash_attn=False, triton=False) == (
         "This torch was built without CUDA. To use the GPU: pip install it",
     )
-    assert advice(CudaProblem("no GPU"), None, flash_attn=False, triton=False) == ()
-    assert advice(None, gpu("sm_90"), flash_attn=True, triton=True) == ()
-    lines = advice(None, gpu("sm_120"), flash_attn=False, triton=False)
+    assert advice(CudaProblem("no GPU"), None, (), flash_attn=False, triton=False) == ()
+    assert advice(None, gpu("sm_90"), (), flash_attn=True, triton=True) == ()
+    lines = advice(None, gpu("sm_120"), (), flash_attn=False, triton=False)
     assert [line.split()[0] for line in lines] == ["Triton", "flash-attn"]
-    (old,) = advice(None, gpu("sm_75"), flash_attn=False, triton=False)
+    (old,) = advice(None, gpu("sm_75"), (), flash_attn=False, triton=False)
     assert "sm_80" in old
+    features = (
+        Feature("flash", "flash-attn is installed but does not work (OSError: x)"),
+        Feature("sdpa", None),
+    )
+    (line,) = advice(None, gpu("sm_90"), features, flash_attn=True, triton=True)
+    assert line == "Install anew what is broken: flash-attn is installed but does not work (OSError: x)"
 
 
 def test_this_machine_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
