@@ -1,0 +1,327 @@
+"""Decoding at batch 1 in bf16 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
+
+    python -m benchmarks.decode --json benchmarks/results/decode.json [--shapes 0.6B,1.7B] [--contexts 128,512]
+        [--peers ours,transformers,compiled,compiled-max,llama.cpp] [--llama-cpp DIR --gguf FILE]
+
+All peers share one copy of the weights and are asked in turn; medians are quoted, the first round is not counted.
+GB/s are the bytes that a token must move (weights and KV) over its time, and "of copy" is their share of what a
+large device-to-device copy reads and writes in the same run. llama.cpp is a program of its own with a model of
+its own (0.6B only), run between the rounds of the others. Errors are those of the logits of one decode step.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
+from benchmarks.peers.llama_cpp import LlamaCpp
+from benchmarks.shapes import (
+    SHAPES,
+    kv_bytes,
+    moved_bytes,
+    random_engine,
+    random_prompt,
+    shared_tensors,
+    weight_bytes,
+)
+from engine import Engine
+from models.config import ModelConfig
+from models.decoder import DecoderModel
+
+PEERS = ("ours", "transformers", "compiled", "compiled-max", "llama.cpp")
+ERROR_CONTEXT, ERROR_PROMPTS = 128, 4
+DTYPE = torch.bfloat16
+
+
+class Peer(Protocol):
+    """Something that decodes at a context, in this process."""
+
+    name: str
+
+    def prepare(self, context: int, steps: int) -> str | None:
+        """Compile, capture, allocate; may say what was chosen."""
+        ...
+
+    def decode(self, context: int, steps: int) -> float:
+        """Seconds per token."""
+        ...
+
+
+class Bench:
+    """One run over shapes and contexts, with its record and its budget."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.device = torch.device(arguments.device)
+        self.steps: int = arguments.steps
+        self.repeats: int = arguments.repeats
+        self.contexts: list[int] = arguments.contexts
+        self.wanted: list[str] = arguments.peers
+        self.options: dict[str, Any] = {}
+        if arguments.attention:
+            self.options["attention"] = arguments.attention
+        if arguments.no_graph:
+            self.options["graphs"] = False
+        self.llama = LlamaCpp(arguments.llama_cpp, arguments.gguf) if arguments.llama_cpp else None
+        self.budget = Budget(arguments.budget_s)
+        facts = describe(self.device) | {"dtype": "bfloat16", "steps": self.steps, "repeats": self.repeats}
+        self.record = Record(arguments.json, facts, arguments.merge)
+        print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
+
+    def run(self, shape: str) -> None:
+        """Everything about one shape."""
+        config = SHAPES[shape]
+        self.bandwidth = copy_bandwidth(self.device)
+        self._note(self.bandwidth / 1e9, shape, "copy_GB_per_s")
+        self._note(weight_bytes(config, DTYPE), shape, "weight_bytes")
+        self._note(kv_bytes(config, DTYPE), shape, "kv_bytes_per_token")
+        floor = self.bandwidth / weight_bytes(config, DTYPE)
+        print(
+            f"\n{shape}: {weight_bytes(config, DTYPE) / 1e9:.3f} GB of weights a token, copy "
+            f"{self.bandwidth / 1e9:.0f} GB/s, floor {floor:.0f} tok/s  [{self.budget.spent:.0f} s]",
+            flush=True,
+        )
+        room = max(self.contexts) + self.steps + 64
+        with random_engine(config, device=self.device, dtype=DTYPE, context=room, **self.options) as (
+            engine,
+            model,
+        ):
+            peers = self._peers(config, engine, model, room)
+            if shape in ("0.6B", "tiny"):
+                self._errors(shape, config, engine, model)
+            costs: dict[str, float] = {}
+            for context in self.contexts:
+                self._context(shape, context, peers, costs)
+        del peers, engine, model
+        torch.compiler.reset()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._table(shape)
+
+    def _peers(self, config: ModelConfig, engine: Engine, model: DecoderModel, room: int) -> list[Peer]:
+        from benchmarks.peers.compiled import Compiled
+        from benchmarks.peers.ours import BareLoop, Stream
+        from benchmarks.peers.transformers import Transformers
+
+        peers: list[Peer] = []
+        for name in self.wanted:
+            if name == "ours":
+                peers += [BareLoop(engine), Stream(engine, config)]
+            elif name == "transformers":
+                peers.append(Transformers(config, shared_tensors(model), self.device))
+            elif name == "compiled":
+                peers.append(Compiled(name, config, model, room, None))
+            elif name == "compiled-max":
+                peers.append(Compiled(name, config, model, room, "max-autotune-no-cudagraphs"))
+        return peers
+
+    def _context(self, shape: str, context: int, peers: list[Peer], costs: dict[str, float]) -> None:
+        """Prepare every peer that still fits into the budget, then ask all of them in turn."""
+        print(f"  context {context}  [{self.budget.spent:.0f} s]", flush=True)
+        ready: list[Peer] = []
+        for peer in list(peers):
+            if not self.budget.allows(costs.get(peer.name, 0.0)):
+                self._skip(shape, context, peer.name, f"no time: it needs about {costs[peer.name]:.0f} s")
+                continue
+            began = time.monotonic()
+            try:
+                how = peer.prepare(context, self.steps)
+                synchronize(self.device)
+            except Exception as error:  # noqa: BLE001 - a peer that fails must not take the others along
+                peers.remove(peer)
+                self._skip(shape, context, peer.name, _line(error))
+                continue
+            costs[peer.name] = time.monotonic() - began
+            ready.append(peer)
+            if how is not None:
+                self._note(how, shape, "contexts", str(context), peer.name, "how")
+                print(f"    {peer.name:<16}{how}, ready in {costs[peer.name]:.1f} s", flush=True)
+        if shape == "0.6B" and self.llama is not None and "llama.cpp" in self.wanted:
+            self._llama(shape, context, self.llama)
+        runs: dict[str, list[float]] = {peer.name: [] for peer in ready}
+        for attempt in range(self.repeats + 1):
+            for peer in ready:
+                with _quiet_collector():
+                    spent = peer.decode(context, self.steps)
+                if attempt:
+                    runs[peer.name].append(1 / spent)
+        for name, rates in runs.items():
+            self._add(shape, context, name, rates)
+
+    def _llama(self, shape: str, context: int, llama: LlamaCpp) -> None:
+        if not self.budget.allows(15.0):
+            self._skip(shape, context, "llama.cpp", "no time")
+            return
+        try:
+            self._add(shape, context, "llama.cpp", llama.decode(context, self.steps, self.repeats))
+            greedy = llama.greedy(context, self.repeats)
+            self._add(shape, context, "llama.cpp, greedy", [greedy.tokens_per_s])
+        except RuntimeError as error:
+            self._skip(shape, context, "llama.cpp", _line(error))
+
+    def _errors(self, shape: str, config: ModelConfig, engine: Engine, model: DecoderModel) -> None:
+        """How far one step's logits are from fp32: ours and those of transformers in bf16."""
+        from benchmarks.peers import ours
+        from benchmarks.peers import transformers as peer
+
+        prompts = [random_prompt(config, ERROR_CONTEXT, 900 + n) for n in range(ERROR_PROMPTS)]
+        try:
+            tensors = shared_tensors(model)
+            exact = {name: tensor.float() for name, tensor in tensors.items()}
+            network = peer.network_of(config, exact, self.device)
+            reference = [peer.step_logits(network, prompt, self.device) for prompt in prompts]
+            del network, exact
+            network = peer.network_of(config, tensors, self.device)
+            theirs = [peer.step_logits(network, prompt, self.device) for prompt in prompts]
+            self._error(shape, "transformers, bf16", theirs, reference)
+            mine = [ours.step_logits(engine, prompt) for prompt in prompts]
+            self._error(shape, "ours, bf16", mine, reference)
+        except Exception as error:  # noqa: BLE001 - the speeds are still worth having, without a claim
+            print(f"  logits against fp32: not measured: {_line(error)}", flush=True)
+
+    def _error(self, shape: str, name: str, logits: list[Tensor], reference: list[Tensor]) -> None:
+        figures = logit_errors(logits, reference)
+        self._note(figures, shape, "logits_against_fp32", name)
+        print(
+            f"  logits against fp32, context {ERROR_CONTEXT}: {name:<20}max error {figures['max']:.4f}, "
+            f"relative {figures['relative']:.2e}",
+            flush=True,
+        )
+
+    def _add(self, shape: str, context: int, name: str, rates: list[float]) -> None:
+        rate = statistics.median(rates)
+        moved = rate * moved_bytes(SHAPES[shape], DTYPE, context, self.steps)
+        where = (shape, "contexts", str(context), name)
+        share = moved / self.bandwidth
+        for key, value in (
+            ("tokens_per_s", rate),
+            ("GB_per_s", moved / 1e9),
+            ("of_copy", share),
+            ("runs", rates),
+        ):
+            self._note(value, *where, key)
+        spread = (max(rates) - min(rates)) / rate
+        print(
+            f"    {name:<20}{rate:>8.1f} tok/s{moved / 1e9:>8.0f} GB/s{share:>7.1%} of copy, spread {spread:.1%}",
+            flush=True,
+        )
+
+    def _skip(self, shape: str, context: int, name: str, why: str) -> None:
+        self._note(why, shape, "contexts", str(context), name, "skipped")
+        print(f"    {name:<20}skipped: {why}", flush=True)
+
+    def _note(self, value: Any, *keys: str) -> None:
+        self.record.add(value, "shapes", *keys)
+
+    def _table(self, shape: str) -> None:
+        rows = self.record.figures["shapes"][shape].get("contexts", {})
+        for figures in rows.values():
+            for name, ratio in ratios(figures).items():
+                figures[name]["ours_over_it"] = ratio
+        self._note(rows, shape, "contexts")
+        print(f"\n{table(shape, rows)}", flush=True)
+
+
+def logit_errors(logits: list[Tensor], reference: list[Tensor]) -> dict[str, float]:
+    """Largest error of any logit of any prompt, and the median over prompts of |error| / |reference| (2-norms)."""
+    pairs = list(zip(logits, reference, strict=True))
+    return {
+        "max": max(float((x.to(y.device) - y).abs().max()) for x, y in pairs),
+        "relative": statistics.median(float((x.to(y.device) - y).norm() / y.norm()) for x, y in pairs),
+    }
+
+
+def ratios(figures: dict[str, Any]) -> dict[str, float]:
+    """Our bare rate over each peer's at one context; empty without ours."""
+    mine = figures.get("ours", {}).get("tokens_per_s")
+    rates = {name: peer["tokens_per_s"] for name, peer in figures.items() if "tokens_per_s" in peer}
+    return {} if mine is None else {name: mine / rate for name, rate in rates.items() if name != "ours"}
+
+
+def table(shape: str, rows: dict[str, dict[str, Any]]) -> str:
+    """tokens/s of everybody at each context, and what ours is of the copy bandwidth."""
+    names = list(dict.fromkeys(name for figures in rows.values() for name in figures))
+    head = f"{shape + ', tok/s':<22}" + "".join(f"{context:>12}" for context in rows)
+    lines = [head]
+    for name in names:
+        cells = [figures.get(name, {}).get("tokens_per_s") for figures in rows.values()]
+        lines.append(f"{name:<22}" + "".join(f"{'-' if c is None else format(c, '.1f'):>12}" for c in cells))
+    shares = [figures.get("ours", {}).get("of_copy") for figures in rows.values()]
+    lines.append(
+        f"{'ours, of copy':<22}" + "".join(f"{'-' if s is None else format(s, '.1%'):>12}" for s in shares)
+    )
+    for name in names:
+        cells = [figures.get(name, {}).get("ours_over_it") for figures in rows.values()]
+        if any(cell is not None for cell in cells):
+            shown = "".join(f"{'-' if c is None else format(c, '.2f'):>12}" for c in cells)
+            lines.append(f"{'ours / ' + name:<22}{shown}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """No garbage collection of ours inside a peer's time."""
+    import gc
+
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.160}"
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", type=_names, default=["0.6B", "1.7B", "4B", "8B"])
+    parser.add_argument(
+        "--contexts", type=lambda s: [int(n) for n in _names(s)], default=[128, 512, 4096, 16384]
+    )
+    parser.add_argument("--peers", type=_names, default=list(PEERS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=128, help="tokens decoded in each repeat")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--attention", help="our attention backend; default: what the engine chooses")
+    parser.add_argument("--no-graph", action="store_true", help="our engine without CUDA graphs")
+    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-bench and greedy")
+    parser.add_argument("--gguf", type=Path, help="a model with the shapes of Qwen3-0.6B for llama.cpp")
+    parser.add_argument("--budget-s", type=float, help="skip what no longer fits into this many seconds")
+    parser.add_argument("--json", type=Path, help="write the figures here after every measurement")
+    parser.add_argument("--merge", action="store_true", help="add to the figures that the file holds")
+    arguments = parser.parse_args()
+    for name, known in (("shapes", SHAPES), ("peers", PEERS)):
+        if unknown := [given for given in getattr(arguments, name) if given not in known]:
+            parser.error(f"--{name}: there is no {unknown[0]!r}; choose from {', '.join(known)}")
+    if (arguments.llama_cpp is None) != (arguments.gguf is None):
+        parser.error("--llama-cpp and --gguf go together")
+    return arguments
+
+
+def main() -> None:
+    bench = Bench(arguments := _parse())
+    for shape in arguments.shapes:
+        if not bench.budget.allows(20.0):
+            print(f"\n{shape}: skipped: no time", flush=True)
+            continue
+        bench.run(shape)
+    print(f"{bench.budget.spent:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""chatterm's engine: the bare decode loop, and the stream that a caller sees."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from benchmarks.shapes import random_prompt
+from engine import Engine, SamplingParams
+from models.config import ModelConfig
+
+
+class BareLoop:
+    """Decode steps one after the other, as the engine launches them, with nobody listening."""
+
+    name = "ours"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def prepare(self, context: int, steps: int) -> str | None:
+        """Capture what this context needs."""
+        self.decode(context, steps)
+        return None
+
+    def decode(self, context: int, steps: int) -> float:
+        """Seconds per token of `steps` tokens after `context`."""
+        from engine.decode import bare_rate
+
+        return float(bare_rate(self._engine, context, steps))
+
+
+class Stream:
+    """Tokens as they come out of `engine.stream()`, in the caller's thread; from the first to the last."""
+
+    name = "ours, stream"
+
+    def __init__(self, engine: Engine, config: ModelConfig) -> None:
+        self._engine = engine
+        self._config = config
+
+    def prepare(self, context: int, steps: int) -> str | None:
+        """Fill the cache with the prompt, so that what follows starts at once."""
+        self.decode(context, steps)
+        return None
+
+    def decode(self, context: int, steps: int) -> float:
+        """Seconds per token of `steps` tokens after the first."""
+        params = SamplingParams(temperature=0.0, max_tokens=steps + 1)
+        stream = self._engine.stream(random_prompt(self._config, context, context), params)
+        next(stream)
+        began, count = time.perf_counter(), 0
+        for _ in stream:
+            count += 1
+        ended = time.perf_counter()
+        if count != steps:
+            raise RuntimeError(f"the stream ended after {count} of {steps} tokens")
+        return (ended - began) / steps
+
+
+def step_logits(engine: Engine, token_ids: list[int]) -> Tensor:
+    """fp32 logits [vocab] of the decode step that computes the last of `token_ids`."""
+    from engine.decode import step_logits
+
+    logits: Tensor = step_logits(engine, token_ids)
+    return logits.to(torch.float32).flatten()

@@ -1,0 +1,122 @@
+"""transformers: Qwen3ForCausalLM over the same weights, static cache, compiled forward (reduce-overhead).
+
+The decode loop is the one that its documentation shows for a static cache: forward and argmax in one
+compiled function, the token fed back. It is faster than generate(), which adds its own work to every token.
+The cache is as long as the context needs, since its attention reads all of it. torch.compile makes lengths
+dynamic the second time that it sees another one, so the first context measured is compiled for its own length.
+"""
+
+import time
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from benchmarks.machine import synchronize
+from models.config import ModelConfig
+
+
+def network_of(config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> Qwen3ForCausalLM:
+    """The model around these tensors (by Hugging Face name, used by reference)."""
+    theirs = Qwen3Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_parameters.rope_theta},
+        tie_word_embeddings=config.tie_word_embeddings,
+        attn_implementation="sdpa",
+    )
+    with torch.device("meta"):
+        network = Qwen3ForCausalLM(theirs)
+    network.load_state_dict(tensors, assign=True)
+    # Its frequencies are no part of a checkpoint and are still on the meta device.
+    network.model.rotary_emb = Qwen3RotaryEmbedding(theirs).to(device)
+    return network.requires_grad_(False).eval()
+
+
+class Transformers:
+    """Decoding with a static cache and a compiled step."""
+
+    name = "transformers"
+
+    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        self._network = network_of(config, tensors, device)
+        self._step = torch.compile(self._next, mode="reduce-overhead")
+        self._cache: StaticCache | None = None
+
+    def _next(self, token: Tensor, cache: StaticCache) -> Tensor:
+        out = self._network(token, past_key_values=cache, use_cache=True)
+        chosen: Tensor = out.logits[:, -1].argmax(-1, keepdim=True)
+        return chosen
+
+    def prepare(self, context: int, steps: int) -> str | None:
+        """A cache for this context, its contents random, and the step compiled for it."""
+        length = -(-(context + steps) // 64) * 64
+        config = self._config
+        self._cache = None
+        cache = StaticCache(config=self._network.config, max_cache_len=length)
+        cache.early_initialization(
+            1, config.num_key_value_heads, config.head_dim, self._network.dtype, self._device
+        )
+        for layer in cache.layers:
+            layer.keys.normal_()
+            layer.values.normal_()
+        self._cache = cache
+        # The first runs compile and record a graph, the next ones replay it.
+        self.decode(context, 4)
+        return f"cache of {length}"
+
+    @torch.no_grad()
+    def decode(self, context: int, steps: int) -> float:
+        """Seconds per token of `steps` tokens after `context`."""
+        assert self._cache is not None
+        for layer in self._cache.layers:
+            layer.cumulative_length.fill_(context)
+        token = torch.ones(1, 1, dtype=torch.int64, device=self._device)
+        synchronize(self._device)
+        began = time.perf_counter()
+        for _ in range(steps):
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            token = self._step(token, self._cache).clone()
+        synchronize(self._device)
+        return (time.perf_counter() - began) / steps
+
+
+class Prefill:
+    """Prompts through the eager model, its cache growing as it does by default; the last position's logits."""
+
+    name = "transformers"
+
+    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> None:
+        self._device = device
+        self._network = network_of(config, tensors, device)
+
+    @torch.inference_mode()
+    def prefill(self, prompt: list[int]) -> float:
+        """Seconds for the whole prompt."""
+        ids = torch.tensor([prompt], device=self._device)
+        synchronize(self._device)
+        began = time.perf_counter()
+        self._network(ids, use_cache=True, logits_to_keep=1)
+        synchronize(self._device)
+        return time.perf_counter() - began
+
+
+@torch.inference_mode()
+def step_logits(network: Qwen3ForCausalLM, token_ids: list[int], device: torch.device) -> Tensor:
+    """fp32 logits [vocab] of the step that computes the last of `token_ids`, eager, with a growing cache."""
+    ids = torch.tensor([token_ids], device=device)
+    before, last = ids[:, :-1], ids[:, -1:]
+    cache = network(before, use_cache=True, logits_to_keep=1).past_key_values
+    out = network(last, past_key_values=cache, use_cache=True)
+    logits: Tensor = out.logits[0, -1].float()
+    return logits

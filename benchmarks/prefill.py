@@ -1,0 +1,189 @@
+"""Prompts at batch 1 in bf16 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
+
+    python -m benchmarks.prefill --json benchmarks/results/prefill.json [--shapes 0.6B,8B] [--lengths 512,4096]
+        [--llama-cpp DIR --gguf FILE]
+
+Every prompt is new, so nothing is cached. FLOPs of a prompt of T tokens: 2 * parameters * T (embedding and head
+left out) + 2 * 2 * T^2 / 2 * Hq * D * L for causal attention. "of matmul" is their rate over that of a bf16
+product of random 8192 x 8192 matrices, measured in the same run. TTFT is the time from `engine.stream()` to the
+first token.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.machine import Budget, Record, describe, matmul_rate
+from benchmarks.peers.llama_cpp import LlamaCpp
+from benchmarks.shapes import SHAPES, prefill_flops, random_engine, random_prompt, shared_tensors
+from engine import Engine, SamplingParams
+from models.config import ModelConfig
+
+DTYPE = torch.bfloat16
+
+
+def warm_seconds(engine: Engine, prompt: list[int]) -> float:
+    """Seconds until the KV of a new prompt is there."""
+    began = time.perf_counter()
+    computed = engine.warm(prompt)
+    spent = time.perf_counter() - began
+    if computed != len(prompt):
+        raise RuntimeError(f"only {computed} of {len(prompt)} tokens were computed")
+    return spent
+
+
+def first_token_seconds(engine: Engine, prompt: list[int]) -> float:
+    """Seconds from `stream()` to the first token of a new prompt."""
+    began = time.perf_counter()
+    stream = engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=2))
+    next(stream)
+    spent = time.perf_counter() - began
+    for _ in stream:
+        pass
+    return spent
+
+
+class Bench:
+    """One run over shapes and lengths."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.device = torch.device(arguments.device)
+        self.repeats: int = arguments.repeats
+        self.lengths: list[int] = arguments.lengths
+        self.peers: list[str] = arguments.peers
+        self.options = {"attention": arguments.attention} if arguments.attention else {}
+        self.llama = LlamaCpp(arguments.llama_cpp, arguments.gguf) if arguments.llama_cpp else None
+        self.budget = Budget(arguments.budget_s)
+        self._seed = 0
+        facts = describe(self.device) | {"dtype": "bfloat16", "repeats": self.repeats}
+        self.record = Record(arguments.json, facts, arguments.merge)
+        print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
+
+    def run(self, shape: str) -> None:
+        """Every length of one shape."""
+        config = SHAPES[shape]
+        self.rate = matmul_rate(self.device)
+        self._note(self.rate / 1e12, shape, "matmul_TFLOP_per_s")
+        print(
+            f"\n{shape}: matmul {self.rate / 1e12:.1f} TFLOP/s  [{self.budget.spent:.0f} s]\n"
+            f"{'':<24}{'tok/s':>12}{'TFLOP/s':>10}{'of matmul':>11}{'ms':>10}",
+            flush=True,
+        )
+        with random_engine(
+            config, device=self.device, dtype=DTYPE, context=max(self.lengths) + 64, **self.options
+        ) as (engine, model):
+            peer = None
+            if "transformers" in self.peers:
+                from benchmarks.peers.transformers import Prefill
+
+                peer = Prefill(config, shared_tensors(model), self.device)
+            for length in self.lengths:
+                self._length(shape, config, length, engine, peer)
+        del engine, model, peer
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _length(self, shape: str, config: ModelConfig, length: int, engine: Engine, peer: Any) -> None:
+        runs: dict[str, list[float]] = {"ours": [], "ours, TTFT": []}
+        if peer is not None:
+            runs[peer.name] = []
+        for attempt in range(self.repeats + 1):
+            if not self.budget.allows(10.0):
+                print(f"  {length}: stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
+                break
+            times = {
+                "ours": warm_seconds(engine, self._prompt(config, length)),
+                "ours, TTFT": first_token_seconds(engine, self._prompt(config, length)),
+            }
+            if peer is not None:
+                try:
+                    times[peer.name] = peer.prefill(self._prompt(config, length))
+                except torch.OutOfMemoryError:
+                    print(f"  {length}: {peer.name} skipped: out of memory", flush=True)
+                    runs.pop(peer.name, None)
+                    peer = None
+            if attempt:  # the first round warms everybody up
+                for name in runs:
+                    runs[name].append(times[name])
+        for name, spent in runs.items():
+            if spent:
+                self._add(shape, config, length, name, spent)
+        if shape == "0.6B" and self.llama is not None and self.budget.allows(15.0):
+            try:
+                rates = self.llama.prefill(length, self.repeats)
+                self._add(shape, config, length, "llama.cpp", [length / rate for rate in rates])
+                greedy = self.llama.greedy(length, self.repeats)
+                self._add(shape, config, length, "llama.cpp, TTFT", [greedy.ttft_s])
+            except RuntimeError as error:
+                print(f"  {length}: llama.cpp skipped: {error}", flush=True)
+        self._ratios(shape, length)
+
+    def _prompt(self, config: ModelConfig, length: int) -> list[int]:
+        self._seed += 1
+        return random_prompt(config, length, self._seed)
+
+    def _add(self, shape: str, config: ModelConfig, length: int, name: str, times: list[float]) -> None:
+        spent = statistics.median(times)
+        flops = prefill_flops(config, length) / spent
+        figures = {
+            "tokens_per_s": length / spent,
+            "TFLOP_per_s": flops / 1e12,
+            "of_matmul": flops / self.rate,
+            "seconds": spent,
+            "runs_s": times,
+        }
+        self._note(figures, shape, "lengths", str(length), name)
+        print(
+            f"{f'{length}, {name}':<24}{length / spent:>12,.0f}{flops / 1e12:>10.1f}"
+            f"{flops / self.rate:>11.1%}{spent * 1e3:>10.2f}",
+            flush=True,
+        )
+
+    def _ratios(self, shape: str, length: int) -> None:
+        rows = self.record.figures["shapes"][shape].get("lengths", {}).get(str(length), {})
+        for name, peer in rows.items():
+            mine = rows.get("ours, TTFT" if name.endswith("TTFT") else "ours")
+            if mine is not None and not name.startswith("ours"):
+                ratio = peer["seconds"] / mine["seconds"]
+                self._note(ratio, shape, "lengths", str(length), name, "ours_over_it")
+                print(f"{'':<4}ours over {name}: {ratio:.2f}", flush=True)
+
+    def _note(self, value: Any, *keys: str) -> None:
+        self.record.add(value, "shapes", *keys)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", default="0.6B,8B")
+    parser.add_argument(
+        "--lengths", type=lambda s: [int(n) for n in s.split(",")], default=[512, 4096, 16384]
+    )
+    parser.add_argument("--peers", type=lambda s: s.split(","), default=["transformers"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--attention", help="our attention backend; default: what the engine chooses")
+    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-bench and greedy")
+    parser.add_argument("--gguf", type=Path, help="a model with the shapes of Qwen3-0.6B for llama.cpp")
+    parser.add_argument("--budget-s", type=float, help="stop measuring after this many seconds")
+    parser.add_argument("--json", type=Path, help="write the figures here after every measurement")
+    parser.add_argument("--merge", action="store_true", help="add to the figures that the file holds")
+    arguments = parser.parse_args()
+    shapes = arguments.shapes.split(",")
+    if unknown := [shape for shape in shapes if shape not in SHAPES]:
+        parser.error(f"--shapes: there is no {unknown[0]!r}; choose from {', '.join(SHAPES)}")
+    if (arguments.llama_cpp is None) != (arguments.gguf is None):
+        parser.error("--llama-cpp and --gguf go together")
+    bench = Bench(arguments)
+    for shape in shapes:
+        bench.run(shape)
+    print(f"{bench.budget.spent:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What the benchmarks claim about themselves: peers compute the same network, and the arithmetic is right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.decode import logit_errors, ratios, table
+from benchmarks.machine import Record
+from benchmarks.peers import llama_cpp
+from benchmarks.peers import transformers as peer
+from benchmarks.peers.compiled import Step
+from benchmarks.profile_decode import Kernel, per_step
+from benchmarks.shapes import (
+    SHAPES,
+    kv_bytes,
+    moved_bytes,
+    parameter_count,
+    prefill_flops,
+    random_engine,
+    random_model,
+    random_prompt,
+    shared_tensors,
+    weight_bytes,
+)
+from engine import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["sdpa", "pages"])
+def test_the_plain_torch_step_computes_what_transformers_does(paged: bool) -> None:
+    config = SHAPES["tiny"]
+    model = random_model(config, torch.float32, CPU, 256)
+    prompt = random_prompt(config, 140, seed=1)  # more than one page
+    network = peer.network_of(config, shared_tensors(model), CPU)
+    reference = peer.step_logits(network, prompt, CPU)
+    step = Step(config, model, 256, paged, None)
+    step.open(200)
+    with torch.no_grad():
+        for position, token in enumerate(prompt):
+            step.token.fill_(token)
+            step.position.fill_(position)
+            logits = step.logits()[0]
+    assert logit_errors([logits], [reference])["relative"] < 1e-5
+
+
+def test_weights_are_shared_by_reference() -> None:
+    model = random_model(SHAPES["tiny"], torch.float32, CPU, 16)
+    network = peer.network_of(SHAPES["tiny"], shared_tensors(model), CPU)
+    theirs = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    assert theirs == {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+
+def test_the_engine_streams_random_words() -> None:
+    config = SHAPES["tiny"]
+    with random_engine(config, device=CPU, dtype=torch.float32, context=64) as (engine, _):
+        events = list(
+            engine.stream(random_prompt(config, 8, 0), SamplingParams(temperature=0.0, max_tokens=5))
+        )
+    assert [event.text for event in events] == [f"word{event.token_id} " for event in events]
+    assert len(events) == 5
+
+
+def test_figures_of_the_published_shapes() -> None:
+    small, large = SHAPES["0.6B"], SHAPES["8B"]
+    assert weight_bytes(small, torch.bfloat16) == pytest.approx(1.192e9, rel=1e-3)
+    assert kv_bytes(small, torch.bfloat16) == 2 * 28 * 8 * 128 * 2
+    # An untied model reads its head but, of its embedding, only a row.
+    head = large.vocab_size * large.hidden_size
+    assert parameter_count(large) + 2 * head == pytest.approx(8.19e9, rel=1e-3)
+    assert weight_bytes(large, torch.bfloat16) == 2 * (parameter_count(large) + head)
+    assert moved_bytes(small, torch.bfloat16, 100, 1) == weight_bytes(small, torch.bfloat16) + 101 * kv_bytes(
+        small, torch.bfloat16
+    )
+    assert prefill_flops(small, 1) == 2 * parameter_count(small) + 2 * 16 * 128 * 28
+
+
+def test_llama_bench_and_greedy_are_read() -> None:
+    assert llama_cpp.parse_bench('[{"n_gen": 128, "samples_ts": [600.5, 601]}]') == [600.5, 601.0]
+    line = "greedy mode 2 P 500 N 256: TTFT median 8.125 ms (61538 tok/s), decode median 599.1 tok/s (1.6 ms/tok)"
+    assert llama_cpp.parse_greedy("load\n" + line) == llama_cpp.Greedy(599.1, 0.008125)
+    for parse in (llama_cpp.parse_bench, llama_cpp.parse_greedy):
+        with pytest.raises(RuntimeError, match="no figures"):
+            parse("CUDA error: out of memory")
+
+
+def test_a_record_is_on_disk_after_every_figure_and_merges(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "figures.json"
+    Record(path, {"device": "one", "versions": {"torch": "1"}}, merge=False).add(1.5, "shapes", "0.6B", "a")
+    again = Record(path, {"device": "two"}, merge=True)
+    again.add(2.5, "shapes", "8B", "a")
+    assert json.loads(path.read_text()) == {
+        "device": "two",
+        "versions": {"torch": "1"},
+        "shapes": {"0.6B": {"a": 1.5}, "8B": {"a": 2.5}},
+    }
+
+
+def test_ratios_and_table_leave_out_what_was_skipped() -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "512": {
+            "ours": {"tokens_per_s": 3.0, "of_copy": 0.6},
+            "a": {"tokens_per_s": 2.0},
+            "b": {"skipped": "x"},
+        }
+    }
+    assert ratios(rows["512"]) == {"a": 1.5}
+    assert ratios({"a": {"tokens_per_s": 2.0}}) == {}
+    rows["512"]["a"]["ours_over_it"] = 1.5
+    assert [line.split()[-1] for line in table("0.6B", rows).splitlines()] == [
+        "512", "3.0", "2.0", "-", "60.0%", "1.50",
+    ]  # fmt: skip
+
+
+def test_kernels_of_one_step_are_what_a_longer_run_has_more() -> None:
+    short = {"matvec": Kernel(110, 1100.0), "setup": Kernel(7, 70.0)}
+    long = {"matvec": Kernel(210, 2100.0), "setup": Kernel(7, 71.0)}
+    assert per_step(short, long, 10) == {"matvec": Kernel(10.0, 100.0)}
