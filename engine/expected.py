@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import EngineError
-from engine.memory import plan_kv
+from engine.memory import activation_bytes, kv_share, plan_kv
 from models.config import ModelConfig, RopeParameters
 from models.layers import choose_product
 from models.load import build_model, needed_bytes
 
 CONTEXT = 512
 """Tokens in the KV cache that a decoded token attends to."""
+_CHUNK = 512
+"""Tokens of a prompt that are computed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,13 @@ class Speed:
 def expected_speed(
     name: str,
     config: ModelConfig,
+    device: torch.device,
     dtype: torch.dtype,
     program: Program,
     bandwidth: float | None,
     free: int | None,
 ) -> Speed:
-    """The speed of a model of this shape where memory is read at `bandwidth` bytes/s and `free` bytes are left."""
+    """The speed of a model of this shape where `device` reads `bandwidth` bytes/s and has `free` bytes left."""
     network = build_model(config, choose_product(dtype, torch.device("meta")))  # no memory is taken
     parameters = sum(math.prod(slot.shape) for _, _, slot in network.slots())
     weights = parameters * dtype.itemsize
@@ -108,11 +111,11 @@ def expected_speed(
         speed = 1 / (moved / (bandwidth * program.efficiency) + config.num_hidden_layers * program.layer_s)
     context = 0
     if free is not None:
-        left = free - needed_bytes(network, dtype, config.max_position_embeddings)
+        limit, share = config.max_position_embeddings, kv_share(device)
+        left = max(free - needed_bytes(network, dtype, limit), 0)
+        reserve = activation_bytes(config, _CHUNK, dtype)
         try:
-            context = plan_kv(
-                per_token, 32, max(left, 0), config.max_position_embeddings, None
-            ).context_length
+            context = plan_kv(per_token, 32, left, limit, None, share, reserve).context_length
         except EngineError:
             context = 0
     return Speed(name, parameters, weights, context, speed)

@@ -164,7 +164,8 @@ def _inspect() -> Machine:
         bandwidth=bandwidth,
         program=program,
         speeds=tuple(
-            expected_speed(name, config, dtype, program, bandwidth, free) for name, config in MODELS.items()
+            expected_speed(name, config, device, dtype, program, bandwidth, free)
+            for name, config in MODELS.items()
         ),
         advice=advice(
             problem, gpu, attention, flash_attn=_installed("flash_attn"), triton=_installed("triton")

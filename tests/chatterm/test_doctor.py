@@ -45,7 +45,15 @@ def with_speeds(machine: Machine, free: int) -> Machine:
     import torch
 
     speeds = [
-        expected_speed(name, config, torch.bfloat16, machine.program, machine.bandwidth, free)
+        expected_speed(
+            name,
+            config,
+            torch.device(machine.device),
+            torch.bfloat16,
+            machine.program,
+            machine.bandwidth,
+            free,
+        )
         for name, config in MODELS.items()
     ]
     return replace(machine, speeds=tuple(speeds))

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 def speed(name: str, **changes: Any) -> Speed:
     options = {"bandwidth": 3.03e12, "free": 70 * GIB, "program": Program(1.0, 0.0)} | changes
-    return expected_speed(name, MODELS[name], torch.bfloat16, **options)
+    return expected_speed(name, MODELS[name], torch.device("cuda"), torch.bfloat16, **options)
 
 
 @pytest.mark.parametrize(
