@@ -1,0 +1,190 @@
+"""The decode step in fused GPU kernels: five launches a layer. The plain twin is `models/decoder.py`.
+
+    norm, q, k and v        linear_kernel     x -> heads
+    position, cache, attend attention_kernel  heads -> mixed
+    o, residual             linear_kernel     mixed, x -> x
+    norm, gate and up, SiLU linear_kernel     x -> inner
+    down, residual          linear_kernel     inner, x -> x
+
+It reads the weights of the plain modules and writes the same KV cache.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from engine.kernels.attention import attention_kernel
+from engine.kernels.embedding import embedding_kernel
+from engine.kernels.linear import linear_kernel
+from engine.kv_cache import KVCache
+from models.decoder import DecoderLayer, DecoderModel
+from models.layers import HeadNorm, Linear, RMSNorm
+from models.llama import LlamaModel
+from models.qwen3 import Qwen3Model
+
+ATTENTION_TILE = 64
+"""Rows that a program of the attention holds at once."""
+ATTENTION_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut (see `linear_kernel`)."""
+
+    wk: int
+    wn: int
+    rows: int
+    steps: int
+
+
+def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
+    """What was fastest on an H100 for so many rows (pairs of rows where gated) of so many columns."""
+    if inputs <= 1024:
+        wk, wn, rows = 1, 4, 4
+    elif inputs <= 4096:
+        wk, wn, rows = 4, 1, 8
+    else:
+        wk, wn, rows = 8, 1, 4
+    even = (steps for steps in (4, 2) if inputs % (256 * wk * steps) == 0 and steps * wk <= 16)
+    return Tile(wk, wn, rows // 2 if gated else rows, next(even, 1))
+
+
+def supports(model: DecoderModel) -> str | None:
+    """Why the fused kernels cannot run this model; None if they can."""
+    config = model.config
+    if type(model) not in (Qwen3Model, LlamaModel):
+        return f"there are no fused kernels for {config.architecture}"
+    if config.head_dim not in (64, 128):
+        return f"there are no fused kernels for a head_dim of {config.head_dim}"
+    return None
+
+
+class FusedDecoder:
+    """One token through the model, from `token` and `counters` on the device to logits on the device."""
+
+    name = "fused kernels"
+
+    def __init__(
+        self, model: DecoderModel, cache: KVCache, token: Tensor, counters: Tensor, table: Tensor, sms: int, pdl: bool
+    ) -> None:
+        """token int64 [1]; counters int64 [2]: its row, its position; table int32 [blocks], all on the device.
+
+        `sms` is the number of multiprocessors; `pdl` turns programmatic dependent launch on (sm_90 and later).
+        """
+        config = model.config
+        weight = model.embed_tokens.weight
+        self._model = model
+        self._cache = cache
+        self._token = token
+        self._counters = counters
+        self._table = table
+        self._pdl = pdl
+        self._programs = 2 * sms
+        self._q_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._dim = config.head_dim
+
+        def buffer(size: int, dtype: torch.dtype = weight.dtype) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=weight.device)
+
+        most = self._chunks(cache.k.shape[1])
+        self._x = buffer(config.hidden_size)
+        self._heads = buffer((self._q_heads + 2 * self._kv_heads) * self._dim)
+        self._mixed = buffer(self._q_heads * self._dim)
+        self._inner = buffer(config.intermediate_size)
+        self._logits = buffer(config.vocab_size)
+        self._partial = buffer(most * self._q_heads * self._dim, torch.float32)
+        self._lse = buffer(most * self._q_heads, torch.float32)
+        self._arrivals = buffer(self._kv_heads, torch.int32)
+
+    def run(self, limit: int) -> Tensor:
+        """Enqueue a step; logits [vocab_size] in the model's dtype. The row of the token must be below `limit`."""
+        x = self._x
+        size = x.shape[0]
+        embedding_kernel[(-(-size // 1024),)](
+            self._token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
+        )
+        for index, layer in enumerate(self._model.layers):
+            assert isinstance(layer, DecoderLayer)
+            attention, mlp = layer.self_attn, layer.mlp
+            self._linear(x, attention.qkv_proj, self._heads, norm=layer.input_layernorm)
+            self._attend(index, getattr(attention, "qk_norm", None), limit)
+            self._linear(self._mixed, attention.o_proj, x, residual=x)
+            self._linear(x, mlp.gate_up_proj, self._inner, norm=layer.post_attention_layernorm, gated=True)
+            self._linear(self._inner, mlp.down_proj, x, residual=x)
+        self._linear(x, self._model.lm_head, self._logits, norm=self._model.norm)
+        return self._logits
+
+    def _linear(
+        self,
+        x: Tensor,
+        layer: Linear,
+        out: Tensor,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+        gated: bool = False,
+    ) -> None:
+        weight = layer.weight
+        outputs, inputs = out.shape[0], weight.shape[1]
+        tile = choose_tile(outputs, inputs, gated)
+        linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
+            x,
+            weight,
+            layer.bias if layer.bias is not None else weight,
+            norm.weight if norm is not None else weight,
+            residual if residual is not None else x,
+            out,
+            N=outputs,
+            K=inputs,
+            EPS=norm.eps if norm is not None else 0.0,
+            NORM=norm is not None,
+            BIAS=layer.bias is not None,
+            GATED=gated,
+            RESIDUAL=residual is not None,
+            WK=tile.wk,
+            WN=tile.wn,
+            ROWS=tile.rows,
+            STEPS=tile.steps,
+            PDL=self._pdl,
+            num_warps=tile.wk * tile.wn,
+            launch_pdl=self._pdl,
+        )
+
+    def _attend(self, index: int, norm: HeadNorm | None, limit: int) -> None:
+        chunks = self._chunks(limit)
+        groups = ATTENTION_WARPS * 256 // self._dim
+        attention_kernel[(self._kv_heads, chunks)](
+            self._heads,
+            norm.weight if norm is not None else self._heads,
+            self._model.rotary_table,
+            self._cache.k[index],
+            self._cache.v[index],
+            self._table,
+            self._counters,
+            self._partial,
+            self._lse,
+            self._arrivals,
+            self._mixed,
+            self._dim**-0.5 * math.log2(math.e),
+            HQ=self._q_heads,
+            HKV=self._kv_heads,
+            G=triton.next_power_of_2(self._q_heads // self._kv_heads),
+            D=self._dim,
+            EPS=norm.eps if norm is not None else 0.0,
+            NORM=norm is not None,
+            BLOCK=self._cache.block_size,
+            W=groups,
+            R=ATTENTION_TILE // groups,
+            TILES=triton.cdiv(limit, chunks * ATTENTION_TILE),
+            CHUNKS=chunks,
+            PDL=self._pdl,
+            num_warps=ATTENTION_WARPS,
+            launch_pdl=self._pdl,
+        )
+
+    def _chunks(self, limit: int) -> int:
+        """Programs of a KV head: about two for each multiprocessor, no more than there are tiles; a power of two."""
+        most: int = triton.next_power_of_2(triton.cdiv(limit, ATTENTION_TILE))
+        return min(most, max(triton.next_power_of_2(self._programs // self._kv_heads + 1) // 2, 1))

@@ -1,0 +1,193 @@
+"""Attention of the one token of a decode step, from its projected heads to the input of the output projection.
+
+The plain twins: the head norm and the rotation in `models/qwen3.py` and `models/rope.py`, the cache write and the
+attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It loads its first rows
+of the cache before it waits: rows before the new one were written in earlier steps.
+
+A tile of rows is [W, R, 1, D]: W groups of threads (D / 8 threads each) with R rows of their own. Each group holds
+the query heads [W, 1, G, D] and keeps its own online softmax, so that nothing leaves a group before the very end.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import triton
+import triton.language as tl
+
+from engine.kernels.launch import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _load_rows(
+    cache, table, head, first, end, W: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, HKV, D: tl.constexpr
+):
+    """Rows [W, R, 1, D] of K or V from row `first` of a block table on; zero from row `end` on."""
+    rows = (tl.arange(0, R)[None, :] * W + tl.arange(0, W)[:, None])[:, :, None, None]
+    seen = first + rows < end
+    if BLOCK % (W * R) == 0:  # the tile lies in one block
+        start = tl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64) * BLOCK + first % BLOCK
+        slots = start + rows
+    else:
+        blocks = tl.load(table + (first + rows) // BLOCK, mask=seen, other=0).to(tl.int64)
+        slots = blocks * BLOCK + (first + rows) % BLOCK
+    at = (slots * HKV + head) * D + tl.arange(0, D)[None, None, None, :]
+    return tl.load(cache + at, mask=seen, other=0.0)
+
+
+@triton.jit
+def _norm(x, mean_of, weight, D: tl.constexpr, EPS: tl.constexpr):
+    """RMSNorm by the mean square of `mean_of`: normalise in fp32, cast, then multiply by the weight."""
+    scale = tl.rsqrt(tl.sum(mean_of * mean_of, 3) / D + EPS)[:, :, :, None]
+    unit = (x * scale).to(weight.dtype).to(tl.float32)
+    return (unit * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
+
+
+@triton.jit
+def _rotate(x, other, cosine, sine, dtype: tl.constexpr):
+    """x and the other half of it, rotated in the model's dtype."""
+    return ((x * cosine).to(dtype).to(tl.float32) + (other * sine).to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _attend(q, k, v, seen, high, total, sums, scale_log2):
+    """One step of the online softmax: q [W, 1, G, D], k and v [W, R, 1, D], seen [W, R, 1]; state per [W, G]."""
+    scores = tl.sum(q * k.to(tl.float32), 3) * scale_log2
+    scores = tl.where(seen, scores, float("-inf"))
+    highest = tl.maximum(high, tl.max(scores, 1))
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2(scores - base[:, None, :])
+    shrink = tl.exp2(high - base)
+    total = total * shrink + tl.sum(weights, 1)
+    sums = sums * shrink[:, :, None] + tl.sum(weights[:, :, :, None] * v.to(tl.float32), 1)
+    return highest, total, sums
+
+
+@triton.jit
+def _combine(partial, lse, out, head, chunks, G: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, CHUNKS):
+    """out [G, D] of one KV head from the parts of its chunks."""
+    parts = tl.arange(0, CHUNKS)
+    columns = tl.arange(0, D)
+    for g in tl.static_range(G):
+        place = parts * HQ + head * G + g
+        # Other programs wrote these while this one ran: past the L1 cache, which may be stale.
+        logs = tl.load(lse + place, mask=parts < chunks, other=-float("inf"), cache_modifier=".cg")
+        at = place[:, None] * D + columns[None, :]
+        values = tl.load(partial + at, mask=(parts < chunks)[:, None], other=0.0, cache_modifier=".cg")
+        share = tl.exp2(logs - tl.max(logs, 0))
+        mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
+        tl.store(out + (head * G + g) * D + columns, mixed.to(out.dtype.element_ty))
+
+
+@triton.jit
+def attention_kernel(
+    heads,
+    norm_weight,
+    rotary,
+    cache_k,
+    cache_v,
+    table,
+    counters,
+    partial,
+    lse,
+    arrivals,
+    out,
+    scale_log2,
+    HQ: tl.constexpr,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    EPS: tl.constexpr,
+    NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    TILES: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write K and V of the new token and attend with its query heads to the rows up to it.
+
+    heads [HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos beside
+    sin; cache_k and cache_v [slots, HKV, D]; table int32 [blocks]; counters int64: the row of the token, then
+    its position. G is the power of two from HQ / HKV on. A program takes TILES tiles of W * R rows; programs
+    beyond the last row do nothing. Each leaves its part in partial fp32 [CHUNKS, HQ, D] and lse fp32 [CHUNKS, HQ]
+    (log2 of the sum of its weights), and the last to arrive at a head puts them together in out [HQ, D].
+    arrivals int32 [HKV] is 0 before and after.
+    """
+    gdc_launch_dependents(PDL)
+    head = tl.program_id(0)
+    chunk = tl.program_id(1)
+    dtype: tl.constexpr = heads.dtype.element_ty
+    GROUP: tl.constexpr = HQ // HKV
+    TILE: tl.constexpr = W * R
+    row = tl.load(counters).to(tl.int32)
+    first = chunk * TILE * TILES
+    if first > row:
+        return
+    position = tl.load(counters + 1)
+    k = _load_rows(cache_k, table, head, first, row, W, R, BLOCK, HKV, D)
+    v = _load_rows(cache_v, table, head, first, row, W, R, BLOCK, HKV, D)
+    slot = tl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
+
+    groups = tl.zeros([W, 1, 1, 1], tl.int32)
+    columns = tl.arange(0, D)[None, None, None, :] + groups
+    others = (columns + D // 2) % D
+    cosine = tl.load(rotary + position * D + columns % (D // 2)).to(tl.float32)
+    sine = tl.load(rotary + position * D + D // 2 + columns % (D // 2)).to(tl.float32)
+    sine = tl.where(columns < D // 2, -sine, sine)
+    lanes = tl.arange(0, G)
+    real = (lanes < GROUP)[None, None, :, None]
+    q_at = ((head * GROUP + lanes) * D)[None, None, :, None]
+    k_at = (HQ + head) * D
+    if NORM:
+        q_weight = tl.load(norm_weight + q_at + columns, mask=real, other=0.0)
+        q_other_weight = tl.load(norm_weight + q_at + others, mask=real, other=0.0)
+        k_weight = tl.load(norm_weight + k_at + columns)
+        k_other_weight = tl.load(norm_weight + k_at + others)
+    # What was loaded so far are weights and rows of earlier steps.
+    gdc_wait(PDL)
+    q = tl.load(heads + q_at + columns, mask=real, other=0.0).to(tl.float32)
+    q_other = tl.load(heads + q_at + others, mask=real, other=0.0).to(tl.float32)
+    new_k = tl.load(heads + k_at + columns).to(tl.float32)
+    new_k_other = tl.load(heads + k_at + others).to(tl.float32)
+    new_v = tl.load(heads + (HQ + HKV + head) * D + columns)
+    if NORM:
+        q_other = _norm(q_other, q, q_other_weight, D, EPS)
+        q = _norm(q, q, q_weight, D, EPS)
+        new_k_other = _norm(new_k_other, new_k, k_other_weight, D, EPS)
+        new_k = _norm(new_k, new_k, k_weight, D, EPS)
+    q = _rotate(q, q_other, cosine, sine, dtype).to(tl.float32)
+    new_k = _rotate(new_k, new_k_other, cosine, sine, dtype)
+
+    # The new row is the first that group 0 of its chunk sees.
+    mine = (tl.arange(0, W) == 0)[:, None] & (lanes < G)[None, :] & (row < first + TILE * TILES)
+    new_score = tl.sum(q * new_k.to(tl.float32), 3) * scale_log2
+    high = tl.where(mine, tl.sum(new_score, 1), float("-inf"))
+    total = tl.where(mine, 1.0, 0.0)
+    sums = tl.where(mine[:, :, None], tl.sum(new_v.to(tl.float32), 1), 0.0)
+    if row < first + TILE * TILES:
+        only = columns + groups
+        tl.store(cache_k + (slot * HKV + head) * D + only, new_k, mask=tl.arange(0, W)[:, None, None, None] == 0)
+        tl.store(cache_v + (slot * HKV + head) * D + only, new_v, mask=tl.arange(0, W)[:, None, None, None] == 0)
+    rows = (tl.arange(0, R)[None, :] * W + tl.arange(0, W)[:, None])[:, :, None]
+    high, total, sums = _attend(q, k, v, first + rows < row, high, total, sums, scale_log2)
+    for i in tl.range(1, TILES, num_stages=3):
+        start = first + i * TILE
+        k = _load_rows(cache_k, table, head, start, row, W, R, BLOCK, HKV, D)
+        v = _load_rows(cache_v, table, head, start, row, W, R, BLOCK, HKV, D)
+        high, total, sums = _attend(q, k, v, start + rows < row, high, total, sums, scale_log2)
+
+    highest = tl.max(high, 0)
+    shrink = tl.exp2(high - highest[None, :])
+    total = tl.sum(total * shrink, 0)
+    result = tl.sum(sums * shrink[:, :, None], 0) / total[:, None]
+    inside = (lanes < GROUP)[:, None]
+    at = tl.arange(0, D)[None, :]
+    if row < TILE * TILES:
+        tl.store(out + (head * GROUP + lanes)[:, None] * D + at, result.to(dtype), mask=inside)
+    else:
+        place = chunk * HQ + head * GROUP + lanes
+        tl.store(lse + place, highest + tl.log2(total), mask=lanes < GROUP)
+        tl.store(partial + place[:, None] * D + at, result, mask=inside)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        if tl.atomic_add(arrivals + head, 1, sem="acq_rel") == row // (TILE * TILES):
+            _combine(partial, lse, out, head, row // (TILE * TILES) + 1, GROUP, HQ, D, CHUNKS)
+            tl.store(arrivals + head, 0)
