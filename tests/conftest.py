@@ -1,11 +1,17 @@
 """Fixtures for every package."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from models import catalogue
 from models.errors import ModelError
+
+if not torch.cuda.is_available():
+    # Triton's kernels run in its interpreter; it asks for this when it is imported, and nothing above imports it.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

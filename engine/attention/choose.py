@@ -1,5 +1,6 @@
 """Which attention backend this machine can use: each one is tried with a tiny call, never guessed from versions."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -121,6 +122,7 @@ def _problem(name: str, device: torch.device, dtype: torch.dtype, head_dim: int)
 
 def _tried(package: _Package, device: torch.device, dtype: torch.dtype, head_dim: int) -> _Problem | None:
     try:
+        importlib.import_module(package.module)
         error = _error(package, device, dtype, head_dim)
     except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, there is another backend
         if isinstance(problem, ModuleNotFoundError) and problem.name == package.module:

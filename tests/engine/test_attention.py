@@ -1,5 +1,6 @@
-"""The SDPA backend over block tables against plain attention in float64."""
+"""Every attention backend over block tables against plain attention in float64."""
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -8,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.attention import AttentionBackend
+from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
+from engine.attention.sdpa_gpu import GpuSpan
+from engine.attention.triton import TritonBackend
 from engine.batch import Batch, Span
 from engine.blocks import RowCopy
 from engine.kv_cache import KVCache
+from models.attention import Attention
+from tests.engine import fake_flash
+from tests.engine.attention_cases import case
 
 LAYERS, HEADS, KV_HEADS, DIM, BLOCK = 2, 6, 2, 16, 4
 
@@ -69,6 +77,68 @@ def test_sequences_of_a_batch_do_not_see_each_other() -> None:
             at += count
     for blocks, (q, k, v) in tensors.items():
         torch.testing.assert_close(torch.cat(outs[blocks]).double(), reference(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+class GpuPath:
+    """What SDPA does on a GPU, span by span, on any device; `gqa` where torch's kernel repeats the KV heads."""
+
+    name = "sdpa"
+
+    def __init__(self, cache: KVCache, gqa: bool) -> None:
+        self._cache, self._gqa = cache, gqa
+
+    def plan(self, batch: Batch) -> Attention:
+        (span,) = batch.spans
+        return GpuSpan(self._cache, span, self._gqa)
+
+
+SPANS = {
+    "prompt": [(0, 300)],
+    "prompt of one": [(0, 1)],
+    "chunk after a prefix": [(270, 40)],
+    "eight": [(250, 8)],
+    "one": [(256, 1)],
+}
+BATCHES = {
+    "two that decode and a prompt": [(20, 1), (300, 1), (0, 30)],
+    "all kinds in between": [(20, 12), (3, 2), (5, 2), (255, 20), (40, 1), (0, 9)],
+}
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["contiguous", "scattered"])
+@pytest.mark.parametrize("gqa", [False, True])
+@pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
+def test_the_gpu_path_of_sdpa(spans: list[tuple[int, int]], gqa: bool, scattered: bool) -> None:
+    made = case(spans, group=3, dim=16, block_size=32, dtype=torch.float32, scattered=scattered)
+    assert made.error(made.run(GpuPath(made.cache, gqa))) < 1e-5
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["contiguous", "scattered"])
+@pytest.mark.parametrize("spans", [*SPANS.values(), *BATCHES.values()], ids=[*SPANS, *BATCHES])
+def test_flash_is_called_as_it_says(
+    spans: list[tuple[int, int]], scattered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    made = case(spans, group=2, dim=16, block_size=256, dtype=torch.float32, scattered=scattered)
+    assert made.error(made.run(FlashBackend(made.cache))) < 1e-5
+
+
+def test_flash_refuses_blocks_that_it_cannot_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    with pytest.raises(ValueError, match="multiple of 256 rows, not 4"):
+        FlashBackend(cache(torch.float32))
+
+
+@pytest.mark.parametrize("name", ["sdpa", "triton"])
+@pytest.mark.parametrize("spans", BATCHES.values(), ids=BATCHES)
+def test_batches_of_all_kinds(spans: list[tuple[int, int]], name: str) -> None:
+    made = case(spans, group=2, dim=16, block_size=32, dtype=torch.float32)
+    if name == "triton":
+        pytest.importorskip("triton")
+        backend: AttentionBackend = TritonBackend(made.cache, 2)
+    else:
+        backend = SdpaBackend(made.cache, 2)
+    assert made.error(made.run(backend)) < 1e-5
 
 
 def test_slots_are_joined_where_they_touch() -> None:
