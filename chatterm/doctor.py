@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from chatterm.figures import bytes_text
 from chatterm.sanitize import one_line
+from models.units import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from chatterm.backend import Figures, ModelInfo, Progress, TurnStats
+from models.units import bytes_text
 
 _BARS = "▁▂▃▄▅▆▇"
 _WINDOW = 1.0
@@ -116,16 +117,6 @@ def new_notes(figures: Figures | None, said: set[str]) -> list[str]:
     notes = [note for note in (figures.notes if figures is not None else ()) if note not in said]
     said.update(notes)
     return notes
-
-
-def bytes_text(count: int) -> str:
-    """Bytes for people: "98 MB", "1.2 GB"."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.1f} {unit}" if value < 10 and unit not in ("B", "kB") else f"{value:.0f} {unit}"
 
 
 def count_text(count: int) -> str:

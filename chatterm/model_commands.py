@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Iterable
 
-from chatterm.figures import bytes_text
 from chatterm.progress import progress_on
 from chatterm.sanitize import one_line
 from models.sources import LocalModel, ModelFiles, local_models, resolve
 from models.sources import remove as remove_files
+from models.units import bytes_text
 
 
 def pull(model: str) -> None:

@@ -7,9 +7,10 @@ from contextlib import closing
 from typing import Any, BinaryIO, TextIO, cast
 
 from chatterm.backend import Backend, EngineError, Figures, FinishReason, Outcome, TokenEvent
-from chatterm.figures import bytes_text, new_notes, rate_text, seconds_text
+from chatterm.figures import new_notes, rate_text, seconds_text
 from chatterm.progress import progress_on
 from chatterm.sanitize import one_line, visible
+from models.units import bytes_text
 
 INPUT_LIMIT = 64 * 1024 * 1024
 """Bytes of standard input that are read at most: far beyond any model's context."""

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from chatterm.figures import bytes_text
 from chatterm.sanitize import one_line
 from models.progress import OnProgress, Progress
+from models.units import bytes_text
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from chatterm.backend import Figures, ModelInfo, ThinkMode, TurnStats
 from chatterm.commands import COMMANDS
-from chatterm.figures import SessionStats, bytes_text, seconds_text
+from chatterm.figures import SessionStats, seconds_text
 from chatterm.markdown.lines import Line, Run, cells, wrap
 from chatterm.markdown.table import table_lines
+from models.units import bytes_text
 
 _KEYS = (
     ("Enter", "Send"),

@@ -13,7 +13,6 @@ import torch
 from engine.errors import EngineError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
-GIB = 1024**3
 
 
 FULL_SPEED = (8, 0)
@@ -198,8 +197,3 @@ def _cgroup_memory(folder: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(int(limit) - used, 0)
-
-
-def gib(size: float) -> str:
-    """Bytes for people, in GiB or MiB."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 1024**2:.0f} MiB"

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.device import gib
 from engine.errors import EngineError
 from models.config import ModelConfig
+from models.units import bytes_text
 
 DEFAULT_SHARE = 0.5
 """Of the memory that is free once the weights are loaded; the rest is for activations and other programs."""
@@ -55,10 +55,11 @@ def plan_kv(
     fits = _fitting(usable, bytes_per_token, block_size)
     if fits < min(requested or 16, model_limit):
         wanted = requested or 16
-        besides = f" and {gib(reserve)} to compute with" if reserve else ""
+        besides = f" and {bytes_text(reserve)} to compute with" if reserve else ""
         raise EngineError(
-            f"Too little memory: a context of {wanted:,} tokens needs {gib(wanted * bytes_per_token)} for its "
-            f"KV cache{besides}; {gib(available)} are free, {gib(usable)} can be used for the cache. {_way_out(fits)}"
+            f"Too little memory: a context of {wanted:,} tokens needs {bytes_text(wanted * bytes_per_token)} for "
+            f"its KV cache{besides}; {bytes_text(available)} are free, {bytes_text(usable)} can be used for the "
+            f"cache. {_way_out(fits)}"
         )
     context = min(requested or model_limit, fits)
     # One block more than the context fills: room for a copy-on-write while a full context is held.
@@ -70,8 +71,8 @@ def kv_refused(plan: KVPlan, bytes_per_token: int, block_size: int, available: i
     """The line for a cache that was planned and then could not be allocated; `available` bytes are free now."""
     fits = _fitting(available // 2, bytes_per_token, block_size)
     return EngineError(
-        f"Out of memory: the KV cache of {gib(plan.num_blocks * block_size * bytes_per_token)} could not be "
-        f"allocated, {gib(available)} are free now. {_way_out(min(fits, plan.context_length))}"
+        f"Out of memory: the KV cache of {bytes_text(plan.num_blocks * block_size * bytes_per_token)} could not be "
+        f"allocated, {bytes_text(available)} are free now. {_way_out(min(fits, plan.context_length))}"
     )
 
 

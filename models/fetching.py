@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
+from models.units import bytes_text
 
 REPORT_EVERY_S = 0.05
 """Seconds between two reports of progress; stopping a download takes at most this long while data flows."""
@@ -74,7 +75,7 @@ def need_space(folder: Path, needed: int, setting: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ModelError(
-            f"Not enough disk space in {folder}: {human_bytes(needed)} are needed, {human_bytes(free)} are "
+            f"Not enough disk space in {folder}: {bytes_text(needed)} are needed, {bytes_text(free)} are "
             f"free; free some, or set {setting} to a folder on another disk."
         )
 
@@ -98,15 +99,3 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def human_bytes(count: int) -> str:
-    """1234567 -> "1.2 MB"."""
-    if count < 1000:
-        return f"{count} bytes"
-    size, unit = float(count), "bytes"
-    for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007
-        size /= 1000.0
-        if size < 999.5:
-            break
-    return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"

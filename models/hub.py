@@ -12,10 +12,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from models.errors import ModelError
-from models.fetching import Meter, human_bytes, locked, need_space, size_of, storage_error
+from models.fetching import Meter, locked, need_space, size_of, storage_error
 from models.hub_cache import RepoCache, repositories
 from models.progress import OnProgress
 from models.transfer import Connection, Listing, RemoteFile, Unreachable, partial
+from models.units import bytes_text
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_REASON = "a pickle may run code when it is opened; use a safetensors or GGUF version of the model."
@@ -302,7 +303,7 @@ def _path(cache: RepoCache, commit: str, names: list[str]) -> Path:
 def _absent(cache: RepoCache, model: HubModel) -> str:
     """The one line for a model that is not complete while the network must not be used."""
     arrived = cache.arrived()
-    state = f"is incomplete ({human_bytes(arrived)} have arrived)" if arrived else "is not on this machine"
+    state = f"is incomplete ({bytes_text(arrived)} have arrived)" if arrived else "is not on this machine"
     return f"{model.name} {state} and the network is off; go online once: chatterm pull {model.name}"
 
 

@@ -18,6 +18,7 @@ from models.progress import OnProgress, Progress
 from models.qwen3 import Qwen3Model
 from models.rope import rotary_table
 from models.staging import Staging
+from models.units import bytes_text
 from models.weights import StoredTensor, read_safetensors
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def fill_model(
         model.to_empty(device="meta")
         if _is_out_of_memory(error):
             raise ModelError(
-                f"Memory ran out while loading: the model needs {_amount(needed)} on {device}; "
+                f"Memory ran out while loading: the model needs {bytes_text(needed)} on {device}; "
                 "choose a smaller model or free some memory."
             ) from None
         raise
@@ -215,19 +216,15 @@ def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.de
         ways.append("use --dtype bfloat16, which takes half")
     on_cpu = None if device.type == "cpu" else available_bytes(torch.device("cpu"))
     if on_cpu is not None and needed < on_cpu:
-        ways.append(f"use --device cpu, where {_amount(on_cpu)} are free")
+        ways.append(f"use --device cpu, where {bytes_text(on_cpu)} are free")
     return (
-        f"The model needs {_amount(needed)} of memory on {device}, but {_amount(available)} are free; "
+        f"The model needs {bytes_text(needed)} of memory on {device}, but {bytes_text(available)} are free; "
         f"{', '.join(ways)}, or free some memory."
     )
 
 
 def _count(number: int) -> str:
     return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
-
-
-def _amount(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 def available_bytes(device: torch.device) -> int | None:

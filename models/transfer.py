@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from models.errors import ModelError
-from models.fetching import Meter, human_bytes, size_of
+from models.fetching import Meter, size_of
+from models.units import bytes_text
 
 RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each new try; the count starts again whenever data has arrived."""
@@ -146,8 +147,8 @@ class Connection:
                 failures = 1 if size_of(part) > before else failures + 1
                 if failures > len(RETRY_WAITS_S):
                     raise ModelError(
-                        f"The download of {repo} broke off at {human_bytes(size_of(part))} of "
-                        f"{human_bytes(file.size)} in {file.path} ({_reason(error)}); "
+                        f"The download of {repo} broke off at {bytes_text(size_of(part))} of "
+                        f"{bytes_text(file.size)} in {file.path} ({_reason(error)}); "
                         "run the same command again to continue."
                     ) from error
                 meter.pause(RETRY_WAITS_S[failures - 1])

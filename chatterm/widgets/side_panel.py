@@ -1,15 +1,9 @@
 """The engine at work, beside the conversation on a wide screen."""
 
-from chatterm.figures import (
-    Live,
-    bytes_text,
-    meter,
-    progress_text,
-    seconds_text,
-    sparkline,
-)
+from chatterm.figures import Live, meter, progress_text, seconds_text, sparkline
 from chatterm.markdown.lines import Line, cells, wrap
 from chatterm.widgets.canvas import Canvas
+from models.units import bytes_text
 
 
 class SidePanel(Canvas):

@@ -11,7 +11,6 @@ from chatterm.figures import (
     Live,
     SessionStats,
     Speedometer,
-    bytes_text,
     count_text,
     meter,
     new_notes,
@@ -60,7 +59,6 @@ def test_the_history_stays_short_and_counts_every_token(gaps: list[float]) -> No
 
 
 def test_words() -> None:
-    assert [bytes_text(n) for n in (0, 999, 61_000_000, 1_250_000_000)] == ["0 B", "999 B", "61 MB", "1.2 GB"]
     assert [count_text(n) for n in (7, 999, 4096, 131_072)] == ["7", "999", "4.1k", "131k"]
     assert [seconds_text(s) for s in (0.038, 0.42, 12.5, 185)] == ["38 ms", "0.42 s", "12.5 s", "3 min 5 s"]
     assert [rate_text(r) for r in (4.25, 99.96, 1234.5)] == ["4.2 tok/s", "100 tok/s", "1,234 tok/s"]

@@ -44,7 +44,7 @@ def test_the_cache_never_takes_more_than_its_share() -> None:
 
 def test_a_requested_context_is_kept_or_refused_with_what_would_fit() -> None:
     assert plan_kv(KIB, 32, available=1 << 30, model_limit=8192, requested=1000).context_length == 1000
-    with pytest.raises(EngineError, match=r"8,000 tokens needs 8 MiB.*--context (\d+)") as caught:
+    with pytest.raises(EngineError, match=r"8,000 tokens needs 8.2 MB.*--context (\d+)") as caught:
         plan_kv(KIB, 32, available=4 << 20, model_limit=8192, requested=8000)
     fits = int(str(caught.value).split("--context ")[1].split()[0])
     assert plan_kv(KIB, 32, available=4 << 20, model_limit=8192, requested=fits).context_length == fits
@@ -108,19 +108,19 @@ def test_a_reserve_that_leaves_too_little_is_told_with_what_would_fit() -> None:
         return plan_kv(KIB, 32, 20 << 20, 8192, requested, share=0.9, reserve=reserve).context_length
 
     with pytest.raises(
-        EngineError, match=r"needs 8 MiB for its KV cache and 15 MiB to compute with; 20 MiB"
+        EngineError, match=r"needs 8.2 MB for its KV cache and 16 MB to compute with; 21 MB"
     ) as caught:
         plan(8000, 15 << 20)
     fits = int(str(caught.value).split("--context ")[1].split()[0])
     assert plan(fits, 15 << 20) == fits
-    with pytest.raises(EngineError, match=r"0 MiB can be used for the cache\. Close other programs"):
+    with pytest.raises(EngineError, match=r"0 B can be used for the cache\. Close other programs"):
         plan(None, 30 << 20)
 
 
 def test_a_cache_that_could_not_be_allocated_is_told_with_what_would_fit() -> None:
     plan = KVPlan(context_length=8192, num_blocks=513)
     message = str(kv_refused(plan, KIB, 32, available=10 << 20))
-    assert "the KV cache of 16 MiB could not be allocated, 10 MiB are free now" in message
+    assert "the KV cache of 17 MB could not be allocated, 10 MB are free now" in message
     fits = int(message.split("--context ")[1].split()[0])
     assert plan_kv(KIB, 32, 10 << 20, 8192, fits).context_length == fits
     assert "Close other programs" in str(kv_refused(plan, KIB, 32, available=10 << 10))

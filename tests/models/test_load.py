@@ -224,9 +224,9 @@ def test_a_model_too_large_for_a_gpu_is_told_what_fits(folder: Path, monkeypatch
         return str(caught.value)
 
     message = refusal()
-    assert "of memory on cuda, but 0.1 MB are free" in message
+    assert "of memory on cuda, but 100 kB are free" in message
     assert "--dtype bfloat16" in message
-    assert "use --device cpu, where 10.0 GB are free" in message
+    assert "use --device cpu, where 10 GB are free" in message
     free["cpu"] = 50_000
     free["cuda"] = 120_000
     assert "--device cpu" not in refusal()

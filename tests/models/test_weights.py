@@ -262,8 +262,8 @@ def test_too_little_memory_is_told_before_anything_is_allocated(
     monkeypatch.setattr(models.load, "_allocate", lambda *_: pytest.fail("memory was allocated"))
     message = refusal(folder)
     size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values()) + 256 * 16 * 4
-    assert f"{size / 1e6:.1f} MB" in message
-    assert "0.2 MB are free" in message
+    assert f"{size / 1e3:.0f} kB" in message
+    assert "200 kB are free" in message
 
 
 @pytest.mark.parametrize(
