@@ -4,10 +4,13 @@ import gc
 
 
 def collect_rarely() -> None:
-    """Leave out what exists now (modules, above all), and search all else seldom."""
+    """Leave out what exists now (modules, above all), and of all else search only what is new.
+
+    A search of the second generation takes 1 to 3 ms: as long as several tokens of a GPU. It waits for `collect_now`.
+    """
     gc.enable()
     gc.freeze()
-    gc.set_threshold(2_000, 5, 1_000)
+    gc.set_threshold(2_000, 1_000, 1_000)
 
 
 def collect_now() -> None:

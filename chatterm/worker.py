@@ -4,6 +4,7 @@ The screen submits jobs and takes reports; neither side ever waits for the other
 """
 
 import contextlib
+import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +23,14 @@ from chatterm.backend import (
     TokenEvent,
 )
 from chatterm.sanitize import one_line
+
+_SWITCH = 0.0001
+"""Seconds after which a thread that computes gives way to one that waits for the interpreter.
+
+Python's 5 ms are as long as ten tokens of a GPU, which has nothing to do when the engine's thread cannot go on. With
+a step of 450 us the chat screen got 65% of the tokens/s of the bare loop at 5 ms, 83% at 0.5 ms, 93% at 0.1 ms, and
+no more at 0.05 ms.
+"""
 
 # --- jobs: what the screen asks for ---
 
@@ -138,6 +147,8 @@ class Worker:
         self._thread = threading.Thread(target=self._loop, name="chatterm-worker", daemon=True)
 
     def start(self) -> None:
+        """Begin with the jobs. From now on the threads of this process take turns more often (see `_SWITCH`)."""
+        sys.setswitchinterval(_SWITCH)
         self._thread.start()
 
     def submit(self, job: Job) -> None:

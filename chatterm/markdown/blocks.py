@@ -32,9 +32,9 @@ def parser() -> MarkdownIt:
     return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 
 
-def markdown_lines(source: str, width: int, *, continued: bool = False) -> list[Line]:
-    """Lay out `source`; `continued` says that a first code block goes on from one before it."""
-    return _blocks(_tree(parser().parse(source)), width, continued=continued)
+def token_lines(tokens: list[Token], width: int, *, continued: bool = False) -> list[Line]:
+    """Lay out what `parser` found; `continued` says that a first code block goes on from one before it."""
+    return _blocks(_tree(tokens), width, continued=continued)
 
 
 def _tree(tokens: list[Token]) -> list[_Node]:

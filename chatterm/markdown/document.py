@@ -8,7 +8,9 @@ showing a few more characters does not grow with the length of the answer.
 import re
 from dataclasses import dataclass
 
-from chatterm.markdown.blocks import markdown_lines, parser
+from markdown_it.token import Token
+
+from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.lines import FixedLine
 
 _LONGEST_TAIL = 2048
@@ -52,40 +54,42 @@ class Document:
             self._width, self._fixed, self._fixed_lines, self._lines = width, 0, 0, []
             self._stale = True
         if self._stale:
-            self._freeze()
+            tail = self._freeze()
             del self._lines[self._fixed_lines :]
             for part in self._parts[self._fixed :]:
-                self._add(part)
+                self._add(part, parser().parse(part.source))
             self._fixed, self._fixed_lines = len(self._parts), len(self._lines)
-            self._add(self._tail)
+            self._add(self._tail, tail)
             self._stale = False
         return self._lines
 
-    def _add(self, part: _Part) -> None:
-        lines = markdown_lines(part.source, self._width, continued=part.continued)
+    def _add(self, part: _Part, tokens: list[Token]) -> None:
+        lines = token_lines(tokens, self._width, continued=part.continued)
         if self._lines and lines and not part.continued:
             self._lines.append(())
         self._lines += map(tuple, lines)
 
-    def _freeze(self) -> None:
-        """Move what cannot change any more from the tail to the parts."""
+    def _freeze(self) -> list[Token]:
+        """Move what cannot change any more from the tail to the parts. What is left of the tail comes back parsed:
+        most of the time nothing can be moved, and parsing is a good part of the work."""
         while True:
             tail = self._tail
-            cut = _closed(tail.source)
+            tokens = parser().parse(tail.source)
+            cut = _closed(tail.source, tokens)
             if cut:
                 self._parts.append(_Part(tail.source[:cut], tail.continued))
                 self._tail = _Part(tail.source[cut:], continued=False)
             elif len(tail.source) > _LONGEST_TAIL:
-                head, rest = _halves(tail.source)
+                head, rest = _halves(tail.source, tokens)
                 self._parts.append(_Part(head, tail.continued))
                 self._tail = _Part(rest, continued=True)
             else:
-                return
+                return tokens
 
 
-def _closed(source: str) -> int:
+def _closed(source: str, tokens: list[Token]) -> int:
     """How many characters of `source` belong to blocks that nothing appended can change."""
-    starts = [t.map[0] for t in parser().parse(source) if t.level == 0 and t.map and t.nesting != -1]
+    starts = [t.map[0] for t in tokens if t.level == 0 and t.map and t.nesting != -1]
     whole_lines = source.count("\n")
     # A block is closed once the first line of the next one is whole: "1" may still become "1. item".
     while starts and starts[-1] >= whole_lines:
@@ -95,9 +99,9 @@ def _closed(source: str) -> int:
     return sum(len(line) + 1 for line in source.split("\n")[: starts[-1]])
 
 
-def _halves(source: str) -> tuple[str, str]:
+def _halves(source: str, tokens: list[Token]) -> tuple[str, str]:
     """Cut one endless block in two that look like one."""
-    kind, markup = next(((t.type, t.markup) for t in parser().parse(source)), ("", ""))
+    kind, markup = next(((t.type, t.markup) for t in tokens), ("", ""))
     newline = source.rfind("\n", 0, _LONGEST_TAIL) + 1
     lines = source.split("\n", 2)
     if kind == "fence" and newline > len(lines[0]) + 1:

@@ -31,6 +31,8 @@ from chatterm.widgets.welcome import Welcome
 
 _FRAME = 1 / 30
 """Seconds between two looks into the mailbox, whatever the token rate."""
+_FIGURES = 0.2
+"""Seconds between two updates of the figures: nobody reads numbers that change faster."""
 _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
 _AGAIN = 3.0
@@ -76,6 +78,7 @@ class ChatScreen(Screen[None]):
         self._interrupted = 0.0
         self._hint_until = 0.0
         self._paint_after = 0.0
+        self._figures_after = 0.0
         self._draft_at: float | None = None
         self._noted: set[str] = set()
 
@@ -133,6 +136,7 @@ class ChatScreen(Screen[None]):
             return
         tokens = [report for report in reports if isinstance(report, worker.Token)]
         turn = self._turn
+        told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
         if turn is not None and tokens:
             if turn.replaced is not None:
                 self._transcript.drop(turn.replaced)
@@ -142,9 +146,11 @@ class ChatScreen(Screen[None]):
         for report in reports:
             if not isinstance(report, worker.Token):
                 self._report(report, now)
-        if tokens or moved or len(reports) > len(tokens):
+        if tokens or moved or told:
             self._paint(now, last=self._turn is None)
-        self._show_live(now)
+        if told or now >= self._figures_after:
+            self._figures_after = now + _FIGURES
+            self._show_live(now)
 
     def _paint(self, now: float, *, last: bool) -> None:
         """Show what has changed; leave at least two thirds of the time to everything else."""

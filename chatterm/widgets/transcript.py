@@ -7,10 +7,11 @@ from time import monotonic
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
+from textual.widget import Widget
 
 from chatterm.entries import Entry
 from chatterm.markdown.lines import Line, text_of
@@ -20,6 +21,10 @@ _WIDEST = 104
 """Columns of text: longer lines are hard to read."""
 _IDLE_BUDGET = 0.008
 """Seconds of layout work between two looks at the keyboard."""
+_BAR = 0.2
+"""Seconds between two updates of the scroll bar while an answer grows: it costs as much as the text."""
+_KEPT = 400
+"""Lines that are kept as they were drawn."""
 
 
 class Transcript(ScrollView, Painter, can_focus=False):
@@ -37,6 +42,10 @@ class Transcript(ScrollView, Painter, can_focus=False):
         """Line at which each entry begins."""
         self._follow = True
         self._width = 0
+        self._bar_waits = False
+        """The scroll bar will be updated in a moment."""
+        self._drawn: dict[int, tuple[Line, tuple[int, int], Strip, Strip]] = {}
+        """By number: what the line was, how wide, and what `_drawn_line` made of it."""
 
     # --- contents ---
 
@@ -122,11 +131,29 @@ class Transcript(ScrollView, Painter, can_focus=False):
         while rest and monotonic() < deadline:
             rest.pop().lay_out(width)
         self._count()
-        self.virtual_size = Size(width, self._height)
+        self._grow(Size(width, self._height))
         self.scroll_to(y=self._place(top, page), animate=False, immediate=True, force=True)
         self.refresh()
         if rest:
             self.set_timer(0.02, self._reflow)
+
+    def _grow(self, size: Size) -> None:
+        """Set the size of the whole. What is around the transcript does not depend on it, so nothing else is
+        laid out again, as it would be by setting `virtual_size`: 30 times a second that costs a lot."""
+        if size == self.virtual_size:
+            return
+        self.set_reactive(Widget.virtual_size, size)
+        has_bar = size.height > self.container_size.height
+        if not self._follow or has_bar != self.show_vertical_scrollbar:
+            self._scroll_update(size)
+        elif not self._bar_waits:
+            self._bar_waits = True
+            self.set_timer(_BAR, self._move_bar)
+
+    def _move_bar(self) -> None:
+        self._bar_waits = False
+        self._scroll_update(self.virtual_size)
+        self.vertical_scrollbar.position = self.scroll_y
 
     def _place(self, top: tuple[Entry, int] | None, page: int) -> int:
         """The first visible line, when `top` is what was at the upper edge."""
@@ -145,8 +172,11 @@ class Transcript(ScrollView, Painter, can_focus=False):
         self._reflow()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        super().watch_scroll_y(old_value, new_value)
         self._follow = new_value >= self.max_scroll_y - 0.5
+        if self._follow and self._bar_waits:
+            self.refresh()
+        else:
+            super().watch_scroll_y(old_value, new_value)
 
     # --- drawing ---
 
@@ -160,13 +190,48 @@ class Transcript(ScrollView, Painter, can_focus=False):
         return entry, row, entry.line(row)
 
     def render_line(self, y: int) -> Strip:
-        y += self.scroll_offset.y
-        base = self.style_of("")
-        strip = self.strip(self.line_at(y)[2])
+        """A line of the part that can be seen, without padding."""
+        return self._drawn_line(y + self.scroll_offset.y, (self.size.width, self.region.width))[0]
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Most of a frame is lines of the frame before, further up. They are the very same strips, for Textual
+        keeps with a strip how it was cut and encoded: showing them again costs next to nothing."""
+        width, background = self.region.width, self.background_colors[1]
+        above, first = self.styles.padding.top, self.scroll_offset.y - self.styles.padding.top
+        blank = Strip([Segment(" " * width, self.style_of(""))], width)
+        widths = (self.size.width, width)
+        strips = [
+            self._drawn_line(row + first, widths)[1] if row >= above else blank for row in crop.line_range
+        ]
+        for line_filter in self.get_line_filters():
+            strips = [strip.apply_filter(line_filter, background) for strip in strips]
+        if crop.column_span != (0, width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
+
+    def _drawn_line(self, y: int, widths: tuple[int, int]) -> tuple[Strip, Strip]:
+        """Line `y` of the whole: its text, and the same with what is left and right of it, in two widths."""
+        line = self.line_at(y)[2]
         selection = self.text_selection
-        if selection is not None and (span := selection.get_span(y)) is not None:
+        span = selection.get_span(y) if selection is not None else None
+        known = self._drawn.get(y)
+        if known is not None and known[:2] == (line, widths) and span is None:
+            return known[2:]
+        strip, base = self.strip(line), self.style_of("")
+        if span is not None:
             strip = self._selected(strip, *span)
-        return strip.crop_extend(0, self.size.width, base).apply_offsets(0, y)
+        strip = strip.crop_extend(0, widths[0], base).apply_offsets(0, y)
+        left = self.styles.padding.left
+        padded = strip.crop_pad(widths[1] - left, left, 0, base)
+        if span is None:
+            if len(self._drawn) >= _KEPT:
+                self._drawn.clear()
+            self._drawn[y] = (line, widths, strip, padded)
+        return strip, padded
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._drawn.clear()
 
     def _selected(self, strip: Strip, start: int, end: int) -> Strip:
         end = strip.cell_length if end == -1 else min(end, strip.cell_length)

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_it.token import Token
 
-from chatterm.markdown import document
-from chatterm.markdown.blocks import markdown_lines
+from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.document import Document
 from chatterm.markdown.lines import Line, chop, elided, line_cells, text_of, wrap
 
@@ -51,6 +51,10 @@ Setext
 
 The end with a [link](https://example.com/).
 """
+
+
+def markdown_lines(source: str, width: int) -> list[Line]:
+    return token_lines(parser().parse(source), width)
 
 
 def texts(lines: list[Line]) -> list[str]:
@@ -181,11 +185,12 @@ def test_the_cost_of_a_piece_does_not_grow_with_the_answer(
 ) -> None:
     sizes: list[int] = []
 
-    def measured(source: str, width: int, *, continued: bool = False) -> list[Line]:
+    def measured(source: str) -> list[Token]:
         sizes.append(len(source))
-        return markdown_lines(source, width, continued=continued)
+        return parse(source)
 
-    monkeypatch.setattr(document, "markdown_lines", measured)
+    parse = parser().parse
+    monkeypatch.setattr(parser(), "parse", measured)
     source, grown = ENDLESS[kind], Document()
     for start in range(0, len(source), 200):
         grown.append(source[start : start + 200])
