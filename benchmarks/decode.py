@@ -10,10 +10,9 @@ its own (0.6B only), run between the rounds of the others. Errors are those of t
 """
 
 import argparse
+import gc
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +37,8 @@ from models.decoder import DecoderModel
 PEERS = ("ours", "transformers", "compiled", "compiled-max", "llama.cpp")
 ERROR_CONTEXT, ERROR_PROMPTS = 128, 4
 DTYPE = torch.bfloat16
+FIRST_COST_S = {"transformers": 60.0, "compiled": 40.0, "compiled-max": 90.0}
+"""What compiling a shape may take, until one was compiled."""
 
 
 class Peer(Protocol):
@@ -70,6 +71,7 @@ class Bench:
             self.options["graphs"] = False
         self.llama = LlamaCpp(arguments.llama_cpp, arguments.gguf) if arguments.llama_cpp else None
         self.budget = Budget(arguments.budget_s)
+        self.first_cost = dict(FIRST_COST_S)
         facts = describe(self.device) | {"dtype": "bfloat16", "steps": self.steps, "repeats": self.repeats}
         self.record = Record(arguments.json, facts, arguments.merge)
         print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
@@ -78,7 +80,6 @@ class Bench:
         """Everything about one shape."""
         config = SHAPES[shape]
         self.bandwidth = copy_bandwidth(self.device)
-        self._note(self.bandwidth / 1e9, shape, "copy_GB_per_s")
         self._note(weight_bytes(config, DTYPE), shape, "weight_bytes")
         self._note(kv_bytes(config, DTYPE), shape, "kv_bytes_per_token")
         floor = self.bandwidth / weight_bytes(config, DTYPE)
@@ -95,11 +96,12 @@ class Bench:
             peers = self._peers(config, engine, model, room)
             if shape in ("0.6B", "tiny"):
                 self._errors(shape, config, engine, model)
-            costs: dict[str, float] = {}
+            costs = dict(self.first_cost)
             for context in self.contexts:
                 self._context(shape, context, peers, costs)
         del peers, engine, model
         torch.compiler.reset()
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self._table(shape)
@@ -124,6 +126,8 @@ class Bench:
     def _context(self, shape: str, context: int, peers: list[Peer], costs: dict[str, float]) -> None:
         """Prepare every peer that still fits into the budget, then ask all of them in turn."""
         print(f"  context {context}  [{self.budget.spent:.0f} s]", flush=True)
+        # A row is of one run: what an earlier run measured here would not compare.
+        self._note({"copy_GB_per_s": self.bandwidth / 1e9, "peers": {}}, shape, "contexts", str(context))
         ready: list[Peer] = []
         for peer in list(peers):
             if not self.budget.allows(costs.get(peer.name, 0.0)):
@@ -138,17 +142,19 @@ class Bench:
                 self._skip(shape, context, peer.name, _line(error))
                 continue
             costs[peer.name] = time.monotonic() - began
+            if context == self.contexts[0]:
+                self.first_cost[peer.name] = costs[peer.name]
             ready.append(peer)
             if how is not None:
-                self._note(how, shape, "contexts", str(context), peer.name, "how")
+                self._note(how, shape, "contexts", str(context), "peers", peer.name, "how")
                 print(f"    {peer.name:<16}{how}, ready in {costs[peer.name]:.1f} s", flush=True)
         if shape == "0.6B" and self.llama is not None and "llama.cpp" in self.wanted:
             self._llama(shape, context, self.llama)
         runs: dict[str, list[float]] = {peer.name: [] for peer in ready}
         for attempt in range(self.repeats + 1):
             for peer in ready:
-                with _quiet_collector():
-                    spent = peer.decode(context, self.steps)
+                gc.collect()  # garbage of one peer must not be collected in another's time
+                spent = peer.decode(context, self.steps)
                 if attempt:
                     runs[peer.name].append(1 / spent)
         for name, rates in runs.items():
@@ -197,7 +203,7 @@ class Bench:
     def _add(self, shape: str, context: int, name: str, rates: list[float]) -> None:
         rate = statistics.median(rates)
         moved = rate * moved_bytes(SHAPES[shape], DTYPE, context, self.steps)
-        where = (shape, "contexts", str(context), name)
+        where = (shape, "contexts", str(context), "peers", name)
         share = moved / self.bandwidth
         for key, value in (
             ("tokens_per_s", rate),
@@ -213,19 +219,19 @@ class Bench:
         )
 
     def _skip(self, shape: str, context: int, name: str, why: str) -> None:
-        self._note(why, shape, "contexts", str(context), name, "skipped")
+        self._note(why, shape, "contexts", str(context), "peers", name, "skipped")
         print(f"    {name:<20}skipped: {why}", flush=True)
 
     def _note(self, value: Any, *keys: str) -> None:
         self.record.add(value, "shapes", *keys)
 
     def _table(self, shape: str) -> None:
-        rows = self.record.figures["shapes"][shape].get("contexts", {})
-        for figures in rows.values():
+        contexts = self.record.figures["shapes"][shape]["contexts"]
+        rows = {context: row["peers"] for context, row in contexts.items()}
+        for context, figures in rows.items():
             for name, ratio in ratios(figures).items():
-                figures[name]["ours_over_it"] = ratio
-        self._note(rows, shape, "contexts")
-        print(f"\n{table(shape, rows)}", flush=True)
+                self._note(ratio, shape, "contexts", context, "peers", name, "ours_over_it")
+        print(f"\n{table(shape, rows)}\n", flush=True)
 
 
 def logit_errors(logits: list[Tensor], reference: list[Tensor]) -> dict[str, float]:
@@ -262,19 +268,6 @@ def table(shape: str, rows: dict[str, dict[str, Any]]) -> str:
             shown = "".join(f"{'-' if c is None else format(c, '.2f'):>12}" for c in cells)
             lines.append(f"{'ours / ' + name:<22}{shown}")
     return "\n".join(lines)
-
-
-@contextmanager
-def _quiet_collector() -> Iterator[None]:
-    """No garbage collection of ours inside a peer's time."""
-    import gc
-
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _line(error: Exception) -> str:

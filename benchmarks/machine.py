@@ -94,8 +94,17 @@ class Record:
     """The figures of a benchmark as nested dictionaries, written to a JSON file whenever one is added."""
 
     def __init__(self, path: Path | None, facts: dict[str, Any], merge: bool) -> None:
-        """`merge` starts from what the file holds; figures of the same name are replaced."""
+        """`merge` starts from what the file holds; figures of the same name are replaced.
+
+        Raises SystemExit where those were taken on another device or with other versions.
+        """
         old = json.loads(path.read_text()) if merge and path is not None and path.exists() else {}
+        for key in ("device", "driver", "versions"):
+            if old.get(key, facts.get(key)) != facts.get(key):
+                raise SystemExit(
+                    f"{path} has figures of another {key}, {old[key]}; here it is {facts.get(key)}. "
+                    "Write to another file, or do without --merge."
+                )
         self.figures: dict[str, Any] = _merged(old, facts)
         self._path = path
 

@@ -167,7 +167,7 @@ class Step:
         for keys, values in self._caches:
             views = tuple(c[:pages] if self.paged else c[:, :, : pages * PAGE] for c in (keys, values))
             for view in views:
-                torch._dynamo.mark_dynamic(view, 0 if self.paged else 2)
+                torch._dynamo.maybe_mark_dynamic(view, 0 if self.paged else 2)
             self._views.append((views[0], views[1]))
         self.position.zero_()
         if self._device.type != "cuda":

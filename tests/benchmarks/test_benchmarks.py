@@ -90,10 +90,12 @@ def test_llama_bench_and_greedy_are_read() -> None:
 def test_a_record_is_on_disk_after_every_figure_and_merges(tmp_path: Path) -> None:
     path = tmp_path / "results" / "figures.json"
     Record(path, {"device": "one", "versions": {"torch": "1"}}, merge=False).add(1.5, "shapes", "0.6B", "a")
-    again = Record(path, {"device": "two"}, merge=True)
+    with pytest.raises(SystemExit, match="another device, one; here it is two"):
+        Record(path, {"device": "two"}, merge=True)
+    again = Record(path, {"device": "one", "versions": {"torch": "1"}}, merge=True)
     again.add(2.5, "shapes", "8B", "a")
     assert json.loads(path.read_text()) == {
-        "device": "two",
+        "device": "one",
         "versions": {"torch": "1"},
         "shapes": {"0.6B": {"a": 1.5}, "8B": {"a": 2.5}},
     }
