@@ -1,0 +1,267 @@
+"""Sampling on the device against the plain sampler: the same tokens kept, and the draw that its noise decides."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import engine.sampler
+from engine.device_sampler import HISTORY, DeviceSampler
+from engine.params import SamplingParams
+from engine.sampler import SamplerState
+
+triton = pytest.importorskip("triton")
+tl = triton.language
+kernels = pytest.importorskip("engine.kernels.sampling")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning"
+)  # the interpreter computes inf - inf in numpy
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DRAWS = 3000 if DEVICE.type == "cuda" else 120
+Expected = Callable[[Tensor, SamplingParams], tuple[Tensor, Tensor]]
+
+SETTINGS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "greedy, penalties": SamplingParams(temperature=0.0, repetition_penalty=1.7, presence_penalty=0.7),
+    "temperature": SamplingParams(temperature=1.5),
+    "min_p": SamplingParams(temperature=1.3, min_p=0.1),
+    "penalties": SamplingParams(repetition_penalty=1.2, presence_penalty=-0.5),
+    "top_k": SamplingParams(temperature=1.5, top_k=20),
+    "top_k 128": SamplingParams(temperature=3.0, top_k=128, repetition_penalty=1.3),
+    "top_k, top_p": SamplingParams(temperature=1.2, top_k=64, top_p=0.8),
+    "all narrow": SamplingParams(1.1, 50, 0.95, 0.03, repetition_penalty=1.3, presence_penalty=1.0),
+    "top_p": SamplingParams(temperature=1.2, top_p=0.9),
+    "all wide": SamplingParams(1.4, 300, 0.9, 0.02, repetition_penalty=1.3, presence_penalty=1.0),
+}
+PROMPT, GENERATED = list(range(0, 900, 3)), list(range(1, 900, 5))
+
+
+@triton.jit
+def noise_kernel(numbers, out, N: tl.constexpr):
+    ids = tl.arange(0, N)
+    tl.store(out + ids, kernels.gumbel(ids, numbers))
+
+
+def noise(seed: int, step: int, vocab: int) -> Tensor:
+    size = triton.next_power_of_2(vocab)
+    out = torch.empty(size, device=DEVICE)
+    noise_kernel[(1,)](torch.tensor([seed, step, 0], device=DEVICE), out, N=size)
+    return out[:vocab].cpu()
+
+
+def logits_of(vocab: int, seed: int = 0) -> Tensor:
+    return torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def loaded(
+    params: SamplingParams, vocab: int, seed: int = 1, prompt: list[int] | None = None
+) -> DeviceSampler:
+    sampler = DeviceSampler(vocab, DEVICE)
+    sampler.load(params, prompt or [], [], seed)
+    return sampler
+
+
+def draw(sampler: DeviceSampler, logits: Tensor) -> int:
+    sampler.sample(logits.to(DEVICE))
+    return int(sampler.token)
+
+
+def draws(params: SamplingParams, logits: Tensor, count: int, seed: int = 1) -> list[int]:
+    sampler = loaded(params, len(logits), seed)
+    return [draw(sampler, logits) for _ in range(count)]
+
+
+@pytest.fixture
+def expected(monkeypatch: pytest.MonkeyPatch) -> Expected:
+    """The token ids that the plain sampler keeps after PROMPT and GENERATED, and their probabilities."""
+    seen: list[Tensor] = []
+
+    def keep(probabilities: Tensor, _: object) -> Tensor:
+        seen.append(probabilities)
+        return torch.arange(len(probabilities))
+
+    def plain(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+        state = SamplerState.create(params, PROMPT, len(logits), torch.device("cpu"))
+        for token in GENERATED:
+            state.note(token)
+        ids = engine.sampler.sample(logits, state)
+        if not ids.ndim:
+            return ids[None], torch.ones(1)
+        chances = seen.pop()
+        return ids[chances > 0], chances[chances > 0]
+
+    monkeypatch.setattr(engine.sampler, "draw", keep)
+    return plain
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("vocab", [1000, 3079])
+def test_takes_the_token_of_the_plain_filters_and_the_noise(
+    name: str, vocab: int, expected: Expected
+) -> None:
+    params, sampler, found = SETTINGS[name], DeviceSampler(vocab, DEVICE), set()
+    for seed in range(6):
+        logits = logits_of(vocab, seed)
+        ids, chances = expected(logits, params)
+        sampler.load(params, PROMPT, GENERATED, seed)
+        found.add(draw(sampler, logits))
+        score = chances.log() + noise(seed, len(GENERATED), vocab)[ids]
+        assert int(sampler.token) == int(ids[score.argmax()])
+    assert len(found) > 3
+
+
+def test_the_noise_is_gumbel_noise() -> None:
+    sample = torch.cat([noise(5, step, 4096) for step in range(5)]).double().sort().values
+    found = (torch.arange(len(sample)) + 0.5) / len(sample)
+    distance = (found - torch.exp(-torch.exp(-sample))).abs().max()
+    assert distance < 1.95 / len(sample) ** 0.5  # Kolmogorov-Smirnov, one in a thousand
+
+
+def test_the_noise_depends_on_every_bit_of_the_seed_and_on_the_step() -> None:
+    streams = [noise(0, 0, 64), noise(0, 1, 64)] + [noise(1 << bit, 0, 64) for bit in (0, 31, 32, 62)]
+    for i, a in enumerate(streams):
+        assert all(not torch.isin(a, b).any() for b in streams[:i])
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.999)])
+def test_draws_follow_the_probabilities(params: SamplingParams) -> None:
+    logits = torch.full((1000,), -torch.inf)
+    ids = torch.tensor([3, 31, 32, 500, 999])
+    logits[ids] = torch.tensor([1.0, 0.5, 0.0, 1.5, -0.5])
+    counts = torch.bincount(torch.tensor(draws(params, logits, DRAWS)), minlength=1000)[ids]
+    assert counts.sum() == DRAWS
+    wanted = logits[ids].softmax(-1) * DRAWS
+    assert ((counts - wanted) ** 2 / wanted).sum() < 23.5  # chi-square, 4 degrees of freedom, p = 1e-4
+
+
+def test_a_seed_fixes_the_tokens_whichever_kernel_draws_them() -> None:
+    logits = torch.full((2000,), -torch.inf)
+    logits[torch.arange(0, 2000, 71)] = 1.0
+    race = draws(SamplingParams(), logits, 8)
+    assert race == draws(SamplingParams(), logits, 8)
+    assert race == draws(SamplingParams(top_k=40), logits, 8)
+    assert race == draws(SamplingParams(top_k=400), logits, 8)
+    assert race != draws(SamplingParams(), logits, 8, seed=2)
+
+
+def test_going_on_with_an_answer_goes_on_with_its_noise() -> None:
+    logits = logits_of(1000)
+    whole = draws(SamplingParams(temperature=2.0), logits, 6)
+    sampler = DeviceSampler(1000, DEVICE)
+    sampler.load(SamplingParams(temperature=2.0), [1], whole[:3], seed=1)
+    assert [draw(sampler, logits) for _ in range(3)] == whole[3:]
+
+
+def test_min_p_searches_a_block_again_where_its_winner_fails(expected: Expected) -> None:
+    """Blocks whose own likeliest lets much pass that the likeliest of all does not."""
+    logits = torch.full((5003,), -3.0)
+    logits[::9] = 2.0
+    logits[[77, 1500, 2500, 3500]] = 2.5
+    logits[4500] = 3.0
+    params, sampler, found = SamplingParams(min_p=0.5), DeviceSampler(5003, DEVICE), set()
+    for seed in range(12):
+        ids, chances = expected(logits, params)
+        sampler.load(params, [], [], seed)
+        found.add(draw(sampler, logits))
+        assert int(sampler.token) == int(ids[(chances.log() + noise(seed, 0, 5003)[ids]).argmax()])
+    assert len(found) > 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_greedy_takes_the_first_of_the_likeliest(dtype: torch.dtype) -> None:
+    logits = logits_of(3079).clamp(-20, 5).to(dtype)  # many at 5
+    assert draws(SamplingParams(temperature=0.0), logits, 1) == [int(logits.argmax())]
+    assert draws(SamplingParams(temperature=0.0), torch.zeros(3079, dtype=dtype), 1) == [0]
+
+
+@pytest.mark.parametrize("top_k", [1, 5, 128])
+@pytest.mark.parametrize("value", [0.0, -7.5])
+def test_the_first_of_equals_are_the_top_k(top_k: int, value: float) -> None:
+    assert max(draws(SamplingParams(top_k=top_k), torch.full((5003,), value), 12)) < top_k
+    logits = torch.full((5003,), value)
+    logits[[4000, 4001]] = value + 1.0
+    found = set(draws(SamplingParams(top_k=top_k, temperature=50.0), logits, 12))
+    assert found <= {4000, 4001, *range(top_k - 2)} if top_k > 1 else found == {4000}
+
+
+def test_many_equal_logits_inside_the_chosen_groups() -> None:
+    logits = torch.full((5003,), -1.0)
+    logits[2016:4000] = 4.0  # 62 groups of equals: more than are ranked
+    logits[::500] = 5.0
+    found = set(draws(SamplingParams(top_k=30, temperature=20.0), logits, 25))
+    assert found <= {*range(0, 5003, 500), *range(2016, 2036)}
+    assert len(found) > 10
+
+
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("top_k", [0, 50, 300])
+def test_forbidden_tokens_are_never_drawn(lowest: float, top_k: int) -> None:
+    logits = torch.full((3079,), lowest)
+    logits[[2, 1024, 3078]] = torch.tensor([-1.0, 0.0, 1.0])
+    assert set(draws(SamplingParams(top_k=top_k), logits, 15)) == {2, 1024, 3078}
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 9}, {"top_p": 0.9}, {"min_p": 0.2}])
+def test_a_tiny_temperature_takes_the_likeliest(params: dict[str, float]) -> None:
+    logits = logits_of(1500).bfloat16()
+    for temperature in (1e-3, 1e-38, 1e-300):
+        assert (
+            draws(SamplingParams(temperature=temperature, **params), logits, 2) == [int(logits.argmax())] * 2
+        )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "params", [SETTINGS[name] for name in ("greedy", "temperature", "top_k", "top_p", "min_p")]
+)
+@pytest.mark.parametrize("damage", ["nan", "inf", "all -inf"])
+def test_a_token_of_minus_one_says_that_the_logits_are_damaged(params: SamplingParams, damage: str) -> None:
+    logits = logits_of(3079)
+    if damage == "all -inf":
+        logits.fill_(-torch.inf)
+    else:
+        logits[2100] = float(damage)
+    sampler = loaded(params, 3079)
+    assert draw(sampler, logits) == -1
+    assert not sampler.seen.any()
+    assert not sampler.generated.any()
+    assert draw(sampler, logits_of(3079)) >= 0
+
+
+@pytest.mark.parametrize("name", ["greedy", "top_k", "top_p"])
+def test_everything_goes_one_further_with_a_token(name: str) -> None:
+    sampler = loaded(SETTINGS[name], 1000)
+    counters = torch.tensor([7, 70, 700], device=DEVICE)
+    logits, tokens = logits_of(1000), []
+    for i in range(HISTORY + 2 if name == "greedy" else 4):
+        sampler.sample((logits + 9 * (torch.arange(1000) % 67 == i)).to(DEVICE), counters)
+        tokens.append(int(sampler.token))
+    steps = len(tokens)
+    assert int(sampler.step) == steps
+    assert counters.tolist() == [7 + steps, 70 + steps, 700 + steps]
+    wanted = {i % HISTORY: token for i, token in enumerate(tokens)}
+    assert all(int(sampler.history[i]) == token for i, token in wanted.items())
+    assert sampler.seen.nonzero().flatten().tolist() == sorted(set(tokens))
+    assert sampler.generated.nonzero().flatten().tolist() == sorted(set(tokens))
+
+
+def test_penalties_reach_the_next_token() -> None:
+    logits = torch.tensor([2.0, 1.5, 1.2, 0.0, -1.0] + [-9.0] * 1000)
+    sampler = loaded(SamplingParams(temperature=0.0, repetition_penalty=2.0), 1005, prompt=[1])
+    assert [draw(sampler, logits) for _ in range(3)] == [0, 2, 0]
+    sampler.load(SamplingParams(temperature=0.0, presence_penalty=0.6), [0, 1], [], seed=0)
+    assert [draw(sampler, logits) for _ in range(4)] == [0, 1, 0, 0]
+
+
+def test_kinds() -> None:
+    sampler = DeviceSampler(1000, DEVICE)
+    kinds = {
+        "race": [{}, {"temperature": 0.0, "top_k": 5, "top_p": 0.5}, {"min_p": 0.1}, {"top_k": 1000}],
+        "narrow": [{"top_k": 1}, {"top_k": 128, "top_p": 0.5, "min_p": 0.1}],
+        "wide": [{"top_k": 129}, {"top_p": 0.5}, {"top_k": 1000, "top_p": 0.5}],
+    }
+    for kind, settings in kinds.items():
+        for setting in settings:
+            sampler.load(SamplingParams(**setting), [], [], seed=0)  # type: ignore[arg-type]
+            assert sampler.kind == kind
