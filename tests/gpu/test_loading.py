@@ -1,0 +1,151 @@
+"""Loading onto a GPU: the values of the CPU load, pinned memory and device memory given back, activations foreseen."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+import models.staging
+from engine.memory import activation_bytes
+from models.layers import choose_product
+from models.load import build_model, fill_model, load_config, load_model
+from models.progress import Progress
+from models.staging import Staging, pin
+from models.weights import read_safetensors
+from tests.models.checkpoints import (
+    files_of,
+    random_model,
+    tiny_llama,
+    tiny_qwen3,
+    write_checkpoint,
+    write_gguf,
+)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def given_back() -> Iterator[None]:
+    """A test leaves no device memory behind."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    yield
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before
+
+
+def same_as_on_the_cpu(path: Path, dtype: torch.dtype) -> bool:
+    near = dict(load_model(files_of(path), dtype=dtype, device=CPU).named_parameters())
+    far = dict(load_model(files_of(path), dtype=dtype, device=GPU).named_parameters())
+    return near.keys() == far.keys() and all(torch.equal(far[name].cpu(), near[name]) for name in near)
+
+
+@pytest.mark.usefixtures("given_back")
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.float16, BF16])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.float16, BF16])
+def test_every_pair_of_dtypes(stored: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, tiny_qwen3(attention_bias=True), dtype=stored, max_shard_size="60KB")
+    assert same_as_on_the_cpu(folder, wanted)
+
+
+@pytest.mark.usefixtures("given_back")
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
+def test_gguf_is_decoded_on_the_device_to_the_same_bits(kind: Kind, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(tiny_llama(attention_bias=True)), kind)
+    assert same_as_on_the_cpu(path, BF16)
+
+
+def test_small_pieces_of_large_tensors_do_not_overtake_each_other(tmp_path: Path) -> None:
+    config = tiny_llama(hidden_size=768, intermediate_size=2048, vocab_size=4000)
+    folder = write_checkpoint(tmp_path, config, dtype=BF16)
+    model = build_model(load_config(files_of(folder)), choose_product(BF16, GPU))
+    staging = Staging(
+        piece_bytes=1 << 14, pieces=2, readers=2
+    )  # every buffer is used again some hundred times
+    fill_model(model, read_safetensors(folder), BF16, GPU, None, 256, staging)
+    near = dict(load_model(files_of(folder), dtype=BF16, device=CPU).named_parameters())
+    assert all(torch.equal(parameter.cpu(), near[name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_pinned_memory_is_unpinned(cancelled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_checkpoint(tmp_path, tiny_llama(), dtype=BF16)
+    buffers: list[torch.Tensor] = []
+
+    def noted(memory: torch.Tensor) -> bool:
+        buffers.append(memory)
+        return pin(memory)
+
+    monkeypatch.setattr(models.staging, "pin", noted)
+    seen: list[bool] = []
+
+    def watch(report: Progress) -> None:
+        seen.extend(buffer.is_pinned() for buffer in buffers)
+        if cancelled and report.done:
+            raise KeyboardInterrupt
+
+    if cancelled:
+        with pytest.raises(KeyboardInterrupt):
+            load_model(files_of(folder), dtype=BF16, device=GPU, on_progress=watch)
+    else:
+        load_model(files_of(folder), dtype=BF16, device=GPU, on_progress=watch)
+    assert seen
+    assert all(seen)
+    assert [buffer.is_pinned() for buffer in buffers] == [False]
+
+
+@pytest.mark.usefixtures("given_back")
+def test_a_cancelled_load_gives_the_device_memory_back_at_once(tmp_path: Path) -> None:
+    config = tiny_llama(hidden_size=768, intermediate_size=2048, vocab_size=4000)
+    folder = write_checkpoint(tmp_path, config, dtype=BF16)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+
+    def cancel(report: Progress) -> None:
+        if report.done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        load_model(files_of(folder), dtype=BF16, device=GPU, on_progress=cancel)
+    assert caught.value.__traceback__ is not None  # still held, and yet:
+    assert torch.cuda.memory_reserved() <= before + (2 << 20)
+
+
+def test_memory_that_cannot_be_pinned_is_used_unpinned() -> None:
+    memory = torch.empty(1 << 16, dtype=torch.uint8)
+    assert pin(memory)
+    try:
+        assert not pin(memory)  # a second time is an error of CUDA
+        assert torch.ones(3, device=GPU).sum().item() == 3  # which nobody else gets to see
+    finally:
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def test_the_activations_of_a_chunk_are_foreseen(tmp_path: Path) -> None:
+    config = tiny_qwen3(
+        hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=4, head_dim=128
+    )
+    folder = write_checkpoint(tmp_path, config, dtype=BF16)
+    model = load_model(files_of(folder), dtype=BF16, device=GPU)
+    chunk = 4096
+    ids, positions = torch.zeros(chunk, dtype=torch.int64, device=GPU), torch.arange(chunk, device=GPU) % 256
+
+    def forward() -> None:
+        with torch.inference_mode():
+            hidden = model.forward(ids, positions, lambda _, q, k, v: q.clone())
+            model.logits(hidden[-1:])
+
+    forward()  # cuBLAS takes its workspace
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    forward()
+    measured = torch.cuda.max_memory_allocated() - before
+    estimate = activation_bytes(model.config, chunk, BF16)
+    assert measured <= 1.05 * estimate
+    assert estimate <= 1.5 * measured
