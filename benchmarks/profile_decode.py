@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.machine import Record, describe, synchronize
@@ -32,7 +33,11 @@ class Kernel(NamedTuple):
 def profiled(run: Callable[[int], object], steps: int, device: torch.device) -> dict[str, Kernel]:
     """Every kernel of a run of `steps` steps, by name (on a CPU: every operator)."""
     gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as session:
+    with profile(
+        activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU],
+        # The engine runs in a thread of its own, which matters for operators, not for kernels.
+        experimental_config=_ExperimentalConfig(profile_all_threads=not gpu),
+    ) as session:
         run(steps)
         synchronize(device)
     kernels: dict[str, Kernel] = {}
@@ -101,6 +106,8 @@ def main() -> None:
         step_us = 1e6 * statistics.median(run(128) for _ in range(arguments.repeats))
         short, long = (profiled(run, steps, device) for steps in (SHORT, LONG))
     kernels = per_step(short, long, LONG - SHORT)
+    if not kernels:
+        raise SystemExit("The profiler saw no kernels; the driver may not let this user profile.")
     facts = describe(device)
     print(f"{facts['device']}, {arguments.shape} at context {context}, one step:\n{table(kernels, step_us)}")
     record = Record(arguments.json, facts, merge=True)
