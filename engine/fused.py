@@ -1,4 +1,4 @@
-"""The decode step in fused GPU kernels: five launches a layer. The plain twin is `models/decoder.py`.
+"""The decode step in fused GPU kernels: five launches a layer (six where the context is long). The plain twin is `models/decoder.py`.
 
     norm, q, k and v        linear_kernel     x -> heads
     position, cache, attend attention_kernel  heads -> mixed
@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from engine.kernels.attention import attention_kernel
+from engine.kernels.attention import attention_kernel, combine_kernel
 from engine.kernels.embedding import embedding_kernel
 from engine.kernels.linear import linear_kernel
 from engine.kv_cache import KVCache
@@ -25,9 +25,11 @@ from models.layers import HeadNorm, Linear, RMSNorm
 from models.llama import LlamaModel
 from models.qwen3 import Qwen3Model
 
+ATTENTION_WARPS = 4
 ATTENTION_TILE = 64
 """Rows that a program of the attention holds at once."""
-ATTENTION_WARPS = 4
+FEW_CHUNKS = 8
+"""Up to so many chunks of the attention are put together by the output projection itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,31 @@ def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
         wk, wn, rows = 8, 1, 4
     even = (steps for steps in (4, 2) if inputs % (256 * wk * steps) == 0 and steps * wk <= 16)
     return Tile(wk, wn, rows // 2 if gated else rows, next(even, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How the rows of a sequence are cut among the programs of the attention."""
+
+    tiles: int
+    """Tiles of a program."""
+    chunks: int
+    """Programs of a KV head."""
+    fused: bool
+    """The output projection puts the chunks together, rather than a launch of its own."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a program."""
+        return self.tiles * ATTENTION_TILE
+
+
+def choose_chunking(limit: int, q_heads: int, kv_heads: int, dim: int, sms: int) -> Chunking:
+    """For up to `limit` rows: few chunks where that saves a launch, else enough to fill the GPU twice."""
+    few = q_heads * dim * FEW_CHUNKS <= 16384 and limit <= FEW_CHUNKS * 4 * ATTENTION_TILE
+    most = FEW_CHUNKS if few else max(2 * sms // kv_heads, 1)
+    tiles = triton.cdiv(triton.cdiv(limit, ATTENTION_TILE), most)
+    return Chunking(tiles, triton.cdiv(limit, tiles * ATTENTION_TILE), few)
 
 
 def supports(model: DecoderModel) -> str | None:
@@ -82,14 +109,14 @@ class FusedDecoder:
         self._counters = counters
         self._table = table
         self._pdl = pdl
-        self._programs = 2 * sms
+        self._sms = sms
         self._q_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim = config.head_dim
 
         def buffer(size: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=weight.device)
 
-        most = self._chunks(cache.k.shape[1])
+        most = max(FEW_CHUNKS, triton.cdiv(2 * sms, self._kv_heads))
         self._x = buffer(config.hidden_size)
         self._heads = buffer((self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(self._q_heads * self._dim)
@@ -97,7 +124,6 @@ class FusedDecoder:
         self._logits = buffer(config.vocab_size)
         self._partial = buffer(most * self._q_heads * self._dim, torch.float32)
         self._lse = buffer(most * self._q_heads, torch.float32)
-        self._arrivals = buffer(self._kv_heads, torch.int32)
 
     def run(self, limit: int) -> Tensor:
         """Enqueue a step; logits [vocab_size] in the model's dtype. The row of the token must be below `limit`."""
@@ -106,12 +132,17 @@ class FusedDecoder:
         embedding_kernel[(-(-size // 1024),)](
             self._token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
         )
+        cut = choose_chunking(limit, self._q_heads, self._kv_heads, self._dim, self._sms)
         for index, layer in enumerate(self._model.layers):
             assert isinstance(layer, DecoderLayer)
             attention, mlp = layer.self_attn, layer.mlp
             self._linear(x, attention.qkv_proj, self._heads, norm=layer.input_layernorm)
-            self._attend(index, getattr(attention, "qk_norm", None), limit)
-            self._linear(self._mixed, attention.o_proj, x, residual=x)
+            self._attend(index, getattr(attention, "qk_norm", None), cut)
+            if cut.fused:
+                self._linear(self._partial, attention.o_proj, x, residual=x, cut=cut)
+            else:
+                self._combine(cut)
+                self._linear(self._mixed, attention.o_proj, x, residual=x)
             self._linear(x, mlp.gate_up_proj, self._inner, norm=layer.post_attention_layernorm, gated=True)
             self._linear(self._inner, mlp.down_proj, x, residual=x)
         self._linear(x, self._model.lm_head, self._logits, norm=self._model.norm)
@@ -125,10 +156,13 @@ class FusedDecoder:
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
         gated: bool = False,
+        cut: Chunking | None = None,
     ) -> None:
         weight = layer.weight
         outputs, inputs = out.shape[0], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
+        if cut is not None:  # the tile spans all heads
+            tile = Tile(8, 1, 8, triton.next_power_of_2(self._q_heads) * self._dim // (8 * 256))
         linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
             x,
             weight,
@@ -136,6 +170,8 @@ class FusedDecoder:
             norm.weight if norm is not None else weight,
             residual if residual is not None else x,
             out,
+            self._lse,
+            self._counters,
             N=outputs,
             K=inputs,
             EPS=norm.eps if norm is not None else 0.0,
@@ -143,6 +179,9 @@ class FusedDecoder:
             BIAS=layer.bias is not None,
             GATED=gated,
             RESIDUAL=residual is not None,
+            CHUNKS=triton.next_power_of_2(cut.chunks) if cut is not None else 0,
+            CHUNK=cut.rows if cut is not None else 0,
+            D=self._dim,
             WK=tile.wk,
             WN=tile.wn,
             ROWS=tile.rows,
@@ -152,10 +191,9 @@ class FusedDecoder:
             launch_pdl=self._pdl,
         )
 
-    def _attend(self, index: int, norm: HeadNorm | None, limit: int) -> None:
-        chunks = self._chunks(limit)
+    def _attend(self, index: int, norm: HeadNorm | None, cut: Chunking) -> None:
         groups = ATTENTION_WARPS * 256 // self._dim
-        attention_kernel[(self._kv_heads, chunks)](
+        attention_kernel[(self._kv_heads, cut.chunks)](
             self._heads,
             norm.weight if norm is not None else self._heads,
             self._model.rotary_table,
@@ -165,8 +203,6 @@ class FusedDecoder:
             self._counters,
             self._partial,
             self._lse,
-            self._arrivals,
-            self._mixed,
             self._dim**-0.5 * math.log2(math.e),
             HQ=self._q_heads,
             HKV=self._kv_heads,
@@ -177,14 +213,23 @@ class FusedDecoder:
             BLOCK=self._cache.block_size,
             W=groups,
             R=ATTENTION_TILE // groups,
-            TILES=triton.cdiv(limit, chunks * ATTENTION_TILE),
-            CHUNKS=chunks,
+            TILES=cut.tiles,
             PDL=self._pdl,
             num_warps=ATTENTION_WARPS,
             launch_pdl=self._pdl,
         )
 
-    def _chunks(self, limit: int) -> int:
-        """Programs of a KV head: about two for each multiprocessor, no more than there are tiles; a power of two."""
-        most: int = triton.next_power_of_2(triton.cdiv(limit, ATTENTION_TILE))
-        return min(most, max(triton.next_power_of_2(self._programs // self._kv_heads + 1) // 2, 1))
+    def _combine(self, cut: Chunking) -> None:
+        combine_kernel[(self._q_heads,)](
+            self._partial,
+            self._lse,
+            self._counters,
+            self._mixed,
+            HQ=self._q_heads,
+            D=self._dim,
+            CHUNK=cut.rows,
+            CHUNKS=triton.next_power_of_2(cut.chunks),
+            PDL=self._pdl,
+            num_warps=4,
+            launch_pdl=self._pdl,
+        )

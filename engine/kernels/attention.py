@@ -1,4 +1,4 @@
-"""Attention of the one token of a decode step, from its projected heads to the input of the output projection.
+"""Attention of the one token of a decode step, from its projected heads to parts of its output.
 
 The plain twins: the head norm and the rotation in `models/qwen3.py` and `models/rope.py`, the cache write and the
 attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It loads its first rows
@@ -61,22 +61,6 @@ def _attend(q, k, v, seen, high, total, sums, scale_log2):
 
 
 @triton.jit
-def _combine(partial, lse, out, head, chunks, G: tl.constexpr, HQ: tl.constexpr, D: tl.constexpr, CHUNKS):
-    """out [G, D] of one KV head from the parts of its chunks."""
-    parts = tl.arange(0, CHUNKS)
-    columns = tl.arange(0, D)
-    for g in tl.static_range(G):
-        place = parts * HQ + head * G + g
-        # Other programs wrote these while this one ran: past the L1 cache, which may be stale.
-        logs = tl.load(lse + place, mask=parts < chunks, other=-float("inf"), cache_modifier=".cg")
-        at = place[:, None] * D + columns[None, :]
-        values = tl.load(partial + at, mask=(parts < chunks)[:, None], other=0.0, cache_modifier=".cg")
-        share = tl.exp2(logs - tl.max(logs, 0))
-        mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
-        tl.store(out + (head * G + g) * D + columns, mixed.to(out.dtype.element_ty))
-
-
-@triton.jit
 def attention_kernel(
     heads,
     norm_weight,
@@ -87,8 +71,6 @@ def attention_kernel(
     counters,
     partial,
     lse,
-    arrivals,
-    out,
     scale_log2,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
@@ -100,17 +82,15 @@ def attention_kernel(
     W: tl.constexpr,
     R: tl.constexpr,
     TILES: tl.constexpr,
-    CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Write K and V of the new token and attend with its query heads to the rows up to it.
 
     heads [HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos beside
     sin; cache_k and cache_v [slots, HKV, D]; table int32 [blocks]; counters int64: the row of the token, then
-    its position. G is the power of two from HQ / HKV on. A program takes TILES tiles of W * R rows; programs
-    beyond the last row do nothing. Each leaves its part in partial fp32 [CHUNKS, HQ, D] and lse fp32 [CHUNKS, HQ]
-    (log2 of the sum of its weights), and the last to arrive at a head puts them together in out [HQ, D].
-    arrivals int32 [HKV] is 0 before and after.
+    its position. G is the power of two from HQ / HKV on. A program takes one chunk: TILES tiles of W * R rows.
+    It leaves its output in partial fp32 [chunks, HQ, D] and log2 of the sum of its weights in lse fp32 [chunks,
+    HQ]; programs beyond the last row leave nothing. `linear_kernel` or `combine_kernel` put the chunks together.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -179,15 +159,34 @@ def attention_kernel(
     shrink = tl.exp2(high - highest[None, :])
     total = tl.sum(total * shrink, 0)
     result = tl.sum(sums * shrink[:, :, None], 0) / total[:, None]
-    inside = (lanes < GROUP)[:, None]
-    at = tl.arange(0, D)[None, :]
-    if row < TILE * TILES:
-        tl.store(out + (head * GROUP + lanes)[:, None] * D + at, result.to(dtype), mask=inside)
-    else:
-        place = chunk * HQ + head * GROUP + lanes
-        tl.store(lse + place, highest + tl.log2(total), mask=lanes < GROUP)
-        tl.store(partial + place[:, None] * D + at, result, mask=inside)
-        tl.debug_barrier()  # all threads have written before one of them says so
-        if tl.atomic_add(arrivals + head, 1, sem="acq_rel") == row // (TILE * TILES):
-            _combine(partial, lse, out, head, row // (TILE * TILES) + 1, GROUP, HQ, D, CHUNKS)
-            tl.store(arrivals + head, 0)
+    place = chunk * HQ + head * GROUP + lanes
+    at = place[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(lse + place, highest + tl.log2(total), mask=lanes < GROUP)
+    tl.store(partial + at, result, mask=(lanes < GROUP)[:, None])
+
+
+@triton.jit
+def combine_kernel(
+    partial,
+    lse,
+    counters,
+    out,
+    HQ: tl.constexpr,
+    D: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [HQ, D] from the parts of `attention_kernel`; CHUNKS is a power of two, at least their number."""
+    gdc_launch_dependents(PDL)
+    head = tl.program_id(0)
+    chunks = tl.arange(0, CHUNKS)
+    columns = tl.arange(0, D)
+    there = chunks <= (tl.load(counters) // CHUNK).to(tl.int32)
+    gdc_wait(PDL)
+    logs = tl.load(lse + chunks * HQ + head, mask=there, other=-float("inf"))
+    at = (chunks * HQ + head)[:, None] * D + columns[None, :]
+    values = tl.load(partial + at, mask=there[:, None], other=0.0)
+    share = tl.exp2(logs - tl.max(logs, 0))
+    mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
+    tl.store(out + head * D + columns, mixed.to(out.dtype.element_ty))
