@@ -39,15 +39,15 @@ PROMPT, GENERATED = list(range(0, 900, 3)), list(range(1, 900, 5))
 
 
 @triton.jit
-def noise_kernel(numbers, out, N: tl.constexpr):
-    ids = tl.arange(0, N)
+def noise_kernel(numbers, out, BLOCK: tl.constexpr):
+    ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + ids, kernels.gumbel(ids, numbers))
 
 
 def noise(seed: int, step: int, vocab: int) -> Tensor:
-    size = triton.next_power_of_2(vocab)
-    out = torch.empty(size, device=DEVICE)
-    noise_kernel[(1,)](torch.tensor([seed, step, 0], device=DEVICE), out, N=size)
+    blocks = triton.cdiv(vocab, 1024)
+    out = torch.empty(blocks * 1024, device=DEVICE)
+    noise_kernel[(blocks,)](torch.tensor([seed, step, 0], device=DEVICE), out, BLOCK=1024)
     return out[:vocab].cpu()
 
 
@@ -110,6 +110,16 @@ def test_takes_the_token_of_the_plain_filters_and_the_noise(
         score = chances.log() + noise(seed, len(GENERATED), vocab)[ids]
         assert int(sampler.token) == int(ids[score.argmax()])
     assert len(found) > 3
+
+
+@pytest.mark.parametrize("name", ["greedy, penalties", "min_p", "all narrow", "all wide"])
+def test_a_vocabulary_of_real_size(name: str, expected: Expected) -> None:
+    vocab, params = 151_936, SETTINGS[name]
+    logits, sampler = logits_of(vocab), DeviceSampler(vocab, DEVICE)
+    ids, chances = expected(logits, params)
+    sampler.load(params, PROMPT, GENERATED, seed=3)
+    score = chances.log() + noise(3, len(GENERATED), vocab)[ids]
+    assert draw(sampler, logits) == int(ids[score.argmax()])
 
 
 def test_the_noise_is_gumbel_noise() -> None:

@@ -1,0 +1,90 @@
+"""Microseconds of one token's sampling inside a CUDA graph, beside the plain torch sampler in the same run.
+
+    python -m benchmarks.sampler [--vocab 151936] [--repeats 50]
+
+A graph holds `repeats` samplings of bf16 logits, so launches from the host do not count. The plain sampler runs
+as the engine runs it, launch by launch, since it cannot be captured; reading its token is not counted.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from benchmarks.machine import describe
+from engine.device_sampler import DeviceSampler
+from engine.params import SamplingParams
+from engine.sampler import SamplerState, sample
+
+SETTINGS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "greedy, penalties": SamplingParams(temperature=0.0, repetition_penalty=1.1, presence_penalty=0.5),
+    "temperature": SamplingParams(temperature=0.7),
+    "min_p": SamplingParams(temperature=0.7, min_p=0.05),
+    "min_p, T=2": SamplingParams(temperature=2.0, min_p=0.1),
+    "top_k 20, top_p": SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
+    "top_k 128": SamplingParams(temperature=1.0, top_k=128),
+    "top_p": SamplingParams(temperature=0.7, top_p=0.9),
+}
+
+
+def captured(work: Callable[[], object], repeats: int) -> Callable[[], object]:
+    """A replay of `repeats` times `work`, which has run once before."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            work()
+    return graph.replay
+
+
+def microseconds(work: Callable[[], object], rounds: int = 20) -> float:
+    """Median time of `work` on the GPU, after a few rounds that do not count."""
+    times = []
+    for _ in range(rounds + 3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000)
+    return float(statistics.median(times[3:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vocab", type=int, default=151_936)
+    parser.add_argument("--repeats", type=int, default=50)
+    arguments = parser.parse_args()
+    device = torch.device("cuda")
+    pdl_possible = torch.cuda.get_device_capability() >= (9, 0)
+    print(describe(device))
+    logits = torch.randn(arguments.vocab, generator=torch.Generator(device).manual_seed(0), device=device)
+    logits = (logits * 3).bfloat16()
+    counters = torch.zeros(2, dtype=torch.int64, device=device)
+    print(f"{'setting':<20} {'kind':<7} {'us':>7} {'with PDL':>9} {'plain us':>9} {'ratio':>6}")
+    for name, params in SETTINGS.items():
+        ours: dict[bool, float] = {}
+        for pdl in (False, True) if pdl_possible else (False,):
+            sampler = DeviceSampler(arguments.vocab, device, pdl=pdl)
+            sampler.load(params, [], [], seed=1)
+            replay = captured(partial(sampler.sample, logits, counters), arguments.repeats)
+            ours[pdl] = microseconds(replay) / arguments.repeats
+        state = SamplerState.create(params, [], arguments.vocab, device)
+        plain = microseconds(partial(sample, logits, state), arguments.repeats)
+        overlapped = f"{ours[True]:9.2f}" if pdl_possible else f"{'-':>9}"
+        best = min(ours.values())
+        print(
+            f"{name:<20} {sampler.kind:<7} {ours[False]:7.2f} {overlapped} {plain:9.2f} {plain / best:6.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
