@@ -123,3 +123,35 @@ async def test_selected_text_is_what_stands_there() -> None:
         await driver.pilot.press("ctrl+c")
         assert driver.app.clipboard.startswith("beta gamma\n\n")
         assert "delta" in driver.app.clipboard
+
+
+async def test_lines_that_are_kept_are_those_that_would_be_drawn() -> None:
+    text = "\n\n".join(f"paragraph {n} with **strong** words\n\n- item {n}" for n in range(60))
+    async with driven(ScriptedBackend([Script(text=text, tokens_per_s=1500)])) as driver:
+        transcript = driver.transcript
+
+        def is_up_to_date() -> bool:
+            kept = driver.segments()
+            transcript._drawn.clear()
+            return kept == driver.segments()
+
+        await driver.send("q", wait=False)
+        while not driver.app.chat.is_idle:
+            await driver.pilot.pause(0.02)
+            assert is_up_to_date()
+        await driver.shows("item 59")
+        dark = driver.segments()
+        driver.app.chat.theme("paper")
+        await driver.pilot.pause()
+        assert driver.segments() != dark
+        assert is_up_to_date()
+
+
+async def test_the_scroll_bar_comes_after_a_growing_answer() -> None:
+    text = "\n\n".join(f"paragraph {n}" for n in range(80))
+    async with driven(ScriptedBackend([Script(text=text)])) as driver:
+        await driver.send("q")
+        transcript = driver.transcript
+        bar = transcript.vertical_scrollbar
+        await driver.until(lambda: bar.window_virtual_size == transcript.virtual_size.height)
+        await driver.until(lambda: bar.position == transcript.max_scroll_y)
