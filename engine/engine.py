@@ -3,27 +3,28 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from engine.attention import AttentionBackend
-from engine.attention.sdpa import SdpaBackend
-from engine.blocks import BlockManager
+from engine.attention.choose import choose_attention, make_backend
+from engine.blocks import BlockManager, Key, OutOfBlocksError
 from engine.chat import Chat, Think, ThinkCache
-from engine.device import available_memory, pick_device, pick_dtype
+from engine.decode import Lane
+from engine.device import FULL_SPEED, available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.kv_cache import KVCache
 from engine.loop import Loop
-from engine.memory import plan_kv
+from engine.memory import activation_bytes, is_out_of_memory, kv_refused, kv_share, plan_kv
 from engine.output import Output
 from engine.params import SamplingParams
 from engine.reasoning import ThinkTracker
 from engine.rows import Rows
 from engine.runner import Runner
 from engine.sampler import SamplerState, sample
-from engine.scheduler import Chunk, MaskedRowsEvictedError, Scheduler, Step
+from engine.scheduler import MaskedRowsEvictedError, Scheduler, Step
 from engine.sequence import Priority, Sequence
 from models.decoder import DecoderModel
 from models.load import load_model
@@ -31,9 +32,14 @@ from models.progress import OnProgress, Progress
 from models.sources import ModelFiles, resolve
 from models.tokenizer import Tokenizer, load_tokenizer
 
+T = TypeVar("T")
 Follow = Callable[[Sequence], None]
 MAX_CHUNK = 512
 """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once."""
+GPU_MAX_CHUNK = 2048
+"""The same on a GPU, which has the work of these rows done in a few milliseconds."""
+GRAPH_BYTES = 256 * 1024**2
+"""What graphs, compiled kernels and the workspaces of libraries take beside the activations."""
 IDLE_SECONDS = 0.05
 """An idle chunk takes about this long: the most that a person waits for idle work to give way."""
 
@@ -54,19 +60,32 @@ class Engine:
         device: torch.device,
         dtype: torch.dtype,
         context: int | None = None,
-        block_size: int = 32,
-        max_chunk: int = MAX_CHUNK,
+        block_size: int | None = None,
+        max_chunk: int | None = None,
         num_blocks: int | None = None,
         attention: str = "auto",
         graphs: bool = True,
+        fused: bool = True,
+        lane: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
-        """`num_blocks` overrides the size that the free memory gives. Raises EngineError when nothing fits."""
+        """`num_blocks` overrides the size that the free memory gives, `block_size` what suits the attention.
+
+        `attention` names a backend; without `graphs` decode steps run kernel by kernel, without `fused` through the
+        plain modules, without `lane` as prompts do. Raises EngineError when nothing fits or the backend does not
+        work here.
+        """
         config = model.config
+        on_gpu = device.type == "cuda"
+        max_chunk = max_chunk or (GPU_MAX_CHUNK if on_gpu else MAX_CHUNK)
+        choice = choose_attention(attention, device, dtype, config.head_dim)
+        block_size = block_size or choice.block_size
         per_token = (
             2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
         )
-        plan = plan_kv(per_token, block_size, available_memory(device), model.positions, context)
+        reserve = activation_bytes(config, max_chunk, dtype) + GRAPH_BYTES if on_gpu else 0
+        free = available_memory(device)
+        plan = plan_kv(per_token, block_size, free, model.positions, context, kv_share(device), reserve)
         self.model_name = name
         self.device = device
         self.dtype = dtype
@@ -76,24 +95,42 @@ class Engine:
         self.context_length = plan.context_length
         self._vocab_size = config.vocab_size
         self._weight_bytes = sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
-        self._cache = KVCache(
-            config.num_hidden_layers,
-            num_blocks or plan.num_blocks,
-            block_size,
-            config.num_key_value_heads,
-            config.head_dim,
-            dtype,
-            device,
-        )
+        try:
+            self._cache = KVCache(
+                config.num_hidden_layers,
+                num_blocks or plan.num_blocks,
+                block_size,
+                config.num_key_value_heads,
+                config.head_dim,
+                dtype,
+                device,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise kv_refused(plan, per_token, block_size, available_memory(device)) from None
         self._kv_bytes = self._cache.nbytes
         self._blocks = BlockManager(num_blocks or plan.num_blocks, block_size)
         groups = config.num_attention_heads // config.num_key_value_heads
-        self._backend: AttentionBackend = SdpaBackend(self._cache, groups)
+        self._backend: AttentionBackend = make_backend(choice, self._cache, groups)
         self._attention_name = self._backend.name
-        self._wanted = (attention, graphs)
-        self._notes = notes
+        self._notes = (*notes, choice.note) if choice.note else notes
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
+        self._lane: Lane | None = None
+        if lane and on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
+            try:
+                self._lane = Lane(
+                    model, self._cache, self._attention_name, self.context_length, graphs, fused
+                )
+                self._lane.prepare()
+            except Exception as error:  # noqa: BLE001 - without it there is still the plain way
+                self._lane = None
+                self._notes += (
+                    f"Tokens are decoded by the plain modules, which is slower ({_one_line(error)}).",
+                )
+            if self._lane is not None and self._lane.problem is not None:
+                self._notes += (f"CUDA graphs are off, decoding is slower ({self._lane.problem}).",)
         self._loop = loop
         loop.work(lambda: self._scheduler.has_work, self._step, self._end)
 
@@ -201,13 +238,41 @@ class Engine:
             blocks_held=self._blocks.num_held,
             prefill_done=done,
             prefill_total=total,
+            decode=self._lane.name if self._lane is not None else "plain modules",
             notes=self._notes,
         )
+
+    def on_lane(self, function: Callable[[Lane], T], empty: bool = True) -> T:
+        """Call `function` on the loop thread between two steps, for measurements; `empty` the prefix cache before.
+
+        Raises EngineError where tokens are not decoded in a lane or something runs.
+        """
+
+        def job() -> T:
+            if self._lane is None or self._scheduler.has_work:
+                raise EngineError(
+                    "There is no decode lane to measure, or it is busy; a GPU and triton are needed."
+                )
+            if empty:
+                self._blocks.evict_all()
+            return function(self._lane)
+
+        return self._loop.call(job)
+
+    def with_rows(self, keys: list[Key], more: int, function: Callable[[list[int]], T]) -> T:
+        """Call `function` with the blocks of cached rows and of `more` to come. For the loop thread."""
+        table, copies = self._blocks.open(keys)
+        try:
+            self._cache.copy_blocks(copies)
+            self._blocks.reserve(table, len(keys) - table.length + more)
+            return function(table.blocks)
+        finally:
+            self._blocks.close(table)
 
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
         self._loop.close()
-        for owner_of_memory in ("_cache", "_runner", "_backend"):
+        for owner_of_memory in ("_cache", "_runner", "_backend", "_lane"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what Chat uses
@@ -285,7 +350,11 @@ class Engine:
     # -- the loop thread
 
     def _step(self) -> None:
-        step, copied = Step(), False
+        if self._lane is not None and self._lane.sequence is not None:
+            self._decode(self._lane, self._lane.sequence)
+            self._report_finished()
+            return
+        step, copied, failed = Step(), False, False
         try:
             step = self._scheduler.next_step()
             self._report_finished()
@@ -294,6 +363,7 @@ class Engine:
             if step.chunks:
                 self._run(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            failed = True
             ended = [chunk.sequence for chunk in step.chunks]
             if not copied:
                 ended = [*self._scheduler.waiting, *self._scheduler.running]
@@ -301,36 +371,101 @@ class Engine:
                 self._scheduler.finish(sequence, None, _explain(error))
             if not copied:  # the index promises rows that were never copied
                 self._blocks.evict_all()
+        if failed:
+            self._give_memory_back()
         self._report_finished()
+
+    def _decode(self, lane: Lane, sequence: Sequence) -> None:
+        """One token of the sequence in the lane: launch the step after it, then read it."""
+        failed = False
+        try:
+            if sequence.cancelled:
+                self._scheduler.finish(sequence, FinishReason.CANCELLED)
+            else:
+                ahead = self._can_go_on(sequence) and self._launch(lane, sequence)
+                self._take(sequence, lane.read())
+                if sequence.table is not None and ahead:
+                    self._blocks.commit(sequence.table, sequence.rows.keys[-1:])
+                if sequence.finish_reason is None and ahead:
+                    return
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            failed = True
+            self._scheduler.finish(sequence, None, _explain(error))
+        lane.sequence = None
+        if failed:
+            self._give_memory_back()
+
+    def _can_go_on(self, sequence: Sequence) -> bool:
+        """Whether another step may follow the token that is not read yet, and nobody else wants to run."""
+        assert sequence.params is not None
+        rows = sequence.rows
+        others = [*self._scheduler.waiting, *self._scheduler.running]
+        return (
+            len(sequence.generated) + 1 != sequence.params.max_tokens
+            and len(rows) + 1 < self.context_length
+            and rows.next_position + 1 < self.max_positions
+            and not any(s.priority is Priority.PERSON for s in others if s is not sequence)
+        )
+
+    def _launch(self, lane: Lane, sequence: Sequence) -> bool:
+        """Launch the step of the token that is not read yet. False where there is no block for its row."""
+        assert sequence.table is not None
+        try:
+            self._blocks.reserve(sequence.table, 1)
+        except OutOfBlocksError:
+            return False
+        lane.launch(len(sequence.rows), sequence.table.blocks)
+        return True
+
+    def _give_memory_back(self) -> None:
+        # After the except block: until then the error's frames hold what was being computed.
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _run(self, step: Step) -> None:
         began = perf_counter()
         logits = self._runner.run(step.chunks)
         self._scheduler.done(step)
-        for chunk, row in zip([c for c in step.chunks if c.samples], logits, strict=True):
-            self._sample(chunk, row)
+        sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
+        if self._lane is not None and len(sampling) == 1 and sampling[0].table is not None:
+            sequence = sampling[0]
+            rows = sequence.rows
+            assert sequence.table is not None
+            self._lane.begin(sequence, logits[0], len(rows), rows.next_position, sequence.table.blocks)
+        else:
+            for sequence, row in zip(sampling, logits, strict=True):
+                self._take(sequence, self._sample(sequence, row))
         if step.chunks[0].sequence.priority is Priority.IDLE:
-            rows = sum(chunk.count for chunk in step.chunks)
-            affordable = int(rows * IDLE_SECONDS / max(perf_counter() - began, 1e-6))
+            rows_done = sum(chunk.count for chunk in step.chunks)
+            affordable = int(rows_done * IDLE_SECONDS / max(perf_counter() - began, 1e-6))
             # Grow slowly, shrink at once: a chunk must not overshoot because the one before was tiny.
-            self._scheduler.idle_chunk = max(8, min(affordable, 2 * rows, self._scheduler.max_chunk))
+            self._scheduler.idle_chunk = max(8, min(affordable, 2 * rows_done, self._scheduler.max_chunk))
 
-    def _sample(self, chunk: Chunk, logits: torch.Tensor) -> None:
-        sequence = chunk.sequence
+    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
+        """The next token; -1 where the logits are not numbers."""
+        if self._lane is not None:
+            return self._lane.sample(sequence, logits)
+        assert sequence.params is not None
+        if sequence.sampler is None:
+            sequence.sampler = SamplerState.create(
+                sequence.params, sequence.rows.token_ids, logits.shape[-1], logits.device
+            )
+        if not torch.isfinite(logits.max()):
+            return -1
+        token_id = int(sample(logits, sequence.sampler))
+        sequence.sampler.note(token_id)
+        return token_id
+
+    def _take(self, sequence: Sequence, token_id: int) -> None:
+        """What a new token means for its sequence: text, events, whether it goes on."""
         params, output = sequence.params, sequence.output
         assert params is not None
         assert output is not None
-        if sequence.sampler is None:
-            sequence.sampler = SamplerState.create(
-                params, sequence.rows.token_ids, logits.shape[-1], logits.device
-            )
-        if not torch.isfinite(logits.max()):
+        if token_id < 0:
             raise EngineError(
                 "The model's output is not a number; its weights are damaged, or the dtype is too narrow for it: "
                 "try --dtype float32."
             )
-        token_id = int(sample(logits, sequence.sampler))
-        sequence.sampler.note(token_id)
         sequence.last_token = perf_counter()
         sequence.first_token = sequence.first_token or sequence.last_token
         sequence.generated.append(token_id)
@@ -413,9 +548,13 @@ class Engine:
             )
 
 
+def _one_line(error: Exception) -> str:
+    return (str(error).splitlines() or [repr(error)])[0][:200]
+
+
 def _explain(error: Exception) -> EngineError:
     """One line for people. The engine lives on: the step was not noted, its blocks are given back."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    if is_out_of_memory(error):
         return EngineError(
             "Out of memory while computing; the chat goes on. Close programs or use a smaller --context."
         )

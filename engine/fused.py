@@ -1,4 +1,6 @@
-"""The decode step in fused GPU kernels: five launches a layer (six where the context is long). The plain twin is `models/decoder.py`.
+"""The decode step in fused GPU kernels: five launches a layer, six where the context is long.
+
+The plain twin is `engine/plain_decode.py`, that is `models/decoder.py`.
 
     norm, q, k and v        linear_kernel     x -> heads
     position, cache, attend attention_kernel  heads -> mixed
@@ -95,7 +97,14 @@ class FusedDecoder:
     name = "fused kernels"
 
     def __init__(
-        self, model: DecoderModel, cache: KVCache, token: Tensor, counters: Tensor, table: Tensor, sms: int, pdl: bool
+        self,
+        model: DecoderModel,
+        cache: KVCache,
+        token: Tensor,
+        counters: Tensor,
+        table: Tensor,
+        sms: int,
+        pdl: bool,
     ) -> None:
         """token int64 [1]; counters int64 [2]: its row, its position; table int32 [blocks], all on the device.
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from queue import SimpleQueue
+from secrets import randbits
 from threading import Event
 from time import perf_counter
 
@@ -55,6 +56,8 @@ class Sequence:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated: list[int] = field(default_factory=list)
+    seed: int = 0
+    """Of the random numbers; drawn where the request gives none."""
     created: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0
@@ -62,6 +65,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.rows)
+        given = self.params.seed if self.params is not None else None
+        self.seed = randbits(63) if given is None else given
 
     @property
     def computed(self) -> int:

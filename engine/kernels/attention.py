@@ -8,7 +8,7 @@ A tile of rows is [W, R, 1, D]: W groups of threads (D / 8 threads each) with R 
 the query heads [W, 1, G, D] and keeps its own online softmax, so that nothing leaves a group before the very end.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
 import triton
 import triton.language as tl
 
@@ -17,13 +17,24 @@ from engine.kernels.launch import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _load_rows(
-    cache, table, head, first, end, W: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, HKV, D: tl.constexpr
+    cache,
+    table,
+    head,
+    first,
+    end,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HKV,
+    D: tl.constexpr,
 ):
     """Rows [W, R, 1, D] of K or V from row `first` of a block table on; zero from row `end` on."""
     rows = (tl.arange(0, R)[None, :] * W + tl.arange(0, W)[:, None])[:, :, None, None]
     seen = first + rows < end
     if BLOCK % (W * R) == 0:  # the tile lies in one block
-        start = tl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64) * BLOCK + first % BLOCK
+        start = (
+            tl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64) * BLOCK + first % BLOCK
+        )
         slots = start + rows
     else:
         blocks = tl.load(table + (first + rows) // BLOCK, mask=seen, other=0).to(tl.int64)
@@ -145,8 +156,12 @@ def attention_kernel(
     sums = tl.where(mine[:, :, None], tl.sum(new_v.to(tl.float32), 1), 0.0)
     if row < first + TILE * TILES:
         only = columns + groups
-        tl.store(cache_k + (slot * HKV + head) * D + only, new_k, mask=tl.arange(0, W)[:, None, None, None] == 0)
-        tl.store(cache_v + (slot * HKV + head) * D + only, new_v, mask=tl.arange(0, W)[:, None, None, None] == 0)
+        tl.store(
+            cache_k + (slot * HKV + head) * D + only, new_k, mask=tl.arange(0, W)[:, None, None, None] == 0
+        )
+        tl.store(
+            cache_v + (slot * HKV + head) * D + only, new_v, mask=tl.arange(0, W)[:, None, None, None] == 0
+        )
     rows = (tl.arange(0, R)[None, :] * W + tl.arange(0, W)[:, None])[:, :, None]
     high, total, sums = _attend(q, k, v, first + rows < row, high, total, sums, scale_log2)
     for i in tl.range(1, TILES, num_stages=3):

@@ -10,7 +10,7 @@ A tile is [WK, WN, ROWS, steps, 256]: WK warps share the columns of a row, WN wa
 reads 256 columns at once, 16 bytes a thread.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
 import triton
 import triton.language as tl
 

@@ -118,8 +118,9 @@ def tiny_engine(
         tokenizer,
         name="tiny",
         device=torch.device(device),
+        lane=False,  # a script is followed on the host
         dtype=dtype,
-        **{"block_size": 4, "max_chunk": 64, **options},
+        **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", **options},
     )
     engine.scripted = scripted
     try:

@@ -1,0 +1,48 @@
+"""CUDA graphs: a decode step recorded once and replayed with one call, however many kernels it has."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+Graph = torch.cuda.CUDAGraph
+
+
+class Graphs:
+    """Graphs by key. All share one pool of memory, since only one runs at a time."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[Hashable, Graph] = {}
+        self._seen: set[Hashable] = set()
+        self._pool: Any = None
+        self.problem: str | None = None
+        """Why recording failed; from then on every step runs as it is."""
+
+    def run(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Do `step`: as it is the first time, which compiles its kernels, then from a recording.
+
+        `step` only enqueues work on the current stream, always on the same memory, and has no effect that must
+        not be lost where it is recorded rather than done.
+        """
+        graph = self._graphs.get(key)
+        if graph is None and key in self._seen and self.problem is None:
+            graph = self._record(key, step)
+        if graph is not None:
+            graph.replay()
+        else:
+            self._seen.add(key)
+            step()
+
+    def _record(self, key: Hashable, step: Callable[[], None]) -> Graph | None:
+        try:
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = Graph()
+            # Other threads may use CUDA meanwhile, and must not spoil the recording.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                step()
+        except RuntimeError as error:
+            self.problem = (str(error).splitlines() or ["unknown"])[0][:200]
+            return None
+        self._graphs[key] = graph
+        return graph

@@ -1,0 +1,175 @@
+"""The decode lane on a GPU: fused kernels, CUDA graphs and the plain modules give the same tokens and true logits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import SamplingParams
+from engine.decode import bare_rate, step_logits
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.loop import Loop
+from models.load import load_model
+from tests.engine.tiny import tiny_tokenizer
+from tests.models.checkpoints import (
+    files_of,
+    reference_model,
+    run_reference,
+    tiny_llama,
+    tiny_qwen3,
+    write_checkpoint,
+)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytest.importorskip("triton")
+
+SIZES: dict[str, Any] = {"vocab_size": 272, "max_position_embeddings": 2048}
+CONFIGS = {
+    "qwen3": tiny_qwen3(**SIZES, hidden_size=320, intermediate_size=704, head_dim=128, num_attention_heads=8),
+    "llama": tiny_llama(
+        **SIZES, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3
+    ),
+    "unusual": tiny_qwen3(**SIZES),  # head_dim 16: no fused kernels
+}
+PROMPT = torch.randint(256, (301,), generator=torch.Generator().manual_seed(0)).tolist()
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param])
+
+
+@contextmanager
+def an_engine(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[Engine]:
+    device = torch.device("cuda")
+    loop = Loop()
+    model = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=device))
+    tokenizer = tiny_tokenizer()
+    tokenizer.stop_ids = frozenset()
+    options = {"attention": "sdpa", "block_size": 32} | options
+    engine = loop.call(
+        lambda: Engine(
+            loop, model, tokenizer, name="tiny", device=device, dtype=dtype, context=1500, **options
+        )
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def tokens(engine: Engine, params: SamplingParams = GREEDY) -> list[int]:
+    return [event.token_id for event in engine.stream(PROMPT, params)]
+
+
+@pytest.mark.parametrize("options", [{}, {"graphs": False}, {"fused": False}, {"lane": False}])
+def test_greedy_tokens_are_those_of_transformers(folder: Path, options: dict[str, Any]) -> None:
+    with an_engine(folder, **options) as engine:
+        answer = tokens(engine)
+        assert not engine.figures().notes
+        assert engine.warm([*PROMPT, *answer[:-1]]) == 0  # everything that was written can be found
+        engine._loop.call(engine._blocks.check)
+    logits = run_reference(reference_model(folder), [*PROMPT, *answer])
+    for i, token in enumerate(answer):
+        row = logits[len(PROMPT) - 1 + i]
+        assert row.max() - row[token] < 1e-3
+
+
+def test_the_program_is_named(folder: Path) -> None:
+    with an_engine(folder) as engine:
+        fused = "unusual" not in str(folder)
+        assert engine.figures().decode == ("fused kernels" if fused else "plain modules") + ", CUDA graph"
+    with an_engine(folder, graphs=False, fused=False) as engine:
+        assert engine.figures().decode == "plain modules"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(temperature=0.9, top_k=20, top_p=0.9, seed=7, max_tokens=60),
+        SamplingParams(temperature=1.1, top_p=0.8, repetition_penalty=1.2, seed=8, max_tokens=60),
+        SamplingParams(temperature=1.0, min_p=0.05, presence_penalty=0.5, seed=9, max_tokens=60),
+    ],
+)
+def test_a_graph_gives_what_the_same_step_gives_without(folder: Path, params: SamplingParams) -> None:
+    with an_engine(folder, torch.bfloat16) as engine:
+        recorded = [tokens(engine, params) for _ in range(2)]
+    with an_engine(folder, torch.bfloat16, graphs=False) as engine:
+        assert [tokens(engine, params)] * 2 == recorded
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_bf16_errs_no_more_than_transformers(folder: Path, fused: bool) -> None:
+    exact_model = reference_model(folder)
+    rounded_model = reference_model(folder, torch.bfloat16)
+    ours = theirs = 0.0
+    with an_engine(folder, torch.bfloat16, fused=fused) as engine:
+        for length in (2, 3, 64, 65, 200, 301):
+            exact = run_reference(exact_model, PROMPT[:length])[-1]
+            rounded = run_reference(rounded_model, PROMPT[:length])[-1].float()
+            step = step_logits(engine, PROMPT[:length]).float().cpu()
+            ours += float((step - exact).norm() / exact.norm())
+            theirs += float((rounded - exact).norm() / exact.norm())
+    assert ours <= 1.15 * theirs
+
+
+def test_an_answer_may_cross_buckets_and_blocks(folder: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=800)
+    with an_engine(folder) as engine, an_engine(folder, fused=False, graphs=False) as plain:
+        assert tokens(engine, params) == tokens(plain, params)
+
+
+def test_two_at_a_time_and_one_after_the_other(folder: Path) -> None:
+    params = SamplingParams(temperature=0.8, top_k=30, seed=3, max_tokens=40)
+    with an_engine(folder) as engine:
+        alone = tokens(engine, params)
+        one, two = engine.stream(PROMPT, params), engine.stream(PROMPT[:100], params)
+        both = [], []
+        for _ in range(40):
+            both[0].append(next(one).token_id)
+            both[1].append(next(two).token_id)
+        assert both[0] == alone
+        engine._loop.call(engine._blocks.check)
+
+
+def test_cancelling_keeps_the_engine_whole(folder: Path) -> None:
+    with an_engine(folder) as engine:
+        before = tokens(engine)
+        stream = engine.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=500))
+        first = [next(stream).token_id for _ in range(5)]
+        stream.close()
+        assert first == before[:5]
+        assert tokens(engine) == before
+        engine._loop.call(engine._blocks.check)
+
+
+def test_the_context_ends_an_answer(folder: Path) -> None:
+    with an_engine(folder) as engine:
+        prompt = (PROMPT * 5)[:1490]
+        events = list(engine.stream(prompt, SamplingParams(temperature=0.0)))
+        assert len(events) == 10
+        engine._loop.call(engine._blocks.check)
+
+
+def test_damaged_weights_end_the_turn_with_a_line(folder: Path) -> None:
+    with an_engine(folder) as engine:
+        good = tokens(engine)
+        norm = engine._runner._model.norm.weight
+        kept = norm.clone()
+        engine._loop.call(lambda: norm.fill_(float("nan")))
+        with pytest.raises(EngineError, match="not a number"):
+            tokens(engine)
+        engine._loop.call(lambda: norm.copy_(kept))
+        assert tokens(engine) == good
+
+
+def test_the_bare_loop_can_be_measured(folder: Path) -> None:
+    with an_engine(folder) as engine:
+        assert 0 < bare_rate(engine, 100, 8) < 1
+        assert len(tokens(engine)) == 60
