@@ -30,6 +30,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.rivers import prose, section
+
 if TYPE_CHECKING:
     from chatterm.app import ChatApp
     from chatterm.local import LocalBackend
@@ -44,57 +48,8 @@ TEMPLATE = """\
 {% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}\
 {% endif %}"""
 
-NOUNS = """\
-river water bank town bridge stone valley slope channel flood plain delta source mouth current bed gravel sediment
-meander basin rain snow glacier spring tributary estuary tide salt marsh meadow willow heron trout boat ferry mill
-wheel weir lock canal harbour trade road wall gate market square tower field orchard"""
-GLUE = "the a of in to and with by from over under along between while because where which slowly often"
-WORDS = NOUNS.split()
-CODE = """\
-def discharge(width: float, depths: list[float], speeds: list[float]) -> float:
-    \"\"\"Volume of water that passes in a second, in cubic metres.\"\"\"
-    slices = zip(depths, speeds, strict=True)
-    step = width / len(depths)
-    return sum(step * depth * speed for depth, speed in slices)  # mid-section method
-
-
-for name, gauge in sorted(stations.items(), key=lambda item: item[1].height):
-    if gauge.level > {limit}:
-        print(f"{{name}}: {{gauge.level:.2f}} m is above the mark")
-"""
-
 
 # --- what is said ---
-
-
-def prose(rng: random.Random, sentences: int) -> str:
-    made, glue = [], GLUE.split()
-    for _ in range(sentences):
-        words = [rng.choice(WORDS if n % 2 else glue) for n in range(rng.randint(8, 18))]
-        if rng.random() < 0.3:
-            at = rng.randrange(len(words))
-            words[at] = f"**{words[at]}**" if rng.random() < 0.6 else f"`{words[at]}`"
-        made.append(" ".join(words).capitalize() + ".")
-    return " ".join(made)
-
-
-def section(rng: random.Random, number: int) -> str:
-    bullets = "\n".join(f"- **{rng.choice(WORDS)}**: {prose(rng, 1)}" for _ in range(6))
-    steps = "\n".join(f"{n}. {prose(rng, 2)}" for n in range(1, 5))
-    rows = "\n".join(
-        f"| {rng.choice(WORDS)} | {rng.randint(10, 6000):,} km | {prose(rng, 1)} |" for _ in range(6)
-    )
-    table = f"| River | Length | Remark |\n|---|---:|---|\n{rows}"
-    code = f"```python\n{CODE.replace('{limit}', str(number)).replace('{{', '{').replace('}}', '}')}```"
-    parts = [
-        f"## {number}. About the {rng.choice(WORDS)}",
-        prose(rng, 7),
-        bullets,
-        prose(rng, 5),
-        code,
-        steps,
-    ]
-    return "\n\n".join([*parts, table, prose(rng, 9)])
 
 
 def answer_ids(tokenizer: "Tokenizer", tokens: int, seed: int) -> list[int]:
@@ -460,9 +415,8 @@ def load(arguments: argparse.Namespace) -> Iterator[Any]:
         yield lambda: engine.bare(min(tokens, 2000))
         yield script
         return
-    from engine.decode import bare_rate
-
     from engine import Engine
+    from engine.decode import bare_rate
 
     engine = Engine.load(arguments.model, device=arguments.device)
     yield engine
@@ -516,5 +470,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     main()
