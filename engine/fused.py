@@ -27,11 +27,13 @@ from models.layers import HeadNorm, Linear, RMSNorm
 from models.llama import LlamaModel
 from models.qwen3 import Qwen3Model
 
-ATTENTION_WARPS = 4
-ATTENTION_TILE = 64
+ATTENTION_WARPS = 8
+ATTENTION_TILE = 128
 """Rows that a program of the attention holds at once."""
 FEW_CHUNKS = 8
 """Up to so many chunks of the attention are put together by the output projection itself."""
+FEW_ROWS = 1280
+"""The longest context that is cut so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Chunking:
 
 def choose_chunking(limit: int, q_heads: int, kv_heads: int, dim: int, sms: int) -> Chunking:
     """For up to `limit` rows: few chunks where that saves a launch, else enough to fill the GPU twice."""
-    few = q_heads * dim * FEW_CHUNKS <= 16384 and limit <= FEW_CHUNKS * 4 * ATTENTION_TILE
+    width = triton.next_power_of_2(q_heads) * dim
+    few = 256 <= width <= 2048 and limit <= FEW_ROWS
     most = FEW_CHUNKS if few else max(2 * sms // kv_heads, 1)
     tiles = triton.cdiv(triton.cdiv(limit, ATTENTION_TILE), most)
     return Chunking(tiles, triton.cdiv(limit, tiles * ATTENTION_TILE), few)
@@ -171,7 +174,8 @@ class FusedDecoder:
         outputs, inputs = out.shape[0], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
         if cut is not None:  # the tile spans all heads
-            tile = Tile(8, 1, 8, triton.next_power_of_2(self._q_heads) * self._dim // (8 * 256))
+            warps = triton.next_power_of_2(self._q_heads) * self._dim // 256
+            tile = Tile(min(warps, 8), 1, 8, max(warps // 8, 1))
         linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
             x,
             weight,
