@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from engine.sequence import Sequence
 
-SMALLEST = 320
+SMALLEST = 640
 """Rows of the first bucket. Each next one is twice as long; a prompt of a power of two has room to go on."""
 
 
@@ -67,8 +67,7 @@ class Lane:
         place = (self.sampler.token, self.counters, self.table)
         self.program: DecodeProgram
         if fused and supports(model) is None:
-            sms = torch.cuda.get_device_properties(device).multi_processor_count
-            self.program = FusedDecoder(model, cache, *place, sms, pdl)
+            self.program = FusedDecoder(model, cache, *place, pdl)
         else:
             self.program = PlainDecoder(model, cache, *place, attention)
 

@@ -1,9 +1,10 @@
-"""The decode step in fused GPU kernels: five launches a layer, six where the context is long.
+"""The decode step in fused GPU kernels: six launches a layer.
 
 The plain twin is `engine/plain_decode.py`, that is `models/decoder.py`.
 
     norm, q, k and v        linear_kernel     x -> heads
-    position, cache, attend attention_kernel  heads -> mixed
+    position, cache, attend attention_kernel  heads -> partial, lse
+    put the chunks together combine_kernel    partial, lse -> mixed
     o, residual             linear_kernel     mixed, x -> x
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
@@ -27,13 +28,7 @@ from models.layers import HeadNorm, Linear, RMSNorm
 from models.llama import LlamaModel
 from models.qwen3 import Qwen3Model
 
-ATTENTION_WARPS = 8
-ATTENTION_TILE = 128
-"""Rows that a program of the attention holds at once."""
-FEW_CHUNKS = 8
-"""Up to so many chunks of the attention are put together by the output projection itself."""
-FEW_ROWS = 1280
-"""The longest context that is cut so."""
+MOST_CHUNKS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,39 +44,44 @@ class Tile:
 def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     """What was fastest on an H100 for so many rows (pairs of rows where gated) of so many columns."""
     if inputs <= 1024:
-        wk, wn, rows = 1, 4, 4
+        wk, wn, rows, most = (1, 4, 4, 4) if gated else (1, 4, 2, 2)
+    elif outputs <= 1024 and inputs > 2048:
+        wk, wn, rows, most = 1, 8, 2, 4
     elif inputs <= 4096:
-        wk, wn, rows = 4, 1, 8
+        wk, wn, rows, most = 4, 1, 4 if gated else 8, 4
     else:
-        wk, wn, rows = 8, 1, 4
-    even = (steps for steps in (4, 2) if inputs % (256 * wk * steps) == 0 and steps * wk <= 16)
-    return Tile(wk, wn, rows // 2 if gated else rows, next(even, 1))
+        wk, wn, rows, most = 8, 1, 2 if gated else 4, 2
+    even = (steps for steps in (4, 2) if steps <= most and inputs % (256 * wk * steps) == 0)
+    return Tile(wk, wn, rows, next(even, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
     """How the rows of a sequence are cut among the programs of the attention."""
 
+    warps: int
+    tile: int
+    """Rows that a program holds at once."""
     tiles: int
     """Tiles of a program."""
     chunks: int
     """Programs of a KV head."""
-    fused: bool
-    """The output projection puts the chunks together, rather than a launch of its own."""
 
     @property
     def rows(self) -> int:
         """Rows of a program."""
-        return self.tiles * ATTENTION_TILE
+        return self.tile * self.tiles
 
 
-def choose_chunking(limit: int, q_heads: int, kv_heads: int, dim: int, sms: int) -> Chunking:
-    """For up to `limit` rows: few chunks where that saves a launch, else enough to fill the GPU twice."""
-    width = triton.next_power_of_2(q_heads) * dim
-    few = 256 <= width <= 2048 and limit <= FEW_ROWS
-    most = FEW_CHUNKS if few else max(2 * sms // kv_heads, 1)
-    tiles = triton.cdiv(triton.cdiv(limit, ATTENTION_TILE), most)
-    return Chunking(tiles, triton.cdiv(limit, tiles * ATTENTION_TILE), few)
+def choose_chunking(limit: int) -> Chunking:
+    """What was fastest on an H100 for up to `limit` rows: at most 80 chunks, so that combining them stays cheap."""
+    if limit <= 1280:
+        warps, tile, tiles = 8, 128, 1
+    elif limit <= 10240:
+        warps, tile, tiles = 4, 64, 2
+    else:
+        warps, tile, tiles = 4, 32, triton.cdiv(limit, MOST_CHUNKS * 32)
+    return Chunking(warps, tile, tiles, triton.cdiv(limit, tile * tiles))
 
 
 def supports(model: DecoderModel) -> str | None:
@@ -106,12 +106,11 @@ class FusedDecoder:
         token: Tensor,
         counters: Tensor,
         table: Tensor,
-        sms: int,
         pdl: bool,
     ) -> None:
         """token int64 [1]; counters int64 [2]: its row, its position; table int32 [blocks], all on the device.
 
-        `sms` is the number of multiprocessors; `pdl` turns programmatic dependent launch on (sm_90 and later).
+        `pdl` turns programmatic dependent launch on (sm_90 and later).
         """
         config = model.config
         weight = model.embed_tokens.weight
@@ -121,21 +120,19 @@ class FusedDecoder:
         self._counters = counters
         self._table = table
         self._pdl = pdl
-        self._sms = sms
         self._q_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim = config.head_dim
 
         def buffer(size: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=weight.device)
 
-        most = max(FEW_CHUNKS, triton.cdiv(2 * sms, self._kv_heads))
         self._x = buffer(config.hidden_size)
         self._heads = buffer((self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(self._q_heads * self._dim)
         self._inner = buffer(config.intermediate_size)
         self._logits = buffer(config.vocab_size)
-        self._partial = buffer(most * self._q_heads * self._dim, torch.float32)
-        self._lse = buffer(most * self._q_heads, torch.float32)
+        self._partial = buffer(MOST_CHUNKS * self._q_heads * self._dim, torch.float32)
+        self._lse = buffer(MOST_CHUNKS * self._q_heads, torch.float32)
 
     def run(self, limit: int) -> Tensor:
         """Enqueue a step; logits [vocab_size] in the model's dtype. The row of the token must be below `limit`."""
@@ -144,17 +141,14 @@ class FusedDecoder:
         embedding_kernel[(-(-size // 1024),)](
             self._token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
         )
-        cut = choose_chunking(limit, self._q_heads, self._kv_heads, self._dim, self._sms)
+        cut = choose_chunking(limit)
         for index, layer in enumerate(self._model.layers):
             assert isinstance(layer, DecoderLayer)
             attention, mlp = layer.self_attn, layer.mlp
             self._linear(x, attention.qkv_proj, self._heads, norm=layer.input_layernorm)
             self._attend(index, getattr(attention, "qk_norm", None), cut)
-            if cut.fused:
-                self._linear(self._partial, attention.o_proj, x, residual=x, cut=cut)
-            else:
-                self._combine(cut)
-                self._linear(self._mixed, attention.o_proj, x, residual=x)
+            self._combine(cut)
+            self._linear(self._mixed, attention.o_proj, x, residual=x)
             self._linear(x, mlp.gate_up_proj, self._inner, norm=layer.post_attention_layernorm, gated=True)
             self._linear(self._inner, mlp.down_proj, x, residual=x)
         self._linear(x, self._model.lm_head, self._logits, norm=self._model.norm)
@@ -168,14 +162,10 @@ class FusedDecoder:
         norm: RMSNorm | None = None,
         residual: Tensor | None = None,
         gated: bool = False,
-        cut: Chunking | None = None,
     ) -> None:
         weight = layer.weight
         outputs, inputs = out.shape[0], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
-        if cut is not None:  # the tile spans all heads
-            warps = triton.next_power_of_2(self._q_heads) * self._dim // 256
-            tile = Tile(min(warps, 8), 1, 8, max(warps // 8, 1))
         linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
             x,
             weight,
@@ -183,8 +173,6 @@ class FusedDecoder:
             norm.weight if norm is not None else weight,
             residual if residual is not None else x,
             out,
-            self._lse,
-            self._counters,
             N=outputs,
             K=inputs,
             EPS=norm.eps if norm is not None else 0.0,
@@ -192,9 +180,6 @@ class FusedDecoder:
             BIAS=layer.bias is not None,
             GATED=gated,
             RESIDUAL=residual is not None,
-            CHUNKS=triton.next_power_of_2(cut.chunks) if cut is not None else 0,
-            CHUNK=cut.rows if cut is not None else 0,
-            D=self._dim,
             WK=tile.wk,
             WN=tile.wn,
             ROWS=tile.rows,
@@ -205,7 +190,7 @@ class FusedDecoder:
         )
 
     def _attend(self, index: int, norm: HeadNorm | None, cut: Chunking) -> None:
-        groups = ATTENTION_WARPS * 256 // self._dim
+        groups = cut.warps * 256 // self._dim
         attention_kernel[(self._kv_heads, cut.chunks)](
             self._heads,
             norm.weight if norm is not None else self._heads,
@@ -225,10 +210,10 @@ class FusedDecoder:
             NORM=norm is not None,
             BLOCK=self._cache.block_size,
             W=groups,
-            R=ATTENTION_TILE // groups,
+            R=cut.tile // groups,
             TILES=cut.tiles,
             PDL=self._pdl,
-            num_warps=ATTENTION_WARPS,
+            num_warps=cut.warps,
             launch_pdl=self._pdl,
         )
 

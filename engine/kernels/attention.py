@@ -101,7 +101,7 @@ def attention_kernel(
     sin; cache_k and cache_v [slots, HKV, D]; table int32 [blocks]; counters int64: the row of the token, then
     its position. G is the power of two from HQ / HKV on. A program takes one chunk: TILES tiles of W * R rows.
     It leaves its output in partial fp32 [chunks, HQ, D] and log2 of the sum of its weights in lse fp32 [chunks,
-    HQ]; programs beyond the last row leave nothing. `linear_kernel` or `combine_kernel` put the chunks together.
+    HQ]; programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)

@@ -91,37 +91,6 @@ def _product(tiles, x):
 
 
 @triton.jit
-def _combine(
-    partial,
-    lse,
-    chunks,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    dtype: tl.constexpr,
-    WK: tl.constexpr,
-    WN: tl.constexpr,
-    STEPS: tl.constexpr,
-):
-    """The attention's output [WK, WN, 1, STEPS, 256] from the parts that `attention_kernel` left.
-
-    CHUNKS and WK * STEPS * 256 / D are powers of two, at least the number of chunks and of heads.
-    """
-    heads = tl.arange(0, WK * STEPS * LANES // D)[:, None]
-    parts = tl.arange(0, CHUNKS)[None, :]
-    there = (parts < chunks) & (heads < HEADS)
-    logs = tl.load(lse + parts * HEADS + heads, mask=there, other=-float("inf"))
-    at = (parts * HEADS + heads)[:, :, None] * D + tl.arange(0, D)[None, None, :]
-    values = tl.load(partial + at, mask=there[:, :, None], other=0.0)
-    high = tl.max(logs, 1)[:, None]
-    share = tl.exp2(logs - tl.where(high == float("-inf"), 0.0, high))
-    share = share / tl.maximum(tl.sum(share, 1), 1e-30)[:, None]
-    mixed = tl.sum(values * share[:, :, None], 1).to(dtype)
-    mixed = tl.reshape(mixed, [WK, 1, 1, STEPS, LANES])
-    return tl.broadcast_to(mixed, [WK, WN, 1, STEPS, LANES])
-
-
-@triton.jit
 def linear_kernel(
     x,
     weight,
@@ -129,8 +98,6 @@ def linear_kernel(
     norm_weight,
     residual,
     out,
-    lse,
-    counters,
     N: tl.constexpr,
     K: tl.constexpr,
     EPS: tl.constexpr,
@@ -138,9 +105,6 @@ def linear_kernel(
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    D: tl.constexpr,
     WK: tl.constexpr,
     WN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -150,8 +114,7 @@ def linear_kernel(
     """out [N] = weight [N, K] @ x [K], in their dtype.
 
     NORM: x is normed first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and
-    out = silu(gate) * up. RESIDUAL: residual [N] is added; it may be `out` itself. CHUNKS: x and lse are the parts
-    of `attention_kernel` (heads of D, chunks of CHUNK rows), put together first. Pointers that the flags leave
+    out = silu(gate) * up. RESIDUAL: residual [N] is added; it may be `out` itself. Pointers that the flags leave
     unused may be anything. Needs WK * WN warps and cdiv(N, WN * ROWS) programs.
     """
     gdc_launch_dependents(PDL)
@@ -167,14 +130,9 @@ def linear_kernel(
         shift = tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
         if GATED:
             up_shift = tl.load(bias + N + rows, mask=inside, other=0.0).to(tl.float32)
-    if CHUNKS:
-        chunks = (tl.load(counters) // CHUNK).to(tl.int32) + 1
     # What was loaded so far are weights; what follows was written by earlier kernels of the step.
     gdc_wait(PDL)
-    if CHUNKS:
-        parts = (_combine(x, lse, chunks, K // D, D, CHUNKS, dtype, WK, WN, STEPS),)
-    else:
-        parts = _load_vector(x, K, WK, WN, STEPS)
+    parts = _load_vector(x, K, WK, WN, STEPS)
     if RESIDUAL:
         carried = tl.load(residual + rows, mask=inside, other=0.0).to(tl.float32)
     if NORM:

@@ -211,7 +211,7 @@ def _likeliest(x, k, floor, LIMIT: tl.constexpr):
     above = (x > edge).to(tl.int32)
     tied = (x == edge).to(tl.int32)
     # More than LIMIT reach the bound only where they equal it: then those with the lowest indices are enough.
-    take = (above + tied * (tl.cumsum(tied, 0) <= LIMIT - tl.sum(above, 0)).to(tl.int32)) > 0
+    take = (above + tied * (tl.cumsum(tied, 0) + tl.sum(above, 0) <= LIMIT).to(tl.int32)) > 0
     return take, edge
 
 
