@@ -1,0 +1,132 @@
+"""The fused kernels of a decode step against the plain modules, in fp32 and in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import PretrainedConfig
+
+pytest.importorskip("triton")
+
+from engine.attention.sdpa import SdpaBackend
+from engine.batch import Batch, Span
+from engine.fused import FusedDecoder, choose_chunking, choose_tile
+from engine.kernels.linear import linear_kernel
+from engine.kv_cache import KVCache
+from models.load import load_model
+from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "tile"),
+    [(32, 512, (1, 4, 4, 2)), (30, 700, (4, 1, 8, 1)), (24, 768, (1, 2, 2, 1)), (8, 1024, (2, 2, 2, 2))],
+)
+@pytest.mark.parametrize("part", ["plain", "norm", "bias", "gated", "residual"])
+def test_a_product_with_what_stands_around_it(
+    outputs: int, inputs: int, tile: tuple[int, int, int, int], part: str
+) -> None:
+    generator = torch.Generator().manual_seed(outputs)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE)
+
+    rows = 2 * outputs if part == "gated" else outputs
+    x, weight, scale = random(inputs), random(rows, inputs), random(inputs)
+    bias, residual = random(rows), random(outputs)
+    out = torch.full((outputs,), float("nan"), device=DEVICE)
+    wk, wn, per_warp, steps = tile
+    linear_kernel[(-(-outputs // (wn * per_warp)),)](
+        x,
+        weight,
+        bias,
+        scale,
+        residual,
+        out,
+        N=outputs,
+        K=inputs,
+        EPS=1e-6,
+        NORM=part == "norm",
+        BIAS=part in ("bias", "gated"),
+        GATED=part == "gated",
+        RESIDUAL=part == "residual",
+        WK=wk,
+        WN=wn,
+        ROWS=per_warp,
+        STEPS=steps,
+        PDL=False,
+        num_warps=wk * wn,
+    )
+    y = F.linear(F.rms_norm(x, (inputs,), scale, 1e-6) if part == "norm" else x, weight)
+    if part in ("bias", "gated"):
+        y = y + bias
+    if part == "gated":
+        gate, up = y.chunk(2)
+        y = F.silu(gate) * up
+    if part == "residual":
+        y = y + residual
+    torch.testing.assert_close(out, y, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny_qwen3(num_hidden_layers=1, head_dim=64),
+        tiny_llama(
+            num_hidden_layers=1,
+            hidden_size=192,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            attention_bias=True,
+        ),
+    ],
+    ids=["qwen3", "llama"],
+)
+@pytest.mark.parametrize("row", [0, 5, 130])
+def test_a_step_gives_the_logits_and_the_cache_of_the_plain_modules(
+    tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig, row: int
+) -> None:
+    folder = write_checkpoint(tmp_path_factory.mktemp("fused"), config)
+    model = load_model(files_of(folder), dtype=torch.float32, device=DEVICE)
+    shape = model.config
+    kv_heads, dim = shape.num_key_value_heads, shape.head_dim
+    plain, fused = (KVCache(1, 40, 16, kv_heads, dim, torch.float32, DEVICE) for _ in range(2))
+    table = [7, 3, 4, 5, 20, 1, 2, 9, 11, 30, 31, 32]
+    ids = torch.randint(160, (row + 1,), generator=torch.Generator().manual_seed(row)).to(DEVICE)
+    backend = SdpaBackend(plain, shape.num_attention_heads // kv_heads)
+    plain.kv.zero_()
+    with torch.inference_mode():
+        if row:
+            spans = Batch((Span(tuple(table), 0, row),))
+            model.forward(ids[:-1], torch.arange(row, device=DEVICE), backend.plan(spans))
+        fused.kv.fill_(float("nan"))  # rows that were never written must not matter
+        written = torch.tensor(
+            [table[i // 16] * 16 + i % 16 for i in range(row)], dtype=torch.int64, device=DEVICE
+        )
+        fused.kv[:, :, written] = plain.kv[:, :, written]
+        step = backend.plan(Batch((Span(tuple(table), row, 1),)))
+        expected = model.logits(model.forward(ids[-1:], torch.tensor([row], device=DEVICE), step))[0]
+        place = torch.tensor([row, row], device=DEVICE)
+        blocks = torch.tensor(table, dtype=torch.int32, device=DEVICE)
+        decoder = FusedDecoder(model, fused, ids[-1:].clone(), place, blocks, pdl=False)
+        logits = decoder.run(192)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    slot = table[row // 16] * 16 + row % 16
+    torch.testing.assert_close(fused.kv[:, :, slot], plain.kv[:, :, slot], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [1, 640, 1280, 2560, 10240, 20480, 40960, 131072])
+def test_the_chunks_cover_every_row_and_fit_the_buffers(limit: int) -> None:
+    cut = choose_chunking(limit)
+    assert cut.rows * cut.chunks >= limit
+    assert cut.chunks <= 80
+
+
+@pytest.mark.parametrize("inputs", [64, 576, 1024, 1536, 2560, 3072, 4096, 9728, 12288])
+@pytest.mark.parametrize("gated", [True, False])
+def test_tiles_are_powers_of_two(inputs: int, gated: bool) -> None:
+    for outputs in (96, 1024, 4096, 151936):
+        tile = choose_tile(outputs, inputs, gated)
+        for size in (tile.wk, tile.wn, tile.rows, tile.steps):
+            assert size >= 1
+            assert size & (size - 1) == 0
