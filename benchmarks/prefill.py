@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import Budget, Record, describe, matmul_rate
+from benchmarks.machine import Budget, Record, describe, matmul_rate, synchronize
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import SHAPES, prefill_flops, random_engine, random_prompt, shared_tensors
 from engine import Engine, SamplingParams
@@ -30,6 +30,7 @@ def warm_seconds(engine: Engine, prompt: list[int]) -> float:
     """Seconds until the KV of a new prompt is there."""
     began = time.perf_counter()
     computed = engine.warm(prompt)
+    synchronize(engine.device)  # the engine does not wait for what nobody reads
     spent = time.perf_counter() - began
     if computed != len(prompt):
         raise RuntimeError(f"only {computed} of {len(prompt)} tokens were computed")

@@ -36,7 +36,7 @@ T = TypeVar("T")
 Follow = Callable[[Sequence], None]
 MAX_CHUNK = 512
 """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once."""
-GPU_MAX_CHUNK = 2048
+GPU_MAX_CHUNK = 4096
 """The same on a GPU, which has the work of these rows done in a few milliseconds."""
 GRAPH_BYTES = 256 * 1024**2
 """What graphs, compiled kernels and the workspaces of libraries take beside the activations."""
@@ -118,13 +118,17 @@ class Engine:
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
         self._lane: Lane | None = None
-        if lane and on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
+        if on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
             try:
-                self._lane = Lane(
-                    model, self._cache, self._attention_name, self.context_length, graphs, fused
-                )
-                self._lane.prepare()
-            except Exception as error:  # noqa: BLE001 - without it there is still the plain way
+                if fused:
+                    self._runner.fuse(model)
+                if lane:
+                    self._lane = Lane(
+                        model, self._cache, self._attention_name, self.context_length, graphs, fused
+                    )
+                    self._lane.prepare()
+            except Exception as error:  # noqa: BLE001 - without them there is still the plain way
+                self._runner = Runner(model, self._backend, device)
                 self._lane = None
                 self._notes += (
                     f"Tokens are decoded by the plain modules, which is slower ({_one_line(error)}).",

@@ -112,11 +112,7 @@ class Prefill:
 
 
 @torch.inference_mode()
-def step_logits(network: Qwen3ForCausalLM, token_ids: list[int], device: torch.device) -> Tensor:
-    """fp32 logits [vocab] of the step that computes the last of `token_ids`, eager, with a growing cache."""
-    ids = torch.tensor([token_ids], device=device)
-    before, last = ids[:, :-1], ids[:, -1:]
-    cache = network(before, use_cache=True, logits_to_keep=1).past_key_values
-    out = network(last, past_key_values=cache, use_cache=True)
-    logits: Tensor = out.logits[0, -1].float()
-    return logits
+def all_logits(network: Qwen3ForCausalLM, token_ids: list[int], device: torch.device) -> Tensor:
+    """fp32 logits [T, vocab] after each of T `token_ids`, read in one pass."""
+    logits: Tensor = network(torch.tensor([token_ids], device=device), use_cache=False).logits[0]
+    return logits.float()
