@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.kernels.attention import attention_kernel, combine_kernel
 from engine.kernels.embedding import embedding_kernel
+from engine.kernels.launch import split_alike
 from engine.kernels.linear import linear_kernel
 from engine.kv_cache import KVCache
 from models.decoder import DecoderLayer, DecoderModel
@@ -48,7 +49,7 @@ def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     elif outputs <= 1024 and inputs > 2048:
         wk, wn, rows, most = 1, 8, 2, 4
     elif inputs <= 4096:
-        wk, wn, rows, most = 4, 1, 4 if gated else 8, 4
+        wk, wn, rows, most = 4, 1, 4 if gated or outputs <= 1024 else 8, 4
     else:
         wk, wn, rows, most = 8, 1, 2 if gated else 4, 2
     even = (steps for steps in (4, 2) if steps <= most and inputs % (256 * wk * steps) == 0)
@@ -138,9 +139,10 @@ class FusedDecoder:
         """Enqueue a step; logits [vocab_size] in the model's dtype. The row of the token must be below `limit`."""
         x = self._x
         size = x.shape[0]
-        embedding_kernel[(-(-size // 1024),)](
+        kernel = embedding_kernel[(-(-size // 1024),)](
             self._token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
         )
+        split_alike(kernel)
         cut = choose_chunking(limit)
         for index, layer in enumerate(self._model.layers):
             assert isinstance(layer, DecoderLayer)
@@ -166,7 +168,7 @@ class FusedDecoder:
         weight = layer.weight
         outputs, inputs = out.shape[0], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
-        linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
+        kernel = linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
             x,
             weight,
             layer.bias if layer.bias is not None else weight,
@@ -188,10 +190,11 @@ class FusedDecoder:
             num_warps=tile.wk * tile.wn,
             launch_pdl=self._pdl,
         )
+        split_alike(kernel)
 
     def _attend(self, index: int, norm: HeadNorm | None, cut: Chunking) -> None:
         groups = cut.warps * 256 // self._dim
-        attention_kernel[(self._kv_heads, cut.chunks)](
+        kernel = attention_kernel[(self._kv_heads, cut.chunks)](
             self._heads,
             norm.weight if norm is not None else self._heads,
             self._model.rotary_table,
@@ -216,9 +219,10 @@ class FusedDecoder:
             num_warps=cut.warps,
             launch_pdl=self._pdl,
         )
+        split_alike(kernel)
 
     def _combine(self, cut: Chunking) -> None:
-        combine_kernel[(self._q_heads,)](
+        kernel = combine_kernel[(self._q_heads,)](
             self._partial,
             self._lse,
             self._counters,
@@ -231,3 +235,4 @@ class FusedDecoder:
             num_warps=4,
             launch_pdl=self._pdl,
         )
+        split_alike(kernel)

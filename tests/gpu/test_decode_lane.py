@@ -1,5 +1,6 @@
 """The decode lane on a GPU: fused kernels, CUDA graphs and the plain modules give the same tokens and true logits."""
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,3 +159,17 @@ def test_the_bare_loop_can_be_measured(folder: Path) -> None:
     with an_engine(folder) as engine:
         assert 0 < bare_rate(engine, 100, 8) < 1
         assert len(tokens(engine)) == 60
+
+
+def test_the_kernels_of_a_step_want_the_memory_divided_alike() -> None:
+    from engine.kernels.embedding import embedding_kernel
+    from engine.kernels.launch import split_alike
+
+    weight = torch.randn(4, 64, device="cuda")
+    token, out = torch.ones(1, dtype=torch.int64, device="cuda"), torch.empty(64, device="cuda")
+    kernel = embedding_kernel[(1,)](token, weight, out, SIZE=64, BLOCK=64)
+    split_alike(kernel)
+    value = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuFuncGetAttribute(ctypes.byref(value), 9, ctypes.c_void_p(kernel.function))
+    assert value.value == 100
+    assert torch.equal(out, weight[1])
