@@ -14,13 +14,13 @@ import argparse
 import gc
 import statistics
 import time
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
+from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import (
     SHAPES,
@@ -274,36 +274,14 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.160}"
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shapes", type=_names, default=["0.6B", "1.7B", "4B", "8B"])
-    parser.add_argument(
-        "--contexts", type=lambda s: [int(n) for n in _names(s)], default=[128, 512, 4096, 16384]
-    )
-    parser.add_argument("--peers", type=_names, default=list(PEERS))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = parser_of(__doc__)
+    parser.add_argument("--shapes", type=names, default=["0.6B", "1.7B", "4B", "8B"])
+    parser.add_argument("--contexts", type=numbers, default=[128, 512, 4096, 16384])
+    parser.add_argument("--peers", type=names, default=list(PEERS))
     parser.add_argument("--steps", type=int, default=128, help="tokens decoded in each repeat")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--attention", help="our attention backend; default: what the engine chooses")
     parser.add_argument("--no-graph", action="store_true", help="our engine without CUDA graphs")
-    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-bench and greedy")
-    parser.add_argument("--gguf", type=Path, help="a model with the shapes of Qwen3-0.6B for llama.cpp")
-    parser.add_argument("--budget-s", type=float, help="skip what no longer fits into this many seconds")
-    parser.add_argument("--json", type=Path, help="write the figures here after every measurement")
-    parser.add_argument("--merge", action="store_true", help="add to the figures that the file holds")
-    arguments = parser.parse_args()
-    for name, known in (("shapes", SHAPES), ("peers", PEERS)):
-        if unknown := [given for given in getattr(arguments, name) if given not in known]:
-            parser.error(f"--{name}: there is no {unknown[0]!r}; choose from {', '.join(known)}")
-    if (arguments.llama_cpp is None) != (arguments.gguf is None):
-        parser.error("--llama-cpp and --gguf go together")
-    return arguments
+    return parse(parser, PEERS)
 
 
 def main() -> None:

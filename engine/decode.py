@@ -18,7 +18,7 @@ from engine.cuda_graphs import Graphs
 from engine.device_sampler import HISTORY, DeviceSampler
 from engine.kv_cache import KVCache
 from engine.params import SamplingParams
-from engine.plain_decode import PlainDecoder
+from engine.plain_decode import PlainDecoder, StepInput
 from engine.rows import Rows
 from models.decoder import DecoderModel
 
@@ -64,12 +64,12 @@ class Lane:
         self._events = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
         self._launched = 0
         self._read = 0
-        place = (self.sampler.token, self.counters, self.table)
+        given = StepInput(self.sampler.token, self.counters, self.table)
         self.program: DecodeProgram
         if fused and supports(model) is None:
-            self.program = FusedDecoder(model, cache, *place, pdl)
+            self.program = FusedDecoder(model, cache, given, pdl)
         else:
-            self.program = PlainDecoder(model, cache, *place, attention)
+            self.program = PlainDecoder(model, cache, given, attention)
 
     @property
     def name(self) -> str:

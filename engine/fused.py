@@ -24,6 +24,7 @@ from engine.kernels.embedding import embedding_kernel
 from engine.kernels.launch import split_alike
 from engine.kernels.linear import linear_kernel
 from engine.kv_cache import KVCache
+from engine.plain_decode import StepInput
 from models.decoder import DecoderLayer, DecoderModel
 from models.layers import HeadNorm, Linear, RMSNorm
 from models.llama import LlamaModel
@@ -96,30 +97,17 @@ def supports(model: DecoderModel) -> str | None:
 
 
 class FusedDecoder:
-    """One token through the model, from `token` and `counters` on the device to logits on the device."""
+    """One token through the model, from its `StepInput` to logits on the device."""
 
     name = "fused kernels"
 
-    def __init__(
-        self,
-        model: DecoderModel,
-        cache: KVCache,
-        token: Tensor,
-        counters: Tensor,
-        table: Tensor,
-        pdl: bool,
-    ) -> None:
-        """token int64 [1]; counters int64 [2]: its row, its position; table int32 [blocks], all on the device.
-
-        `pdl` turns programmatic dependent launch on (sm_90 and later).
-        """
+    def __init__(self, model: DecoderModel, cache: KVCache, given: StepInput, pdl: bool) -> None:
+        """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
         config = model.config
         weight = model.embed_tokens.weight
         self._model = model
         self._cache = cache
-        self._token = token
-        self._counters = counters
-        self._table = table
+        self._given = given
         self._pdl = pdl
         self._q_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim = config.head_dim
@@ -140,7 +128,7 @@ class FusedDecoder:
         x = self._x
         size = x.shape[0]
         kernel = embedding_kernel[(-(-size // 1024),)](
-            self._token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
+            self._given.token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
         )
         split_alike(kernel)
         cut = choose_chunking(limit)
@@ -200,8 +188,8 @@ class FusedDecoder:
             self._model.rotary_table,
             self._cache.k[index],
             self._cache.v[index],
-            self._table,
-            self._counters,
+            self._given.table,
+            self._given.counters,
             self._partial,
             self._lse,
             self._dim**-0.5 * math.log2(math.e),
@@ -225,7 +213,7 @@ class FusedDecoder:
         kernel = combine_kernel[(self._q_heads,)](
             self._partial,
             self._lse,
-            self._counters,
+            self._given.counters,
             self._mixed,
             HQ=self._q_heads,
             D=self._dim,
