@@ -9,6 +9,7 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
+from engine.block_map import BlockMap, block_map
 from engine.blocks import BlockManager, Key, OutOfBlocksError
 from engine.chat import Chat, Think, ThinkCache
 from engine.decode import Lane
@@ -241,6 +242,18 @@ class Engine:
             decode=self._lane.name if self._lane is not None else "plain modules",
             notes=self._notes,
         )
+
+    def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
+        """Have `found` called with a picture of the blocks, between two steps. Returns at once.
+
+        The branch is that of the person's running sequence, else `keys`. Raises EngineError once closed.
+        """
+
+        def job() -> None:
+            running = [s.rows.keys for s in self._scheduler.running if s.priority is Priority.PERSON]
+            found(block_map(self._blocks, running[-1] if running else keys))
+
+        self._loop.post(job)
 
     def on_lane(self, function: Callable[[Lane], T], empty: bool = True) -> T:
         """Call `function` on the loop thread between two steps, for measurements; `empty` the prefix cache before.
