@@ -66,6 +66,18 @@ class TurnStats:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCost:
+    """What sending a draft would take, in tokens."""
+
+    tokens: int
+    """Of the message itself."""
+    new: int
+    """Computed after Enter, as things stand now; at least 1."""
+    free: int
+    """Left in the context for the answer; below 0: so many too many."""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What the engine holds and does right now; a snapshot, cheap enough to take 30 times a second."""
 
