@@ -10,6 +10,7 @@ import typer
 from typer.main import get_command
 
 from chatterm.backend import ChatOptions, EngineError, ModelError
+from chatterm.config_commands import config_app
 from chatterm.sanitize import one_line
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(config_app, name="config")
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
