@@ -12,6 +12,7 @@ from typer.main import get_command
 from chatterm.backend import ChatOptions, EngineError, ModelError
 from chatterm.config_commands import config_app
 from chatterm.sanitize import one_line
+from chatterm.session_commands import sessions_app
 
 app = typer.Typer(
     help="Chat with a language model in the terminal. The model runs on this machine.",
@@ -20,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(config_app, name="config")
+app.add_typer(sessions_app, name="sessions")
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
@@ -101,6 +103,7 @@ def chatterm(
 
 @app.command()
 def run(
+    invocation: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help=f"{_MODEL} Default: smollm2.", show_default=False),
@@ -114,6 +117,13 @@ def run(
             help="Answer and exit. Repeat it for more turns.",
             show_default=False,
         ),
+    ] = None,
+    continue_last: Annotated[
+        bool, typer.Option("-c", "--continue", help="Go on with the latest session.")
+    ] = False,
+    session: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Go on with this session: its id, its title, or a part of it."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per turn: text, reasoning, finish_reason, stats.")
@@ -228,6 +238,17 @@ def run(
             raise WrongUsage("--json and --stats need a prompt; add -p TEXT, or pipe text in.")
         if not sys.stdout.isatty():
             raise WrongUsage("The screen needs a terminal; add -p TEXT, or pipe text in, for an answer here.")
+    resume: dict[str, Any] = {}
+    if continue_last and session is not None:
+        raise WrongUsage("--continue and --session exclude each other; give one of them.")
+    if continue_last or session is not None:
+        from chatterm.sessions.resume import find_session, resumed
+
+        chosen = find_session(session)
+        given = {name: _is_given(invocation, name) for name in ("think", "think_cache")}
+        options = resumed(options, chosen, **given)
+        model = model or chosen.model or None
+        resume["session"] = chosen.id
     from chatterm.local import LocalBackend
     from models.catalogue import DEFAULT_MODEL
 
@@ -241,10 +262,15 @@ def run(
             load_theme(theme or DEFAULT_THEME)
         except EngineError as error:
             raise WrongUsage(str(error)) from error
-        raise typer.Exit(run_app(backend, theme=theme))
+        raise typer.Exit(run_app(backend, theme=theme, **resume))
     from chatterm.oneshot import answer
 
-    answer(backend, prompts, as_json=as_json, stats=stats)
+    answer(backend, prompts, as_json=as_json, stats=stats, **resume)
+
+
+def _is_given(invocation: typer.Context, name: str) -> bool:
+    source = invocation.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:

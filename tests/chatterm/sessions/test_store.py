@@ -11,7 +11,7 @@ import pytest
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
-from tests.chatterm.sessions.conftest import conversation
+from tests.chatterm.sessions.saved import conversation
 
 
 def reopened(store: Store) -> Store:

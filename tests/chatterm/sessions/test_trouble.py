@@ -17,7 +17,7 @@ from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import VERSION, connect
 from chatterm.sessions.store import Store
 from chatterm.sessions.vault import Op
-from tests.chatterm.sessions.conftest import conversation
+from tests.chatterm.sessions.saved import conversation
 
 ROOT = Path(__file__).resolve().parents[3]
 
