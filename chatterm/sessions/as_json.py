@@ -8,6 +8,7 @@ from typing import Any, TypeGuard, get_args
 
 from chatterm.backend import EngineError, FinishReason, ThinkCache, ThinkMode
 from chatterm.sanitize import one_line
+from chatterm.sessions.dates import LATEST
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
@@ -86,6 +87,10 @@ class _Reader:
     def number(self, name: str) -> float:
         return float(self.take(name, 0.0, _is_number, "a number"))
 
+    def moment(self, name: str) -> float:
+        what = "seconds since 1970"
+        return float(self.take(name, 0.0, lambda v: _is_number(v) and 0 <= v <= LATEST, what))
+
     def ids(self, name: str) -> list[int]:
         def valid(value: object) -> bool:
             return isinstance(value, list) and all(_is_int(id) and 0 <= id <= _LARGEST for id in value)
@@ -102,8 +107,8 @@ def _session(reader: _Reader) -> SessionInfo:
         think=_choice(reader, "think", get_args(ThinkMode)),
         think_cache=_choice(reader, "think_cache", get_args(ThinkCache)),
         sampling=_sampling(reader.take("sampling", {}, lambda v: isinstance(v, dict), "an object")),
-        created=reader.number("created"),
-        updated=reader.number("updated"),
+        created=reader.moment("created"),
+        updated=reader.moment("updated"),
     )
 
 
@@ -168,7 +173,7 @@ def _exchange(reader: _Reader) -> Exchange:
         ),
         stats=reader.take("stats", {}, valid_stats, "an object of numbers"),
         model=one_line(reader.text("model")),
-        created=reader.number("created"),
+        created=reader.moment("created"),
         thinking_s=reader.number("thinking_s"),
     )
 

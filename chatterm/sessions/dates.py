@@ -2,11 +2,14 @@
 
 from datetime import datetime
 
+LATEST = 250_000_000_000.0
+"""Seconds since the epoch that the calendar can still tell, in the year 9892."""
+
 
 def when_text(then: float, now: float) -> str:
     """A moment (seconds since the epoch) in at most 12 columns, in local time: "just now", "5 min ago", "14:03",
     "yesterday", "Mon 14:03", "12 Nov", "12 Nov 2024"."""
-    ago = now - then
+    ago = now - (then := _known(then))
     if ago < 60:
         return "just now"
     if ago < 3600:
@@ -24,4 +27,9 @@ def when_text(then: float, now: float) -> str:
 
 def stamp(then: float) -> str:
     """The moment to the minute, in local time: "2026-03-01 14:03"."""
-    return f"{datetime.fromtimestamp(then):%Y-%m-%d %H:%M}"
+    return f"{datetime.fromtimestamp(_known(then)):%Y-%m-%d %H:%M}"
+
+
+def _known(then: float) -> float:
+    """A moment that the calendar has, whatever a file says."""
+    return min(max(then, 0.0), LATEST)
