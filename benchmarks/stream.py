@@ -132,8 +132,6 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
 
     from engine import Engine
     from engine.events import Figures, FinishReason
-    from engine.output import Output
-    from engine.reasoning import ThinkTracker
     from engine.rows import Rows
     from engine.sequence import Priority, Sequence
 
@@ -147,10 +145,8 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
             self.pace = Pace(step_s)
             self.thread_id = 0
 
-        def start(self, rows: Rows, params: Any, inside_think: bool = False) -> Sequence:
-            tracker = ThinkTracker(tokenizer.think_start, tokenizer.think_end, inside_think)
-            output = Output(tokenizer.stream(), tracker, params.stop)
-            sequence = Sequence(rows, Priority.PERSON, params, output)
+        def start(self, rows: Rows, params: Any, output: Any = None, earlier: Any = None) -> Sequence:
+            sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params))
             threading.Thread(target=self.generate, args=(sequence,), daemon=True).start()
             return sequence
 

@@ -222,7 +222,7 @@ class Engine:
         """What the engine holds and does right now."""
         done = total = 0
         for sequence in list(self._scheduler.running):
-            if sequence.priority is Priority.PERSON and not sequence.generated:
+            if sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
                 done = max(sequence.computed - sequence.cached_tokens, 0)
                 total = sequence.prompt_tokens - sequence.cached_tokens
         return Figures(
@@ -290,15 +290,28 @@ class Engine:
 
     # -- what Chat uses
 
-    def start(self, rows: Rows, params: SamplingParams, inside_think: bool = False) -> Sequence:
-        """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does."""
+    def output(self, params: SamplingParams, inside_think: bool = False) -> Output:
+        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span."""
+        tracker = ThinkTracker(self.tokenizer.think_start, self.tokenizer.think_end, inside_think)
+        return Output(self.tokenizer.stream(), tracker, params.stop)
+
+    def start(
+        self,
+        rows: Rows,
+        params: SamplingParams,
+        output: Output | None = None,
+        earlier: list[int] | None = None,
+    ) -> Sequence:
+        """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does.
+
+        `earlier` are the last tokens of `rows` when they are an answer that goes on; `max_tokens` counts them too.
+        """
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
-        tracker = ThinkTracker(self.tokenizer.think_start, self.tokenizer.think_end, inside_think)
-        sequence = Sequence(
-            rows, Priority.PERSON, params, Output(self.tokenizer.stream(), tracker, params.stop)
-        )
+        sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params))
+        sequence.generated = list(earlier or ())
+        sequence.earlier = len(sequence.generated)
         self.submit(sequence)
         return sequence
 
@@ -326,13 +339,15 @@ class Engine:
         """End a sequence within one step. Returns at once."""
         sequence.cancelled = True
 
-    def warm_rows(self, rows: Rows, follow: Follow | None = None) -> int:
+    def warm_rows(
+        self, rows: Rows, follow: Follow | None = None, priority: Priority = Priority.PERSON
+    ) -> int:
         """Make the KV of `rows` present. Returns how many rows had to be computed.
 
         `follow` gets the sequence that does it, to cancel it.
         """
         self._check(rows, spare=0)
-        sequence = Sequence(rows, Priority.PERSON)
+        sequence = Sequence(rows, priority)
         self.submit(sequence)
         if follow is not None:
             follow(sequence)
@@ -345,17 +360,26 @@ class Engine:
         """How many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
 
-    def hide(self, rows: Rows, start: int, end: int, follow: Follow | None = None) -> Rows:
+    def hide(
+        self,
+        rows: Rows,
+        start: int,
+        end: int,
+        follow: Follow | None = None,
+        priority: Priority = Priority.PERSON,
+        keep: bool = False,
+    ) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
-        What of `rows` is not present is computed first; `follow` as in `warm_rows`. Raises OutOfBlocksError when
-        there is no room, EngineError when computing or copying fails.
+        What of `rows` is not present is computed first; `follow` as in `warm_rows`. With `keep`, `rows` stay as
+        cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when there is no
+        room, EngineError when computing or copying fails.
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
-            self.warm_rows(rows, follow)
+            self.warm_rows(rows, follow, priority)
             try:
-                self._loop.call(lambda: self._move_up(rows, hidden, start, end))
+                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep))
             except (RuntimeError, MemoryError) as error:
                 raise _explain(error) from error
         return hidden
@@ -461,7 +485,7 @@ class Engine:
         assert sequence.params is not None
         if sequence.sampler is None:
             sequence.sampler = SamplerState.create(
-                sequence.params, sequence.rows.token_ids, logits.shape[-1], logits.device
+                sequence.params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
             )
         if not torch.isfinite(logits.max()):
             return -1
@@ -521,7 +545,7 @@ class Engine:
             sequence.error = sequence.error or error
             self._report(sequence)
 
-    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int) -> None:
+    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool) -> None:
         source, copies = self._blocks.open(rows.keys)
         try:
             self._cache.copy_blocks(copies)
@@ -544,7 +568,8 @@ class Engine:
                 self._blocks.close(target)
         finally:
             self._blocks.close(source)
-        self._blocks.forget(rows.keys, start)
+        if not keep:
+            self._blocks.forget(rows.keys, start)
 
     def _check(self, rows: Rows, spare: int) -> None:
         size = self._vocab_size

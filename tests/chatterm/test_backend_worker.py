@@ -157,7 +157,7 @@ def test_the_calls_of_a_session_reach_the_backend_and_report_their_value() -> No
     worker.submit(Resume())
     assert until(worker, ended) == [Failed(Resume(), "The answer is complete; /retry asks for another one.")]
     worker.submit(Count("three more words"))
-    cost = DraftCost(tokens=3, new=8, free=4096 - 10 - 8)
+    cost = DraftCost(tokens=3, new=8, free=4096 - 8 - 8)
     assert until(worker, ended) == [Done(Count("three more words"), cost)]
     worker.submit(Catalogue())
     assert until(worker, ended) == [Done(Catalogue(), backend.choices)]

@@ -92,7 +92,7 @@ def test_the_engine_shows_its_blocks_and_a_retry_shares_the_history(tmp_path: Pa
         chat.settle(wait=True)
         maps: list[BlockMap] = []
         seen = Event()
-        engine.look_at_blocks(chat._history(chat.turns).keys, lambda found: (maps.append(found), seen.set()))
+        engine.look_at_blocks(chat.history.keys, lambda found: (maps.append(found), seen.set()))
         assert seen.wait(10)
         assert maps[0].present == maps[0].tokens > maps[0].shared > 0
         assert maps[0].others == 1
