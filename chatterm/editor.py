@@ -5,9 +5,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chatterm.settings import SettingsError
+
+if TYPE_CHECKING:
+    from textual.app import App
 
 _COMMON = ("nano", "vim", "vi") if sys.platform != "win32" else ("notepad",)
 
@@ -38,3 +43,21 @@ def edit_file(path: Path) -> None:
         raise SettingsError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
     if status:
         raise SettingsError(f"{command[0]} ended with status {status}; nothing was taken from it.")
+
+
+def edit_text(app: "App[object]", text: str) -> str:
+    """`text` as the person left it in the editor; the screen of `app` steps aside. Raises SettingsError."""
+    from textual.app import SuspendNotSupported
+
+    editor_command()  # fails before the screen steps aside
+    try:
+        with tempfile.TemporaryDirectory(prefix="chatterm-") as folder:
+            path = Path(folder) / "message.md"
+            path.write_text(text, encoding="utf-8")
+            with app.suspend():
+                edit_file(path)
+            return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SettingsError(f"The draft cannot be edited: {error.strerror or error}.") from error
+    except SuspendNotSupported as error:
+        raise SettingsError("This terminal cannot be lent to an editor.") from error

@@ -1,69 +1,398 @@
 """Where the person writes."""
 
-from collections.abc import Callable
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
-from textual import events
+from rich.text import Text
+from textual import events, on
+from textual.binding import Binding, BindingType
+from textual.document._document import EditResult, Location, Selection
 from textual.message import Message
+from textual.timer import Timer
 from textual.widgets import TextArea
 
+from chatterm.attachments import AttachmentError, attach, mentions
+from chatterm.backend import EngineError
+from chatterm.commands import is_command
 from chatterm.sanitize import cleaned
+from chatterm.widgets.completion import Completion, Suggestion
+from chatterm.widgets.history import PromptHistory
+from chatterm.widgets.paste import Pastes, is_long
+
+_MOST_LINES, _MOST_CHARACTERS = 1000, 50_000
+"""What is longer can be written and sent, but stands as one label here: laying it out would take a while."""
+_DRAFT_EVERY = 0.5
+"""Seconds from a change to the draft that is given away."""
+_READING = 5.0
+"""Seconds that attached files may take to be read."""
+_PIECE = 1 << 16
+"""Characters that are cleaned at once; in between the screen goes on."""
+_NEWLINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
 
 
 class Composer(TextArea):
     """Enter sends; Shift+Enter (where the terminal reports it), Alt+Enter or Ctrl+J break the line."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"composer--label"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+g", "edit_outside", "Editor", show=False),
+        Binding("ctrl+o", "open_paste", "Open paste", show=False),
+    ]
+
     class Submitted(Message):
         """The person pressed Enter. The text stays until the screen takes it."""
+
+        def __init__(self, text: str, shown: str | None = None, recall: str | None = None) -> None:
+            super().__init__()
+            self.text = text
+            """What is sent: pastes whole, attached files behind it."""
+            self.shown = text if shown is None else shown
+            """What the composer showed: pastes as labels, files as `@path`."""
+            self.recall = text if recall is None else recall
+            """What Up brings back, here and in later sessions: pastes whole, files as `@path`."""
+
+    class Problem(Message):
+        """Something could not be done; `text` is one line for the person. What was written is still there."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
-    def __init__(self, *, intercept: Callable[[str], bool], id: str | None = None) -> None:
+    class Read(Message):
+        """The files that a message attaches were read, or could not be."""
+
+        def __init__(self, number: int, result: Message) -> None:
+            super().__init__()
+            self.number = number
+            self.result = result
+
+    def __init__(
+        self,
+        *,
+        intercept: Callable[[str], bool] | None = None,
+        completion: Completion | None = None,
+        history: int = 1000,
+        on_draft: Callable[[str], None] | None = None,
+        id: str | None = None,
+    ) -> None:
+        self._pastes = Pastes()  # first: the text area asks where labels stand as soon as it is made
         super().__init__(
             id=id,
             soft_wrap=True,
             compact=True,
             highlight_cursor_line=False,
             tab_behavior="focus",
-            placeholder="Write a message, / for commands",
+            placeholder="Write a message, / for commands, @ for files",
         )
         self._intercept = intercept
         """Sees every key first; True means that it was used."""
+        self._completion = completion
+        """The list that follows what is typed; the composer moves and chooses in it."""
+        self._history = PromptHistory(history)
+        self._on_draft = on_draft
+        """Gets the whole text, pastes and all, soon after it changed."""
+        self._draft_timer: Timer | None = None
+        self._reading = 0
+        """Number of the latest reading of attached files."""
+        self._reading_timer: Timer | None = None
 
-    async def _on_key(self, event: events.Key) -> None:
-        if self._intercept(event.key):
-            event.stop()
-            event.prevent_default()
-        elif event.key == "enter":
-            event.stop()
-            event.prevent_default()
-            self.post_message(self.Submitted(self.text))
-        elif event.key in ("shift+enter", "alt+enter", "ctrl+j"):
-            event.stop()
-            event.prevent_default()
-            self.insert("\n")
-            self.scroll_cursor_visible()
-        elif event.key == "tab":
-            event.stop()
-            event.prevent_default()
-            self.insert("    ")
-        else:
-            await super()._on_key(event)
+    # --- for the screen ---
 
-    async def _on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        event.prevent_default()
-        text = cleaned(event.text)
-        if text and (result := self._replace_via_keyboard(text, *self.selection)):
-            self.move_cursor(result.end_location)
+    def load_history(self, prompts: Iterable[str]) -> None:
+        """What earlier sessions sent, newest last."""
+        self._history.load(prompts)
+
+    @property
+    def full_text(self) -> str:
+        """The text with every paste in its place."""
+        return self._pastes.unfold(self.text)
 
     def put(self, text: str) -> None:
-        """Show `text` with the cursor at its end."""
+        """Show `text` with the cursor at its end. A very long text is folded."""
+        if not text:
+            self._pastes.clear()
+        elif is_long(text, _MOST_LINES, _MOST_CHARACTERS):
+            text = self._pastes.fold(text)
         self.load_text(text)
         self.move_cursor(self.document.end)
 
     def put_back(self, text: str) -> None:
         """Give back what could not be sent, before anything written since."""
         draft = self.text
-        self.put(f"{text}\n{draft}" if draft.strip() else text)
+        self.put(text)
+        if draft.strip():
+            self.put(f"{self.text}\n{draft}")
+
+    # --- keys ---
+
+    async def _on_key(self, event: events.Key) -> None:
+        if self._used(event.key):
+            event.stop()
+            event.prevent_default()
+        else:
+            await super()._on_key(event)
+
+    def _used(self, key: str) -> bool:
+        """Do what `key` means here, if anything."""
+        if (self._intercept is not None and self._intercept(key)) or self._complete(key):
+            return True
+        if key == "enter":
+            self._submit()
+        elif key in _NEWLINE_KEYS:
+            self.insert("\n")
+            self.scroll_cursor_visible()
+        elif key == "tab":
+            self.insert("    ")
+        else:
+            return (key == "up" and self._recall(-1)) or (key == "down" and self._recall(1))
+        return True
+
+    def _recall(self, step: int) -> bool:
+        """Go through the history, from the first line up and from the last line down."""
+        inside = self.navigator.is_first_wrapped_line if step < 0 else self.navigator.is_last_wrapped_line
+        text = self.full_text
+        if not self._history.shows(text):
+            self._history.leave()
+            if step > 0 or not inside(self.cursor_location):
+                return False
+        found = self._history.step(step, text)
+        if found is None:
+            return step < 0 and self._history.shows(text)
+        self.put(found)
+        return True
+
+    def _complete(self, key: str) -> bool:
+        """Keys that belong to the open list."""
+        if self._completion is None or not self._completion.display:
+            return False
+        self._completion.look(self.text, self._cursor_index)  # keys may have come faster than it was told
+        chosen = self._completion.chosen
+        if chosen is None:
+            return False
+        if key in ("up", "down"):
+            self._completion.move(-1 if key == "up" else 1)
+        elif key == "tab" or (key == "enter" and self.text.strip() != chosen.text.strip()):
+            self.choose(chosen, run=key == "enter")
+        elif key == "escape":
+            self._completion.close()
+        else:
+            return False
+        return True
+
+    def choose(self, suggestion: Suggestion, *, run: bool = False) -> None:
+        """Take a suggestion; `run` sends it where it is whole."""
+        if self._completion is not None:
+            self._completion.close()
+        self.load_text(suggestion.text)
+        end = len(suggestion.text) if suggestion.cursor is None else suggestion.cursor
+        before = suggestion.text[:end]
+        self.move_cursor((before.count("\n"), len(before) - before.rfind("\n") - 1))
+        if run and suggestion.complete:
+            self._submit()
+
+    @property
+    def _cursor_index(self) -> int:
+        row, column = self.cursor_location
+        return sum(len(line) + 1 for line in self.document.lines[:row]) + column
+
+    @on(TextArea.Changed)
+    def _text_changed(self) -> None:
+        if self._completion is not None:
+            self._completion.look(self.text, self._cursor_index)
+        if self._on_draft is not None and self._draft_timer is None:
+            self._draft_timer = self.set_timer(_DRAFT_EVERY, self._give_draft)
+
+    def _give_draft(self) -> None:
+        self._draft_timer = None
+        if self._on_draft is not None:
+            self._on_draft(self.full_text)
+
+    # --- sending ---
+
+    def _submit(self) -> None:
+        if self.read_only:  # files are being read
+            return
+        shown, recall = self.text, self.full_text
+        if is_command(shown) or next(mentions(shown), None) is None:
+            self._send(self.Submitted(recall, shown, recall))
+            return
+        self._reading += 1
+        number, pastes = self._reading, self._pastes.copy()
+        self.read_only = True
+        self._reading_timer = self.set_timer(_READING, self._give_up_reading)
+
+        def read() -> None:
+            result: Message
+            try:
+                attached = attach(shown, Path.cwd())
+                text = "\n\n".join([pastes.unfold(attached.message), *attached.blocks])
+                result = self.Submitted(text, shown, recall)
+            except AttachmentError as error:
+                result = self.Problem(str(error))
+            self.post_message(self.Read(number, result))
+
+        Thread(target=read, name="attachments", daemon=True).start()
+
+    @on(Read)
+    def _files_read(self, message: Read) -> None:
+        message.stop()
+        if message.number == self._reading and self.read_only:
+            self._end_reading()
+            self._send(message.result)
+
+    def _give_up_reading(self) -> None:
+        if self.read_only:
+            self._end_reading()
+            self.post_message(self.Problem("The attached files take too long to read; nothing was sent."))
+
+    def _end_reading(self) -> None:
+        self.read_only = False
+        if self._reading_timer is not None:
+            self._reading_timer.stop()
+
+    def _send(self, message: Message) -> None:
+        if isinstance(message, self.Submitted):
+            self._history.add(message.recall)
+        self.post_message(message)
+
+    # --- pasted texts ---
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        event.prevent_default()
+        if self.read_only:
+            return
+        pieces = []
+        for piece in _pieces(event.text):
+            pieces.append(cleaned(piece))
+            await asyncio.sleep(0)
+        text = "".join(pieces)
+        if is_long(text):
+            text = self._pastes.fold(text)
+        if text and (result := self._replace_via_keyboard(text, *self.selection)):
+            self.move_cursor(result.end_location)
+
+    def action_open_paste(self) -> None:
+        """Look at the paste at the cursor, or at the last one."""
+        row, column = self.cursor_location
+        spans = self._labels(row)
+        here = [span for span in spans if span[0] <= column <= span[1]]
+        if here:
+            self._open(row, here[0])
+            return
+        for number in reversed(range(self.document.line_count)):
+            if spans := self._labels(number):
+                self._open(number, spans[-1])
+                return
+
+    def _open(self, row: int, span: tuple[int, int]) -> None:
+        from chatterm.screens.paste import PasteScreen
+
+        label = self.document.get_line(row)[slice(*span)]
+        text = self._pastes.text_of(label)
+        short = not is_long(text, _MOST_LINES, _MOST_CHARACTERS)
+
+        def done(answer: str | None) -> None:
+            if answer in ("unfold", "remove") and self.document.get_line(row)[slice(*span)] == label:
+                insert = text if answer == "unfold" else ""
+                result = self.replace(insert, (row, span[0]), (row, span[1]), maintain_selection_offset=False)
+                self.move_cursor(result.end_location)
+
+        self.app.push_screen(PasteScreen(label, text, can_unfold=short), done)
+
+    def _labels(self, row: int) -> list[tuple[int, int]]:
+        return self._pastes.spans(self.document.get_line(row))
+
+    def on_click(self, event: events.Click) -> None:
+        row, column = self.get_target_document_location(event)
+        for span in self._labels(row):
+            if span[0] <= column < span[1]:
+                self._open(row, span)
+                return
+
+    def validate_selection(self, selection: Selection) -> Selection:
+        """The cursor jumps over a label: nothing is written inside of one."""
+        start, end = selection
+        before = self.selection.end
+        return Selection(self._outside(start, before), self._outside(end, before))
+
+    def _outside(self, place: Location, before: Location) -> Location:
+        row, column = place
+        if row < self.document.line_count:
+            for first, last in self._labels(row):
+                if first < column < last:
+                    middle = before[1] if before[0] == row and before != place else (first + last) // 2
+                    return row, last if middle < column else first
+        return place
+
+    def replace(
+        self, insert: str, start: Location, end: Location, *, maintain_selection_offset: bool = True
+    ) -> EditResult:
+        start, end = self._whole(start, end)
+        return super().replace(insert, start, end, maintain_selection_offset=maintain_selection_offset)
+
+    def delete(self, start: Location, end: Location, *, maintain_selection_offset: bool = True) -> EditResult:
+        start, end = self._whole(start, end)
+        return super().delete(start, end, maintain_selection_offset=maintain_selection_offset)
+
+    def _whole(self, start: Location, end: Location) -> tuple[Location, Location]:
+        """From `start` to `end`, with the whole of every label that this cuts."""
+        top, bottom = sorted((start, end))
+        for first, last in self._labels(top[0]) if top != bottom else ():
+            if first < top[1] < last:
+                top = top[0], first
+        for first, last in self._labels(bottom[0]) if top != bottom else ():
+            if first < bottom[1] < last:
+                bottom = bottom[0], last
+        return top, bottom
+
+    def undo(self) -> None:
+        if self.history.undo_stack:
+            # Textual looks where the cursor is while the line that it was on is gone already.
+            self.move_cursor((0, 0))
+            super().undo()
+
+    def redo(self) -> None:
+        if self.history.redo_stack:
+            self.move_cursor((0, 0))
+            super().redo()
+
+    def get_line(self, line_index: int) -> Text:
+        text = super().get_line(line_index)
+        if spans := self._labels(line_index):
+            style = self.get_component_rich_style("composer--label", partial=True)
+            for span in spans:
+                text.stylize(style, *span)
+        return text
+
+    # --- another editor ---
+
+    def action_edit_outside(self) -> None:
+        """Go on writing in $VISUAL or $EDITOR. What is saved there comes back."""
+        from chatterm.editor import edit_text
+
+        if self.read_only:
+            return
+        try:
+            text = edit_text(self.app, self.full_text)
+        except EngineError as error:
+            self.post_message(self.Problem(str(error)))
+            return
+        self.put(cleaned(text).removesuffix("\n"))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """`text` in parts of some length that end where a line does."""
+    start = 0
+    while start < len(text):
+        match = _LINE_END.search(text, start + _PIECE)
+        end = match.end() if match else len(text)
+        yield text[start:end]
+        start = end
+
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
