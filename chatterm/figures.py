@@ -205,6 +205,8 @@ class Watch:
             rate, left = self._pace.rate(now), self._pace.left(now, figures.prefill_total)
             return replace(live, prefill_rate=rate, left_s=left)
         self._what = None
+        if figures is not None and live.present is None:
+            return replace(live, present=max(live.used - figures.warm_left, 0))
         return live
 
     def _follow(self, what: object, done: float, now: float) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
+from engine.bandwidth import known_bandwidth
 from engine.block_map import BlockMap, block_map
 from engine.blocks import BlockManager, Key, OutOfBlocksError
 from engine.chat import Chat, Think, ThinkCache
@@ -116,6 +117,7 @@ class Engine:
         self._backend: AttentionBackend = make_backend(choice, self._cache, groups)
         self._attention_name = self._backend.name
         self._notes = (*notes, choice.note) if choice.note else notes
+        self._bandwidth = known_bandwidth(device)
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
         self._lane: Lane | None = None
@@ -220,9 +222,11 @@ class Engine:
 
     def figures(self) -> Figures:
         """What the engine holds and does right now."""
-        done = total = 0
+        done = total = warm_left = 0
         for sequence in list(self._scheduler.running):
-            if sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
+            if sequence.priority is Priority.IDLE:
+                warm_left += sequence.pending
+            elif sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
                 done = max(sequence.computed - sequence.cached_tokens, 0)
                 total = sequence.prompt_tokens - sequence.cached_tokens
         return Figures(
@@ -241,6 +245,8 @@ class Engine:
             prefill_total=total,
             decode=self._lane.name if self._lane is not None else "plain modules",
             notes=self._notes,
+            warm_left=warm_left,
+            bandwidth=self._bandwidth,
         )
 
     def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
