@@ -175,11 +175,12 @@ def _picked(store: "Store", name: str) -> "SessionInfo":
 
 def _confirmed(chosen: "Iterable[SessionInfo]") -> bool:
     from chatterm.cli import WrongUsage
+    from chatterm.sessions.titles import messages_text
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise WrongUsage("There is no terminal to ask on; add --yes to delete.")
     for info in chosen:
-        print(f"{info.title} ({info.exchanges:,} exchanges)", file=sys.stderr)
+        print(f"{info.title} ({messages_text(info.exchanges)})", file=sys.stderr)
     print("Delete for good? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

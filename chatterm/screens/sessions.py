@@ -18,7 +18,7 @@ from chatterm.sanitize import one_line
 from chatterm.sessions.dates import when_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
-from chatterm.sessions.titles import given_title
+from chatterm.sessions.titles import given_title, messages_text
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 
 _PAUSE = 0.05
@@ -372,8 +372,11 @@ class SessionList(Canvas):
 
 def session_line(info: SessionInfo, width: int, now: float, *, chosen: bool, current: bool) -> Line:
     """A mark, the title, messages, model, when it was used; on narrow screens the model goes first."""
-    count = f"{info.exchanges:,} message{'s' if info.exchanges != 1 else ''}"
-    columns = [(count, _COUNT), (one_line(info.model, 100), _MODEL), (when_text(info.updated, now), _WHEN)]
+    columns = [
+        (messages_text(info.exchanges), _COUNT),
+        (one_line(info.model, 100), _MODEL),
+        (when_text(info.updated, now), _WHEN),
+    ]
     while columns and width - 2 - sum(size + 2 for _, size in columns) < 24:
         columns.pop(1 if len(columns) == 3 else 0)
     room = max(width - 2 - sum(size + 2 for _, size in columns), 4)

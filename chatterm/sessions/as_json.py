@@ -45,7 +45,7 @@ def from_json(text: str) -> tuple[SessionInfo, Tree]:
         version = data.get("version")
         if version != VERSION:
             raise SessionError(
-                f"This session has format {version!r}; this chatterm knows {VERSION}. Update chatterm."
+                f"The format is {one_line(repr(version), 40)}; this chatterm knows {VERSION}. Update chatterm."
             )
         info = _session(_Reader("session", data.get("session")))
         records = data.get("exchanges")
@@ -54,7 +54,7 @@ def from_json(text: str) -> tuple[SessionInfo, Tree]:
         exchanges = [_exchange(_Reader(f"exchange {n}", record)) for n, record in enumerate(records, 1)]
         _check_tree(exchanges)
         head = data.get("head")
-        if head is not None and head not in {exchange.id for exchange in exchanges}:
+        if head is not None and (not _is_int(head) or head not in {exchange.id for exchange in exchanges}):
             raise SessionError(f"head is {one_line(repr(head), 40)}; it must be the id of an exchange.")
         return info, Tree(exchanges, head)
     messages = data.get("messages") if isinstance(data, dict) else data

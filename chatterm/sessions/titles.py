@@ -16,7 +16,7 @@ _DECORATION = re.compile(r"^(?:```\w*|[#>*+~`-]+|\d+[.)])(?:\s+|$)")
 def title_of(message: str) -> str:
     """A title for a session that begins with `message`: its first words, on one line."""
     lines = (one_line(_DECORATION.sub("", line.strip())) for line in cleaned(message[:4000]).splitlines())
-    text = next(filter(None, lines), "")
+    text = next(filter(None, lines), one_line(message))
     if len(text) <= LIMIT:
         return text or UNTITLED
     head = text[:LIMIT]  # the last place is the ellipsis's
@@ -30,6 +30,11 @@ def given_title(text: str) -> str:
     if not title:
         raise SessionError("A session needs a title; write one.")
     return title
+
+
+def messages_text(count: int) -> str:
+    """How long a session is: "1 message", "1,204 messages"."""
+    return f"{count:,} message{'' if count == 1 else 's'}"
 
 
 def pick(sessions: Iterable[SessionInfo], name: str) -> SessionInfo:
