@@ -249,6 +249,18 @@ def run(
         options = resumed(options, chosen, **given)
         model = model or chosen.model or None
         resume["session"] = chosen.id
+    from chatterm.config_paths import config_path
+    from chatterm.settings import Settings, with_settings
+
+    preferences = Settings.load(config_path())
+    decided = {
+        name
+        for name in ("device", "context", "system", "think", "think_cache")
+        if _is_given(invocation, name)
+    }
+    decided |= {"system", "think", "think_cache"} if resume else set()
+    options = with_settings(options, preferences, decided)
+    model = model or preferences.model.name
     from chatterm.local import LocalBackend
     from models.catalogue import DEFAULT_MODEL
 
@@ -256,13 +268,15 @@ def run(
     if not prompts:
         gc.disable()  # the first frame stands sooner; run_app turns it on again then
         from chatterm.app import run_app
-        from chatterm.themes import DEFAULT_THEME, load_theme
+        from chatterm.themes import load_theme
 
         try:
-            load_theme(theme or DEFAULT_THEME)
+            load_theme(theme or preferences.screen.theme)
         except EngineError as error:
             raise WrongUsage(str(error)) from error
-        raise typer.Exit(run_app(backend, theme=theme, **resume))
+        raise typer.Exit(
+            run_app(backend, theme=theme, settings=preferences, sampling=options.sampling, **resume)
+        )
     from chatterm.oneshot import answer
 
     answer(backend, prompts, as_json=as_json, stats=stats, **resume)

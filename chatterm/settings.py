@@ -3,14 +3,14 @@
 Each field is documented by the string that follows it; `chatterm config` prints these.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from chatterm.backend import EngineError, ThinkCache, ThinkMode
+from chatterm.backend import ChatOptions, EngineError, ThinkCache, ThinkMode
 from chatterm.sanitize import one_line
 
 Panel = Literal["auto", "show", "hide"]
@@ -117,6 +117,21 @@ class Settings:
         return parse_settings(read_source(path), path)
 
 
+def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[str]) -> ChatOptions:
+    """`options` with the settings for everything that is not `chosen` already: names of fields that the command line
+    or the session decided. Of the sampling, what `options` has goes before the settings."""
+    model = settings.model
+    wanted: dict[str, Any] = {
+        "device": model.device,
+        "context": model.context,
+        "system": model.system,
+        "think": model.think,
+        "think_cache": model.think_cache,
+    }
+    fresh = {name: value for name, value in wanted.items() if name not in chosen}
+    return replace(options, **fresh, sampling={**settings.sampling.given(), **options.sampling})
+
+
 def read_source(path: Path) -> str:
     """The text of the file, "" where there is none. Raises SettingsError where it cannot be read."""
     try:
@@ -141,7 +156,7 @@ def parse_settings(source: str, path: Path) -> Settings:
     try:
         tables = tomllib.loads(source)
     except tomllib.TOMLDecodeError as error:
-        raise not_toml(path, error) from error
+        raise not_toml(path, source, error) from error
     try:
         return settings_from(tables)
     except _Wrong as wrong:
@@ -151,10 +166,10 @@ def parse_settings(source: str, path: Path) -> Settings:
         raise SettingsError(f"{path}, line {first + 1}: {wrong}") from None
 
 
-def not_toml(path: Path, error: Exception) -> SettingsError:
+def not_toml(path: Path, source: str, error: Exception) -> SettingsError:
     """What to say about a file that tomllib does not accept."""
     text, _, place = one_line(str(error)).rstrip(")").partition(" (at ")
-    line = place.split(",")[0] if place.startswith("line ") else "at its end"
+    line = place.split(",")[0] if place.startswith("line ") else f"line {source.rstrip().count(chr(10)) + 1}"
     return SettingsError(f"{path}, {line}: this is not TOML: {text}.")
 
 

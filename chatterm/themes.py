@@ -61,7 +61,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = tomllib.loads(source)
     except tomllib.TOMLDecodeError as error:
-        raise not_toml(path, error) from error
+        raise not_toml(path, source, error) from error
     if path.parent == FOLDER:
         return data
     base = data.get("base", DEFAULT_THEME)
