@@ -11,7 +11,6 @@ from typing import Any, get_args
 from chatterm.backend import ThinkCache, ThinkMode
 from chatterm.sanitize import one_line
 from chatterm.sessions.records import Exchange, SessionInfo
-from chatterm.sessions.titles import title_of
 
 PROMPTS = 1000
 """Messages that the composer's history keeps."""
@@ -103,9 +102,6 @@ class Database:
             self._put(session, number, exchange)
         if touch:
             self._execute("UPDATE sessions SET updated = ? WHERE id = ?", (time(), session))
-        if exchange.parent is None:
-            title = title_of(exchange.user)
-            self._execute("UPDATE sessions SET title = ? WHERE id = ? AND title = ''", (title, session))
 
     def _put(self, session: str, number: int, exchange: Exchange) -> bool:
         """False when another process has given this number to an exchange of its own."""

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from chatterm.sessions.database import FIELDS, Database
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
+from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
 from chatterm.sessions.vault import NO_SESSION, Op, Vault
 
@@ -81,12 +82,18 @@ class Store:
     def save(self, session: str, exchange: Exchange) -> None:
         """Keep the exchange as it is now. Call it as often as you like while the answer runs, and once at its end."""
         now = replace(exchange, token_ids=exchange.token_ids[:], stats=dict(exchange.stats))
+        if session in self._fresh:
+            self._begin(session, exchange.user)
         waits = exchange.finish_reason is None and (exchange.text or exchange.reasoning)
         op = Op(session, lambda db: db.put(session, now), creates=self._infos.get(session))
         self._post(("save", session, exchange.id), op, _INTERVAL if waits else 0.0)
-        if session in self._fresh:
+
+    def _begin(self, session: str, message: str) -> None:
+        with self._changed:
             self._fresh.discard(session)
-            self.draft(None, "")  # it became the first message
+            info = self._infos[session]
+            self._infos[session] = replace(info, title=info.title or title_of(message))
+        self.draft(None, "")  # it became the message
 
     def drop(self, session: str, id: int) -> None:
         """Forget an exchange: its message was refused."""
@@ -134,9 +141,9 @@ class Store:
 
     def add(self, info: SessionInfo, exchanges: Iterable[Exchange], head: int | None) -> str:
         """A whole session from elsewhere; its new id."""
-        now, id = time(), token_hex(4)
-        info = replace(deepcopy(info), id=id, created=info.created or now, updated=now)
-        copies = deepcopy(list(exchanges))
+        now, id, copies = time(), token_hex(4), deepcopy(list(exchanges))
+        title = info.title or title_of(copies[0].user if copies else "")
+        info = replace(deepcopy(info), id=id, title=title, created=info.created or now, updated=now)
 
         def write(db: Database) -> None:
             for exchange in copies:

@@ -33,8 +33,8 @@ def test_a_killed_program_loses_at_most_a_second(path: Path, seed: int, steps: i
     said: list[tuple[float, int, int]] = []
     begun = 0.0
     for line in writer.stdout:
-        time, exchange, step = line.split()
-        said.append((float(time), int(exchange), int(step)))
+        time, number, step = line.split()
+        said.append((float(time), int(number), int(step)))
         begun = begun or said[0][0]
         if said[-1][0] - begun > seconds:
             break
@@ -44,7 +44,7 @@ def test_a_killed_program_loses_at_most_a_second(path: Path, seed: int, steps: i
     store = Store.open(path)
     info, tree, _ = store.load(session)
     assert store.problem == ""
-    old = [(exchange, step) for time, exchange, step in said if time < killed - 1.0]
+    old = [(number, step) for moment, number, step in said if moment < killed - 1.0]
     assert old, "it ran for more than a second"
     last_exchange, last_step = old[-1]
     assert (tree.exchanges[-1].id, len(tree.exchanges[-1].token_ids)) >= (last_exchange, last_step + 1)

@@ -100,7 +100,8 @@ def test_a_running_answer_is_written_twice_a_second_however_often_it_is_saved(st
     store.save(session, exchange)
     while texts() != [""]:  # the message itself is there at once
         written.wait(0.005)
-    begun, seen = perf_counter(), set()
+    begun = perf_counter()
+    seen: set[str] = set()
     while len(seen) < 3:
         exchange.text += "x"
         exchange.token_ids.append(1)
@@ -209,6 +210,8 @@ def test_a_whole_session_from_elsewhere(store: Store) -> None:
     assert (info.title, info.created, loaded.head) == ("From there", 5.0, 1)
     assert loaded.exchanges == tree.exchanges
     assert store.latest().id == added  # type: ignore[union-attr]
+    store.add(SessionInfo(), tree.exchanges, None)
+    assert store.latest().title == "one"  # type: ignore[union-attr]
 
 
 def test_two_programs_in_one_session_lose_nothing(store: Store) -> None:

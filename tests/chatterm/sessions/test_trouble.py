@@ -12,11 +12,10 @@ from time import monotonic, perf_counter, sleep
 import pytest
 
 from chatterm.sessions import vault
-from chatterm.sessions.database import Database
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import VERSION, connect
 from chatterm.sessions.store import Store
-from chatterm.sessions.vault import Op
+from chatterm.sessions.vault import Op, Vault
 from tests.chatterm.sessions.saved import conversation
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -144,13 +143,11 @@ def test_a_full_disk_and_room_again(store: Store) -> None:
     session, tree = conversation(store, "before")
     store.flush()
 
-    def limit(pages: int) -> None:
-        def set_limit(db: Database) -> None:
-            db.connection.execute(f"PRAGMA max_page_count = {pages}")
+    def fill(vault: Vault) -> None:
+        assert vault._disk is not None
+        vault._disk.connection.execute("PRAGMA max_page_count = 1")
 
-        store._ask(lambda vault: vault._disk and set_limit(vault._disk))
-
-    limit(1)
+    store._ask(fill)
     exchange = tree.add(1, "long " * 50_000, "m")
     store.save(session, exchange)
     store.flush()
@@ -255,7 +252,9 @@ def test_a_mistake_of_the_program_ends_nothing(store: Store) -> None:
     exchange = tree.add(1, "x", "m")
     exchange.token_ids = [2**40]
     store.save(session, exchange)
-    store._post("bad", Op(None, lambda db: db.connection.execute("SELECT nothing FROM nowhere") and None))
+    store._post(
+        "bad", Op(None, lambda db: db.connection.executescript("SELECT nothing FROM nowhere").close())
+    )
     store.flush()
     assert is_one_line(store.problem)
     exchange.token_ids = [2]
