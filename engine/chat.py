@@ -146,7 +146,11 @@ class Chat:
         those without, are tokenised from their text. An answer without a finish reason was cut off by a crash.
         """
         self._idle.stop()
-        self.turns = [self._adopted(turn) for turn in turns]
+        known = dict(enumerate(self.turns))
+        self.turns = [
+            known[index] if _same(known.get(index), turn) else self._adopted(turn)
+            for index, turn in enumerate(turns)
+        ]
 
     def undo(self) -> bool:
         """Drop the last message and its answer. False when there is none."""
@@ -404,3 +408,15 @@ class Chat:
     @property
     def _thinking(self) -> bool | None:
         return {"auto": None, "on": True, "off": False}[self.think]
+
+
+def _same(known: Turn | None, turn: Turn) -> bool:
+    """Whether `turn` is one that the chat holds already."""
+    return (
+        known is not None
+        and turn.answer.finish_reason is not None
+        and known.user == turn.user
+        and known.opening == turn.opening
+        and known.answer.token_ids == turn.answer.token_ids
+        and known.answer.text == turn.answer.text
+    )
