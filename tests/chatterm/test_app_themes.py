@@ -1,15 +1,27 @@
-"""Themes: complete, readable, and the screen draws with them."""
+"""Themes: complete, readable, a person's own, switched live; sixteen colours, no colours, ASCII."""
+
+import re
+from pathlib import Path
 
 import pytest
+from rich.color import Color as RichColor
+from rich.color import ColorSystem
 from textual.color import Color
+from textual.theme import Theme
 
-from chatterm.backend import EngineError
-from chatterm.themes import DEFAULT_THEME, load_theme, theme_names
+from chatterm.glyphs import ASCII, plain
+from chatterm.look import Terminal, this_terminal
+from chatterm.markdown.lines import cells
+from chatterm.settings import SettingsError
+from chatterm.themes import DEFAULT_THEME, FOLDER, STYLESHEET, TERMINAL_THEME, load_theme, theme_names
+from chatterm.widgets.canvas import STYLES
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
-NAMES = theme_names()
-CODE = ("comment", "keyword", "string", "number", "name", "builtin")
+NAMES = [path.stem for path in sorted(FOLDER.glob("*.toml"))]
+SHADED = [name for name in NAMES if name != TERMINAL_THEME]
+NEVER_TEXT = {"rule", "quote-bar"}
+"""Styles of lines and bars."""
 
 
 def luminance(colour: str) -> float:
@@ -25,45 +37,153 @@ def contrast(text: str, ground: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def in_256_colours(colour: str) -> str:
+    """What a terminal without true colours shows (macOS Terminal, many a session over ssh)."""
+    return RichColor.parse(colour).downgrade(ColorSystem.EIGHT_BIT).get_truecolor().hex
+
+
+def value(theme: Theme, name: str) -> str:
+    """The colour that the stylesheet calls `$name`."""
+    found = theme.variables.get(name) or getattr(theme, name)
+    assert isinstance(found, str)
+    return found
+
+
+def roles() -> dict[str, dict[str, str]]:
+    """By style: the colours that the stylesheet gives it, as names of the theme."""
+    rules = re.findall(r"^\.text--([\w-]+) \{(.*)\}", STYLESHEET.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: dict(re.findall(r"([a-z-]+): \$([a-z]+)", body)) for name, body in rules}
+
+
+def text_pairs() -> set[tuple[str, str]]:
+    """Every colour of text with every ground that it stands on."""
+    pairs = {("background", "primary"), ("foreground", "selection"), ("muted", "surface")}
+    for style, colours in roles().items():
+        if style in NEVER_TEXT or "color" not in colours:
+            continue
+        grounds = {"background", "surface"}
+        if style.startswith("code"):
+            grounds = {colours.get("background", "code")}
+        pairs |= {(colours["color"], ground) for ground in grounds}
+    # What lists show is also chosen; /think show puts everything of an answer beside the thinking's bar.
+    return pairs | {(text, "panel") for text in ("foreground", "primary", "muted", "accent")}
+
+
 def test_black_on_white() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
 
 
 def test_there_are_dark_and_light_ones() -> None:
-    assert len(NAMES) >= 3
-    assert DEFAULT_THEME in NAMES
-    assert {load_theme(name).dark for name in NAMES} == {True, False}
+    assert len(SHADED) >= 6
+    assert theme_names() == NAMES
+    assert sum(not load_theme(name).dark for name in SHADED) >= 2
+    assert sum(load_theme(name).dark for name in SHADED) >= 2
 
 
 def test_an_unknown_theme_says_which_there_are() -> None:
-    with pytest.raises(EngineError, match=f"no theme 'x'; there are .*{DEFAULT_THEME}"):
+    with pytest.raises(SettingsError, match=f"no theme 'x'; there are .*{DEFAULT_THEME}"):
         load_theme("x")
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_the_stylesheet_knows_every_style() -> None:
+    assert roles().keys() == STYLES
+    assert ("comment", "code") in text_pairs()
+    assert ("error", "surface") in text_pairs()
+
+
+@pytest.mark.parametrize("name", SHADED)
 def test_text_can_be_read(name: str) -> None:
     """Contrast of at least 4.5 (WCAG AA) for every colour that text has, on every ground that it stands on."""
     theme = load_theme(name)
     assert theme.variables.keys() == load_theme(DEFAULT_THEME).variables.keys()
-    code, comments = theme.variables["code"], [theme.variables[part] for part in CODE]
-    texts = [
-        theme.foreground,
-        theme.variables["muted"],
-        theme.primary,
-        theme.accent,
-        theme.warning,
-        theme.error,
-    ]
-    pairs = [(text, ground) for text in texts for ground in (theme.background, theme.surface)]
-    pairs += [(text, code) for text in [*comments, theme.foreground, theme.accent, theme.variables["muted"]]]
-    pairs += [(theme.primary, theme.panel), (theme.variables["muted"], theme.panel)]
-    for text, ground in pairs:
-        assert text is not None
-        assert ground is not None
-        assert contrast(text, ground) >= 4.5, f"{text} on {ground}: {contrast(text, ground):.2f}"
+    for text, ground in sorted(text_pairs()):
+        colours = value(theme, text), value(theme, ground)
+        assert contrast(*colours) >= 4.5, f"${text} on ${ground}: {contrast(*colours):.2f}"
+        fewer = in_256_colours(colours[0]), in_256_colours(colours[1])
+        # The 256 colours of a terminal are coarse: a little below is the best that some grounds allow.
+        assert contrast(*fewer) >= 3.9, f"${text} on ${ground} in 256 colours: {contrast(*fewer):.2f}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHADED)
+def test_quiet_lines_can_be_seen_and_stay_quiet(name: str) -> None:
+    theme = load_theme(name)
+    for ground in ("background", "surface"):
+        assert 1.3 < contrast(value(theme, "faint"), value(theme, ground)) < 4.5
+    assert value(theme, "background") != value(theme, "surface") != value(theme, "panel")
+
+
+# --- a person's own ---
+
+
+@pytest.fixture
+def own(own_folders: Path) -> Path:
+    folder = own_folders / "themes"
+    folder.mkdir()
+    return folder
+
+
+def test_a_theme_of_ones_own_states_what_differs(own: Path) -> None:
+    (own / "mine.toml").write_text('base = "snow"\n[colors]\nprimary = "#aa0000"\n', encoding="utf-8")
+    (own / "ember.toml").write_text('[variables]\nmuted = "red"\n', encoding="utf-8")
+    (own / "Not A Name\n.toml").write_text("", encoding="utf-8")
+    assert theme_names() == sorted([*NAMES, "mine"])
+    mine, snow = load_theme("mine"), load_theme("snow")
+    assert mine.primary == "#aa0000"
+    assert (mine.background, mine.variables, mine.dark) == (snow.background, snow.variables, False)
+    assert load_theme("ember").variables["muted"] == "red"
+    assert load_theme("ember").background == load_theme(DEFAULT_THEME).background
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ('[colors]\n\nprimry = "#fff"', "line 3: there is no colour primry; there are primary, "),
+        ('[variables]\nmuted = "#ggg"', "line 2: muted is '#ggg'; it must be a colour, as in"),
+        ("[colors]\nprimary = 4", "line 2: primary is '4'; it must be a colour"),
+        ('base = "plaid"', "line 1: base must be one of dusk, ember, "),
+        ("dark = 1", "line 1: dark must be true or false."),
+        ("colors = 1", "line 1: colors is a table: write [colors] and its colours below it."),
+        ('\ncolours = "x"', "line 2: there is no colours; there are base, dark, colors, variables."),
+        ("[colors", "line 1: this is not TOML"),
+    ],
+)
+def test_what_is_wrong_in_a_theme_is_said_with_its_line(own: Path, source: str, message: str) -> None:
+    (own / "mine.toml").write_text(source, encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        load_theme("mine")
+    assert str(error.value).startswith(f"{own / 'mine.toml'}, {message}")
+
+
+# --- what a terminal can show ---
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoding", "expected"),
+    [
+        ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, "utf-8", Terminal()),
+        ({"TERM": "xterm-256color"}, "UTF-8", Terminal()),
+        ({"TERM": "tmux-256color", "NO_COLOR": "1"}, "utf-8", Terminal(colours=False)),
+        ({"TERM": "screen"}, "utf-8", Terminal(shades=False)),
+        ({"TERM": "xterm"}, "ascii", Terminal(shades=False, unicode=False)),
+        ({"TERM": "linux"}, "utf-8", Terminal(shades=False, unicode=False)),
+        ({"TERM": "xterm-256color"}, "iso8859-1", Terminal(unicode=False)),
+        ({}, "utf-8", Terminal(shades=False)),
+    ],
+)
+def test_a_terminal_is_known_by_its_environment(
+    environment: dict[str, str], encoding: str, expected: Terminal
+) -> None:
+    assert this_terminal(environment, encoding) == expected
+
+
+def test_ascii_takes_the_same_room() -> None:
+    for code, other in ASCII.items():
+        assert other.isascii()
+        assert cells(chr(code)) == cells(other) == 1
+    assert plain("▌ a – “b” · ━━──… ▁▄▇") == '| a - "b" . ==--. _=#'
+
+
+@pytest.mark.parametrize("name", SHADED)
 async def test_the_screen_is_drawn_in_its_colours(name: str) -> None:
     theme = load_theme(name)
     async with driven(ScriptedBackend([Script("**bold** `code`")]), theme=name) as driver:
