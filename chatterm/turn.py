@@ -1,12 +1,13 @@
-"""One question and its answer while it comes: from reports of the worker to an entry and figures."""
+"""One question and its answer while it comes: from reports of the worker to an exchange, an entry and figures."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from chatterm.backend import Backend, Figures, FinishReason, Outcome, TurnStats
 from chatterm.entries import AnswerEntry, UserEntry
 from chatterm.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
+from chatterm.sessions.records import Exchange
 from chatterm.worker import Token
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -21,16 +22,35 @@ _REASONS = {
 class Turn:
     """Times are those of `time.monotonic()`."""
 
-    def __init__(self, prompt: UserEntry, answer: AnswerEntry, now: float) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        prompt: UserEntry,
+        answer: AnswerEntry,
+        now: float,
+        *,
+        fallback: int | None = None,
+        is_retry: bool = False,
+        is_resumed: bool = False,
+    ) -> None:
+        self.exchange = exchange
         self.prompt = prompt
         self.answer = answer
-        self.replaced: AnswerEntry | None = None
-        """The answer that a retry takes the place of, until its first token is there."""
+        self.fallback = fallback
+        """The head to go back to when nothing is said."""
+        self.is_retry = is_retry
+        self.is_resumed = is_resumed
+        """It goes on with an answer that is there already."""
+        self.session: str | None = None
+        """Where the exchange is saved."""
         self.started = now
         self.speed = Speedometer()
         self.is_stopping = False
         self.is_dropped = False
-        """A reset took it off the screen while it ran."""
+        """It was taken off the screen while it ran."""
+        self.is_undone = False
+        """It shall be taken back as soon as it has stopped."""
+        self._thought_s = answer.thinking_s
         self.stats: TurnStats | None = None
         """The backend's figures, once the answer is over."""
         self._thinking_since: float | None = None
@@ -73,7 +93,7 @@ class Turn:
         """Move what moves by itself; whether anything did."""
         answer = self.answer
         if answer.is_thinking and self._thinking_since is not None:
-            answer.thinking_s = now - self._thinking_since
+            answer.thinking_s = self._thought_s + now - self._thinking_since
             answer.activity = ""
         elif answer.body.is_empty:
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
@@ -88,11 +108,30 @@ class Turn:
         answer.changed()
         return True
 
+    def keep(self, latest: Outcome | None) -> None:
+        """Bring the exchange up to what was said so far, or in the end."""
+        exchange = self.exchange
+        exchange.thinking_s = self.answer.thinking_s
+        if latest is None:
+            exchange.text = "".join(self.answer.source)
+            exchange.token_ids, exchange.shown = [], (0, 0)  # those that are known may be those of less text
+            return
+        exchange.text, exchange.reasoning = latest.text, latest.reasoning
+        exchange.token_ids = list(latest.token_ids)
+        exchange.shown, exchange.opening = latest.shown, list(latest.opening)
+        exchange.stats = dict(latest.stats.to_dict())
+        exchange.finish_reason = str(latest.finish_reason) if latest.finish_reason is not None else None
+
     def end(self, outcome: Outcome | None, now: float) -> None:
         """The answer is over."""
         answer = self.answer
         if answer.is_thinking:
             self._end_thinking(now)
+        self.keep(outcome)
+        if self.exchange.finish_reason is None:
+            self.exchange.finish_reason = str(FinishReason.CANCELLED)
+        if outcome is not None:
+            answer.settle_text(outcome.text)
         answer.activity = "" if answer.has_thought else "The model said nothing."
         self.stats = outcome.stats if outcome is not None else None
         reason = outcome.finish_reason if outcome is not None else None
@@ -103,7 +142,7 @@ class Turn:
 
     def _end_thinking(self, now: float) -> None:
         if self._thinking_since is not None:
-            self.answer.thinking_s = now - self._thinking_since
+            self.answer.thinking_s = self._thought_s + now - self._thinking_since
         self.answer.is_thinking = False
 
 
@@ -136,6 +175,28 @@ def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn
         generated=count,
         used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
     )
+
+
+def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
+    """The entry of an answer that is over."""
+    entry = AnswerEntry(show_thinking=show_thinking)
+    entry.thinking_s = exchange.thinking_s
+    entry.thinking_tokens = int(exchange.stats.get("reasoning_tokens", 0))
+    if exchange.reasoning:
+        entry.add(exchange.reasoning, reasoning=True)
+    entry.add(exchange.text, reasoning=False)
+    known = set(FinishReason)
+    reason = (
+        FinishReason(exchange.finish_reason) if exchange.finish_reason in known else FinishReason.CANCELLED
+    )
+    entry.footer = footer_line(stats_of(exchange), reason)
+    return entry
+
+
+def stats_of(exchange: Exchange) -> TurnStats | None:
+    """The figures of an answer, where they were kept."""
+    values = {item.name: exchange.stats.get(item.name, 0) for item in fields(TurnStats)}
+    return TurnStats(**values) if exchange.stats else None  # type: ignore[arg-type]
 
 
 def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:

@@ -43,7 +43,7 @@ async def test_a_paste_of_a_megabyte_is_taken() -> None:
     async with driven(ScriptedBackend()) as driver:
         text = "a line of some length, pasted\n" * 34_000
         paste(driver, text)
-        await driver.until(lambda: len(driver.composer.text) == len(text))
+        await driver.until(lambda: len(driver.composer.full_text) == len(text))
         await driver.types("x")
         assert driver.composer.text.endswith("pasted\nx")
 
@@ -71,13 +71,13 @@ async def test_a_list_of_commands_opens_while_typing() -> None:
         completion = driver.app.chat.query_one(Completion)
         assert not completion.display
         await driver.pilot.press("slash")
-        await driver.shows("/think [on|off|auto|show|hide]")
+        await driver.shows("/branch [prev|next]")
         await driver.types("re")
-        await driver.until(lambda: "/stats" not in driver.text())
+        await driver.until(lambda: "/stop" not in driver.text())
         assert "/reset" in driver.text()
         assert "/retry" in driver.text()
         await driver.pilot.press("down", "tab")
-        assert driver.composer.text == "/retry"
+        assert driver.composer.text == "/reset"
         await driver.until(lambda: not completion.display)
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.segment import Segment
 from textual import events
 
-from chatterm.backend import EngineError, ModelError
+from chatterm.backend import EngineError, ModelChoice, ModelError
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -93,13 +93,14 @@ async def test_markup_is_text_everywhere() -> None:
 
 async def test_names_and_errors() -> None:
     error = ModelError(f"No model {HOSTILE}.")
-    backend = ScriptedBackend(load_error=error, model=HOSTILE, known_models=[HOSTILE])
+    backend = ScriptedBackend(load_error=error, model=HOSTILE, choices=[ModelChoice(HOSTILE, 1, True, None)])
     async with driven(backend, (140, 40), ready=False) as driver:
         await driver.until(lambda: driver.errors)
         await checked(driver)
         await driver.send("/model")
-        await driver.shows("On this machine")
+        await driver.shows("on this machine")
         await checked(driver)
+        await driver.pilot.press("escape")
         await driver.send(f"/model {HOSTILE}")
         await driver.shows("Now chatting with")
         await checked(driver)
@@ -115,12 +116,12 @@ sys.exit(run_app(ScriptedBackend([Script({answer!r})]), theme=None))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_real_terminal_gets_no_command_from_the_model() -> None:
+def test_a_real_terminal_gets_no_command_from_the_model(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     child = pexpect.spawn(
         sys.executable,
         ["-c", textwrap.dedent(PROGRAM).format(root=root, answer=HOSTILE.replace("\ud800", ""))],
-        env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
+        env={**os.environ, "CHATTERM_DATA": str(tmp_path), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
         dimensions=(24, 80),
         timeout=20,
     )

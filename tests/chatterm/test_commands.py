@@ -82,7 +82,7 @@ def test_paths_and_text_after_a_space_are_messages(text: str) -> None:
 
 def test_completion_while_the_name_is_typed() -> None:
     assert completions("/") == list(COMMANDS)
-    assert [command.name for command in completions("/re")] == ["reset", "retry"]
+    assert [command.name for command in completions("/re")] == ["retry", "reset", "rename"]
     assert completions("/re t") == completions("hello") == completions("") == []
     assert choice_completions("/think o") == ["/think on", "/think off"]
     assert choice_completions("/think o x") == choice_completions("/nothing o") == []
