@@ -122,10 +122,13 @@ class Database:
         )
         return self._execute(_PUT, values).rowcount > 0
 
-    def drop(self, session: str, id: int) -> None:
-        number = self._number(session, id)
-        self._execute("DELETE FROM exchanges WHERE session = ? AND id = ?", (session, number))
+    def drop(self, session: str, id: int, created: float) -> None:
+        """Delete an exchange, and a session that has none any more."""
+        where = (session, self._number(session, id), created)
+        self._execute("DELETE FROM exchanges WHERE session = ? AND id = ? AND created = ?", where)
         self._renumbered.pop((session, id), None)
+        if self._execute("SELECT 1 FROM exchanges WHERE session = ? LIMIT 1", (session,)).fetchone() is None:
+            self.delete(session)
 
     def _number(self, session: str, id: int | None) -> int | None:
         return id if id is None else self._renumbered.get((session, id), id)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from urllib.parse import quote
 
 from chatterm.sanitize import one_line
@@ -90,16 +91,29 @@ def connect(path: Path | None) -> sqlite3.Connection:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         connection = sqlite3.connect(path, timeout=LOCK_WAIT, isolation_level=None)
     try:
-        _check_version(connection)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")  # an answer survives a power cut, too
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
-        _migrate(connection)
+        _set_up(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    _check_version(connection)
+    end = monotonic() + LOCK_WAIT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            # SQLite does not wait here for another process that is making the same file.
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > end:
+                raise
+            sleep(0.01)
+    connection.execute("PRAGMA synchronous = FULL")  # an answer survives a power cut, too
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
+    _migrate(connection)
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection | None:

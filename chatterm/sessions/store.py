@@ -47,6 +47,8 @@ class Store:
         """Why what is written stays in memory; None while all is well."""
         self._infos: dict[str, SessionInfo] = {}
         """Sessions that this process made or loaded."""
+        self._written: dict[str, dict[int, float]] = {}
+        """Of their exchanges the ids, and when each was made."""
         self._fresh: set[str] = set()
         """Those of them that have no exchange yet: only with the first they come into being."""
         self._changed = Condition()
@@ -84,6 +86,7 @@ class Store:
         now = replace(exchange, token_ids=exchange.token_ids[:], stats=dict(exchange.stats))
         if session in self._fresh:
             self._begin(session, exchange.user)
+        self._written.setdefault(session, {})[exchange.id] = exchange.created
         waits = exchange.finish_reason is None and (exchange.text or exchange.reasoning)
         op = Op(session, lambda db: db.put(session, now), creates=self._infos.get(session))
         self._post(("save", session, exchange.id), op, _INTERVAL if waits else 0.0)
@@ -96,10 +99,16 @@ class Store:
         self.draft(None, "")  # it became the message
 
     def drop(self, session: str, id: int) -> None:
-        """Forget an exchange: its message was refused."""
+        """Forget an exchange: its message was refused. A session without any is gone, until the next."""
         with self._changed:
             self._ops.pop(("save", session, id), None)
-        self._post(("drop", session, id), Op(session, lambda db: db.drop(session, id)))
+            written = self._written.setdefault(session, {})
+            created = written.pop(id, None)
+            if not written and session in self._infos:
+                self._fresh.add(session)
+                self._infos[session] = replace(self._infos[session], title="")
+        if created is not None:
+            self._post(("drop", session, id), Op(session, lambda db: db.drop(session, id, created)))
 
     def head(self, session: str, id: int | None) -> None:
         """Which branch is selected."""
@@ -123,6 +132,7 @@ class Store:
         """Delete a session with all of its branches. What is saved of it afterwards is lost."""
         with self._changed:
             self._infos.pop(session, None)
+            self._written.pop(session, None)
             self._fresh.discard(session)
             for key in [key for key, op in self._ops.items() if op.session == session]:
                 del self._ops[key]
@@ -150,6 +160,9 @@ class Store:
                 db.put(id, exchange)
             db.set_head(id, head)
 
+        with self._changed:
+            self._infos[id] = info
+            self._written[id] = {exchange.id: exchange.created for exchange in copies}
         self._post(("add", id), Op(id, write, creates=info))
         return id
 
@@ -163,6 +176,7 @@ class Store:
                 return deepcopy(self._infos[session]), Tree(), vault.draft(NO_SESSION)
             info, tree = vault.load(session)
             self._infos[session] = deepcopy(info)
+            self._written[session] = {exchange.id: exchange.created for exchange in tree.exchanges}
             return info, tree, vault.draft(session)
 
         return self._ask(read)

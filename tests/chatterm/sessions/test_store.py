@@ -131,6 +131,32 @@ def test_a_session_begins_with_its_first_exchange(store: Store) -> None:
     assert (info.id, info.title, info.model, info.system) == (session, "half a message", "other", "S")
 
 
+def test_a_first_message_that_was_refused_leaves_no_session(store: Store) -> None:
+    session, tree = store.new(SessionInfo(model="m")), Tree()
+    store.save(session, tree.add(None, "far too long", "m"))
+    store.flush()
+    store.drop(session, 1)
+    store.draft(session, "far too")
+    assert store.find() == []
+    assert store.new_draft() == "far too"
+    tree.drop(1)
+    store.save(session, tree.add(None, "short", "m"))
+    [info] = store.find()
+    assert (info.id, info.title, info.exchanges) == (session, "short", 1)
+
+
+def test_an_exchange_that_was_refused_takes_nobody_elses_with_it(store: Store) -> None:
+    session, tree = conversation(store, "hello")
+    store.flush()
+    other = Store.open(store.path)
+    theirs = Tree(other.load(session)[1].exchanges, 1)
+    other.save(session, theirs.add(1, "from there", "m"))
+    assert other.close()
+    store.save(session, tree.add(1, "refused", "m"))
+    store.drop(session, 2)
+    assert [exchange.user for exchange in store.load(session)[1].exchanges] == ["hello", "from there"]
+
+
 def test_the_title_is_the_first_message_until_there_is_another(store: Store) -> None:
     session, tree = conversation(store, "\x1b[31m# Why is the sky\x07 blue?\nReally.", "and red")
     assert store.latest().title == "Why is the sky blue?"  # type: ignore[union-attr]
