@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from urllib.parse import quote
 
 from chatterm.sanitize import one_line
 from chatterm.sessions.records import SessionError
@@ -118,7 +117,7 @@ def _set_up(connection: sqlite3.Connection) -> None:
 
 def connect_read_only(path: Path) -> sqlite3.Connection | None:
     """A connection that reads what cannot be written; None where it cannot be read either."""
-    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    address = f"{path.absolute().as_uri()}?mode=ro"
     wal = path.with_name(path.name + "-wal")
     # A read-only folder has no room for the WAL's index; without a WAL the file itself is all there is.
     options = ("",) if wal.exists() else ("", "&immutable=1")

@@ -12,8 +12,8 @@ from concurrent.futures import TimeoutError as NotInTime
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from os import urandom
 from pathlib import Path
-from secrets import token_hex
 from threading import Condition, Thread
 from time import monotonic, time
 from typing import Any, TypeVar
@@ -75,7 +75,7 @@ class Store:
 
     def new(self, info: SessionInfo) -> str:
         """A new session like `info`; its id. It comes into being with its first exchange."""
-        id, now = token_hex(4), time()
+        id, now = urandom(4).hex(), time()
         with self._changed:
             self._infos[id] = replace(deepcopy(info), id=id, created=now, updated=now)
             self._fresh.add(id)
@@ -151,7 +151,7 @@ class Store:
 
     def add(self, info: SessionInfo, exchanges: Iterable[Exchange], head: int | None) -> str:
         """A whole session from elsewhere; its new id."""
-        now, id, copies = time(), token_hex(4), deepcopy(list(exchanges))
+        now, id, copies = time(), urandom(4).hex(), deepcopy(list(exchanges))
         title = info.title or title_of(copies[0].user if copies else "")
         info = replace(deepcopy(info), id=id, title=title, created=info.created or now, updated=now)
 

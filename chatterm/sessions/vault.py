@@ -60,8 +60,9 @@ class Vault:
     # --- writing ---
 
     def write(self, ops: Sequence[Op], *, retry: bool = False) -> None:
-        """Write `ops`, all in one transaction. `retry` tries a failed disk again at once."""
-        if self.trouble is not None and self.trouble.passes and (retry or monotonic() >= self.retry_at):
+        """Write `ops`, all in one transaction. `retry` tries a failed disk again at once if something needs it."""
+        needed = retry and (ops or self._memory is not None)
+        if self.trouble is not None and self.trouble.passes and (needed or monotonic() >= self.retry_at):
             self._heal()
         if ops and self.trouble is None:
             try:
@@ -79,6 +80,8 @@ class Vault:
         with transaction(self._disk.connection):
             for op in ops:
                 _apply(self._disk, op)
+        if any(op.deletes for op in ops):  # or the log would still have it
+            self._disk.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _remember(self, op: Op) -> None:
         """Write to memory, which holds only what is newer than the disk."""
