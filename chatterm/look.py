@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from textual.app import App
+from textual.filter import NoColor
 
 from chatterm.driver import terminal_driver
 from chatterm.glyphs import ascii_filter
@@ -53,6 +54,9 @@ class LookApp(App[int]):
         load_theme(theme)
         self.terminal = terminal or Terminal()
         super().__init__(driver_class=terminal_driver(), ansi_color=None if self.terminal.colours else True)
+        if not (self.terminal.colours or self.no_color):
+            self.no_color = True
+            self._filters.append(NoColor())
         if glyphs == "ascii" or (glyphs == "auto" and not self.terminal.unicode):
             self._filters.append(ascii_filter())
         self.chosen_theme = theme

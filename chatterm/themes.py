@@ -30,18 +30,20 @@ def theme_names(own: Path | None = None) -> list[str]:
 def load_theme(name: str, own: Path | None = None) -> "Theme":
     """Read one theme. A file in `own` goes before one of ours of the same name, and states only what differs from
     its `base`. Raises SettingsError (one line): no such theme, or its file is wrong."""
-    from textual.theme import Theme
+    from textual.theme import BUILTIN_THEMES, Theme
 
     files = _files(user_themes() if own is None else own)
     if name not in files:
         shown = one_line(name, limit=60)
         raise SettingsError(f"There is no theme {shown!r}; there are {', '.join(sorted(files))}.")
     data = _read(files[name])
+    ansi = data.get("ansi", False)
     return Theme(
         name=name,
         dark=data["dark"],
-        ansi=data.get("ansi", False),
-        variables=data["variables"],
+        ansi=ansi,
+        # Textual wants more of such a theme than of others.
+        variables=(BUILTIN_THEMES["ansi-dark"].variables if ansi else {}) | data["variables"],
         **data["colors"],
     )
 

@@ -8,6 +8,7 @@ from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
 from chatterm.entries import AnswerEntry, NoticeEntry, UserEntry
+from chatterm.look import Terminal
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.transcript import Transcript
 from tests.chatterm.scripted import ScriptedBackend
@@ -84,10 +85,15 @@ class Driver:
 
 @asynccontextmanager
 async def driven(
-    backend: ScriptedBackend, size: tuple[int, int] = (80, 24), theme: str = "graphite", *, ready: bool = True
+    backend: ScriptedBackend,
+    size: tuple[int, int] = (80, 24),
+    theme: str = "graphite",
+    *,
+    ready: bool = True,
+    terminal: Terminal | None = None,
 ) -> AsyncIterator[Driver]:
     """The application around `backend`; `ready` waits for the model."""
-    app = ChatApp(backend, theme=theme)
+    app = ChatApp(backend, theme=theme, terminal=terminal)
     try:
         async with app.run_test(size=size) as pilot:
             driver = Driver(app, pilot)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rich.color import Color as RichColor
-from rich.color import ColorSystem
+from rich.color import ColorSystem, ColorType
 from textual.color import Color
 from textual.theme import Theme
 
@@ -15,7 +15,7 @@ from chatterm.markdown.lines import cells
 from chatterm.settings import SettingsError
 from chatterm.themes import DEFAULT_THEME, FOLDER, STYLESHEET, TERMINAL_THEME, load_theme, theme_names
 from chatterm.widgets.canvas import STYLES
-from tests.chatterm.driving import driven
+from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.toml"))]
@@ -53,6 +53,15 @@ def roles() -> dict[str, dict[str, str]]:
     """By style: the colours that the stylesheet gives it, as names of the theme."""
     rules = re.findall(r"^\.text--([\w-]+) \{(.*)\}", STYLESHEET.read_text(encoding="utf-8"), re.MULTILINE)
     return {name: dict(re.findall(r"([a-z-]+): \$([a-z]+)", body)) for name, body in rules}
+
+
+def grounds(driver: Driver) -> set[str]:
+    """The backgrounds that are on the screen."""
+    return {
+        Color.from_rich_color(style.bgcolor).hex.lower()
+        for _, style, _ in driver.segments()
+        if style is not None and style.bgcolor is not None
+    }
 
 
 def text_pairs() -> set[tuple[str, str]]:
@@ -188,11 +197,58 @@ async def test_the_screen_is_drawn_in_its_colours(name: str) -> None:
     theme = load_theme(name)
     async with driven(ScriptedBackend([Script("**bold** `code`")]), theme=name) as driver:
         await driver.send("q")
-        backgrounds = {
-            Color.from_rich_color(style.bgcolor).hex.lower()
+        assert {theme.background, theme.surface, theme.variables["code"]} <= grounds(driver)
+
+
+async def test_themes_are_switched_live() -> None:
+    async with driven(ScriptedBackend([Script("**bold** `code`")])) as driver:
+        await driver.send("q")
+        for name in ("snow", "dusk"):
+            await driver.send(f"/theme {name}")
+            assert driver.app.theme == name
+            background = load_theme(name).background
+            await driver.until(lambda ground=background: ground in grounds(driver))
+            assert load_theme(name).variables["code"] in grounds(driver)
+
+
+async def test_sixteen_colours_are_those_of_the_terminal() -> None:
+    async with driven(ScriptedBackend([Script("`code`")]), terminal=Terminal(shades=False)) as driver:
+        await driver.send("q")
+        await driver.send("/theme snow")
+        await driver.shows("sixteen colours")
+        colours = {
+            colour
             for _, style, _ in driver.segments()
-            if style is not None and style.bgcolor is not None
+            for colour in (style and style.color, style and style.bgcolor)
+            if colour
         }
-        assert theme.background in backgrounds
-        assert theme.surface in backgrounds
-        assert theme.variables["code"] in backgrounds
+        assert all(colour.type in (ColorType.DEFAULT, ColorType.STANDARD) for colour in colours)
+        assert any(colour.type is ColorType.STANDARD for colour in colours)
+        await driver.types("/t")
+        await driver.until(lambda: [t for t, s, _ in driver.segments() if "/t" in t and s and s.reverse])
+
+
+async def test_no_color_shows_none() -> None:
+    terminal = Terminal(colours=False)
+    async with driven(ScriptedBackend([Script("`code`")]), terminal=terminal) as driver:
+        await driver.send("q")
+        await driver.send("/theme snow")
+        await driver.shows("NO_COLOR is set")
+        for _, style, _ in driver.segments():
+            for colour in (style and style.color, style and style.bgcolor):
+                assert colour is None or colour.is_default
+
+
+@pytest.mark.parametrize("size", [(40, 16), (80, 24), (160, 45)])
+async def test_ascii_holds_for_the_whole_screen(size: tuple[int, int]) -> None:
+    answer = "# Title\n\n> quote\n\n- a\n  - b\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n\n```python\nx = 1\n```\n"
+    backend = ScriptedBackend([Script(answer, reasoning="so")], thinks=True)
+    async with driven(backend, size, terminal=Terminal(unicode=False)) as driver:
+        assert driver.text().isascii()
+        await driver.send("q")
+        for command in ("/think show", "/stats", "/help"):
+            await driver.send(command)
+            assert driver.text().isascii(), {c for c in driver.text() if not c.isascii()}
+        await driver.pilot.press("ctrl+p")
+        await driver.shows("/help")
+        assert driver.text().isascii(), {c for c in driver.text() if not c.isascii()}
