@@ -125,6 +125,10 @@ def run(
         str | None,
         typer.Option(metavar="NAME", help="Go on with this session: its id, its title, or a part of it."),
     ] = None,
+    inline: Annotated[
+        bool,
+        typer.Option("--inline", help="A plain conversation line by line: for pipes and screen readers."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per turn: text, reasoning, finish_reason, stats.")
     ] = False,
@@ -204,7 +208,7 @@ def run(
 ) -> None:
     """Chat with MODEL; with -p or text on standard input, answer once and exit.
 
-    Piped text stands before the first -p, with a blank line between them.
+    Piped text stands before the first -p, with a blank line between them; with --inline every line of it is a message.
 
     The answer goes to standard output, everything else to standard error.
     """
@@ -230,10 +234,12 @@ def run(
         think_cache=think_cache,
         sampling=checked_sampling({name: value for name, value in settings.items() if value is not None}),
     )
-    prompts = checked_prompts(prompt or [])
+    if inline and as_json:
+        raise WrongUsage("--inline writes plain text; leave out --json.")
+    prompts = checked_texts(prompt or []) if inline else checked_prompts(prompt or [])
     for text in (system or "", *(stop or ())):
         _check_utf8(text)
-    if not prompts:
+    if not prompts and not inline:
         if as_json or stats:
             raise WrongUsage("--json and --stats need a prompt; add -p TEXT, or pipe text in.")
         if not sys.stdout.isatty():
@@ -265,6 +271,11 @@ def run(
     from models.catalogue import DEFAULT_MODEL
 
     backend = LocalBackend(DEFAULT_MODEL if model is None else model, options)
+    if inline:
+        from chatterm.inline import run_inline
+
+        code = run_inline(backend, first=prompts, stats=stats, sampling=dict(options.sampling), **resume)
+        raise typer.Exit(code)
     if not prompts:
         gc.disable()  # the first frame stands sooner; run_app turns it on again then
         from chatterm.app import run_app
@@ -298,14 +309,20 @@ def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> list[str]:
-    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage."""
-    from chatterm.oneshot import InputError, join_prompts, read_input
-
+def checked_texts(prompts: Sequence[str]) -> list[str]:
+    """What was given with -p. Raises WrongUsage."""
     for text in prompts:
         if not text.strip():
             raise WrongUsage("The prompt is empty; write something after -p.")
         _check_utf8(text)
+    return list(prompts)
+
+
+def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> list[str]:
+    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage."""
+    from chatterm.oneshot import InputError, join_prompts, read_input
+
+    checked_texts(prompts)
     if stdin is None:
         # None where there is no standard input at all, as under some schedulers.
         if sys.stdin is None or sys.stdin.isatty():
