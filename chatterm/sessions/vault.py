@@ -81,7 +81,8 @@ class Vault:
             for op in ops:
                 _apply(self._disk, op)
         if any(op.deletes for op in ops):  # or the log would still have it
-            self._disk.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            with suppress(sqlite3.Error):
+                self._disk.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _remember(self, op: Op) -> None:
         """Write to memory, which holds only what is newer than the disk."""
