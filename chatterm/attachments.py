@@ -40,6 +40,8 @@ class Attached:
     """The message; the files in it are just names."""
     blocks: tuple[str, ...] = ()
     """The files, each as its name and a fenced block."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Where in the text as it was written they are mentioned."""
 
 
 def mentions(text: str) -> Iterator[Mention]:
@@ -55,6 +57,7 @@ def attach(shown: str, folder: Path) -> Attached:
     """
     parts: list[str] = []
     blocks: dict[str, str] = {}
+    places: list[tuple[int, int]] = []
     place = 0
     for mention in mentions(shown):
         name = _meant(mention, folder)
@@ -62,12 +65,13 @@ def attach(shown: str, folder: Path) -> Attached:
             continue
         parts += [shown[place : mention.start], name]
         place = mention.start + 1 + len(name) + 2 * mention.quoted
+        places.append((mention.start, place))
         if name not in blocks:
             blocks[name] = _block(name, read_text(folder / Path(name).expanduser(), name))
     if not blocks:
         return Attached(shown)
     message = "".join([*parts, shown[place:]]).rstrip()
-    return Attached(message, tuple(blocks.values()))
+    return Attached(message, tuple(blocks.values()), tuple(places))
 
 
 def _meant(mention: Mention, folder: Path) -> str | None:

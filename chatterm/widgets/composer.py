@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import TextArea
 
-from chatterm.attachments import AttachmentError, attach, mentions
+from chatterm.attachments import Attached, AttachmentError, attach, mentions
 from chatterm.backend import EngineError
 from chatterm.commands import is_command
 from chatterm.sanitize import cleaned
@@ -70,6 +70,14 @@ class Composer(TextArea):
             self.number = number
             self.result = result
 
+    class Looked(Message):
+        """What `shown` attaches as it stands; None where it cannot be sent like this."""
+
+        def __init__(self, shown: str, attached: Attached | None) -> None:
+            super().__init__()
+            self.shown = shown
+            self.attached = attached
+
     def __init__(
         self,
         *,
@@ -79,6 +87,9 @@ class Composer(TextArea):
         on_draft: Callable[[str], None] | None = None,
         id: str | None = None,
     ) -> None:
+        self._attached: tuple[str, Attached] | None = None
+        """The latest text that mentions files, and these."""
+        self._looking = False
         self._pastes = Pastes()  # first: the text area asks where labels stand as soon as it is made
         super().__init__(
             id=id,
@@ -110,6 +121,13 @@ class Composer(TextArea):
     def full_text(self) -> str:
         """The text with every paste in its place."""
         return self._pastes.unfold(self.text)
+
+    @property
+    def sending_text(self) -> str:
+        """What Enter would send, as far as the attached files are known: they are read a moment after a change."""
+        if self._attached is None or self._attached[0] != self.text:
+            return self.full_text
+        return self._whole_message(self._pastes, self._attached[1])
 
     def put(self, text: str) -> None:
         """Show `text` with the cursor at its end. A very long text is folded."""
@@ -196,13 +214,17 @@ class Composer(TextArea):
 
     @property
     def _cursor_index(self) -> int:
-        row, column = self.cursor_location
+        return self._index(*self.cursor_location)
+
+    def _index(self, row: int, column: int) -> int:
+        """Characters before a place."""
         return sum(len(line) + 1 for line in self.document.lines[:row]) + column
 
     @on(TextArea.Changed)
     def _text_changed(self) -> None:
         if self._completion is not None:
             self._completion.look(self.text, self._cursor_index)
+        self._look_at_files()
         if self._on_draft is not None and self._draft_timer is None:
             self._draft_timer = self.set_timer(_DRAFT_EVERY, self._give_draft)
 
@@ -211,13 +233,54 @@ class Composer(TextArea):
         if self._on_draft is not None:
             self._on_draft(self.full_text)
 
+    # --- attached files ---
+
+    def _look_at_files(self) -> None:
+        """Read what the text mentions, in a thread of its own: one at a time, then the latest text."""
+        shown = self.text
+        if "@" not in shown or not _mentions_files(shown):
+            self._attached = None
+        elif not self._looking:
+            self._looking = True
+
+            def look() -> None:
+                try:
+                    self.post_message(self.Looked(shown, attach(shown, Path.cwd())))
+                except AttachmentError:
+                    self.post_message(self.Looked(shown, None))
+
+            Thread(target=look, name="mentions", daemon=True).start()
+
+    @on(Looked)
+    def _files_looked_at(self, message: Looked) -> None:
+        message.stop()
+        self._looking = False
+        if message.shown != self.text:
+            self._look_at_files()
+        elif message.attached is not None:
+            self._attached = message.shown, message.attached
+            self._line_cache.clear()
+            self.refresh()
+
+    def _mentioned(self, row: int) -> list[tuple[int, int]]:
+        """Where line `row` mentions files that are there."""
+        if self._attached is None or self._attached[0] != self.text:
+            return []
+        start = self._index(row, 0)
+        length = len(self.document.get_line(row))
+        return [(a - start, b - start) for a, b in self._attached[1].places if start <= a < start + length]
+
+    @staticmethod
+    def _whole_message(pastes: Pastes, attached: Attached) -> str:
+        return "\n\n".join([pastes.unfold(attached.message), *attached.blocks])
+
     # --- sending ---
 
     def _submit(self) -> None:
         if self.read_only:  # files are being read
             return
         shown, recall = self.text, self.full_text
-        if is_command(shown) or next(mentions(shown), None) is None:
+        if not _mentions_files(shown):
             self._send(self.Submitted(recall, shown, recall))
             return
         self._reading += 1
@@ -228,8 +291,7 @@ class Composer(TextArea):
         def read() -> None:
             result: Message
             try:
-                attached = attach(shown, Path.cwd())
-                text = "\n\n".join([pastes.unfold(attached.message), *attached.blocks])
+                text = self._whole_message(pastes, attach(shown, Path.cwd()))
                 result = self.Submitted(text, shown, recall)
             except AttachmentError as error:
                 result = self.Problem(str(error))
@@ -363,7 +425,7 @@ class Composer(TextArea):
 
     def get_line(self, line_index: int) -> Text:
         text = super().get_line(line_index)
-        if spans := self._labels(line_index):
+        if spans := [*self._labels(line_index), *self._mentioned(line_index)]:
             style = self.get_component_rich_style("composer--label", partial=True)
             for span in spans:
                 text.stylize(style, *span)
@@ -383,6 +445,10 @@ class Composer(TextArea):
             self.post_message(self.Problem(str(error)))
             return
         self.put(cleaned(text).removesuffix("\n"))
+
+
+def _mentions_files(text: str) -> bool:
+    return not is_command(text) and next(mentions(text), None) is not None
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -373,6 +373,25 @@ async def test_what_cannot_be_attached_is_said_and_nothing_is_sent(
         assert writer.composer.text == f"{text}x"
 
 
+async def test_files_that_are_there_are_marked_and_counted(folder: Path) -> None:
+    (folder / "notes.txt").write_text("keep", encoding="utf-8")
+
+    def marked(writer: Writer) -> list[str]:
+        composer = writer.composer
+        lines = [composer.get_line(row) for row in range(composer.document.line_count)]
+        return [line.plain[span.start : span.end] for line in lines for span in line.spans]
+
+    async with writing() as writer:
+        writer.composer.put("first\nsee @notes.txt, @nobody")
+        await writer.until(lambda: marked(writer) == ["@notes.txt"])
+        assert writer.composer.sending_text == (
+            "first\nsee notes.txt, @nobody\n\nnotes.txt:\n```txt\nkeep\n```"
+        )
+        await writer.types(" @./missing")
+        await writer.until(lambda: not marked(writer))
+        assert writer.composer.sending_text == writer.composer.text
+
+
 async def test_attached_text_is_cleaned(folder: Path) -> None:
     (folder / "evil.txt").write_bytes(b"\x1b]0;owned\x07red \x1b[31mtext\r\nnext")
     async with writing() as writer:
