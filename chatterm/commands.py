@@ -51,8 +51,6 @@ def _theme_names() -> list[str]:
     return theme_names()
 
 
-_NUMBERED = "N counts your messages from 1; -1 is the last"
-
 COMMANDS: tuple[Command, ...] = (
     Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), {"f1": ""}, ("?",)),
     Command(
@@ -70,7 +68,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "retry",
         "",
-        "Answer once more; the old answer stays as a branch",
+        "Answer once more; the old one stays",
         lambda a, _: a.retry(),
         {"ctrl+r": ""},
         ("regenerate",),
@@ -78,14 +76,14 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "edit",
         "[N]",
-        f"Write a message anew, as a new branch; {_NUMBERED}",
+        "Write message N (or the last) anew",
         lambda a, text: a.edit(text),
         {"alt+e": ""},
     ),
     Command(
         "branch",
         "[prev|next]",
-        "Show the branch before or after this one",
+        "Show another branch",
         lambda a, text: a.branch(text),
         {"alt+left": "prev", "alt+right": "next"},
         choices=("prev", "next"),
@@ -94,7 +92,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "select",
         "[prev|next]",
-        "Select a message: c copy, e edit, r retry, [ ] branch",
+        "Select a message, to do something with it",
         lambda a, text: a.select(text),
         {"alt+up": "prev", "alt+down": "next"},
         choices=("prev", "next"),
@@ -102,7 +100,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "copy",
         "[N|code N|all]",
-        "Copy the last answer, answer N, code block N, or everything",
+        "Copy the last answer, answer N, code block N or all",
         lambda a, text: a.copy(text),
         {"alt+c": "", "alt+k": "code"},
         choices=("code", "all"),
@@ -111,7 +109,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "expand",
         "",
-        "Open or close the thinking of an answer",
+        "Open or close the thinking",
         lambda a, _: a.expand(),
         {"ctrl+t": ""},
         ("fold", "collapse"),
@@ -127,7 +125,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "reset",
         "",
-        "Begin a new conversation; this one stays saved",
+        "Begin anew; this conversation stays saved",
         lambda a, _: a.reset(),
         {"ctrl+n": ""},
         ("clear", "new"),
@@ -175,9 +173,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("stats", "", "Figures of this turn and of the session", lambda a, _: a.show_stats(), {"f2": ""}),
     Command("cache", "", "A map of the KV cache", lambda a, _: a.show_cache(), {"f3": ""}),
-    Command(
-        "panel", "", "Show or hide the figures beside the chat", lambda a, _: a.toggle_panel(), {"f4": ""}
-    ),
+    Command("panel", "", "Show or hide the figures beside", lambda a, _: a.toggle_panel(), {"f4": ""}),
     Command(
         "theme",
         "[NAME]",
@@ -187,9 +183,7 @@ COMMANDS: tuple[Command, ...] = (
         is_free=True,
         suggest=_theme_names,
     ),
-    Command(
-        "settings", "", "Where the settings are, and what they say", lambda a, _: a.settings(), {"f8": ""}
-    ),
+    Command("settings", "", "Where the settings are", lambda a, _: a.settings(), {"f8": ""}),
     Command("editor", "", "Write the message in your own editor", lambda a, _: a.editor(), {"ctrl+g": ""}),
     Command("paste", "", "Look at a text that was pasted", lambda a, _: a.open_paste(), {"ctrl+o": ""}),
     Command(

@@ -15,7 +15,7 @@ def help_lines(width: int) -> list[Line]:
     """The commands with their keys, then the keys that are no commands."""
     column = min(max(cells(command.usage) for command in COMMANDS) + 2, width * 2 // 5)
     keys = max(cells(command.key) for command in COMMANDS) + 2
-    narrow = width - column - keys < 24
+    narrow = width - column - keys < 36
     rows = [[command.usage, command.key, command.help] for command in COMMANDS]
     if narrow:  # the keys stand behind what they do
         rows = [[usage, f"{text} ({key})" if key else text] for usage, key, text in rows]

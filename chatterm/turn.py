@@ -14,7 +14,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 _REASONS = {
     FinishReason.CANCELLED: "stopped",
-    FinishReason.LENGTH: "cut off: the limit of tokens for one answer is reached",
+    FinishReason.LENGTH: "cut off: the limit of tokens for one answer; /continue goes on",
     FinishReason.CONTEXT_FULL: "the context is full: /reset, /undo, or start with a larger --context",
 }
 

@@ -33,7 +33,7 @@ from chatterm.widgets.composer import Composer
 from chatterm.widgets.meter import ContextNote
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
-from chatterm.widgets.transcript import SELECTED, Transcript
+from chatterm.widgets.transcript import MESSAGE_KEYS, SELECTED, Transcript
 from chatterm.widgets.welcome import Welcome
 
 T = TypeVar("T")
@@ -387,10 +387,11 @@ class ChatScreen(Screen[None]):
 
     def on_key(self, event: events.Key) -> None:
         """A key that means nothing to the selected message goes on in the composer."""
-        if self.focused is self.transcript and event.is_printable and event.character is not None:
+        known = event.key in MESSAGE_KEYS or event.character is None or not event.is_printable
+        if self.focused is self.transcript and not known:
             event.stop()
             self.back_to_composer()
-            self.composer.insert(event.character)
+            self.composer.insert(event.character or "")
 
     # --- from the person ---
 

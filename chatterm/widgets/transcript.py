@@ -37,6 +37,24 @@ _KEPT = 400
 """Lines that are kept as they were drawn."""
 
 
+MESSAGE_KEYS = {
+    "up": ("select", "prev"),
+    "k": ("select", "prev"),
+    "down": ("select", "next"),
+    "j": ("select", "next"),
+    "c": ("copy", ""),
+    "y": ("copy", "code"),
+    "e": ("edit", ""),
+    "r": ("retry", ""),
+    "left_square_bracket": ("branch", "prev"),
+    "left": ("branch", "prev"),
+    "right_square_bracket": ("branch", "next"),
+    "right": ("branch", "next"),
+    "t": ("expand", ""),
+    "enter": ("expand", ""),
+    "space": ("expand", ""),
+}
+"""Keys while a message is selected: a command and its argument."""
 SELECTED = "c copy · y code · e edit · r retry · [ ] branch · t thinking · Esc back"
 """What can be done with a selected message."""
 
@@ -51,15 +69,8 @@ class Transcript(ScrollView, Painter, can_focus=True):
     ALLOW_SELECT = True
     FOCUS_ON_CLICK = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "screen.run_command('select', 'prev')", "Message before", show=False),
-        Binding("down,j", "screen.run_command('select', 'next')", "Message after", show=False),
-        Binding("c", "screen.run_command('copy', '')", "Copy", show=False),
-        Binding("y", "screen.run_command('copy', 'code')", "Copy the code", show=False),
-        Binding("e", "screen.run_command('edit', '')", "Edit", show=False),
-        Binding("r", "screen.run_command('retry', '')", "Retry", show=False),
-        Binding("left_square_bracket,left", "screen.run_command('branch', 'prev')", show=False),
-        Binding("right_square_bracket,right", "screen.run_command('branch', 'next')", show=False),
-        Binding("t,enter,space", "screen.run_command('expand', '')", "Thinking", show=False),
+        Binding(key, f"screen.run_command({name!r}, {argument!r})", show=False)
+        for key, (name, argument) in MESSAGE_KEYS.items()
     ]
 
     class Clicked(Message):
