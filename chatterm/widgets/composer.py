@@ -1,16 +1,12 @@
 """Where the person writes."""
 
-import asyncio
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Thread
 from typing import ClassVar
 
-from rich.text import Text
 from textual import events, on
 from textual.binding import Binding, BindingType
-from textual.document._document import EditResult, Location, Selection
 from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import TextArea
@@ -20,28 +16,21 @@ from chatterm.backend import EngineError
 from chatterm.commands import is_command
 from chatterm.sanitize import cleaned
 from chatterm.widgets.completion import Completion, Suggestion
+from chatterm.widgets.folding import FoldingArea
 from chatterm.widgets.history import PromptHistory
-from chatterm.widgets.paste import Pastes, is_long
+from chatterm.widgets.paste import Pastes
 
-_MOST_LINES, _MOST_CHARACTERS = 1000, 50_000
-"""What is longer can be written and sent, but stands as one label here: laying it out would take a while."""
 _DRAFT_EVERY = 0.5
 """Seconds from a change to the draft that is given away."""
 _READING = 5.0
 """Seconds that attached files may take to be read."""
-_PIECE = 1 << 16
-"""Characters that are cleaned at once; in between the screen goes on."""
 _NEWLINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
 
 
-class Composer(TextArea):
+class Composer(FoldingArea):
     """Enter sends; Shift+Enter (where the terminal reports it), Alt+Enter or Ctrl+J break the line."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {"composer--label"}
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+g", "edit_outside", "Editor", show=False),
-        Binding("ctrl+o", "open_paste", "Open paste", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+g", "edit_outside", "Editor", show=False)]
 
     class Submitted(Message):
         """The person pressed Enter. The text stays until the screen takes it."""
@@ -81,32 +70,22 @@ class Composer(TextArea):
     def __init__(
         self,
         *,
-        intercept: Callable[[str], bool] | None = None,
         completion: Completion | None = None,
         history: int = 1000,
         on_draft: Callable[[str], None] | None = None,
         id: str | None = None,
     ) -> None:
-        self._attached: tuple[str, Attached] | None = None
+        self._attached: tuple[str, Attached] | None = None  # first: a line may be drawn at once
         """The latest text that mentions files, and these."""
-        self._looking = False
-        self._pastes = Pastes()  # first: the text area asks where labels stand as soon as it is made
-        super().__init__(
-            id=id,
-            soft_wrap=True,
-            compact=True,
-            highlight_cursor_line=False,
-            tab_behavior="focus",
-            placeholder="Write a message, / for commands, @ for files",
-        )
-        self._intercept = intercept
-        """Sees every key first; True means that it was used."""
+        super().__init__(id=id, placeholder="Write a message, / for commands, @ for files")
         self._completion = completion
         """The list that follows what is typed; the composer moves and chooses in it."""
         self._history = PromptHistory(history)
         self._on_draft = on_draft
         """Gets the whole text, pastes and all, soon after it changed."""
         self._draft_timer: Timer | None = None
+        self._looking = False
+        """Whether a thread reads what is mentioned."""
         self._reading = 0
         """Number of the latest reading of attached files."""
         self._reading_timer: Timer | None = None
@@ -118,25 +97,11 @@ class Composer(TextArea):
         self._history.load(prompts)
 
     @property
-    def full_text(self) -> str:
-        """The text with every paste in its place."""
-        return self._pastes.unfold(self.text)
-
-    @property
     def sending_text(self) -> str:
         """What Enter would send, as far as the attached files are known: they are read a moment after a change."""
         if self._attached is None or self._attached[0] != self.text:
             return self.full_text
-        return self._whole_message(self._pastes, self._attached[1])
-
-    def put(self, text: str) -> None:
-        """Show `text` with the cursor at its end. A very long text is folded."""
-        if not text:
-            self._pastes.clear()
-        elif is_long(text, _MOST_LINES, _MOST_CHARACTERS):
-            text = self._pastes.fold(text)
-        self.load_text(text)
-        self.move_cursor(self.document.end)
+        return self._whole_message(self.pastes, self._attached[1])
 
     def put_back(self, text: str) -> None:
         """Give back what could not be sent, before anything written since."""
@@ -156,7 +121,7 @@ class Composer(TextArea):
 
     def _used(self, key: str) -> bool:
         """Do what `key` means here, if anything."""
-        if (self._intercept is not None and self._intercept(key)) or self._complete(key):
+        if self._complete(key):
             return True
         if key == "enter":
             self._submit()
@@ -262,13 +227,15 @@ class Composer(TextArea):
             self._line_cache.clear()
             self.refresh()
 
-    def _mentioned(self, row: int) -> list[tuple[int, int]]:
-        """Where line `row` mentions files that are there."""
+    def marked(self, row: int) -> list[tuple[int, int]]:
+        """Labels, and where line `row` mentions files that are there."""
+        labels = super().marked(row)
         if self._attached is None or self._attached[0] != self.text:
-            return []
+            return labels
         start = self._index(row, 0)
         length = len(self.document.get_line(row))
-        return [(a - start, b - start) for a, b in self._attached[1].places if start <= a < start + length]
+        files = [(a - start, b - start) for a, b in self._attached[1].places if start <= a < start + length]
+        return labels + files
 
     @staticmethod
     def _whole_message(pastes: Pastes, attached: Attached) -> str:
@@ -284,7 +251,7 @@ class Composer(TextArea):
             self._send(self.Submitted(recall, shown, recall))
             return
         self._reading += 1
-        number, pastes = self._reading, self._pastes.copy()
+        number, pastes = self._reading, self.pastes.copy()
         self.read_only = True
         self._reading_timer = self.set_timer(_READING, self._give_up_reading)
 
@@ -321,116 +288,6 @@ class Composer(TextArea):
             self._history.add(message.recall)
         self.post_message(message)
 
-    # --- pasted texts ---
-
-    async def _on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        event.prevent_default()
-        if self.read_only:
-            return
-        pieces = []
-        for piece in _pieces(event.text):
-            pieces.append(cleaned(piece))
-            await asyncio.sleep(0)
-        text = "".join(pieces)
-        if is_long(text):
-            text = self._pastes.fold(text)
-        if text and (result := self._replace_via_keyboard(text, *self.selection)):
-            self.move_cursor(result.end_location)
-
-    def action_open_paste(self) -> None:
-        """Look at the paste at the cursor, or at the last one."""
-        row, column = self.cursor_location
-        spans = self._labels(row)
-        here = [span for span in spans if span[0] <= column <= span[1]]
-        if here:
-            self._open(row, here[0])
-            return
-        for number in reversed(range(self.document.line_count)):
-            if spans := self._labels(number):
-                self._open(number, spans[-1])
-                return
-
-    def _open(self, row: int, span: tuple[int, int]) -> None:
-        from chatterm.screens.paste import PasteScreen
-
-        label = self.document.get_line(row)[slice(*span)]
-        text = self._pastes.text_of(label)
-        short = not is_long(text, _MOST_LINES, _MOST_CHARACTERS)
-
-        def done(answer: str | None) -> None:
-            if answer in ("unfold", "remove") and self.document.get_line(row)[slice(*span)] == label:
-                insert = text if answer == "unfold" else ""
-                result = self.replace(insert, (row, span[0]), (row, span[1]), maintain_selection_offset=False)
-                self.move_cursor(result.end_location)
-
-        self.app.push_screen(PasteScreen(label, text, can_unfold=short), done)
-
-    def _labels(self, row: int) -> list[tuple[int, int]]:
-        return self._pastes.spans(self.document.get_line(row))
-
-    def on_click(self, event: events.Click) -> None:
-        row, column = self.get_target_document_location(event)
-        for span in self._labels(row):
-            if span[0] <= column < span[1]:
-                self._open(row, span)
-                return
-
-    def validate_selection(self, selection: Selection) -> Selection:
-        """The cursor jumps over a label: nothing is written inside of one."""
-        start, end = selection
-        before = self.selection.end
-        return Selection(self._outside(start, before), self._outside(end, before))
-
-    def _outside(self, place: Location, before: Location) -> Location:
-        row, column = place
-        if row < self.document.line_count:
-            for first, last in self._labels(row):
-                if first < column < last:
-                    middle = before[1] if before[0] == row and before != place else (first + last) // 2
-                    return row, last if middle < column else first
-        return place
-
-    def replace(
-        self, insert: str, start: Location, end: Location, *, maintain_selection_offset: bool = True
-    ) -> EditResult:
-        start, end = self._whole(start, end)
-        return super().replace(insert, start, end, maintain_selection_offset=maintain_selection_offset)
-
-    def delete(self, start: Location, end: Location, *, maintain_selection_offset: bool = True) -> EditResult:
-        start, end = self._whole(start, end)
-        return super().delete(start, end, maintain_selection_offset=maintain_selection_offset)
-
-    def _whole(self, start: Location, end: Location) -> tuple[Location, Location]:
-        """From `start` to `end`, with the whole of every label that this cuts."""
-        top, bottom = sorted((start, end))
-        for first, last in self._labels(top[0]) if top != bottom else ():
-            if first < top[1] < last:
-                top = top[0], first
-        for first, last in self._labels(bottom[0]) if top != bottom else ():
-            if first < bottom[1] < last:
-                bottom = bottom[0], last
-        return top, bottom
-
-    def undo(self) -> None:
-        if self.history.undo_stack:
-            # Textual looks where the cursor is while the line that it was on is gone already.
-            self.move_cursor((0, 0))
-            super().undo()
-
-    def redo(self) -> None:
-        if self.history.redo_stack:
-            self.move_cursor((0, 0))
-            super().redo()
-
-    def get_line(self, line_index: int) -> Text:
-        text = super().get_line(line_index)
-        if spans := [*self._labels(line_index), *self._mentioned(line_index)]:
-            style = self.get_component_rich_style("composer--label", partial=True)
-            for span in spans:
-                text.stylize(style, *span)
-        return text
-
     # --- another editor ---
 
     def action_edit_outside(self) -> None:
@@ -449,16 +306,3 @@ class Composer(TextArea):
 
 def _mentions_files(text: str) -> bool:
     return not is_command(text) and next(mentions(text), None) is not None
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """`text` in parts of some length that end where a line does."""
-    start = 0
-    while start < len(text):
-        match = _LINE_END.search(text, start + _PIECE)
-        end = match.end() if match else len(text)
-        yield text[start:end]
-        start = end
-
-
-_LINE_END = re.compile(r"\r\n|\r|\n")
