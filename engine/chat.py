@@ -24,6 +24,9 @@ __all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
 
 Think = Literal["auto", "on", "off"]
 
+_LONG_DRAFT = 5000
+"""Characters from which on fewer continuations of a draft are looked at: each is tokenised."""
+
 
 class Chat:
     """A conversation with an engine. One answer at a time; `stop` may be called from any thread.
@@ -166,8 +169,8 @@ class Chat:
 
     def count(self, draft: str) -> DraftCost:
         """What sending `draft` would take. Raises ModelError when the template fails."""
-        rows = self._history.prompt(self.turns, draft, self._thinking)
         history = self._history.rows(self.turns)
+        rows = self._history.prompt(self.turns, draft, self._thinking)
         new = len(rows) - self._engine.cached_rows(rows)
         return DraftCost(
             tokens=max(len(rows) - len(history), 0),
@@ -185,13 +188,12 @@ class Chat:
         """Warm a message that is still being typed, up to the last token that typing on cannot change."""
         if not draft.strip():
             return self.settle(wait)
-        tails = [
-            self._history.prompt(self.turns, draft + more, self._thinking)
-            for more in ("", " ", "a", "\n", ".")
-        ]
+        # The draft itself comes last: what a message was tokenised to is remembered until the next one.
+        typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
+        tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
         together = zip(*(rows.keys for rows in tails), strict=False)
         same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
-        return self._idle.warm(self.turns, tails[0].prefix(same), wait)
+        return self._idle.warm(self.turns, tails[-1].prefix(same), wait)
 
     # -- how it is done
 

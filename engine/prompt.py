@@ -38,6 +38,7 @@ class PromptFormat:
         self._tokenizer = tokenizer
         self._special = re.compile("|".join(map(re.escape, tokenizer.special_strings)) or r"(?!)")
         self._ids: dict[tuple[Piece, ...], list[int]] = {}
+        self._older_ids: dict[tuple[Piece, ...], list[int]] = {}
         self._contents: dict[tuple[str, str], str] = {}
         asked = {think: self._asked(think) for think in (None, True, False)}
         self._openings = {think: self._opening(ids) for think, ids in asked.items()}
@@ -81,11 +82,13 @@ class PromptFormat:
             segments[-1].append(Piece(after, typed=False))
         if not generate:
             segments[-1].pop()  # what comes after the next message
-        # Only what this conversation is made of is remembered: drafts come and go.
+        # Only what this call and the one before were made of is remembered: drafts come and go.
         # Another thread may be here too: what is shared is looked at once and replaced whole.
-        known, contents = self._ids, self._contents
-        ids = [known.get(pieces) or self._encode(pieces) for pieces in map(tuple, segments)]
-        self._ids = dict(zip(map(tuple, segments), ids, strict=True))
+        known, older, contents = self._ids, self._older_ids, self._contents
+        ids = [
+            known.get(pieces) or older.get(pieces) or self._encode(pieces) for pieces in map(tuple, segments)
+        ]
+        self._ids, self._older_ids = dict(zip(map(tuple, segments), ids, strict=True)), known
         self._contents = {key: contents[key] for key in messages if key in contents}
         return ids
 

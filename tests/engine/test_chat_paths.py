@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import FinishReason, SamplingParams
+from engine import ContextFullError, FinishReason, SamplingParams
 from engine.chat import Answer, Chat, Turn
 from tests.engine.test_chat import CONFIG, GREEDY, ask, rendered
 from tests.engine.test_chat_edges import OPENING
@@ -196,3 +196,18 @@ def test_an_empty_path_is_an_empty_conversation(engine: TinyEngine) -> None:
     engine.scripted.script = say(engine, None, "now")
     list(chat.resume(SamplingParams(temperature=0.0)))
     assert chat.last.text == "now"
+
+
+def test_a_long_draft_is_tokenised_once_for_its_cost_and_for_sending(
+    engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = engine.chat()
+    draft = "word " * 1200
+    chat.prepare(draft)
+    seen: list[str] = []
+    encode = engine.tokenizer.encode
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: seen.append(text) or encode(text))
+    assert chat.count(draft).free < 0
+    with pytest.raises(ContextFullError):
+        next(chat.send(draft, GREEDY))
+    assert not any("word" in text for text in seen)
