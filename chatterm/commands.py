@@ -257,10 +257,11 @@ def choice_completions(text: str) -> list[str]:
     return [f"/{command.name} {choice}" for choice in offered if choice.startswith(match[2])]
 
 
-def table() -> str:
-    """The commands as a table in Markdown, for the README."""
+def tables() -> str:
+    """The commands and the other keys as tables in Markdown, for the README."""
     rows = ["| command | key | does |", "|---|---|---|"]
     for command in COMMANDS:
         usage = command.usage.replace("|", "\\|")
         rows.append(f"| `{usage}` | {command.key} | {command.help} |")
+    rows += ["", "| key | does |", "|---|---|", *(f"| {key} | {text} |" for key, text in KEYS)]
     return "\n".join(rows) + "\n"
