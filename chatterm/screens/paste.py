@@ -51,7 +51,8 @@ class PasteHead(Canvas):
         self._keys = f"Esc close{' · U unfold' if can_unfold else ''} · Del remove"
 
     def build(self, width: int) -> list[Line]:
-        keys = self._keys if width >= cells(self._label) + cells(self._keys) + 2 else ""
+        room = width - cells(self._label) - 2
+        keys = next((keys for keys in (self._keys, "Esc close") if cells(keys) <= room), "")
         label = elided(self._label, width - cells(keys) - (2 if keys else 0))
         gap = " " * (width - cells(label) - cells(keys))
         return [[(label, "strong primary"), (gap, ""), (keys, "muted")], [("─" * width, "rule")]]
