@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chatterm.backend import EngineError, FinishReason, TokenEvent
+from chatterm.cli import call
 from chatterm.inline import Inline, Lines, run_inline
 from chatterm.oneshot import answer
 from chatterm.sessions.records import Exchange, SessionInfo
@@ -359,3 +360,25 @@ def test_going_on_by_hand_says_where_it_was(store: Store) -> None:
     assert run([], ScriptedBackend(), store=store, out=out, by_hand=True, session=latest.id) == 0
     assert "scripted on cpu, context 4,096 tokens" in out.getvalue()
     assert "You said last: the first words" in out.getvalue()
+
+
+def test_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
+    backend = ScriptedBackend([Script("first"), Script("second"), Script("third")])
+    monkeypatch.setattr("chatterm.local.LocalBackend", lambda model, options: backend)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"two\n")))
+    assert call(["run", "scripted", "--inline", "-p", "one", "--top-k", "3"]) == 0
+    assert capsys.readouterr().out == "first\n\nsecond\n\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"three")))
+    assert call(["run", "--continue"]) == 0
+    assert capsys.readouterr().out == "third\n"
+    assert ("load_path", (1, 2)) in backend.calls
+    store = Store.open()
+    latest = store.latest()
+    assert latest is not None
+    assert (latest.exchanges, latest.sampling) == (3, {"top_k": 3})
+    store.close()
+    assert call(["run", "--inline", "--json"]) == 2
+    assert "leave out --json" in capsys.readouterr().err
