@@ -67,33 +67,53 @@ def attach(shown: str, folder: Path) -> Attached:
         place = mention.start + 1 + len(name) + 2 * mention.quoted
         places.append((mention.start, place))
         if name not in blocks:
-            blocks[name] = _block(name, read_text(folder / Path(name).expanduser(), name))
+            blocks[name] = _block(name, read_text(located(folder, name), name))
     if not blocks:
         return Attached(shown)
     message = "".join([*parts, shown[place:]]).rstrip()
     return Attached(message, tuple(blocks.values()), tuple(places))
 
 
+def located(folder: Path, name: str) -> Path:
+    """Where a path lies that was written in `folder`; `~` is the home."""
+    try:
+        return folder / Path(name).expanduser()
+    except RuntimeError:  # no such home
+        return folder / name
+
+
+def working_folder() -> Path:
+    """Where the application was started; the root, where that is gone."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/")
+
+
 def _meant(mention: Mention, folder: Path) -> str | None:
     """The path as it was written, without the sentence around it; None: it is just text."""
     name = mention.path
     while True:
-        path = folder / Path(name).expanduser()
-        try:
-            found = path.exists()
-        except OSError:
-            found = False
-        if found and (not path.is_dir() or name.endswith("/")):
+        kind = _kind(located(folder, name))
+        if kind == "file" or (kind == "folder" and name.endswith("/")):
             return name
         if mention.quoted or name[-1:] not in _AFTER or len(name) < 2:
             break
         name = name[:-1]
-    path = folder / Path(mention.path).expanduser()
+    path = located(folder, mention.path)
     is_path = mention.quoted or mention.path.startswith(("./", "../", "/", "~/"))
-    if is_path or ("/" in mention.path and path.parent.is_dir() and path.suffix):
+    if is_path or ("/" in mention.path and path.suffix and _kind(path.parent) == "folder"):
         shown = one_line(mention.path, limit=200)
         raise AttachmentError(f"There is no file {shown}; put a space after @ to send it as text.")
     return None
+
+
+def _kind(path: Path) -> str:
+    """file, folder, or "" where there is nothing that can be looked at."""
+    try:
+        return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
+    except (OSError, ValueError):
+        return ""
 
 
 def read_text(path: Path, name: str) -> str:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from chatterm.attachments import mentions
+from chatterm.attachments import located, mentions
 from chatterm.sanitize import is_safe
 from models.units import bytes_text
 
@@ -63,7 +63,7 @@ def found_paths(path: str, folder: Path) -> list[FoundPath]:
     parent += "/" if "/" in path else ""
     lead, inside = [], []
     try:
-        with os.scandir(folder / Path(parent or ".").expanduser()) as entries:
+        with os.scandir(located(folder, parent or ".")) as entries:
             for number, entry in enumerate(entries):
                 if number >= _LOOKED_AT:
                     break
@@ -74,7 +74,7 @@ def found_paths(path: str, folder: Path) -> list[FoundPath]:
                     lead.append(entry)
                 elif prefix and prefix.lower() in name.lower():
                     inside.append(entry)
-    except (OSError, RuntimeError):  # no such folder, no such home
+    except (OSError, ValueError):  # no such folder
         return []
     ordered = [e for group in (lead, inside) for e in sorted(group, key=lambda e: e.name.lower())]
     return [_found(entry, parent) for entry in ordered[:_MOST]]

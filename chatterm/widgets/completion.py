@@ -1,12 +1,12 @@
 """The list that opens while a `/command` or an `@path` is being typed."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Thread
 
 from textual import events, on
 from textual.message import Message
 
+from chatterm.attachments import working_folder
 from chatterm.commands import choice_completions, completions
 from chatterm.markdown.lines import Line, cells, elided, padded
 from chatterm.path_completion import FoundPath, PathToken, found_paths, path_token
@@ -99,7 +99,7 @@ class Completion(Canvas):
         self._searching = True
 
         def search() -> None:
-            self.post_message(self.Found(text, token, found_paths(token.path, Path.cwd())))
+            self.post_message(self.Found(text, token, found_paths(token.path, working_folder())))
 
         Thread(target=search, name="path completion", daemon=True).start()
 

@@ -1,7 +1,6 @@
 """Where the person writes."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from threading import Thread
 from typing import ClassVar
 
@@ -11,7 +10,7 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import TextArea
 
-from chatterm.attachments import Attached, AttachmentError, attach, mentions
+from chatterm.attachments import Attached, AttachmentError, attach, mentions, working_folder
 from chatterm.backend import EngineError
 from chatterm.commands import is_command
 from chatterm.sanitize import cleaned
@@ -210,7 +209,7 @@ class Composer(FoldingArea):
 
             def look() -> None:
                 try:
-                    self.post_message(self.Looked(shown, attach(shown, Path.cwd())))
+                    self.post_message(self.Looked(shown, attach(shown, working_folder())))
                 except AttachmentError:
                     self.post_message(self.Looked(shown, None))
 
@@ -258,7 +257,7 @@ class Composer(FoldingArea):
         def read() -> None:
             result: Message
             try:
-                text = self._whole_message(pastes, attach(shown, Path.cwd()))
+                text = self._whole_message(pastes, attach(shown, working_folder()))
                 result = self.Submitted(text, shown, recall)
             except AttachmentError as error:
                 result = self.Problem(str(error))
