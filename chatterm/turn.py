@@ -173,6 +173,7 @@ def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn
         cached=known.cached_tokens if known else None,
         computed=known.prefilled_tokens if known else None,
         generated=count,
+        prefill_rate=known.prefilled_tokens / known.prefill_s if known and known.prefill_s > 0 else None,
         used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
     )
 

@@ -18,7 +18,7 @@ _SLOW = 1.0
 class ContextNote(Canvas):
     """Lines above the composer while there is something to say about the context; gone otherwise."""
 
-    DEFAULT_CSS = "ContextNote { width: 100%; margin: 0 2 0 4; }"
+    DEFAULT_CSS = "ContextNote { width: 100%; margin: 1 2 0 4; }"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

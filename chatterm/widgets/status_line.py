@@ -96,7 +96,7 @@ def _parts(live: Live) -> list[Line]:
             parts.append([(left_text(live.left_s), "muted")])
         return [*parts, [(f"{live.waited_s:.1f} s", "muted")]]
     if live.speed or live.generated:
-        parts.append([(sparkline(live.history, 8), "spark"), (f" {rate_text(live.speed)}".lstrip(), "")])
+        parts.append([(sparkline(live.history, 6), "spark"), (f" {rate_text(live.speed)}".lstrip(), "")])
         if live.history:
             parts[0].insert(1, (" ", ""))
     if live.ttft_s is not None:
