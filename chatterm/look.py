@@ -36,11 +36,13 @@ def this_terminal(environment: Mapping[str, str] = os.environ, encoding: str | N
         encoding = getattr(sys.__stderr__, "encoding", None) or "ascii"
     system = Console(force_terminal=True, _environ=environment).color_system
     term = environment.get("TERM", "").lower()
+    # Without any locale Python assumes UTF-8, and so do terminals; LC_ALL=C is somebody's wish.
+    plain = environment.get("LC_ALL") in ("C", "POSIX") or term.startswith(_PLAIN_TERMINALS)
     utf8 = encoding.lower().replace("-", "") in ("utf8", "utf16", "utf16le", "cp65001")
     return Terminal(
         colours="NO_COLOR" not in environment,
         shades=system not in (None, "standard", "windows"),
-        unicode=utf8 and not term.startswith(_PLAIN_TERMINALS),
+        unicode=utf8 and not plain,
     )
 
 

@@ -1,8 +1,12 @@
 """Themes: complete, readable, a person's own, switched live; sixteen colours, no colours, ASCII."""
 
+import os
 import re
+import sys
+import textwrap
 from pathlib import Path
 
+import pexpect
 import pytest
 from rich.color import Color as RichColor
 from rich.color import ColorSystem, ColorType
@@ -177,6 +181,7 @@ def test_what_is_wrong_in_a_theme_is_said_with_its_line(own: Path, source: str, 
         ({"TERM": "linux"}, "utf-8", Terminal(shades=False, unicode=False)),
         ({"TERM": "xterm-256color"}, "iso8859-1", Terminal(unicode=False)),
         ({}, "utf-8", Terminal(shades=False)),
+        ({"TERM": "xterm-256color", "LC_ALL": "C"}, "utf-8", Terminal(unicode=False)),
     ],
 )
 def test_a_terminal_is_known_by_its_environment(
@@ -252,3 +257,60 @@ async def test_ascii_holds_for_the_whole_screen(size: tuple[int, int]) -> None:
         await driver.pilot.press("ctrl+p")
         await driver.shows("/help")
         assert driver.text().isascii(), {c for c in driver.text() if not c.isascii()}
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from chatterm.app import run_app
+from tests.chatterm.scripted import Script, ScriptedBackend
+sys.exit(run_app(ScriptedBackend([Script("# Done\\n\\n> `quote`\\n\\n- item")]), theme="dusk"))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(
+    ("environment", "wanted", "unwanted"),
+    [
+        (
+            {"TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            rb"\x1b\[[\d;]*[34]8;2;",
+            rb"\x1b\[[\d;]*[34]8;5;",
+        ),
+        ({"TERM": "tmux-256color"}, rb"\x1b\[[\d;]*[34]8;5;", rb"\x1b\[[\d;]*[34]8;2;"),
+        ({"TERM": "screen"}, rb"\x1b\[(1;)?3[1-7];49m", rb"\x1b\[[\d;]*[34]8;[25];"),
+        (
+            {"TERM": "xterm-256color", "NO_COLOR": "1"},
+            rb"\x1b\[1;39;49m",
+            rb"\x1b\[([\d;]+;)?([349][0-7]|[34]8;[25];\d+)[;m]",
+        ),
+        ({"TERM": "xterm-256color", "LC_ALL": "C"}, rb"Done", rb"[\x80-\xff]"),
+        ({"TERM": "linux"}, rb"Done", rb"[\x80-\xff]"),
+    ],
+    ids=["true colours", "256 colours", "16 colours", "NO_COLOR", "LC_ALL=C", "console"],
+)
+def test_a_real_terminal_gets_what_it_can_show(
+    environment: dict[str, str], wanted: bytes, unwanted: bytes
+) -> None:
+    root = str(Path(__file__).parents[2])
+    inherited = {k: v for k, v in os.environ.items() if k not in ("COLORTERM", "NO_COLOR", "TERM", "LC_ALL")}
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", textwrap.dedent(PROGRAM).format(root=root)],
+        env={"LC_ALL": "C.UTF-8", **inherited, **environment},
+        dimensions=(16, 40),
+        timeout=20,
+    )
+    child.expect(b"ready")
+    seen = child.before
+    child.send(b"question\r")
+    child.expect(b"item")
+    seen += child.before + child.after
+    child.send(b"/quit\r")
+    child.expect(pexpect.EOF)
+    seen += child.before
+    child.close()
+    assert child.exitstatus == 0
+    assert re.search(wanted, seen)
+    found = re.search(unwanted, seen)
+    assert found is None, seen[max(found.start() - 40, 0) : found.end() + 40]
