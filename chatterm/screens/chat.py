@@ -293,7 +293,7 @@ class ChatScreen(Screen[None]):
                 self.say("The system prompt is set; it holds from the next message on.")
             case worker.SetThink(mode):
                 self.say(THINKING[mode] + (self.no_thinking() if mode != "off" else ""))
-            case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.full_text:
+            case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
             case worker.Catalogue():
                 self.actions.choose_model(value if isinstance(value, list) else [])
@@ -403,7 +403,7 @@ class ChatScreen(Screen[None]):
 
     def _prepare(self) -> None:
         if self.conversation.turn is None and self.info is not None and not self.is_loading:
-            text = self.composer.full_text
+            text = self.composer.sending_text
             if self._settings.composer.prepare_drafts and not self.writing.is_editing:
                 self.submit(worker.Prepare(text))
             self.submit(worker.Count(text))
