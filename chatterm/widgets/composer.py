@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from threading import Thread
+from time import monotonic
 from typing import ClassVar
 
 from textual import events, on
@@ -23,6 +24,8 @@ _DRAFT_EVERY = 0.5
 """Seconds from a change to the draft that is given away."""
 _READING = 5.0
 """Seconds that attached files may take to be read."""
+_BOUNCE = 0.5
+"""Seconds in which a second Enter sends nothing while the screen still has to take the text of the first."""
 _NEWLINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
 
 
@@ -85,6 +88,8 @@ class Composer(FoldingArea):
         self._draft_timer: Timer | None = None
         self._looking = False
         """Whether a thread reads what is mentioned."""
+        self._sent = ("", 0.0)
+        """The text that was sent last and is still here, and when that was."""
         self._reading = 0
         """Number of the latest reading of attached files."""
         self._reading_timer: Timer | None = None
@@ -101,6 +106,10 @@ class Composer(FoldingArea):
         if self._attached is None or self._attached[0] != self.text:
             return self.full_text
         return self._whole_message(self.pastes, self._attached[1])
+
+    def put(self, text: str) -> None:
+        self._sent = ("", 0.0)
+        super().put(text)
 
     def put_back(self, text: str) -> None:
         """Give back what could not be sent, before anything written since."""
@@ -243,9 +252,10 @@ class Composer(FoldingArea):
     # --- sending ---
 
     def _submit(self) -> None:
-        if self.read_only:  # files are being read
-            return
         shown, recall = self.text, self.full_text
+        if self.read_only or (shown == self._sent[0] and monotonic() - self._sent[1] < _BOUNCE):
+            return
+        self._sent = shown, monotonic()
         if not _mentions_files(shown):
             self._send(self.Submitted(recall, shown, recall))
             return

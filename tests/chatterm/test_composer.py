@@ -173,6 +173,17 @@ async def test_history_brings_back_a_whole_paste() -> None:
         assert writer.composer.full_text == text
 
 
+async def test_a_second_enter_sends_nothing_twice() -> None:
+    async with writing() as writer:
+        writer.composer.put("once")
+        for _ in range(3):
+            writer.composer.post_message(events.Key("enter", "\r"))
+        await writer.until(lambda: writer.screen.sent)
+        await writer.sends("again")
+        await writer.sends("again")
+        assert [message.text for message in writer.screen.sent] == ["once", "again", "again"]
+
+
 # --- pastes ---
 
 
