@@ -188,6 +188,10 @@ class _Closing(BaseException):
     """Leaves a load in the middle; not an Exception, so that nobody takes it for a failure of theirs."""
 
 
+class _Abandoned(BaseException):
+    """The person does not want to wait for a load any more."""
+
+
 class Worker:
     """Runs jobs in order, one answer at a time. Its public methods belong to the screen's thread."""
 
@@ -198,6 +202,7 @@ class Worker:
         self._progress: Progress | None = None
         self._closing = threading.Event()
         self._stopping = threading.Event()
+        self._abandoning = threading.Event()
         self._drafts: dict[type[Job], Job] = {}
         """The latest jobs about a draft: earlier ones that still wait are about a text that is gone."""
         # A daemon: a load that cannot be interrupted must not keep the terminal.
@@ -220,6 +225,11 @@ class Worker:
         """End the answer submitted last, also where it has not begun."""
         self._stopping.set()
         self._backend.stop()
+
+    def abandon(self) -> None:
+        """Leave the running download or load as soon as it tells of its progress; it ends with Failed."""
+        if self._is_loading:
+            self._abandoning.set()
 
     def answer_now(self) -> None:
         """End the thinking of the running answer."""
@@ -251,6 +261,8 @@ class Worker:
                 self._run(job)
             except _Closing:
                 break
+            except _Abandoned:
+                self._reports.append(Failed(job, "Loading was stopped; what is downloaded already is kept."))
             except (EngineError, ModelError) as error:
                 self._reports.append(Failed(job, one_line(str(error))))
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
@@ -298,6 +310,7 @@ class Worker:
         self._reports.append(Done(job, value))
 
     def _load(self, load: Callable[[], None]) -> None:
+        self._abandoning.clear()
         self._is_loading = True
         try:
             load()
@@ -321,4 +334,6 @@ class Worker:
     def _on_progress(self, progress: Progress) -> None:
         if self._closing.is_set():
             raise _Closing
+        if self._abandoning.is_set():
+            raise _Abandoned
         self._progress = progress  # only the latest counts: the screen looks 30 times a second

@@ -67,6 +67,9 @@ class ChatActions(MessageActions, SessionActions):
     def model(self, name: str) -> None:
         if not name:
             self.screen.submit(worker.Catalogue())
+            if not self.screen.is_idle:
+                wait = "the model is loaded" if self.screen.is_loading else "the answer is there"
+                self.screen.hint(f"The list of models comes when {wait}.", 3.0)
         elif self.screen.is_loading:
             raise EngineError(LOADING)
         else:

@@ -398,7 +398,9 @@ class ChatScreen(Screen[None]):
     @on(Composer.Changed)
     def _typed(self) -> None:
         text = self.composer.text
-        self._cost = None
+        if self._cost is not None:  # it was that of another text
+            self._cost = None
+            self._show_live(monotonic())
         self._draft_at = monotonic() + _PAUSE if text.strip() and not is_command(text) else None
 
     def _prepare(self) -> None:
@@ -445,7 +447,11 @@ class ChatScreen(Screen[None]):
             talk.stop()
         elif talk.waiting:
             talk.take_back()
-        elif not self.writing.give_up():
+        elif self.writing.give_up():
+            pass
+        elif self.is_loading:
+            self.hint("/stop leaves the model unloaded; Esc alone does not.", 3.0)
+        else:
             self.clear_selection()
 
     def action_interrupt(self) -> None:

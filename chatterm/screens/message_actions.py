@@ -36,6 +36,9 @@ class MessageActions(ScreenPart):
             self.conversation.stop()
         elif self.conversation.waiting:
             self.conversation.take_back()
+        elif self.screen.is_loading:
+            self.screen.worker_thread.abandon()
+            self.screen.hint("Loading stops…", 3.0)
         else:
             self.screen.say("Nothing is running.")
 

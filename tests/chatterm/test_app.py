@@ -486,3 +486,20 @@ async def test_a_command_is_not_warmed() -> None:
         await driver.types("/sta")
         assert driver.app.chat._draft_at is None
         assert await prepared(driver, backend) == []
+
+
+async def test_a_load_can_be_stopped_and_begun_again() -> None:
+    progress = Progress("download", "weights", 1, 2)
+    backend = ScriptedBackend(load_gate=threading.Event(), load_progress=(progress,))
+    async with driven(backend, ready=False) as driver:
+        await driver.shows("download")
+        await driver.pilot.press("escape")
+        await driver.shows("/stop leaves the model unloaded")
+        await driver.send("/stop", wait=False)
+        await driver.until(lambda: driver.errors)
+        assert driver.errors[0].startswith("Loading was stopped; what is downloaded already is kept. /model")
+        assert backend.load_gate is not None
+        backend.load_gate.set()
+        await driver.send("/model other")
+        await driver.send("hello")
+        assert driver.answers == ["Hello there."]
