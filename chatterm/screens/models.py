@@ -44,7 +44,6 @@ class ModelPicker(ModalScreen[str | None]):
     ModelPicker Input, ModelPicker Input:focus {
         border: none; height: 1; padding: 0; margin: 1 0; background: $panel; color: $foreground;
     }
-    ModelPicker ModelList { height: auto; max-height: 70vh; }
     ModelPicker PickerLine { height: 1; }
     ModelPicker #picker-foot { margin-top: 1; }
     """
@@ -61,6 +60,10 @@ class ModelPicker(ModalScreen[str | None]):
             yield ModelList(self._choices, self._current)
             foot = "Enter takes it, and downloads what is missing · Esc goes back"
             yield PickerLine([(foot, "muted")], id="picker-foot")
+
+    def on_resize(self, event: events.Resize) -> None:
+        # All but the list takes 8 lines; what does not fit is scrolled to.
+        self._list.styles.max_height = max(event.size.height * 9 // 10 - 8, 1)
 
     @property
     def _list(self) -> "ModelList":
