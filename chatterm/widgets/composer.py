@@ -144,11 +144,11 @@ class Composer(FoldingArea):
 
     def _recall(self, step: int) -> bool:
         """Go through the history, from the first line up and from the last line down."""
-        inside = self.navigator.is_first_wrapped_line if step < 0 else self.navigator.is_last_wrapped_line
+        at_edge = self.navigator.is_first_wrapped_line if step < 0 else self.navigator.is_last_wrapped_line
         text = self.full_text
         if not self._history.shows(text):
             self._history.leave()
-            if step > 0 or not inside(self.cursor_location):
+            if step > 0 or not at_edge(self.cursor_location):
                 return False
         found = self._history.step(step, text)
         if found is None:
@@ -178,7 +178,7 @@ class Composer(FoldingArea):
         """Take a suggestion; `run` sends it where it is whole."""
         if self._completion is not None:
             self._completion.close()
-        self.load_text(suggestion.text)
+        self.replace(suggestion.text, (0, 0), self.document.end, maintain_selection_offset=False)
         end = len(suggestion.text) if suggestion.cursor is None else suggestion.cursor
         before = suggestion.text[:end]
         self.move_cursor((before.count("\n"), len(before) - before.rfind("\n") - 1))
@@ -205,6 +205,11 @@ class Composer(FoldingArea):
         self._draft_timer = None
         if self._on_draft is not None:
             self._on_draft(self.full_text)
+
+    @on(events.Unmount)
+    def _give_last_draft(self) -> None:
+        if self._draft_timer is not None:
+            self._give_draft()
 
     # --- attached files ---
 

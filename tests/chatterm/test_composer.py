@@ -446,6 +446,8 @@ async def test_a_path_is_completed_inside_of_a_text(folder: Path) -> None:
         await writer.pilot.press("tab")
         assert writer.composer.text == 'see @"my notes.txt"  now\nand then'
         assert writer.composer.cursor_location == (0, 20)
+        await writer.pilot.press("ctrl+z")
+        assert writer.composer.text == "see @my now\nand then"
 
 
 # --- drafts and the other editor ---
@@ -459,6 +461,13 @@ async def test_drafts_are_given_away_whole() -> None:
         await writer.until(lambda: writer.screen.drafts[-1:] == [f"see {text}"])
         await writer.sends()
         await writer.until(lambda: writer.screen.drafts[-1:] == [""])
+
+
+async def test_the_last_draft_is_given_away_at_the_end() -> None:
+    async with writing() as writer:
+        screen = writer.screen
+        await writer.types("unfinished")
+    assert screen.drafts[-1] == "unfinished"
 
 
 async def test_without_a_terminal_or_an_editor_the_draft_stays(monkeypatch: pytest.MonkeyPatch) -> None:
