@@ -50,7 +50,7 @@ class StatusLine(Canvas):
 def status_line(live: Live, width: int) -> Line:
     """Parts by importance: what does not fit is left out whole, never cut in the middle."""
     parts = _parts(live)
-    right = _context(live)
+    right = _context(live, 6 if width < 80 else 10)
     if line_cells(right) + line_cells(parts[0]) + 2 > width:
         right = []  # on the narrowest screens the most important part goes first
     room = width - line_cells(right) - (2 if right else 0)
@@ -109,9 +109,9 @@ def _parts(live: Live) -> list[Line]:
     return [*parts, [(name, "muted")]] if parts else [[(name, "muted")], [("ready", "muted")]]
 
 
-def _context(live: Live) -> Line:
+def _context(live: Live, width: int) -> Line:
     if not live.context:
         return []
     style = context_style(live.used / live.context)
     text = f" {count_text(live.used)}/{count_text(live.context)}"
-    return [*context_bar(live, 8), (text, "muted" if style == "primary" else style)]
+    return [*context_bar(live, width), (text, "muted" if style == "primary" else style)]
