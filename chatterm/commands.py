@@ -100,7 +100,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "copy",
         "[N|code N|all]",
-        "Copy the last answer, answer N, code block N or all",
+        "Copy an answer, a code block, or everything",
         lambda a, text: a.copy(text),
         {"alt+c": "", "alt+k": "code"},
         choices=("code", "all"),

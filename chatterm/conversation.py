@@ -190,12 +190,18 @@ class Conversation:
         turn = self.turn
         if turn is None:
             return False
-        if turn.has_begun and now >= self._save_after:
+        if now >= self._save_after:
             self._save_after = now + _SAVE
+            self.save()
+        return turn.tick(now, self._backend.figures())
+
+    def save(self) -> None:
+        """Save what a running answer has said so far."""
+        turn = self.turn
+        if turn is not None and turn.has_begun:
             turn.keep(self._backend.last)
             turn.exchange.finish_reason = None
             self.keeper.save(turn.session, turn.exchange)
-        return turn.tick(now, self._backend.figures())
 
     def stop(self) -> None:
         if self.turn is not None:
@@ -332,9 +338,9 @@ class Conversation:
         self._hold(tree.head)
 
     def hold_again(self) -> None:
-        """The backend begins anew (another model): give it the history."""
-        self._held = []
-        self._hold(self.turn.exchange.parent if self.turn is not None else self.tree.head)
+        """Another model answers from now on: give it the history, unless a message has done so already."""
+        if self.turn is None and self._held is None:
+            self._hold(self.tree.head)
 
     def forget(self) -> None:
         """The backend may hold anything."""

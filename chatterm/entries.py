@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from chatterm.commands import COMMANDS, key_text
 from chatterm.figures import seconds_text
 from chatterm.markdown.code import code_blocks
 from chatterm.markdown.document import Document
-from chatterm.markdown.lines import Line, Run, cells, styled, wrap
+from chatterm.markdown.lines import Line, Run, cells, elided, styled, wrap
 from chatterm.sanitize import cleaned, visible
 
 INDENT = 2
 """Columns left of every text: the person's bar stands there."""
+_ANSWER_NOW = next(key_text(key) for command in COMMANDS if command.name == "answer" for key in command.keys)
 _LONG, _LONG_LINES = 8_000, 60
 """Characters and lines from which a message of the person is folded."""
 _LONG_HEAD, _LONG_HEAD_LINES = 2_000, 12
@@ -202,7 +204,7 @@ class AnswerEntry(Entry):
         room = width - INDENT
         sections: list[Section] = []
         if self.has_thought:
-            sections.append(Section([[(self._thinking_head(), "thinking-head")]], _MARGIN))
+            sections.append(Section([[(elided(self._thinking_head(), room), "thinking-head")]], _MARGIN))
             if self.is_open:
                 bar = [*_MARGIN, ("│ ", "rule")]
                 sections.append(Section(self.thinking.lines(room - 2), bar, "thinking"))
@@ -221,7 +223,7 @@ class AnswerEntry(Entry):
         tokens = f"{self.thinking_tokens:,} tokens"
         mark = "▾" if self.is_open else "▸"
         if self.is_thinking:
-            return f"{mark} thinking · {self.thinking_s:.1f} s, {tokens}"
+            return f"{mark} thinking · {self.thinking_s:.1f} s, {tokens} · {_ANSWER_NOW} answers now"
         return f"{mark} thought for {seconds_text(self.thinking_s)}, {tokens}"
 
 

@@ -33,7 +33,7 @@ from chatterm.widgets.composer import Composer
 from chatterm.widgets.meter import ContextNote
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
-from chatterm.widgets.transcript import MESSAGE_KEYS, SELECTED, Transcript
+from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript, message_hint
 from chatterm.widgets.welcome import Welcome
 
 T = TypeVar("T")
@@ -144,6 +144,11 @@ class ChatScreen(Screen[None]):
         collect_rarely()
         self.worker_thread.start()
 
+    def on_unmount(self) -> None:
+        """Save what was said and written since it was saved last."""
+        self.conversation.save()
+        self.writing.keep_draft(self.composer.full_text)
+
     def on_resize(self, event: events.Resize) -> None:
         self._place_panel(event.size.width)
         self.set_class(event.size.height < 12, "-low")
@@ -195,6 +200,7 @@ class ChatScreen(Screen[None]):
     def switch_model(self, name: str) -> None:
         self.conversation.stop()
         self.is_loading, self._model = True, one_line(name, limit=200)
+        self.conversation.forget()
         self.submit(worker.Switch(name))
 
     # --- from the worker ---
@@ -342,7 +348,8 @@ class ChatScreen(Screen[None]):
     def show_standing_hint(self) -> None:
         if self._hint_until:
             return
-        self._status.hint(SELECTED if self.transcript.selected is not None else self.writing.hint)
+        selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
+        self._status.hint(selected or self.writing.hint)
 
     def _show_live(self, now: float) -> None:
         talk = self.conversation

@@ -55,8 +55,18 @@ MESSAGE_KEYS = {
     "space": ("expand", ""),
 }
 """Keys while a message is selected: a command and its argument."""
-SELECTED = "c copy · y code · e edit · r retry · [ ] branch · t thinking · Esc back"
-"""What can be done with a selected message."""
+_HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "t thinking")
+
+
+def message_hint(width: int) -> str:
+    """What can be done with a selected message, as far as there is room."""
+    text = "Esc back"
+    for count in range(1, len(_HINTS) + 1):
+        longer = " · ".join([*_HINTS[:count], "Esc back"])
+        if len(longer) > width:
+            break
+        text = longer
+    return text
 
 
 class Transcript(ScrollView, Painter, can_focus=True):

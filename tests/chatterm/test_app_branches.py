@@ -206,7 +206,7 @@ async def test_selecting_with_keys_and_mouse() -> None:
         await driver.send("first")
         await press(driver, "alt+up")
         assert driver.app.focused is driver.transcript
-        assert "c copy · y code · e edit" in driver.text()
+        assert "c copy · e edit · r retry" in driver.text()
         await press(driver, "down")
         assert driver.transcript.selected is None
         assert driver.app.focused is driver.composer
@@ -217,3 +217,19 @@ async def test_selecting_with_keys_and_mouse() -> None:
         assert driver.transcript.selected is None
         await press(driver, "alt+up", "h", "i")
         assert driver.composer.text == "hi"  # a key that means nothing there is written
+
+
+async def test_a_message_that_waits_for_another_model_has_the_history() -> None:
+    gate = threading.Event()
+    backend = ScriptedBackend([Script("one"), Script("two")], on_switch=lambda _: gate.wait(10) and None)
+    async with driven(backend) as driver:
+        await driver.send("a")
+        await driver.send("/model other", wait=False)
+        await driver.send("b", wait=False)
+        await driver.shows("waits for the model")
+        gate.set()
+        await driver.idle()
+        await driver.shows("Now chatting with other")
+        assert backend.history == [("a", "one"), ("b", "two")]
+        await driver.send("c")
+        assert backend.history == [("a", "one"), ("b", "two"), ("c", "two")]

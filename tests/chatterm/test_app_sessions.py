@@ -208,3 +208,14 @@ async def test_a_session_of_two_thousand_messages_opens_at_once(store: Store) ->
         await driver.pilot.press("ctrl+home")
         await driver.shows("Question 0?")
     store.close()
+
+
+async def test_quitting_saves_the_last_words(store: Store) -> None:
+    script = Script("one two three four", gate=threading.Event(), gate_after=3)
+    async with driven(ScriptedBackend([script]), store=store) as driver:
+        await driver.send("count", wait=False)
+        await driver.until(lambda: driver.answers == ["one two thre"])
+        driver.composer.put("a last thought")
+    info, tree, draft = store.load(latest(store))
+    assert (info.title, tree.exchanges[0].text, draft) == ("count", "one two thre", "a last thought")
+    store.close()
