@@ -6,7 +6,7 @@ For pipes, dumb terminals and screen readers: no cursor movement, no boxes, noth
 import io
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
@@ -15,7 +15,7 @@ from chatterm.commands import COMMANDS, is_command, parse
 from chatterm.figures import new_notes
 from chatterm.oneshot import close_store, start_line, stats_line
 from chatterm.progress import PlainLines
-from chatterm.sanitize import cleaned, one_line, visible
+from chatterm.sanitize import cleaned, is_safe, one_line, visible
 from chatterm.talk import Talk
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ _ENDINGS = {
     FinishReason.LENGTH: "[the limit of tokens for one answer is reached; /continue goes on]",
     FinishReason.CONTEXT_FULL: "[the context is full; /undo or /reset make room]",
 }
+
+
+HERE = ("help", "continue", "retry", "undo", "reset", "think", "model", "system", "stats", "rename", "quit")
+"""The commands that make sense without a screen."""
 
 
 class Leave(Exception):
@@ -56,19 +60,6 @@ class Inline:
         self._page = Page(out)
         self._said: set[str] = set()
         self._failed = False
-        self._commands: dict[str, Callable[[str], None]] = {
-            "help": self._help,
-            "continue": lambda _: self._answer(self._talk.resume()),
-            "retry": lambda _: self._answer(self._talk.retry()),
-            "undo": self._undo,
-            "reset": self._reset,
-            "think": self._think,
-            "model": self._model,
-            "system": self._system,
-            "stats": self._figures,
-            "rename": self._rename,
-            "quit": self._quit,
-        }
 
     def run(self, first: Sequence[str] = ()) -> int:
         """Load the model, send the `first` messages, then what is read. 1 when anything but the last word failed.
@@ -115,6 +106,7 @@ class Inline:
             if "\n" not in text and is_command(text):
                 self._obey(text)
             elif text.strip():
+                self._talk.remember(text)
                 self._answer(self._talk.ask(text))
         except (EngineError, ModelError) as error:
             self._complain(str(error))
@@ -126,10 +118,32 @@ class Inline:
 
     def _obey(self, text: str) -> None:
         command, argument = parse(text)
-        run = self._commands.get(command.name)
-        if run is None:
-            raise EngineError(f"/{command.name} needs the screen: chatterm run without --inline.")
-        run(argument)
+        match command.name:
+            case "help":
+                self._help()
+            case "continue":
+                self._answer(self._talk.resume())
+            case "retry":
+                self._answer(self._talk.retry())
+            case "undo":
+                self._page.line(f"Taken back: {one_line(self._talk.undo())}")
+            case "reset":
+                self._talk.reset()
+                self._page.line("A new conversation begins.")
+            case "think":
+                self._think(argument)
+            case "model":
+                self._model(argument)
+            case "system":
+                self._system(argument)
+            case "stats":
+                self._figures()
+            case "rename":
+                self._rename(argument)
+            case "quit":
+                raise Leave
+            case other:
+                raise EngineError(f"/{other} needs the screen: chatterm run without --inline.")
 
     # --- answers ---
 
@@ -155,19 +169,12 @@ class Inline:
 
     # --- commands ---
 
-    def _help(self, _: str) -> None:
+    def _help(self) -> None:
         self._page.line("A line is a message; one that ends with \\ goes on in the next line.")
         self._page.line("Ctrl-C stops an answer, Ctrl-D leaves. Commands:")
         for command in COMMANDS:
-            if command.name in self._commands:
+            if command.name in HERE:
                 self._page.line(f"  {command.usage}: {command.help}")
-
-    def _undo(self, _: str) -> None:
-        self._page.line(f"Taken back: {one_line(self._talk.undo())}")
-
-    def _reset(self, _: str) -> None:
-        self._talk.reset()
-        self._page.line("A new conversation begins.")
 
     def _think(self, argument: str) -> None:
         if argument in ("show", "hide"):
@@ -202,7 +209,7 @@ class Inline:
         now = self._backend.system
         self._page.line(f"The system prompt: {one_line(now)}" if now else "There is no system prompt.")
 
-    def _figures(self, _: str) -> None:
+    def _figures(self) -> None:
         figures, latest = self._backend.figures(), self._backend.last
         if figures is not None:
             self._page.line(start_line(figures))
@@ -216,9 +223,6 @@ class Inline:
         title = given_title(argument)
         self._talk.rename(title)
         self._page.line(f"This conversation is called {title}.")
-
-    def _quit(self, _: str) -> None:
-        raise Leave
 
     # --- what is said ---
 
@@ -363,7 +367,7 @@ def run_inline(
 
     out, err = out or sys.stdout, err or sys.stderr
     store = store or Store.open()
-    lines = lines or _standard_lines()
+    lines = lines or _standard_lines(store)
     try:
         talk = Talk(backend, store, session, sampling)
         return Inline(backend, talk, lines=lines, out=out, err=err, stats=stats).run(first)
@@ -376,11 +380,29 @@ def run_inline(
         close_store(store, err)
 
 
-def _standard_lines() -> Lines:
+def _standard_lines(store: "Store") -> Lines:
     if sys.stdin is None:  # as under some schedulers
         return Lines(io.BytesIO(), by_hand=False)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return Lines(sys.stdin.buffer, by_hand=sys.stdin.isatty())
     with suppress(ImportError):
-        import readline  # noqa: F401 - line editing and history for input()
+        _use_readline(store)
     return Lines(None, by_hand=True)
+
+
+def _use_readline(store: "Store") -> None:
+    """Line editing for input(): earlier messages with Up and Down, commands with Tab. Raises ImportError."""
+    import readline
+
+    with suppress(EngineError):  # a database that cannot be read
+        for text in store.prompts(500):
+            if is_safe(text) and "\n" not in text:
+                readline.add_history(text)
+
+    def complete(begun: str, which: int) -> str | None:
+        names = [f"/{name} " for name in HERE if begun and f"/{name}".startswith(begun)]
+        return names[which] if which < len(names) else None
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")

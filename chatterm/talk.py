@@ -84,6 +84,11 @@ class Talk:
         if self._store is not None and self.session is not None:
             self._store.update(self.session, **fields)
 
+    def remember(self, text: str) -> None:
+        """A message that a person typed: it can be found again in other conversations."""
+        if self._store is not None:
+            self._store.add_prompt(text)
+
     def rename(self, title: str) -> None:
         """Call the session `title`, also where it does not exist yet."""
         self.info.title = title

@@ -34,12 +34,15 @@ def test_a_conversation_in_a_terminal(smollm2: Path, environment: dict[str, str]
         child.sendintr()
         child.expect("\n> ")
         child.send("never sent")
-        child.sendintr()
-        child.expect("\n> ")
+        child.expect("never sent")
+        for _ in range(20):  # readline does not wake for a signal that comes just before it waits for keys
+            child.sendintr()
+            if child.expect(["\n> ", pexpect.TIMEOUT], timeout=2) == 0:
+                break
         child.sendline("Say \\")
         child.expect("\n\\. ")
         child.sendline("hello.")
-        child.expect("hello.\r\n.*[a-z]{3}.*\r\n\r\n> ")
+        child.expect("hello.\r\n.*[A-Za-z]{2}.*\r\n\r\n> ")
         assert "\x1b[3" not in child.before
         child.sendeof()
         child.expect(pexpect.EOF)

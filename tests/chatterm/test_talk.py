@@ -8,7 +8,8 @@ import pytest
 
 from chatterm.backend import EngineError, FinishReason, TokenEvent
 from chatterm.cli import call
-from chatterm.inline import Inline, Lines, run_inline
+from chatterm.commands import find
+from chatterm.inline import HERE, Inline, Lines, run_inline
 from chatterm.oneshot import answer
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.store import Store
@@ -207,6 +208,9 @@ def test_a_pipe_gets_the_answers_and_nothing_else(store: Store) -> None:
     assert backend.history == [("first", "One."), ("second \nand more", "Two.\n")]
     assert backend.closed
     assert texts(saved(store.path)[1]) == backend.history
+    again = Store.open(store.path)
+    assert again.prompts() == ["first", "second \nand more"]
+    again.close()
 
 
 def test_the_last_line_may_lack_its_end_or_ask_for_another(store: Store) -> None:
@@ -360,6 +364,16 @@ def test_going_on_by_hand_says_where_it_was(store: Store) -> None:
     assert run([], ScriptedBackend(), store=store, out=out, by_hand=True, session=latest.id) == 0
     assert "scripted on cpu, context 4,096 tokens" in out.getvalue()
     assert "You said last: the first words" in out.getvalue()
+
+
+def test_every_command_that_is_promised_is_there(store: Store) -> None:
+    for name in HERE:
+        command = find(name)
+        assert command is not None
+        argument = "x" if command.default is None and not command.arguments.startswith("[") else ""
+        err = io.StringIO()
+        run([f"/{name} {argument}".strip()], ScriptedBackend(), store=Store.open(store.path), err=err)
+        assert "needs" not in err.getvalue()
 
 
 def test_the_command_line(
