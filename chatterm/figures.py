@@ -11,6 +11,8 @@ from models.units import bytes_text
 _BARS = "▁▂▃▄▅▆▇"
 _WINDOW = 1.0
 """Seconds that "tokens/s now" looks back."""
+_ENOUGH = 32
+"""Tokens that were computed at once, from which their rate tells how long more of them will take."""
 
 
 class Speedometer:
@@ -192,6 +194,8 @@ class Watch:
     def __init__(self) -> None:
         self._what: object = None
         self._pace = Pace()
+        self._prefill_rate: float | None = None
+        """The latest that is worth something."""
 
     def see(self, live: Live, now: float) -> Live:
         """`live` with its rates and the time that is left; `now` by `time.monotonic()`."""
@@ -203,10 +207,15 @@ class Watch:
         if live.phase == "reading" and figures is not None and figures.prefill_total:
             self._follow("prefill", figures.prefill_done, now)
             rate, left = self._pace.rate(now), self._pace.left(now, figures.prefill_total)
+            self._prefill_rate = rate or self._prefill_rate
             return replace(live, prefill_rate=rate, left_s=left)
         self._what = None
+        if live.prefill_rate and (live.computed or 0) >= _ENOUGH:
+            self._prefill_rate = live.prefill_rate
+        live = replace(live, prefill_rate=self._prefill_rate)
         if figures is not None and live.present is None:
-            return replace(live, present=max(live.used - figures.warm_left, 0))
+            warmed = live.used if figures.warmed is None else figures.warmed
+            return replace(live, present=min(live.used, warmed))
         return live
 
     def _follow(self, what: object, done: float, now: float) -> None:

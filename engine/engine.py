@@ -222,10 +222,11 @@ class Engine:
 
     def figures(self) -> Figures:
         """What the engine holds and does right now."""
-        done = total = warm_left = 0
+        done = total = 0
+        warmed = None
         for sequence in list(self._scheduler.running):
             if sequence.priority is Priority.IDLE:
-                warm_left += sequence.pending
+                warmed = sequence.computed
             elif sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
                 done = max(sequence.computed - sequence.cached_tokens, 0)
                 total = sequence.prompt_tokens - sequence.cached_tokens
@@ -245,7 +246,7 @@ class Engine:
             prefill_total=total,
             decode=self._lane.name if self._lane is not None else "plain modules",
             notes=self._notes,
-            warm_left=warm_left,
+            warmed=warmed,
             bandwidth=self._bandwidth,
         )
 

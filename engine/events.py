@@ -104,7 +104,7 @@ class Figures:
     """The program of a decode step: "plain modules", "fused kernels, CUDA graph", ..."""
     notes: tuple[str, ...] = ()
     """What the person should be told once: fallbacks, and why."""
-    warm_left: int = 0
-    """Tokens that idle work has still to compute."""
+    warmed: int | None = None
+    """Tokens that are present of what idle work warms (the history, then the draft); None when it does not run."""
     bandwidth: float | None = None
     """Bytes/s that the device's memory reads; None where it has never been measured."""

@@ -42,6 +42,8 @@ _FRAME = 1 / 30
 """Seconds between two looks into the mailbox, whatever the token rate."""
 _FIGURES = 0.2
 """Seconds between two updates of the figures: nobody reads numbers that change faster."""
+_IDLE_FIGURES = 1.0
+"""The same while nothing is being answered."""
 _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
 _AGAIN = 3.0
@@ -218,6 +220,9 @@ class ChatScreen(Screen[None]):
         if self.keeper.problem != self._problem:
             self._say_problem()
         if not reports and turn is None:
+            if now >= self._figures_after:  # idle work goes on
+                self._figures_after = now + _IDLE_FIGURES
+                self._show_live(now)
             return
         tokens = [report for report in reports if isinstance(report, worker.Token)]
         told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))

@@ -93,7 +93,19 @@ def test_the_watch_tells_rates_of_a_download_and_of_a_prompt() -> None:
     first, second = (watch.see(live, now) for now, live in zip((10.0, 12.0), steps, strict=True))
     assert (first.prefill_rate, first.left_s) == (None, None)
     assert (second.prefill_rate, second.left_s) == (500, pytest.approx(4.8))
-    assert watch.see(Live("ready", "m"), 13) == Live("ready", "m")
+    after = watch.see(Live("ready", "m", prefill_rate=40.0, computed=1), 13)
+    assert after == Live("ready", "m", prefill_rate=500, computed=1), (
+        "one token tells nothing of the next thousand"
+    )
+    assert watch.see(Live("ready", "m", prefill_rate=800.0, computed=100), 14).prefill_rate == 800
+
+
+def test_the_watch_tells_what_idle_work_has_done() -> None:
+    live = Live("ready", "m", INFO, used=100, figures=FIGURES)
+    assert Watch().see(live, 1).present == 100
+    for warmed, present in ((40, 40), (300, 100)):  # with a draft it warms more than the history
+        figures = replace(FIGURES, warmed=warmed)
+        assert Watch().see(replace(live, figures=figures), 1).present == present
 
 
 def test_the_share_of_the_bandwidth_counts_weights_and_context() -> None:

@@ -117,7 +117,7 @@ class NearlyFull(ScriptedBackend):
 
     def figures(self) -> Figures | None:
         figures = super().figures()
-        return replace(figures, warm_left=3) if figures is not None else None
+        return replace(figures, warmed=self.used - 3) if figures is not None else None
 
     def count(self, draft: str) -> DraftCost | None:
         return DraftCost(len(draft), len(draft) + 5, self.context_length - self.used - len(draft))
