@@ -98,7 +98,7 @@ def _code(token: Token, width: int, *, labelled: bool) -> list[Line]:
         lines.append(_label(language, width))
     for line in highlight(token.content.rstrip("\n"), language):
         lines += [[(" ", "code pad"), *part] for part in chop(line, width - 2)]
-    return [padded(line, width, "code") for line in lines]
+    return [padded(line, width, "code pad") for line in lines]
 
 
 def _label(language: str, width: int) -> Line:

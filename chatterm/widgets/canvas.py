@@ -25,7 +25,7 @@ class Painter(Widget):
     """A widget that turns lines into strips. Its screen has STYLE_CLASSES."""
 
     def strip(self, line: Line) -> Strip:
-        return Strip([Segment(_shown(text), self.style_of(names)) for text, names in line])
+        return Strip([Segment(_shown(text), self.style_of(names)) for text, names in line if text])
 
     def style_of(self, names: str) -> Style:
         """The styles named, one over the other, over the widget's own."""

@@ -30,7 +30,7 @@ _IDLE_PAUSE = 0.02
 _BAR = 0.2
 """Seconds between two updates of the scroll bar while an answer grows: it costs as much as the text."""
 _DRAWN = frozenset(
-    ("pad", "user-bar", "quote-bar", "rule", "code-label", "code-copy", "notice-mark", "error-mark", "branch")
+    ("user-bar", "quote-bar", "rule", "code-label", "code-copy", "notice-mark", "error-mark", "branch")
 )
 """Styles of what is drawn around a text and is no part of it."""
 _KEPT = 400
@@ -364,12 +364,15 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         first = selection.start.y if selection.start else 0
         last = selection.end.y if selection.end else self._height - 1
-        rows = []
+        text, joint = "", ""
         for y in range(first, min(last, self._height) + 1):
             start = selection.start.x if selection.start and y == first else 0
             end = selection.end.x if selection.end and y == last else None
-            rows.append(_said(self.line_at(y)[2], start, end))
-        return "\n".join(row for row in rows if row is not None), "\n"
+            said = _said(self.line_at(y)[2], start, end)
+            if said is not None:
+                text += joint + said[0]
+                joint = said[1]
+        return text, "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
         self.refresh()
@@ -386,20 +389,25 @@ def _marked(line: Line, width: int) -> Line:
     return padded([*bar, *styled(rest, "selected")], width, "selected")
 
 
-def _said(line: Line, start: int, end: int | None) -> str | None:
-    """The part of a line between two columns as somebody wrote it, without what is drawn around it.
-
-    None where nothing of the line was written by anybody.
+def _said(line: Line, start: int, end: int | None) -> tuple[str, str] | None:
+    """The part of a line between two columns as somebody wrote it, without what is drawn around it; and what stands
+    between it and the next line. None where nothing of the line was written by anybody.
     """
-    column, text, has_words, is_drawn = 0, "", False, False
+    column, text, joint, has_words, is_drawn = 0, "", "\n", False, False
     for part, style in line:
         begin, column = column, column + len(part)
-        piece = part[max(start - begin, 0) : None if end is None else max(end - begin, 0)]
-        if begin < INDENT and not part.strip("▌ "):
+        styles = style.split()
+        if not part and "wrapped" in styles:
+            joint = " "
+        elif not part and "cut" in styles:
+            joint = ""
+        if "pad" in styles or (begin < INDENT and not part.strip("▌ ")):
             continue
-        if _DRAWN.intersection(style.split()):
+        if _DRAWN.intersection(styles):
             is_drawn = True
             continue
-        text += piece
+        text += part[max(start - begin, 0) : None if end is None else max(end - begin, 0)]
         has_words = has_words or bool(part.strip())
-    return None if is_drawn and not has_words else text.rstrip()
+    if is_drawn and not has_words:
+        return None
+    return text if joint == "" else text.rstrip(), joint

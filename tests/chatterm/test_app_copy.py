@@ -71,7 +71,7 @@ async def test_a_click_on_a_code_block_copies_it() -> None:
 
 
 async def test_a_selection_has_no_borders_and_no_padding() -> None:
-    text = "- one\n\n> quoted\n\n```py\nx = 1\n  y\n```\n\nend"
+    text = "- one\n\n> quoted\n\n```py\nx = 1\n\n  y\n```\n\nend"
     async with driven(ScriptedBackend([Script(text)])) as driver:
         await answered(driver)
         lines = driver.text().split("\n")
@@ -82,7 +82,7 @@ async def test_a_selection_has_no_borders_and_no_padding() -> None:
         await driver.pilot.mouse_up(offset=(30, last))
         await driver.pilot.press("ctrl+c")
         await driver.until(lambda: driver.app.clipboard)
-        assert driver.app.clipboard == "q\n\n• one\n\nquoted\n\nx = 1\n  y\n\nend"
+        assert driver.app.clipboard == "q\n\n• one\n\nquoted\n\nx = 1\n\n  y\n\nend"
 
 
 @pytest.mark.parametrize(
@@ -147,3 +147,20 @@ def script(path: Path, line: str) -> str:
     path.write_text(f"#!/bin/sh\n{line}\n")
     path.chmod(path.stat().st_mode | stat.S_IEXEC)
     return str(path)
+
+
+async def test_a_selection_has_no_line_breaks_but_those_of_the_model() -> None:
+    prose = "A paragraph of many words that is much longer than one line of this terminal, which has eighty columns."
+    code = "value = " + " + ".join(f"item_{number}" for number in range(12))
+    text = f"{prose}\n\n```py\n{code}\n```\n\nend"
+    async with driven(ScriptedBackend([Script(text)])) as driver:
+        await answered(driver)
+        lines = driver.text().split("\n")
+        first = next(y for y, line in enumerate(lines) if "A paragraph" in line)
+        last = next(y for y, line in enumerate(lines) if line.strip() == "end")
+        await driver.pilot.mouse_down(offset=(2, first))
+        await driver.pilot.hover(offset=(30, last))
+        await driver.pilot.mouse_up(offset=(30, last))
+        await driver.pilot.press("ctrl+c")
+        await driver.until(lambda: driver.app.clipboard)
+        assert driver.app.clipboard == f"{prose}\n\n{code}\n\nend"

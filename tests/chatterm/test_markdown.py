@@ -68,6 +68,7 @@ def shown(source: str, width: int = 60) -> str:
 def styles_of(source: str, text: str) -> set[str]:
     return {s for line in markdown_lines(source, 60) for t, names in line if text in t for s in names.split()}
 
+
 COPY = "copy".rjust(59)
 """The head of a code block without a language."""
 
