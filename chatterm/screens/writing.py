@@ -36,7 +36,7 @@ class Writing(ScreenPart):
         elif self._editing is not None:
             screen.attempt(partial(self._send_edit, self._editing, text.strip("\n"), recall))
         else:
-            screen.composer.put("")
+            screen.composer.take_sent()
             screen.keeper.draft("")
             screen.keeper.add_prompt(recall)
             waits = "the model" if screen.is_loading else "the answer" if self.conversation.turn else ""

@@ -111,6 +111,10 @@ class Composer(FoldingArea):
         self._sent = ("", 0.0)
         super().put(text)
 
+    def take_sent(self) -> None:
+        """What was submitted goes; what was typed since, while the screen was busy, stays."""
+        self.put(self.text.removeprefix(self._sent[0]))
+
     def put_back(self, text: str) -> None:
         """Give back what could not be sent, before anything written since."""
         draft = self.text

@@ -193,3 +193,15 @@ async def test_selected_text_is_copied_by_control_c() -> None:
         assert driver.app.clipboard == "copy me"
         assert driver.composer.text == "copy me"
         assert driver.app.return_value is None
+
+
+async def test_what_is_typed_right_after_enter_stays() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        driver.composer.put("first")
+        driver.composer._submit()  # the screen is busy and does not see it yet
+        driver.composer.insert("second")
+        await driver.until(lambda: driver.composer.text == "second")
+        await driver.idle()
+        assert driver.questions == ["first"]
+        assert ("send", "first") in backend.calls
