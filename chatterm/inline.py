@@ -62,7 +62,7 @@ class Inline:
         self._failed = False
 
     def run(self, first: Sequence[str] = ()) -> int:
-        """Load the model, send the `first` messages, then what is read. 1 when something that came through a pipe failed.
+        """Load the model, send the `first` messages, then what is read. 1 when something from a pipe failed.
 
         Raises ModelError and EngineError when the model cannot be loaded.
         """

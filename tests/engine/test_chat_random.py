@@ -43,7 +43,7 @@ def one(engine: TinyEngine, chat: Chat, rng: Random, operation: str) -> None:
     text = "".join(rng.choice("ab \u00e9\n\U0001f600 ") for _ in range(rng.randint(0, 30)))
     match operation:
         case "resume" | "retry" if chat.last is None or (operation == "resume" and chat.last.is_complete):
-            with pytest.raises(EngineError, match="complete|no answer|no message"):
+            with pytest.raises(EngineError, match=r"complete|no answer|no message"):
                 next(chat.resume() if operation == "resume" else chat.retry())
         case "send" | "resume" | "retry":
             answer(engine, chat, rng, operation, text)
