@@ -22,7 +22,7 @@ from chatterm.figures import Live, Watch, new_notes
 from chatterm.garbage import collect_now, collect_rarely
 from chatterm.keeper import Keeper
 from chatterm.reports import THINKING
-from chatterm.sanitize import one_line
+from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
 from chatterm.screens.writing import Writing
 from chatterm.settings import Settings
@@ -343,7 +343,7 @@ class ChatScreen(Screen[None]):
         self.transcript.display = True
 
     def give_back(self, text: str) -> None:
-        self.composer.put_back(text)
+        self.composer.put_back(cleaned(text))
 
     def hint(self, text: str, seconds: float) -> None:
         """Say something below the composer for a moment."""

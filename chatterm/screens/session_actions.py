@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chatterm import worker
 from chatterm.backend import EngineError
+from chatterm.sanitize import cleaned
 from chatterm.screens.parts import ScreenPart
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import given_title, pick, title_of
@@ -44,7 +45,7 @@ class SessionActions(ScreenPart):
         store = screen.keeper.store
         if store is None:
             return
-        screen.in_thread(store.prompts, screen.composer.load_history)
+        screen.in_thread(lambda: list(map(cleaned, store.prompts())), screen.composer.load_history)
         if session is not None:
             screen.in_thread(partial(store.load, session), lambda found: self.show_session(session, *found))
         else:
