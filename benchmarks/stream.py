@@ -262,6 +262,7 @@ class Screen:
 async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     """Send a question to the running application and wait for the whole answer."""
     from chatterm.entries import AnswerEntry
+    from chatterm.widgets.composer import Composer
     from chatterm.widgets.transcript import Transcript
 
     chat, frames = app.chat, 0
@@ -277,7 +278,8 @@ async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     ui = threading.get_ident()
     app.post_display_hook = displayed  # type: ignore[method-assign]
     busy, began = cpu_seconds(ui), time.perf_counter()
-    chat._submit(QUESTION)
+    composer = chat.query_one(Composer)
+    composer.post_message(Composer.Submitted(QUESTION))
     while not ended_at:
         await asyncio.sleep(0.05)
     busy = cpu_seconds(ui) - busy
