@@ -462,7 +462,7 @@ class ChatScreen(Screen[None]):
         elif self.writing.give_up():
             pass
         elif self.is_loading:
-            self.hint("/stop leaves the model unloaded; Esc alone does not.", 3.0)
+            self.hint("Loading goes on; /stop ends it.", 3.0)
         else:
             self.clear_selection()
 

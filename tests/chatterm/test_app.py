@@ -494,7 +494,7 @@ async def test_a_load_can_be_stopped_and_begun_again() -> None:
     async with driven(backend, ready=False) as driver:
         await driver.shows("download")
         await driver.pilot.press("escape")
-        await driver.shows("/stop leaves the model unloaded")
+        await driver.shows("Loading goes on; /stop ends it.")
         await driver.send("/stop", wait=False)
         await driver.until(lambda: driver.errors)
         assert driver.errors[0].startswith("Loading was stopped; what is downloaded already is kept. /model")
