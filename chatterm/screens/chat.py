@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
 from chatterm import clipboard, worker
-from chatterm.backend import Backend, DraftCost, EngineError, ModelInfo, Progress
+from chatterm.backend import Backend, DraftCost, ModelInfo, Progress
 from chatterm.commands import COMMANDS, Command, is_command
 from chatterm.conversation import Conversation
 from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
@@ -24,6 +24,7 @@ from chatterm.keeper import Keeper
 from chatterm.reports import THINKING
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
+from chatterm.screens.parts import problem_text
 from chatterm.screens.writing import Writing
 from chatterm.settings import Settings
 from chatterm.turn import live_figures
@@ -183,21 +184,18 @@ class ChatScreen(Screen[None]):
 
         async def go() -> None:
             try:
-                value = await asyncio.to_thread(work)
-                then(value)
-            except EngineError as error:
-                self.say(str(error), "error")
-            except OSError as error:
-                self.say(one_line(f"{error.strerror or error}: {error.filename or ''}"), "error")
+                then(await asyncio.to_thread(work))
+            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
+                self.say(problem_text(error), "error")
 
-        self.run_worker(go(), exit_on_error=True)
+        self.run_worker(go())
 
     def attempt(self, action: Callable[[], None]) -> None:
         """Do something; what cannot be done is said."""
         try:
             action()
-        except EngineError as error:
-            self.say(str(error), "error")
+        except Exception as error:  # noqa: BLE001 (as above)
+            self.say(problem_text(error), "error")
 
     def switch_model(self, name: str) -> None:
         self.conversation.stop()
