@@ -135,6 +135,7 @@ class Turn:
     def end(self, outcome: Outcome | None, now: float) -> None:
         """The answer is over."""
         answer = self.answer
+        answer.source = ["".join(answer.source)]  # thousands of short strings take ten times as much memory
         if answer.is_thinking:
             self._end_thinking(now)
         self.keep(outcome)
