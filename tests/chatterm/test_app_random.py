@@ -69,6 +69,8 @@ async def test_random_use(seed: int, tmp_path: Path) -> None:
         talk, session = driver.app.chat.conversation, driver.app.chat.keeper.session
         if session is not None:
             _, tree, _ = store.load(session)
-            assert [(e.user, e.text) for e in tree.exchanges] == [(e.user, e.text) for e in talk.tree.exchanges]
+            assert [(e.user, e.text) for e in tree.exchanges] == [
+                (e.user, e.text) for e in talk.tree.exchanges
+            ]
             assert tree.head == talk.tree.head
     store.close()
