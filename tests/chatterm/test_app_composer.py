@@ -205,3 +205,12 @@ async def test_what_is_typed_right_after_enter_stays() -> None:
         await driver.idle()
         assert driver.questions == ["first"]
         assert ("send", "first") in backend.calls
+
+
+async def test_keys_that_come_in_one_burst_are_taken_in_their_order() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.types("ab")
+        for key, character in (("backspace", None), ("c", "c"), ("left", None), ("delete", None), ("d", "d")):
+            driver.app.post_message(events.Key(key, character))
+        await driver.until(lambda: "d" in driver.composer.text)
+        assert driver.composer.text == "ad"
