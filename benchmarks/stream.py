@@ -132,8 +132,6 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
 
     from engine import Engine
     from engine.events import Figures, FinishReason
-    from engine.output import Output
-    from engine.reasoning import ThinkTracker
     from engine.rows import Rows
     from engine.sequence import Priority, Sequence
 
@@ -147,10 +145,8 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
             self.pace = Pace(step_s)
             self.thread_id = 0
 
-        def start(self, rows: Rows, params: Any, inside_think: bool = False) -> Sequence:
-            tracker = ThinkTracker(tokenizer.think_start, tokenizer.think_end, inside_think)
-            output = Output(tokenizer.stream(), tracker, params.stop)
-            sequence = Sequence(rows, Priority.PERSON, params, output)
+        def start(self, rows: Rows, params: Any, output: Any = None, earlier: Any = None) -> Sequence:
+            sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params))
             threading.Thread(target=self.generate, args=(sequence,), daemon=True).start()
             return sequence
 
@@ -266,6 +262,7 @@ class Screen:
 async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     """Send a question to the running application and wait for the whole answer."""
     from chatterm.entries import AnswerEntry
+    from chatterm.widgets.composer import Composer
     from chatterm.widgets.transcript import Transcript
 
     chat, frames = app.chat, 0
@@ -281,7 +278,8 @@ async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     ui = threading.get_ident()
     app.post_display_hook = displayed  # type: ignore[method-assign]
     busy, began = cpu_seconds(ui), time.perf_counter()
-    chat._submit(QUESTION)
+    composer = chat.query_one(Composer)
+    composer.post_message(Composer.Submitted(QUESTION))
     while not ended_at:
         await asyncio.sleep(0.05)
     busy = cpu_seconds(ui) - busy

@@ -1,36 +1,59 @@
 """The Textual application."""
 
-import gc
 import os
-import sys
-from typing import ClassVar
 
-from textual.app import App
+os.environ.setdefault("TEXTUAL_FPS", "120")  # Textual reads it when it is imported: a key waits 8 ms, not 16
+
+import gc
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
 from textual.binding import Binding, BindingType
 
 from chatterm.backend import Backend
-from chatterm.driver import terminal_driver
+from chatterm.keeper import Keeper
+from chatterm.look import LookApp, Terminal, this_terminal
 from chatterm.palette import SlashCommands
 from chatterm.screens.chat import ChatScreen
-from chatterm.themes import DEFAULT_THEME, STYLESHEET, load_theme
+from chatterm.settings import Settings
+from chatterm.themes import STYLESHEET
 from chatterm.worker import Worker
 
+if TYPE_CHECKING:
+    from chatterm.sessions.store import Store
 
-class ChatApp(App[int]):
-    """One chat. The worker outlives the screen by the time it needs to end."""
+
+class ChatApp(LookApp):
+    """One chat. The worker and the store outlive the screen by the time they need to end."""
 
     CSS_PATH = STYLESHEET
     COMMANDS = {SlashCommands}  # noqa: RUF012 (Textual declares it so)
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "Quit", show=False, priority=True)]
     TITLE = "chatterm"
 
-    def __init__(self, backend: Backend, *, theme: str = DEFAULT_THEME) -> None:
-        chosen = load_theme(theme)
-        super().__init__(driver_class=terminal_driver())
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        theme: str | None = None,
+        settings: Settings | None = None,
+        store: "Store | None" = None,
+        session: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        terminal: Terminal | None = None,
+    ) -> None:
+        """`store` keeps the conversation (None: nobody does), `session` is the one of it to go on with.
+
+        `sampling` is what was chosen for this chat. Raises SettingsError for a theme that does not exist.
+        """
+        settings = settings or Settings()
+        super().__init__(
+            theme=theme or settings.screen.theme, glyphs=settings.screen.glyphs, terminal=terminal
+        )
         self.worker = Worker(backend)
-        self.chat = ChatScreen(backend, self.worker)
-        self.register_theme(chosen)
-        self.theme = theme
+        self.chat = ChatScreen(backend, self.worker, Keeper(store, session), settings)
+        self.chat.conversation.sampling = dict(sampling or {})
 
     def on_mount(self) -> None:
         self.push_screen(self.chat)
@@ -39,20 +62,41 @@ class ChatApp(App[int]):
         self.exit(0)
 
 
-def run_app(backend: Backend, *, theme: str | None) -> int:
+def run_app(
+    backend: Backend,
+    *,
+    theme: str | None,
+    settings: Settings | None = None,
+    session: str | None = None,
+    sampling: Mapping[str, Any] | None = None,
+) -> int:
     """Chat until the person leaves; the exit code. Raises EngineError for a theme that does not exist.
 
     Where the backend cannot be interrupted (it is importing or reading a model) the process ends here and now:
     the terminal is restored already, and nobody should wait for a model that is not wanted any more.
     """
-    app = ChatApp(backend, theme=theme or DEFAULT_THEME)
+    from chatterm.sessions.store import Store
+
+    settings = settings or Settings()
+    store = Store.open() if settings.sessions.save else None
     ended = False
     gc.disable()  # until the first frame stands: collecting takes a fifth of the time to it
     try:
+        app = ChatApp(
+            backend,
+            theme=theme,
+            settings=settings,
+            store=store,
+            session=session,
+            sampling=sampling,
+            terminal=this_terminal(),
+        )
         app.run()
+        ended = app.worker.close()
     finally:
         gc.enable()
-        ended = app.worker.close()
+        if store is not None:
+            store.close()
     code = app.return_code or 0
     if not ended:
         sys.stdout.flush()

@@ -4,23 +4,29 @@ Two kinds of calls: those of the *worker* (they may block, and all come from one
 (they return at once). A screen therefore never waits for a model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.errors import ContextFullError, EngineError
-from engine.events import Figures, FinishReason, TokenEvent, TurnStats
+from engine.events import DraftCost, Figures, FinishReason, TokenEvent, TurnStats
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
+
+if TYPE_CHECKING:
+    from chatterm.sessions.records import Exchange
+    from engine.block_map import BlockMap
 
 __all__ = [
     "Attention",
     "Backend",
     "ChatOptions",
     "ContextFullError",
+    "DraftCost",
     "EngineError",
     "Figures",
     "FinishReason",
+    "ModelChoice",
     "ModelError",
     "ModelInfo",
     "OnProgress",
@@ -77,6 +83,26 @@ class Outcome:
     finish_reason: FinishReason | None
     """None while the answer is running."""
     stats: TurnStats
+    """Of the latest run: an answer that was continued has the figures of what was added."""
+    token_ids: Sequence[int] = ()
+    """Every token of the answer. While it runs this is the list that grows: copy what you keep."""
+    shown: tuple[int, int] = (0, 0)
+    """Which of `token_ids` the history shows; (0, 0) while it runs."""
+    opening: Sequence[int] = ()
+    """What the generation prompt put before the answer and the history leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model that a person can choose."""
+
+    name: str
+    """What `switch` takes."""
+    bytes: int | None
+    """On disk, or to download; None: unknown."""
+    on_disk: bool
+    fits: bool | None
+    """Whether its weights and a short conversation fit in memory; None: unknown."""
 
 
 class Backend(Protocol):
@@ -106,11 +132,23 @@ class Backend(Protocol):
     @property
     def think(self) -> ThinkMode: ...
 
+    @property
+    def think_cache(self) -> ThinkCache: ...
+
     def figures(self) -> Figures | None:
         """What the engine holds and does right now; None when there is nothing to tell."""
 
+    def blocks(self) -> "BlockMap | None":
+        """The KV blocks as this conversation sees them, at most a moment old; None when there is nothing to tell."""
+
     def stop(self) -> None:
         """End the running answer; what was produced is kept. Nothing happens when none is running."""
+
+    def answer_now(self) -> None:
+        """End the thinking of the running answer: the same iterator goes on with the answer itself.
+
+        Nothing happens when it is not thinking.
+        """
 
     # --- the worker: these may block ---
 
@@ -126,6 +164,23 @@ class Backend(Protocol):
     def retry(self) -> Iterator[TokenEvent]:
         """Answer the last message once more."""
 
+    def resume(self) -> Iterator[TokenEvent]:
+        """Go on from exactly where the last answer ended, with the same tokens; the events are only what is new.
+
+        Raises on the first `next()` when there is nothing to go on with (the answer is complete, the context is
+        full); then the answer is unchanged. A stop string or half a character that had been shown may turn out
+        differently: `last.text` is what counts in the end.
+        """
+
+    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+        """The history becomes this path; [] empties it. It is warmed in idle time, which this does not wait for.
+
+        Token ids are kept where `exchange.model` is `info.name`; what another model said is tokenised from its text.
+        """
+
+    def count(self, draft: str) -> DraftCost | None:
+        """What sending `draft` would take; None when no model is loaded."""
+
     def undo(self) -> bool:
         """Drop the last exchange; False when there is none."""
 
@@ -137,6 +192,15 @@ class Backend(Protocol):
 
     def set_think(self, think: ThinkMode) -> None: ...
 
+    def set_think_cache(self, think_cache: ThinkCache) -> None:
+        """What becomes of the thinking in the history, from the next message on."""
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """Fields of SamplingParams that override the model's own defaults, instead of those that did until now.
+
+        Raises EngineError for a value out of range, and changes nothing then.
+        """
+
     def settle(self) -> None:
         """The person reads: warm the history in idle time. Returns at once."""
 
@@ -145,6 +209,9 @@ class Backend(Protocol):
 
     def models(self) -> list[str]:
         """Names that `switch` takes without a download."""
+
+    def catalogue(self) -> list[ModelChoice]:
+        """What can be chosen: the models on this machine, then those of the catalogue. Raises ModelError."""
 
     def close(self) -> None:
         """Free everything. The backend is of no use afterwards; closing twice is fine."""

@@ -10,7 +10,9 @@ import typer
 from typer.main import get_command
 
 from chatterm.backend import ChatOptions, EngineError, ModelError
+from chatterm.config_commands import config_app
 from chatterm.sanitize import one_line
+from chatterm.session_commands import sessions_app
 
 app = typer.Typer(
     help="Chat with a language model in the terminal. The model runs on this machine.",
@@ -18,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(config_app, name="config")
+app.add_typer(sessions_app, name="sessions")
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
@@ -99,6 +103,7 @@ def chatterm(
 
 @app.command()
 def run(
+    invocation: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help=f"{_MODEL} Default: smollm2.", show_default=False),
@@ -113,6 +118,17 @@ def run(
             show_default=False,
         ),
     ] = None,
+    continue_last: Annotated[
+        bool, typer.Option("-c", "--continue", help="Go on with the latest session.")
+    ] = False,
+    session: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Go on with this session: its id, its title, or a part of it."),
+    ] = None,
+    inline: Annotated[
+        bool,
+        typer.Option("--inline", help="A plain conversation line by line: for pipes and screen readers."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per turn: text, reasoning, finish_reason, stats.")
     ] = False,
@@ -192,7 +208,7 @@ def run(
 ) -> None:
     """Chat with MODEL; with -p or text on standard input, answer once and exit.
 
-    Piped text stands before the first -p, with a blank line between them.
+    Piped text stands before the first -p, with a blank line between them; with --inline every line of it is a message.
 
     The answer goes to standard output, everything else to standard error.
     """
@@ -218,31 +234,68 @@ def run(
         think_cache=think_cache,
         sampling=checked_sampling({name: value for name, value in settings.items() if value is not None}),
     )
-    prompts = checked_prompts(prompt or [])
+    if inline and as_json:
+        raise WrongUsage("--inline writes plain text; leave out --json.")
+    prompts = checked_texts(prompt or []) if inline else checked_prompts(prompt or [])
     for text in (system or "", *(stop or ())):
         _check_utf8(text)
-    if not prompts:
+    if not prompts and not inline:
         if as_json or stats:
             raise WrongUsage("--json and --stats need a prompt; add -p TEXT, or pipe text in.")
         if not sys.stdout.isatty():
             raise WrongUsage("The screen needs a terminal; add -p TEXT, or pipe text in, for an answer here.")
+    resume: dict[str, Any] = {}
+    if continue_last and session is not None:
+        raise WrongUsage("--continue and --session exclude each other; give one of them.")
+    if continue_last or session is not None:
+        from chatterm.sessions.resume import find_session, resumed
+
+        chosen = find_session(session)
+        given = {name: _is_given(invocation, name) for name in ("think", "think_cache")}
+        options = resumed(options, chosen, **given)
+        model = model or chosen.model or None
+        resume["session"] = chosen.id
+    from chatterm.config_paths import config_path
+    from chatterm.settings import Settings, with_settings
+
+    preferences = Settings.load(config_path())
+    decided = {
+        name
+        for name in ("device", "context", "system", "think", "think_cache")
+        if _is_given(invocation, name)
+    }
+    decided |= {"system", "think", "think_cache"} if resume else set()
+    options = with_settings(options, preferences, decided)
+    model = model or preferences.model.name
     from chatterm.local import LocalBackend
     from models.catalogue import DEFAULT_MODEL
 
     backend = LocalBackend(DEFAULT_MODEL if model is None else model, options)
+    if inline:
+        from chatterm.inline import run_inline
+
+        code = run_inline(backend, first=prompts, stats=stats, sampling=dict(options.sampling), **resume)
+        raise typer.Exit(code)
     if not prompts:
         gc.disable()  # the first frame stands sooner; run_app turns it on again then
         from chatterm.app import run_app
-        from chatterm.themes import DEFAULT_THEME, load_theme
+        from chatterm.themes import load_theme
 
         try:
-            load_theme(theme or DEFAULT_THEME)
+            load_theme(theme or preferences.screen.theme)
         except EngineError as error:
             raise WrongUsage(str(error)) from error
-        raise typer.Exit(run_app(backend, theme=theme))
+        raise typer.Exit(
+            run_app(backend, theme=theme, settings=preferences, sampling=options.sampling, **resume)
+        )
     from chatterm.oneshot import answer
 
-    answer(backend, prompts, as_json=as_json, stats=stats)
+    answer(backend, prompts, as_json=as_json, stats=stats, **resume)
+
+
+def _is_given(invocation: typer.Context, name: str) -> bool:
+    source = invocation.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:
@@ -256,14 +309,20 @@ def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> list[str]:
-    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage."""
-    from chatterm.oneshot import InputError, join_prompts, read_input
-
+def checked_texts(prompts: Sequence[str]) -> list[str]:
+    """What was given with -p. Raises WrongUsage."""
     for text in prompts:
         if not text.strip():
             raise WrongUsage("The prompt is empty; write something after -p.")
         _check_utf8(text)
+    return list(prompts)
+
+
+def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> list[str]:
+    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage."""
+    from chatterm.oneshot import InputError, join_prompts, read_input
+
+    checked_texts(prompts)
     if stdin is None:
         # None where there is no standard input at all, as under some schedulers.
         if sys.stdin is None or sys.stdin.isatty():

@@ -1,26 +1,11 @@
-"""The slash commands. This one list feeds the parser, the completion, /help and the command palette."""
+"""The one list of commands. It feeds the parser, the completion, the palette, /help, F1, the keys and the README."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from chatterm.actions import Actions
 from chatterm.backend import EngineError
-
-
-class Actions(Protocol):
-    """What a command may do; the chat screen does it."""
-
-    def show_help(self) -> None: ...
-    def show_stats(self) -> None: ...
-    def reset(self) -> None: ...
-    def retry(self) -> None: ...
-    def undo(self) -> None: ...
-    def think(self, mode: str) -> None: ...
-    def system(self, text: str) -> None: ...
-    def model(self, name: str) -> None: ...
-    def theme(self, name: str) -> None: ...
-    def quit(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +17,199 @@ class Command:
     """How the arguments are written: "[NAME]"; "" for none."""
     help: str
     run: Callable[[Actions, str], None]
+    keys: Mapping[str, str | None] = field(default_factory=dict)
+    """What a key runs the command with; None writes the command into the composer, for its argument."""
     aliases: tuple[str, ...] = ()
     """Names from other programs that mean the same."""
     choices: tuple[str, ...] = ()
-    """The only arguments there are; () for free text."""
+    """Arguments that are offered."""
+    is_free: bool = False
+    """Whether there are other arguments than the choices."""
+    suggest: Callable[[], list[str]] | None = None
+    """Arguments that are offered and only known while the program runs."""
 
     @property
     def usage(self) -> str:
         return f"/{self.name} {self.arguments}".strip()
 
+    @property
+    def default(self) -> str | None:
+        """What choosing it runs it with; None where it wants an argument first."""
+        if not self.arguments or "" in self.keys.values():
+            return ""
+        return None
+
+    @property
+    def key(self) -> str:
+        """The keys as a person reads them: "Alt+Left, Alt+Right"."""
+        return ", ".join(map(key_text, self.keys))
+
+
+def _theme_names() -> list[str]:
+    from chatterm.themes import theme_names
+
+    return theme_names()
+
 
 COMMANDS: tuple[Command, ...] = (
-    Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), ("?",)),
-    Command("stats", "", "Figures of this turn and of the session", lambda a, _: a.show_stats()),
-    Command("reset", "", "Forget the conversation and begin anew", lambda a, _: a.reset(), ("clear", "new")),
-    Command("retry", "", "Answer the last message once more", lambda a, _: a.retry()),
-    Command("undo", "", "Take back the last message", lambda a, _: a.undo()),
+    Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), {"f1": ""}, ("?",)),
+    Command(
+        "stop", "", "Stop the answer; what was said stays", lambda a, _: a.stop(), {"escape": ""}, ("cancel",)
+    ),
+    Command(
+        "continue",
+        "",
+        "Go on with an answer that was stopped",
+        lambda a, _: a.resume(),
+        {"alt+g": ""},
+        ("go",),
+    ),
+    Command("answer", "", "End the thinking and answer now", lambda a, _: a.answer_now(), {"alt+a": ""}),
+    Command(
+        "retry",
+        "",
+        "Answer once more; the old one stays",
+        lambda a, _: a.retry(),
+        {"ctrl+r": ""},
+        ("regenerate",),
+    ),
+    Command(
+        "edit",
+        "[N]",
+        "Write message N (or the last) anew",
+        lambda a, text: a.edit(text),
+        {"alt+e": ""},
+    ),
+    Command(
+        "branch",
+        "[prev|next]",
+        "Show another branch",
+        lambda a, text: a.branch(text),
+        {"alt+left": "prev", "alt+right": "next"},
+        choices=("prev", "next"),
+    ),
+    Command("undo", "", "Take back the last message", lambda a, _: a.undo(), {"alt+u": ""}),
+    Command(
+        "select",
+        "[prev|next]",
+        "Select a message, to do something with it",
+        lambda a, text: a.select(text),
+        {"alt+up": "prev", "alt+down": "next"},
+        choices=("prev", "next"),
+    ),
+    Command(
+        "copy",
+        "[N|code N|all]",
+        "Copy an answer, a code block, or everything",
+        lambda a, text: a.copy(text),
+        {"alt+c": "", "alt+k": "code"},
+        choices=("code", "all"),
+        is_free=True,
+    ),
+    Command(
+        "expand",
+        "",
+        "Open or close the thinking",
+        lambda a, _: a.expand(),
+        {"ctrl+t": ""},
+        ("fold", "collapse"),
+    ),
     Command(
         "think",
         "[on|off|auto|show|hide]",
         "Thinking: do it, show it",
         lambda a, text: a.think(text),
+        {"alt+t": None},
         choices=("on", "off", "auto", "show", "hide"),
     ),
-    Command("system", "[TEXT|none]", "Show or set the system prompt", lambda a, text: a.system(text)),
-    Command("model", "[NAME]", "Show the models, or take another", lambda a, text: a.model(text)),
-    Command("theme", "[NAME]", "Show or change the colours", lambda a, text: a.theme(text)),
-    Command("quit", "", "Leave", lambda a, _: a.quit(), ("exit", "bye")),
+    Command(
+        "reset",
+        "",
+        "Begin anew; this conversation stays saved",
+        lambda a, _: a.reset(),
+        {"ctrl+n": ""},
+        ("clear", "new"),
+    ),
+    Command(
+        "sessions",
+        "[NAME]",
+        "Find and open an earlier conversation",
+        lambda a, text: a.sessions(text),
+        {"f6": ""},
+        ("resume", "open", "load"),
+    ),
+    Command("rename", "TITLE", "Name this conversation", lambda a, text: a.rename(text), {"alt+n": None}),
+    Command(
+        "export",
+        "[md|json|html] [FILE]",
+        "Write the conversation to a file",
+        lambda a, text: a.export(text),
+        {"alt+x": None},
+        ("save",),
+        choices=("md", "json", "html"),
+        is_free=True,
+    ),
+    Command(
+        "import",
+        "FILE",
+        "Read a conversation that was exported",
+        lambda a, text: a.import_session(text),
+        {"alt+i": None},
+    ),
+    Command(
+        "model",
+        "[NAME]",
+        "Choose a model, or go on with NAME",
+        lambda a, text: a.model(text),
+        {"f5": ""},
+        ("models",),
+    ),
+    Command(
+        "system",
+        "[TEXT|none]",
+        "Show or set the system prompt",
+        lambda a, text: a.system(text),
+        {"alt+s": None},
+    ),
+    Command("stats", "", "Figures of this turn and of the session", lambda a, _: a.show_stats(), {"f2": ""}),
+    Command("cache", "", "A map of the KV cache", lambda a, _: a.show_cache(), {"f3": ""}),
+    Command("panel", "", "Show or hide the figures beside", lambda a, _: a.toggle_panel(), {"f4": ""}),
+    Command(
+        "theme",
+        "[NAME]",
+        "Show or change the colours",
+        lambda a, text: a.theme(text),
+        {"f7": None},
+        is_free=True,
+        suggest=_theme_names,
+    ),
+    Command("settings", "", "Where the settings are", lambda a, _: a.settings(), {"f8": ""}),
+    Command("editor", "", "Write the message in your own editor", lambda a, _: a.editor(), {"ctrl+g": ""}),
+    Command("paste", "", "Look at a text that was pasted", lambda a, _: a.open_paste(), {"ctrl+o": ""}),
+    Command(
+        "quit", "", "Leave; everything stays saved", lambda a, _: a.quit(), {"ctrl+q": ""}, ("exit", "bye")
+    ),
 )
 
+KEYS: tuple[tuple[str, str], ...] = (
+    ("Enter", "Send"),
+    ("Ctrl+J", "Break the line (Shift+Enter where the terminal tells it apart)"),
+    ("c e r y t [ ]", "On a selected message: copy, edit, retry, copy its code, thinking, branch"),
+    ("Up, Down", "Earlier messages of yours, at the edges of the text"),
+    ("Tab", "Take what is offered (commands, @paths)"),
+    ("Ctrl+C", "Copy what is selected; stop; twice: quit"),
+    ("Page Up/Down", "Scroll; Ctrl+Home, Ctrl+End: the ends"),
+    ("Ctrl+P", "Command palette"),
+)
+"""Keys that are no commands."""
+
+_NAMES = {"pageup": "Page Up", "pagedown": "Page Down", "escape": "Esc"}
 _COMMAND_LINE = re.compile(r"/([A-Za-z?][\w-]*|\?)?(?:\s+(.*))?\Z", re.DOTALL)
+
+
+def key_text(key: str) -> str:
+    """A key of Textual as a person reads it: "alt+up" is "Alt+Up"."""
+    return "+".join(_NAMES.get(part, part.title()) for part in key.split("+"))
 
 
 def is_command(text: str) -> bool:
@@ -69,11 +217,16 @@ def is_command(text: str) -> bool:
     return _COMMAND_LINE.match(text) is not None
 
 
+def find(name: str) -> Command | None:
+    """The command of this name or alias."""
+    return next((command for command in COMMANDS if name in (command.name, *command.aliases)), None)
+
+
 def parse(text: str) -> tuple[Command, str]:
     """The command and its argument. Raises EngineError (one line) for what is no command."""
     match = _COMMAND_LINE.match(text)
     name = (match[1] or "").lower() if match else ""
-    command = next((c for c in COMMANDS if name in (c.name, *c.aliases)), None)
+    command = find(name)
     if command is None:
         raise EngineError(
             f"There is no command /{name}; /help shows all. To send it as text put a space before."
@@ -81,7 +234,9 @@ def parse(text: str) -> tuple[Command, str]:
     argument = ((match[2] if match else "") or "").strip()
     if argument and not command.arguments:
         raise EngineError(f"/{name} takes nothing behind it.")
-    if argument and command.choices and argument not in command.choices:
+    if not argument and command.arguments and not command.arguments.startswith("["):
+        raise EngineError(f"/{name} needs {command.arguments} behind it.")
+    if argument and command.choices and not command.is_free and argument not in command.choices:
         raise EngineError(f"/{name} takes one of {', '.join(command.choices)}; not {argument!r}.")
     return command, argument
 
@@ -94,9 +249,20 @@ def completions(text: str) -> list[Command]:
 
 
 def choice_completions(text: str) -> list[str]:
-    """Whole lines that `/name arg` may become, where the command has a fixed set of arguments."""
+    """Whole lines that `/name arg` may become, where there are arguments to offer."""
     match = re.fullmatch(r"/([A-Za-z]+) (\S*)", text)
     command = next((c for c in COMMANDS if match and c.name == match[1].lower()), None)
     if match is None or command is None:
         return []
-    return [f"/{command.name} {choice}" for choice in command.choices if choice.startswith(match[2])]
+    offered = command.suggest() if command.suggest is not None else command.choices
+    return [f"/{command.name} {choice}" for choice in offered if choice.startswith(match[2])]
+
+
+def tables() -> str:
+    """The commands and the other keys as tables in Markdown, for the README."""
+    rows = ["| command | key | does |", "|---|---|---|"]
+    for command in COMMANDS:
+        usage = command.usage.replace("|", "\\|")
+        rows.append(f"| `{usage}` | {command.key} | {command.help} |")
+    rows += ["", "| key | does |", "|---|---|", *(f"| {key} | {text} |" for key, text in KEYS)]
+    return "\n".join(rows) + "\n"

@@ -47,10 +47,14 @@ def examine(*, as_json: bool = False) -> None:
 
 def _inspect() -> "Machine | str":
     try:
+        from engine.bandwidth import keep_bandwidth
         from engine.machine import inspect_machine  # brings torch
     except Exception as error:  # noqa: BLE001 - a torch that is half there raises all sorts of errors
         return f"torch cannot be imported ({one_line(str(error), 200)}); install it anew: pip install torch"
-    return inspect_machine()
+    machine = inspect_machine()
+    if machine.bandwidth is not None:
+        keep_bandwidth(machine.device, machine.bandwidth)  # chats tell how much of it they use
+    return machine
 
 
 def _waiting() -> AbstractContextManager[Any]:

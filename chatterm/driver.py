@@ -1,19 +1,73 @@
-"""The keyboard, read so that bytes which are no UTF-8 do no harm (Textual's own driver ends the application)."""
+"""The keyboard: bytes that are no UTF-8 do no harm, and a long paste is taken whole (Textual reads it character by
+character, which takes seconds for a megabyte and slows the screen down meanwhile)."""
 
 import os
 import selectors
 import sys
 from codecs import getincrementaldecoder
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from textual.driver import Driver
+
+_BEGIN, _END = "\x1b[200~", "\x1b[201~"
+_PATIENCE = 50
+"""Tenths of a second without input after which a paste that never ended has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pasted:
+    """What stood between the marks of a bracketed paste."""
+
+    text: str
+
+
+class PasteReader:
+    """Takes bracketed pastes out of what a terminal sends."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] | None = None
+        """The paste so far; None outside of one."""
+        self._tail = ""
+        """The last characters of it, where the end mark may have begun."""
+
+    @property
+    def is_inside(self) -> bool:
+        return self._parts is not None
+
+    def feed(self, data: str) -> Iterator[str | Pasted]:
+        """`data` in order: keys as they came, each paste whole once its end is there."""
+        while data:
+            if self._parts is None:
+                keys, begin, data = data.partition(_BEGIN)
+                if begin:
+                    self._parts, self._tail = [], ""
+                if keys:
+                    yield keys
+                continue
+            text, end, rest = (self._tail + data).partition(_END)
+            if end:
+                self._parts.append(text)
+                yield self.flush()
+            elif text:
+                kept = next((n for n in range(len(_END) - 1, 0, -1) if text.endswith(_END[:n])), 0)
+                self._parts.append(text[: len(text) - kept])
+                self._tail = text[len(text) - kept :]
+            data = rest
+
+    def flush(self) -> Pasted:
+        """The paste as far as it has come."""
+        text, self._parts, self._tail = "".join(self._parts or ()), None, ""
+        return Pasted(text)
 
 
 def terminal_driver() -> "type[Driver] | None":
     """The driver for this platform; None leaves the choice to Textual."""
     if sys.platform == "win32" or "TEXTUAL_DRIVER" in os.environ:
         return None
+    from textual import events
     from textual._xterm_parser import XTermParser
     from textual.drivers.linux_driver import LinuxDriver
 
@@ -21,18 +75,27 @@ def terminal_driver() -> "type[Driver] | None":
         def run_input_thread(self) -> None:
             """Turn what the terminal sends into events until the application ends."""
             parser = XTermParser(self._debug)
+            pastes = PasteReader()
             decoder = getincrementaldecoder("utf-8")(errors="replace")
+            quiet = 0
             with selectors.SelectSelector() as selector:
                 selector.register(self.fileno, selectors.EVENT_READ)
                 while not self.exit_event.is_set():
                     # The timeout is what tells an Escape key from the start of a sequence.
                     if selector.select(0.1):
+                        quiet = 0
                         data = _read(self.fileno)
                         if not data:  # the terminal is gone, and with it the person
                             self._app.call_later(self._app.exit, 0)
                             return
-                        for event in parser.feed(decoder.decode(data)):
-                            self.process_message(event)
+                        for part in pastes.feed(decoder.decode(data)):
+                            if isinstance(part, Pasted):
+                                self.process_message(events.Paste(part.text))
+                            else:
+                                for event in parser.feed(part):
+                                    self.process_message(event)
+                    elif pastes.is_inside and (quiet := quiet + 1) > _PATIENCE:
+                        self.process_message(events.Paste(pastes.flush().text))
                     for event in parser.tick():
                         self.process_message(event)
 

@@ -1,14 +1,18 @@
 """The figures a person sees: measured while an answer comes, and how they are written."""
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from chatterm.backend import Figures, ModelInfo, Progress, TurnStats
+from chatterm.markdown.lines import Line
 from models.units import bytes_text
 
 _BARS = "▁▂▃▄▅▆▇"
 _WINDOW = 1.0
 """Seconds that "tokens/s now" looks back."""
+_ENOUGH = 32
+"""Tokens that were computed at once, from which their rate tells how long more of them will take."""
 
 
 class Speedometer:
@@ -72,9 +76,17 @@ class SessionStats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     ttfts: list[float] = field(default_factory=list)
+    retries: int = 0
+    """Turns that answered an earlier message once more; the next two are of their prompts."""
+    retried_tokens: int = 0
+    reused_tokens: int = 0
 
-    def add(self, stats: TurnStats) -> None:
+    def add(self, stats: TurnStats, *, retry: bool = False) -> None:
         self.turns += 1
+        if retry:
+            self.retries += 1
+            self.retried_tokens += stats.prompt_tokens
+            self.reused_tokens += stats.cached_tokens
         self.prompt_tokens += stats.prompt_tokens
         self.cached_tokens += stats.cached_tokens
         self.prefilled_tokens += stats.prefilled_tokens
@@ -83,6 +95,17 @@ class SessionStats:
         self.prefill_s += stats.prefill_s
         self.decode_s += stats.decode_s
         self.ttfts.append(stats.ttft_s)
+
+    @classmethod
+    def of(cls, turns: Iterable[Mapping[str, float]]) -> "SessionStats":
+        """The sums over turns as they are stored: what `TurnStats.to_dict` gives; {} for one without figures."""
+        names = [item.name for item in fields(TurnStats)]
+        session = cls()
+        for turn in turns:
+            if turn:
+                values = {name: turn.get(name, 0) for name in names}
+                session.add(TurnStats(**values))  # type: ignore[arg-type]
+        return session
 
     def copy(self) -> "SessionStats":
         return replace(self, ttfts=self.ttfts.copy())
@@ -108,8 +131,97 @@ class Live:
     computed: int | None = None
     generated: int = 0
     used: int = 0
+    """Tokens of the context that are taken."""
+    present: int | None = None
+    """How many of them need not be computed for the next answer; None where nobody knows."""
     context: int = 0
     figures: Figures | None = None
+    prefill_rate: float | None = None
+    """Tokens/s at which the prompt was computed, or is."""
+    progress_rate: float | None = None
+    """Bytes/s of what is being downloaded or loaded."""
+    left_s: float | None = None
+    """Seconds until the progress, or the prefill, will be done."""
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """The fraction of the memory's bandwidth that decoding uses: each token reads the weights and the KV of
+        what is before it. None while a part of it is unknown."""
+        figures, speed = self.figures, self.speed or self.average
+        if figures is None or not figures.bandwidth or not speed:
+            return None
+        blocks = figures.blocks_free + figures.blocks_cached + figures.blocks_held
+        per_token = figures.kv_bytes / (blocks * figures.block_size) if blocks else 0.0
+        return speed * (figures.weight_bytes + self.used * per_token) / figures.bandwidth
+
+
+class Pace:
+    """How fast something grows, over the last few seconds, and when it will be done."""
+
+    def __init__(self, window: float = 4.0) -> None:
+        self._window = window
+        self._points: deque[tuple[float, float]] = deque()
+
+    def add(self, time: float, done: float) -> None:
+        """`done` so far; less than before means that something else has begun."""
+        points = self._points
+        if points and done < points[-1][1]:
+            points.clear()
+        if points and done == points[-1][1]:
+            return
+        points.append((time, done))
+        while len(points) > 2 and points[1][0] < time - self._window:
+            points.popleft()
+
+    def rate(self, time: float) -> float | None:
+        """Per second; None while it cannot be told."""
+        if len(self._points) < 2:
+            return None
+        begun, first = self._points[0]
+        return (self._points[-1][1] - first) / max(time - begun, 1e-9)
+
+    def left(self, time: float, total: float | None) -> float | None:
+        """Seconds until `total`; None while it cannot be told."""
+        rate = self.rate(time)
+        if not total or not rate:
+            return None
+        return max(total - self._points[-1][1], 0.0) / rate
+
+
+class Watch:
+    """Sees every Live there is, one after the other, and adds what only several of them can tell."""
+
+    def __init__(self) -> None:
+        self._what: object = None
+        self._pace = Pace()
+        self._prefill_rate: float | None = None
+        """The latest that is worth something."""
+
+    def see(self, live: Live, now: float) -> Live:
+        """`live` with its rates and the time that is left; `now` by `time.monotonic()`."""
+        progress, figures = live.progress, live.figures
+        if live.phase == "loading" and progress is not None:
+            self._follow((progress.stage, progress.what), progress.done, now)
+            rate, left = self._pace.rate(now), self._pace.left(now, progress.total)
+            return replace(live, progress_rate=rate, left_s=left)
+        if live.phase == "reading" and figures is not None and figures.prefill_total:
+            self._follow("prefill", figures.prefill_done, now)
+            rate, left = self._pace.rate(now), self._pace.left(now, figures.prefill_total)
+            self._prefill_rate = rate or self._prefill_rate
+            return replace(live, prefill_rate=rate, left_s=left)
+        self._what = None
+        if live.prefill_rate and (live.computed or 0) >= _ENOUGH:
+            self._prefill_rate = live.prefill_rate
+        live = replace(live, prefill_rate=self._prefill_rate)
+        if figures is not None and live.present is None:
+            warmed = live.used if figures.warmed is None else figures.warmed
+            return replace(live, present=min(live.used, warmed))
+        return live
+
+    def _follow(self, what: object, done: float, now: float) -> None:
+        if what != self._what:
+            self._what, self._pace = what, Pace()
+        self._pace.add(now, done)
 
 
 def new_notes(figures: Figures | None, said: set[str]) -> list[str]:
@@ -142,6 +254,28 @@ def rate_text(tokens_per_s: float) -> str:
     return f"{tokens_per_s:.1f} tok/s" if tokens_per_s < 99.95 else f"{tokens_per_s:,.0f} tok/s"
 
 
+def left_text(seconds: float) -> str:
+    """How long it will still take, no more exact than it can be known: "8 s left", "3 min left"."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s left"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min left"
+    return f"{seconds / 3600:.1f} h left"
+
+
+def progress_parts(live: Live) -> list[str]:
+    """What is being done, how far it is, how fast and how long it will take: the most important first."""
+    progress = live.progress
+    if progress is None:
+        return []
+    parts = [progress_text(progress)]
+    if live.progress_rate and progress.stage == "download":
+        parts.append(f"{bytes_text(round(live.progress_rate))}/s")
+    if live.left_s is not None and progress.total and progress.done < progress.total:
+        parts.append(left_text(live.left_s))
+    return parts
+
+
 def progress_text(progress: Progress) -> str:
     """ "weights 61 of 98 MB", or how much there is so far while the total is unknown."""
     if progress.total is None:
@@ -164,6 +298,21 @@ def sparkline(values: tuple[float, ...], width: int) -> str:
     if top <= 0:
         return _BARS[0] * len(values)
     return "".join(_BARS[min(int(value / top * 6.999), 6)] for value in values)
+
+
+def bar(parts: Sequence[tuple[float, str]], width: int) -> Line:
+    """A bar of stretches of (share of the whole, style), the rest of it empty. What is not nothing can be seen,
+    and what is not all leaves something of the rest."""
+    sizes = [round(share * width) for share, _ in parts]
+    sizes = [max(size, 1 if share > 0 else 0) for size, (share, _) in zip(sizes, parts, strict=True)]
+    whole = sum(share for share, _ in parts)
+    room = width - 1 if whole < 1 and width > len(parts) else width
+    while sum(sizes) > room:
+        largest = max(range(len(sizes)), key=lambda index: sizes[index])
+        sizes[largest] -= 1
+    line = [("━" * size, style) for size, (_, style) in zip(sizes, parts, strict=True) if size]
+    rest = width - sum(sizes)
+    return [*line, ("─" * rest, "rule")] if rest else line
 
 
 def meter(done: float, width: int) -> tuple[str, str]:

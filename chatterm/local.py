@@ -1,23 +1,32 @@
 """The engine in this process as a Backend."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from chatterm.backend import (
     ChatOptions,
+    DraftCost,
     EngineError,
     Figures,
+    FinishReason,
+    ModelChoice,
     ModelInfo,
     OnProgress,
     Outcome,
+    ThinkCache,
     ThinkMode,
     TokenEvent,
+    TurnStats,
 )
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
+    from chatterm.sessions.records import Exchange
+    from engine.block_map import BlockMap
+    from engine.blocks import Key
     from engine.chat import Chat
     from engine.engine import Engine
+    from engine.turns import Turn
     from models.sources import ModelFiles
 
 
@@ -29,11 +38,18 @@ class LocalBackend:
         self._options = options
         self._system = options.system
         self._think: ThinkMode = options.think
+        self._think_cache: ThinkCache = options.think_cache
+        self._sampling = dict(options.sampling)
+        self._path: tuple[Exchange, ...] = ()
+        """The history to begin with once a model is loaded."""
         self._engine: Engine | None = None
         self._chat: Chat | None = None
         self._params: SamplingParams | None = None
         self._info: ModelInfo | None = None
         self._used = 0
+        self._keys: list[Key] = []
+        self._map: BlockMap | None = None
+        self._looking = False
 
     @property
     def model(self) -> str:
@@ -49,7 +65,15 @@ class LocalBackend:
         answer = chat.last if chat is not None else None
         if answer is None:
             return None
-        return Outcome(answer.text, answer.reasoning, answer.finish_reason, answer.stats)
+        return Outcome(
+            answer.text,
+            answer.reasoning,
+            answer.finish_reason,
+            answer.stats,
+            answer.token_ids,
+            answer.shown,
+            chat.turns[-1].opening if chat is not None and chat.turns else (),
+        )
 
     @property
     def used_tokens(self) -> int:
@@ -63,13 +87,34 @@ class LocalBackend:
     def think(self) -> ThinkMode:
         return self._think
 
+    @property
+    def think_cache(self) -> ThinkCache:
+        return self._think_cache
+
     def figures(self) -> Figures | None:
         engine = self._engine
         return engine.figures() if engine is not None else None
 
+    def blocks(self) -> "BlockMap | None":
+        engine = self._engine
+        if engine is not None and not self._looking:
+            self._looking = True
+            try:
+                engine.look_at_blocks(self._keys, self._seen)
+            except EngineError:  # it was closed in this moment
+                self._looking = False
+        return self._map
+
+    def _seen(self, found: "BlockMap") -> None:
+        self._map, self._looking = found, False
+
     def stop(self) -> None:
         if (chat := self._chat) is not None:
             chat.stop()
+
+    def answer_now(self) -> None:
+        if (chat := self._chat) is not None:
+            chat.answer_now()
 
     def open(self, on_progress: OnProgress | None = None) -> None:
         from models.sources import resolve
@@ -100,8 +145,8 @@ class LocalBackend:
             on_progress=on_progress,
         )
         try:
-            params = engine.default_params(**options.sampling)
-            chat = engine.chat(system=self._system, think=self._think, think_cache=options.think_cache)
+            params = engine.default_params(**self._sampling)
+            chat = engine.chat(system=self._system, think=self._think, think_cache=self._think_cache)
         except BaseException:
             engine.close()
             raise
@@ -113,6 +158,9 @@ class LocalBackend:
             context_length=engine.context_length,
             thinks=chat.thinks,
         )
+        path, self._path = self._path, ()
+        if path:
+            self.load_path(path)
         self._count()
 
     def send(self, text: str) -> Iterator[TokenEvent]:
@@ -121,12 +169,28 @@ class LocalBackend:
     def retry(self) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().retry(self._params))
 
+    def resume(self) -> Iterator[TokenEvent]:
+        return self._counted(self._loaded().resume(self._params))
+
+    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+        chat, info = self._chat, self._info
+        if chat is None or info is None:
+            self._path = tuple(exchanges)
+            return
+        chat.load([_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges])
+        self._count()
+        chat.settle()
+
+    def count(self, draft: str) -> DraftCost | None:
+        return self._chat.count(draft) if self._chat is not None else None
+
     def undo(self) -> bool:
         dropped = self._loaded().undo()
         self._count()
         return dropped
 
     def reset(self) -> None:
+        self._path = ()
         if self._chat is not None:
             self._chat.reset()
             self._count()
@@ -142,6 +206,21 @@ class LocalBackend:
             self._chat.think = think
         self._think = think
 
+    def set_think_cache(self, think_cache: ThinkCache) -> None:
+        if self._chat is not None:
+            self._chat.think_cache = think_cache
+            self._count()
+        self._think_cache = think_cache
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        try:
+            SamplingParams(**sampling)
+        except TypeError:
+            raise EngineError(f"There is no such sampling setting among {', '.join(sampling)}.") from None
+        if self._engine is not None:
+            self._params = self._engine.default_params(**sampling)
+        self._sampling = dict(sampling)
+
     def settle(self) -> None:
         if (chat := self._chat) is not None:
             chat.settle()
@@ -155,10 +234,17 @@ class LocalBackend:
 
         return [model.name for model in local_models()]
 
+    def catalogue(self) -> list[ModelChoice]:
+        from chatterm.choices import choices
+
+        figures = self.figures()
+        given_back = figures.weight_bytes + figures.kv_bytes if figures is not None else 0
+        return choices(self._options.device, self._options.dtype, given_back)
+
     def close(self) -> None:
         engine = self._engine
-        self._engine = self._chat = self._params = self._info = None
-        self._used = 0
+        self._engine = self._chat = self._params = self._info = self._map = None
+        self._used, self._keys, self._looking = 0, [], False
         if engine is not None:
             engine.close()
 
@@ -171,9 +257,33 @@ class LocalBackend:
     def _count(self) -> None:
         """Count the history once per change: it is rendered for that, which a screen cannot wait for."""
         if self._chat is not None:
-            self._used = self._chat.used_tokens
+            self._keys = self._chat.history.keys
+            self._used = len(self._keys)
 
     def _loaded(self) -> "Chat":
         if self._chat is None:
             raise EngineError("No model is loaded; choose one with /model NAME.")
         return self._chat
+
+
+def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
+    """An exchange as the engine knows it; tokens of another model mean nothing here."""
+    from engine.turns import Answer, Turn
+
+    known = {name: value for name, value in exchange.stats.items() if name in TurnStats.__slots__}
+    answer = Answer(
+        text=exchange.text,
+        reasoning=exchange.reasoning,
+        token_ids=list(exchange.token_ids) if same_model else [],
+        finish_reason=_reason(exchange.finish_reason),
+        stats=TurnStats(**known),  # type: ignore[arg-type]
+        shown=exchange.shown,
+    )
+    return Turn(exchange.user, answer, list(exchange.opening) if same_model else [])
+
+
+def _reason(name: str | None) -> FinishReason | None:
+    """Sessions come from files too: a reason that nobody knows says no more than that the answer is over."""
+    if name is None or name in set(FinishReason):
+        return FinishReason(name) if name is not None else None
+    return FinishReason.CANCELLED

@@ -4,13 +4,17 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any, BinaryIO, TextIO, cast
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from chatterm.backend import Backend, EngineError, Figures, FinishReason, Outcome, TokenEvent
 from chatterm.figures import new_notes, rate_text, seconds_text
 from chatterm.progress import progress_on
 from chatterm.sanitize import one_line, visible
+from chatterm.talk import Talk
 from models.units import bytes_text
+
+if TYPE_CHECKING:
+    from chatterm.sessions.store import Store
 
 INPUT_LIMIT = 64 * 1024 * 1024
 """Bytes of standard input that are read at most: far beyond any model's context."""
@@ -51,19 +55,28 @@ def answer(
     *,
     as_json: bool = False,
     stats: bool = False,
+    session: str | None = None,
+    store: "Store | None" = None,
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> None:
     """Load the model, send `prompts` as the turns of one conversation and write the answers as they are made.
 
-    The backend is closed in the end. On KeyboardInterrupt the partial answer stays (as JSON: is written) and
-    the interrupt goes on to the caller. Raises ModelError and EngineError.
+    With `session` they go on with that session of `store` (default: the person's own), which is saved. The backend
+    and the store are closed in the end. On KeyboardInterrupt the partial answer stays (as JSON: is written) and the
+    interrupt goes on to the caller. Raises ModelError and EngineError.
     """
     out = out or sys.stdout
     err = err or sys.stderr
+    if session is not None and store is None:
+        from chatterm.sessions.store import Store
+
+        store = Store.open()
     try:
+        talk = Talk(backend, store, session)
         with progress_on(err) as on_progress:
             backend.open(on_progress)
+        talk.begin()
         said: set[str] = set()
         _say_notes(backend, said, err)
         if stats and (figures := backend.figures()) is not None:
@@ -71,10 +84,18 @@ def answer(
         for index, prompt in enumerate(prompts):
             if index and not as_json:
                 _write(out, "\n")
-            _turn(backend, prompt, as_json=as_json, stats=stats, out=out, err=err)
+            _turn(backend, talk, prompt, as_json=as_json, stats=stats, out=out, err=err)
             _say_notes(backend, said, err)
     finally:
         backend.close()
+        close_store(store, err)
+
+
+def close_store(store: "Store | None", err: TextIO) -> None:
+    """Write what is left of a session; say so where that is not possible."""
+    if store is not None and not store.close():
+        why = store.problem or "The session database does not answer."
+        _write(err, f"chatterm: {one_line(why)} What was said now is not saved.\n")
 
 
 def _say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
@@ -82,13 +103,13 @@ def _say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
         _write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
 
 
-def _turn(backend: Backend, prompt: str, *, as_json: bool, stats: bool, out: TextIO, err: TextIO) -> None:
+def _turn(
+    backend: Backend, talk: Talk, prompt: str, *, as_json: bool, stats: bool, out: TextIO, err: TextIO
+) -> None:
     page = _Page(out if not as_json else None, err)
-    # The backend's iterator is a generator: closing it cancels, and keeps what was produced.
-    events = cast("Any", backend.send(prompt))
     started = False
     try:
-        with closing(events):
+        with closing(talk.ask(prompt)) as events:
             for event in events:
                 started = True
                 page.write(event)

@@ -12,7 +12,7 @@ class SlashCommands(Provider):
 
     async def discover(self) -> Hits:
         for command in COMMANDS:
-            yield DiscoveryHit(command.usage, self._chosen(command), help=command.help)
+            yield DiscoveryHit(command.usage, self._chosen(command), help=_help(command))
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
@@ -20,11 +20,15 @@ class SlashCommands(Provider):
             score = max(matcher.match(command.usage), matcher.match(command.help))
             if score > 0:
                 shown = matcher.highlight(command.usage)
-                yield Hit(score, shown, self._chosen(command), command.usage, command.help)
+                yield Hit(score, shown, self._chosen(command), command.usage, _help(command))
 
     def _chosen(self, command: Command) -> "partial[None]":
         from chatterm.screens.chat import ChatScreen  # the screen knows the app, which knows this palette
 
         screen = self.screen
         assert isinstance(screen, ChatScreen)
-        return partial(screen.choose, command)
+        return partial(screen.choose, command, command.default)
+
+
+def _help(command: Command) -> str:
+    return f"{command.help}  ({command.key})" if command.keys else command.help

@@ -1,36 +1,60 @@
-"""One question and its answer while it comes: from reports of the worker to an entry and figures."""
+"""One question and its answer while it comes: from reports of the worker to an exchange, an entry and figures."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from chatterm.backend import Backend, Figures, FinishReason, Outcome, TurnStats
 from chatterm.entries import AnswerEntry, UserEntry
 from chatterm.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
+from chatterm.sessions.records import Exchange
 from chatterm.worker import Token
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 _REASONS = {
     FinishReason.CANCELLED: "stopped",
-    FinishReason.LENGTH: "cut off: the limit of tokens for one answer is reached",
+    FinishReason.LENGTH: "cut off: the limit of tokens for one answer; /continue goes on",
     FinishReason.CONTEXT_FULL: "the context is full: /reset, /undo, or start with a larger --context",
 }
+
+_OF_ANSWER = ("generated_tokens", "reasoning_tokens", "decode_s")
+"""Figures of an answer that add up when it is continued."""
 
 
 class Turn:
     """Times are those of `time.monotonic()`."""
 
-    def __init__(self, prompt: UserEntry, answer: AnswerEntry, now: float) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        prompt: UserEntry,
+        answer: AnswerEntry,
+        now: float,
+        *,
+        fallback: int | None = None,
+        is_retry: bool = False,
+        is_resumed: bool = False,
+    ) -> None:
+        self.exchange = exchange
         self.prompt = prompt
         self.answer = answer
-        self.replaced: AnswerEntry | None = None
-        """The answer that a retry takes the place of, until its first token is there."""
+        self.fallback = fallback
+        """The head to go back to when nothing is said."""
+        self.is_retry = is_retry
+        self.is_resumed = is_resumed
+        """It goes on with an answer that is there already."""
+        self.session: str | None = None
+        """Where the exchange is saved."""
         self.started = now
         self.speed = Speedometer()
         self.is_stopping = False
         self.is_dropped = False
-        """A reset took it off the screen while it ran."""
+        """It was taken off the screen while it ran."""
+        self.is_undone = False
+        """It shall be taken back as soon as it has stopped."""
+        self._thought_s = answer.thinking_s
+        self._stats_before = dict(exchange.stats)
         self.stats: TurnStats | None = None
         """The backend's figures, once the answer is over."""
         self._thinking_since: float | None = None
@@ -73,9 +97,9 @@ class Turn:
         """Move what moves by itself; whether anything did."""
         answer = self.answer
         if answer.is_thinking and self._thinking_since is not None:
-            answer.thinking_s = now - self._thinking_since
+            answer.thinking_s = self._thought_s + now - self._thinking_since
             answer.activity = ""
-        elif answer.body.is_empty:
+        elif answer.body.is_empty or (self.is_resumed and not self.has_begun):
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
             if what == "reading" and figures is not None and figures.prefill_total:
                 what += f" · {figures.prefill_done:,} of {figures.prefill_total:,} tokens"
@@ -83,27 +107,54 @@ class Turn:
             if activity == answer.activity:
                 return False
             answer.activity = activity
+        elif answer.activity:
+            answer.activity = ""
         else:
             return False
         answer.changed()
         return True
 
+    def keep(self, latest: Outcome | None) -> None:
+        """Bring the exchange up to what was said so far, or in the end."""
+        exchange = self.exchange
+        exchange.thinking_s = self.answer.thinking_s
+        if latest is None:
+            exchange.text = "".join(self.answer.source)
+            exchange.token_ids, exchange.shown = [], (0, 0)  # those that are known may be those of less text
+            return
+        exchange.text, exchange.reasoning = latest.text, latest.reasoning
+        exchange.token_ids = list(latest.token_ids)
+        exchange.shown, exchange.opening = latest.shown, list(latest.opening)
+        exchange.stats = dict(latest.stats.to_dict())
+        if self.is_resumed:  # the answer is that of all runs, the prompt that of the first
+            for name, value in self._stats_before.items():
+                exchange.stats[name] = value + (exchange.stats[name] if name in _OF_ANSWER else 0)
+            exchange.stats.pop("decode_tokens_per_s", None)
+        exchange.finish_reason = str(latest.finish_reason) if latest.finish_reason is not None else None
+
     def end(self, outcome: Outcome | None, now: float) -> None:
         """The answer is over."""
         answer = self.answer
+        answer.source = ["".join(answer.source)]  # thousands of short strings take ten times as much memory
         if answer.is_thinking:
             self._end_thinking(now)
-        answer.activity = "" if answer.has_thought else "The model said nothing."
+        self.keep(outcome)
+        if self.exchange.finish_reason is None:
+            self.exchange.finish_reason = str(FinishReason.CANCELLED)
+        if outcome is not None:
+            answer.settle_text(outcome.text)
+        silent = answer.body.is_empty and not answer.has_thought
+        answer.activity = "The model said nothing." if silent else ""
         self.stats = outcome.stats if outcome is not None else None
         reason = outcome.finish_reason if outcome is not None else None
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
-        answer.footer = footer_line(self.stats, reason)
+        answer.footer = footer_line(stats_of(self.exchange) if self.stats is not None else None, reason)
         answer.changed()
 
     def _end_thinking(self, now: float) -> None:
         if self._thinking_since is not None:
-            self.answer.thinking_s = now - self._thinking_since
+            self.answer.thinking_s = self._thought_s + now - self._thinking_since
         self.answer.is_thinking = False
 
 
@@ -134,8 +185,31 @@ def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn
         cached=known.cached_tokens if known else None,
         computed=known.prefilled_tokens if known else None,
         generated=count,
+        prefill_rate=known.prefilled_tokens / known.prefill_s if known and known.prefill_s > 0 else None,
         used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
     )
+
+
+def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
+    """The entry of an answer that is over."""
+    entry = AnswerEntry(show_thinking=show_thinking)
+    entry.thinking_s = exchange.thinking_s
+    entry.thinking_tokens = int(exchange.stats.get("reasoning_tokens", 0))
+    if exchange.reasoning:
+        entry.add(exchange.reasoning, reasoning=True)
+    entry.add(exchange.text, reasoning=False)
+    known = set(FinishReason)
+    reason = (
+        FinishReason(exchange.finish_reason) if exchange.finish_reason in known else FinishReason.CANCELLED
+    )
+    entry.footer = footer_line(stats_of(exchange), reason)
+    return entry
+
+
+def stats_of(exchange: Exchange) -> TurnStats | None:
+    """The figures of an answer, where they were kept."""
+    values = {item.name: exchange.stats.get(item.name, 0) for item in fields(TurnStats)}
+    return TurnStats(**values) if exchange.stats else None  # type: ignore[arg-type]
 
 
 def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 from chatterm.backend import (
     Backend,
@@ -19,10 +20,14 @@ from chatterm.backend import (
     ModelInfo,
     Outcome,
     Progress,
+    ThinkCache,
     ThinkMode,
     TokenEvent,
 )
 from chatterm.sanitize import one_line
+
+if TYPE_CHECKING:
+    from chatterm.sessions.records import Exchange
 
 _SWITCH = 0.0001
 """Seconds after which a thread that computes gives way to one that waits for the interpreter.
@@ -56,6 +61,18 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on with the last answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPath:
+    """The history becomes these exchanges."""
+
+    exchanges: "tuple[Exchange, ...]"
+
+
+@dataclass(frozen=True, slots=True)
 class Undo:
     pass
 
@@ -76,8 +93,30 @@ class SetThink:
 
 
 @dataclass(frozen=True, slots=True)
+class SetThinkCache:
+    mode: ThinkCache
+
+
+@dataclass(frozen=True, slots=True)
+class SetSampling:
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
     draft: str
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Done with a DraftCost, or with None where a later Count waits already."""
+
+    draft: str
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Done with a list of ModelChoice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +124,24 @@ class ListModels:
     pass
 
 
-Job = Open | Switch | Send | Retry | Undo | Reset | SetSystem | SetThink | Prepare | ListModels
+Job = (
+    Open
+    | Switch
+    | Send
+    | Retry
+    | Resume
+    | LoadPath
+    | Undo
+    | Reset
+    | SetSystem
+    | SetThink
+    | SetThinkCache
+    | SetSampling
+    | Prepare
+    | Count
+    | ListModels
+    | Catalogue
+)
 
 # --- reports: what the screen is told ---
 
@@ -132,6 +188,10 @@ class _Closing(BaseException):
     """Leaves a load in the middle; not an Exception, so that nobody takes it for a failure of theirs."""
 
 
+class _Abandoned(BaseException):
+    """The person does not want to wait for a load any more."""
+
+
 class Worker:
     """Runs jobs in order, one answer at a time. Its public methods belong to the screen's thread."""
 
@@ -142,6 +202,9 @@ class Worker:
         self._progress: Progress | None = None
         self._closing = threading.Event()
         self._stopping = threading.Event()
+        self._abandoning = threading.Event()
+        self._drafts: dict[type[Job], Job] = {}
+        """The latest jobs about a draft: earlier ones that still wait are about a text that is gone."""
         # A daemon: a load that cannot be interrupted must not keep the terminal.
         self._is_loading = False
         self._thread = threading.Thread(target=self._loop, name="chatterm-worker", daemon=True)
@@ -152,14 +215,25 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        if isinstance(job, Send | Retry):
+        if isinstance(job, Send | Retry | Resume):
             self._stopping.clear()
+        if isinstance(job, Prepare | Count):
+            self._drafts[type(job)] = job
         self._jobs.put(job)
 
     def stop(self) -> None:
         """End the answer submitted last, also where it has not begun."""
         self._stopping.set()
         self._backend.stop()
+
+    def abandon(self) -> None:
+        """Leave the running download or load as soon as it tells of its progress; it ends with Failed."""
+        if self._is_loading:
+            self._abandoning.set()
+
+    def answer_now(self) -> None:
+        """End the thinking of the running answer."""
+        self._backend.answer_now()
 
     def take(self, limit: int = 10_000) -> list[Report]:
         """What has arrived since the last call, oldest first, at most `limit` reports."""
@@ -187,6 +261,8 @@ class Worker:
                 self._run(job)
             except _Closing:
                 break
+            except _Abandoned:
+                self._reports.append(Failed(job, "Loading was stopped; what is downloaded already is kept."))
             except (EngineError, ModelError) as error:
                 self._reports.append(Failed(job, one_line(str(error))))
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
@@ -207,6 +283,10 @@ class Worker:
                 self._answer(backend.send(text))
             case Retry():
                 self._answer(backend.retry())
+            case Resume():
+                self._answer(backend.resume())
+            case LoadPath(exchanges):
+                backend.load_path(exchanges)
             case Undo():
                 value = backend.undo()
             case Reset():
@@ -215,13 +295,22 @@ class Worker:
                 backend.set_system(text)
             case SetThink(mode):
                 backend.set_think(mode)
-            case Prepare(draft):
+            case SetThinkCache(mode):
+                backend.set_think_cache(mode)
+            case SetSampling(fields):
+                backend.set_sampling(fields)
+            case Prepare(draft) if self._drafts[Prepare] is job:
                 backend.prepare(draft)
+            case Count(draft) if self._drafts[Count] is job:
+                value = backend.count(draft)
             case ListModels():
                 value = backend.models()
+            case Catalogue():
+                value = backend.catalogue()
         self._reports.append(Done(job, value))
 
     def _load(self, load: Callable[[], None]) -> None:
+        self._abandoning.clear()
         self._is_loading = True
         try:
             load()
@@ -245,4 +334,6 @@ class Worker:
     def _on_progress(self, progress: Progress) -> None:
         if self._closing.is_set():
             raise _Closing
+        if self._abandoning.is_set():
+            raise _Abandoned
         self._progress = progress  # only the latest counts: the screen looks 30 times a second

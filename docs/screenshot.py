@@ -1,39 +1,89 @@
-"""Make docs/screenshot.svg: the running program with its default model. `python docs/screenshot.py [THEME]`."""
+"""Make the pictures of the README: the running program with its default model. `python docs/screenshot.py [NAME...]`"""
 
 import asyncio
 import re
 import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from textual.pilot import Pilot
+
 from chatterm.app import ChatApp
 from chatterm.backend import ChatOptions
 from chatterm.local import LocalBackend
-from chatterm.widgets.composer import Composer
 from models.catalogue import DEFAULT_MODEL
 
-QUESTIONS = (
-    "Write a Python function that reverses a string.",
-    "Explain in two sentences why the sky is blue.",
-)
-SIZE = (112, 31)
+FUNCTION = "Write a Python function that reverses a string."
+SKY = "Explain in two sentences why the sky is blue."
 
 
-async def take(theme: str) -> str:
-    options = ChatOptions(sampling={"temperature": 0.0, "max_tokens": 200})
-    app = ChatApp(LocalBackend(DEFAULT_MODEL, options), theme=theme)
-    async with app.run_test(size=SIZE) as pilot:
-        for question in (*QUESTIONS, None):
-            while not app.chat.is_idle:
-                await pilot.pause(0.1)
-            if question is not None:
-                app.chat.query_one(Composer).put(question)
-                await pilot.press("enter")
-        await pilot.pause(0.5)
-        picture = app.export_screenshot(title="chatterm")
+class Person:
+    """Uses the program."""
+
+    def __init__(self, app: ChatApp, pilot: Pilot[int]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    async def waits(self) -> None:
+        while not self.app.chat.is_idle:
+            await self.pilot.pause(0.1)
+        await self.pilot.pause(0.5)
+
+    async def asks(self, text: str) -> None:
+        self.app.chat.composer.put(text)
+        await self.presses("enter")
+
+    async def presses(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.waits()
+
+
+async def chat(person: Person) -> None:
+    await person.asks(FUNCTION)
+    await person.asks(SKY)
+
+
+async def branches(person: Person) -> None:
+    await person.asks(FUNCTION)
+    await person.presses("ctrl+r")
+    await person.presses("alt+up")
+
+
+async def cache(person: Person) -> None:
+    await person.asks(SKY)
+    await person.presses("ctrl+r")
+    await person.asks(FUNCTION)
+    await person.asks("/cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    does: Callable[[Person], Awaitable[None]]
+    theme: str
+    size: tuple[int, int]
+    temperature: float = 0.0
+
+
+PICTURES = {
+    "screenshot": Picture(chat, "graphite", (112, 31)),
+    "branches": Picture(branches, "paper", (80, 24), temperature=0.4),
+    "cache": Picture(cache, "graphite", (100, 30)),
+}
+
+
+async def take(picture: Picture) -> str:
+    sampling = {"temperature": picture.temperature, "max_tokens": 200, "seed": 1}
+    app = ChatApp(LocalBackend(DEFAULT_MODEL, ChatOptions(sampling=sampling)), theme=picture.theme)
+    async with app.run_test(size=picture.size) as pilot:
+        person = Person(app, pilot)
+        await person.waits()
+        await picture.does(person)
+        svg = app.export_screenshot(title="chatterm")
     app.worker.close()
-    return picture
+    return svg
 
 
 def without_leading_spaces(svg: str) -> str:
@@ -55,7 +105,6 @@ def without_leading_spaces(svg: str) -> str:
 
 
 if __name__ == "__main__":
-    svg = asyncio.run(take(*(sys.argv[1:] or ["graphite"])))
-    (Path(__file__).parent / "screenshot.svg").write_text(
-        without_leading_spaces(svg) + "\n", encoding="utf-8"
-    )
+    for name in sys.argv[1:] or PICTURES:
+        svg = without_leading_spaces(asyncio.run(take(PICTURES[name])))
+        (Path(__file__).parent / f"{name}.svg").write_text(svg + "\n", encoding="utf-8")

@@ -97,6 +97,16 @@ class BlockManager:
         """How many blocks `rows` rows fill."""
         return -(-rows // self.block_size)
 
+    @property
+    def every(self) -> Sequence[Block]:
+        """Every block in the order of the ids, to look at."""
+        return self._blocks
+
+    def path(self, keys: Sequence[Key]) -> list[int]:
+        """The blocks in which the longest cached prefix of `keys` stands, in order."""
+        path, partial, _ = self._find(keys)
+        return path if partial is None else [*path, partial]
+
     # -- the life of a table
 
     def match(self, keys: Sequence[Key]) -> int:

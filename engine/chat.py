@@ -1,62 +1,31 @@
 """Conversations: turns, and what the next prompt is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import takewhile
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
-from engine.blocks import OutOfBlocksError
 from engine.errors import ContextFullError, EngineError
-from engine.events import FinishReason, Kind, TokenEvent, TurnStats
+from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
+from engine.history import History, IdleWork, ThinkCache
 from engine.params import SamplingParams
 from engine.prompt import PromptFormat
 from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError
-from engine.sequence import Priority, Sequence
+from engine.sequence import Sequence
+from engine.turns import Answer, Turn, joined
 
 if TYPE_CHECKING:
     from engine.engine import Engine
 
+__all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
+
 Think = Literal["auto", "on", "off"]
-ThinkCache = Literal["exact", "mask"]
 
-
-@dataclass(slots=True)
-class Answer:
-    """One answer, whole or as far as it has come (`finish_reason` is None while it runs)."""
-
-    text: str = ""
-    reasoning: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    """Every token sampled, markers and end of turn included."""
-    finish_reason: FinishReason | None = None
-    stats: TurnStats = field(default_factory=TurnStats)
-    shown: tuple[int, int] = (0, 0)
-    """Which of `token_ids` the history shows: not the thinking, not the end of turn."""
-
-    def add(self, text: str, kind: Kind) -> None:
-        """One more piece of text."""
-        if kind == "reasoning":
-            self.reasoning += text
-        else:
-            self.text += text
-
-    @property
-    def content_ids(self) -> list[int]:
-        """The sampled tokens that are part of the history."""
-        return self.token_ids[self.shown[0] : self.shown[1]]
-
-
-@dataclass(slots=True)
-class Turn:
-    """A message and its answer."""
-
-    user: str
-    answer: Answer
-    opening: list[int]
-    """What the generation prompt put before the answer and the history leaves out (an empty think span)."""
+_LONG_DRAFT = 5000
+"""Characters from which on fewer continuations of a draft are looked at: each is tokenised."""
 
 
 class Chat:
@@ -74,18 +43,17 @@ class Chat:
         think_cache: ThinkCache = "exact",
     ) -> None:
         """Raises EngineError when the model has no chat template or an argument is none of its values."""
-        if think_cache not in ("exact", "mask"):
-            raise EngineError(f"think_cache is {think_cache!r}; it must be exact or mask.")
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
         self.thinks = self._format.thinks()
-        self.system = system
         self.think = think
-        self.think_cache: ThinkCache = think_cache
+        self._history = History(engine, self._format, system, think_cache)
+        self._idle = IdleWork(engine, self._history)
+        self.think_cache = think_cache
         self.turns: list[Turn] = []
         self._running: Sequence | None = None
         self._stopped = False
-        self._idle: Sequence | None = None
+        self._hurried: Sequence | None = None
 
     @property
     def last(self) -> Answer | None:
@@ -104,9 +72,34 @@ class Chat:
         self._think: Think = think
 
     @property
+    def think_cache(self) -> ThinkCache:
+        """What becomes of think spans in the history. Setting it raises EngineError for any other value."""
+        return self._history.policy
+
+    @think_cache.setter
+    def think_cache(self, think_cache: ThinkCache) -> None:
+        if think_cache not in ("exact", "mask"):
+            raise EngineError(f"think_cache is {think_cache!r}; it must be exact or mask.")
+        self._history.policy = think_cache
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt; the next message obeys."""
+        return self._history.system
+
+    @system.setter
+    def system(self, system: str | None) -> None:
+        self._history.system = system
+
+    @property
     def used_tokens(self) -> int:
         """Tokens of the context that the history takes."""
-        return len(self._history(self.turns)) if self.turns or self.system else 0
+        return len(self.history)
+
+    @property
+    def history(self) -> Rows:
+        """The rows of the conversation so far; none before it begins."""
+        return self._history.rows(self.turns) if self.turns or self.system else Rows()
 
     # -- the conversation
 
@@ -124,12 +117,43 @@ class Chat:
         self._stopped = False
         return self._retry(params)
 
+    def resume(self, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Go on from exactly where the last answer ended: the same tokens, then new ones, `max_tokens` at most.
+
+        The events are only the new ones. What was cached of the answer is not computed again. Raises EngineError on
+        the first `next()` when the answer is complete or there is none, ContextFullError when nothing more fits.
+        """
+        self._stopped = False
+        return self._resume(params)
+
     def stop(self) -> None:
         """End the answer that was asked for last within one step; what was produced is kept."""
         self._stopped = True
         running = self._running
         if running is not None:
             self._engine.cancel(running)
+
+    def answer_now(self) -> None:
+        """End the thinking of the running answer, from any thread: the tokens that close the think span follow, then
+        the answer, in the same iterator. Nothing happens when it is not thinking.
+        """
+        running = self._running
+        if running is not None and running.output is not None and running.output.thinking.inside:
+            self._hurried = running
+            self._engine.cancel(running)
+
+    def load(self, turns: Iterable[Turn]) -> None:
+        """The history becomes these turns. `settle` makes them present.
+
+        Answers keep their token ids where these are tokens of this model that spell the answer's text; others, and
+        those without, are tokenised from their text. An answer without a finish reason was cut off by a crash.
+        """
+        self._idle.stop()
+        known = dict(enumerate(self.turns))
+        self.turns = [
+            known[index] if _same(known.get(index), turn) else self._adopted(turn)
+            for index, turn in enumerate(turns)
+        ]
 
     def undo(self) -> bool:
         """Drop the last message and its answer. False when there is none."""
@@ -140,23 +164,36 @@ class Chat:
 
     def reset(self) -> None:
         """Forget every turn; the system prompt and the settings stay."""
-        self._stop_idle()
+        self._idle.stop()
         self.turns = []
+
+    def count(self, draft: str) -> DraftCost:
+        """What sending `draft` would take. Raises ModelError when the template fails."""
+        history = self._history.rows(self.turns)
+        rows = self._history.prompt(self.turns, draft, self._thinking)
+        new = len(rows) - self._engine.cached_rows(rows)
+        return DraftCost(
+            tokens=max(len(rows) - len(history), 0),
+            new=max(new, 1),  # the last row is always computed: its logits are needed
+            free=self._engine.context_length - len(rows),
+        )
 
     # -- idle work
 
     def settle(self, wait: bool = False) -> None:
         """Warm the history as the next turn will see it, in idle time. Returns at once unless told to `wait`."""
-        self._warm_idle(self._history(self.turns), wait)
+        self._idle.warm(self.turns, self._history.rows(self.turns), wait)
 
     def prepare(self, draft: str, wait: bool = False) -> None:
         """Warm a message that is still being typed, up to the last token that typing on cannot change."""
         if not draft.strip():
             return self.settle(wait)
-        tails = [self._prompt(self.turns, draft + more) for more in ("", " ", "a", "\n", ".")]
+        # The draft itself comes last: what a message was tokenised to is remembered until the next one.
+        typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
+        tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
         together = zip(*(rows.keys for rows in tails), strict=False)
         same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
-        return self._warm_idle(tails[0].prefix(same), wait)
+        return self._idle.warm(self.turns, tails[-1].prefix(same), wait)
 
     # -- how it is done
 
@@ -170,66 +207,146 @@ class Chat:
             raise EngineError("There is no message to answer again; send one first.")
         yield from self._answer(self.turns[:-1], self.turns[-1].user, params)
 
+    def _resume(self, params: SamplingParams | None) -> Iterator[TokenEvent]:
+        if not self.turns:
+            raise EngineError("There is no answer to go on with; send a message first.")
+        *before, turn = self.turns
+        if turn.answer.is_complete:
+            raise EngineError(
+                "The answer is complete, so there is nothing to go on with; /retry asks for another one, or send a "
+                "message."
+            )
+        yield from self._answer(before, turn.user, params, turn)
+
     def _follow(self, sequence: Sequence) -> None:
         """From now on `stop` ends this sequence; if it was called already, it ends at once."""
         self._running = sequence
         if self._stopped:
             self._engine.cancel(sequence)
 
-    def _answer(self, before: list[Turn], text: str, params: SamplingParams | None) -> Iterator[TokenEvent]:
-        self._stop_idle()
+    def _answer(
+        self, before: list[Turn], text: str, params: SamplingParams | None, unfinished: Turn | None = None
+    ) -> Iterator[TokenEvent]:
+        """Answer `text`, or go on with the `unfinished` turn that did."""
+        self._idle.stop()
         for exact in (False, False, True):
-            sequence, turn = self._start(before, text, params or self._engine.default_params(), exact)
+            sequence, turn = self._start(
+                before, text, params or self._engine.default_params(), exact, unfinished
+            )
+            given = sequence.earlier
             try:
                 return (yield from self._run(before, turn, sequence))
             except MaskedRowsEvictedError:
-                if turn.answer.token_ids:
+                if len(turn.answer.token_ids) > given:
                     raise EngineError(
                         "The history left the KV cache in mid-answer; send a message to go on."
                     ) from None
         raise EngineError("The history could not be brought back into the KV cache; use /reset.")
 
     def _start(
-        self, before: list[Turn], text: str, params: SamplingParams, exact: bool
+        self, before: list[Turn], text: str, params: SamplingParams, exact: bool, unfinished: Turn | None
     ) -> tuple[Sequence, Turn]:
         """Queue the prompt; rows of masked turns that were evicted are computed again first."""
-        rows = self._prompt(before, text, exact)
-        if rows.masked_until and not self._restore(before, self._follow):
-            rows = self._prompt(before, text, exact=True)
-        needed, available = len(rows) + 1, self._engine.context_length
-        if needed > available:
+        think = self._thinking if unfinished is None else self._thinking_of(unfinished)
+        rows = self._history.prompt(before, text, think, exact)
+        if rows.masked_until and not self._history.restore(before, self._follow):
+            rows = self._history.prompt(before, text, think, exact=True)
+        turn = Turn(text, Answer(), self._format.opening(think))
+        output = self._engine.output(params, inside_think=self._format.inside(think))
+        if unfinished is not None:
+            earlier = turn.answer.token_ids = list(unfinished.answer.token_ids)
+            for event in output.replay(earlier):
+                turn.answer.add(event.text, event.kind)
+            rows.extend(earlier)
+            if params.max_tokens is not None:
+                params = replace(params, max_tokens=params.max_tokens + len(earlier))
+        self._check_room(len(rows) + 1, unfinished is not None)
+        return self._engine.start(rows, params, output, turn.answer.token_ids), turn
+
+    def _check_room(self, needed: int, goes_on: bool) -> None:
+        available = self._engine.context_length
+        if needed <= available:
+            return
+        if goes_on:
             raise ContextFullError(
-                f"This message does not fit: it would make the conversation {needed:,} tokens long, "
-                f"{needed - available:,} more than the {available:,} of the context. "
-                "Shorten it, drop turns with /undo or /reset, or start with a larger --context.",
+                f"The answer cannot go on: the context of {available:,} tokens is full. Drop turns with /undo or "
+                "/reset, or start with a larger --context.",
                 needed=needed,
                 available=available,
             )
-        sequence = self._engine.start(rows, params, inside_think=self._format.inside(self._thinking))
-        return sequence, Turn(text, Answer(), self._format.opening(self._thinking))
+        raise ContextFullError(
+            f"This message does not fit: it would make the conversation {needed:,} tokens long, "
+            f"{needed - available:,} more than the {available:,} of the context. "
+            "Shorten it, drop turns with /undo or /reset, or start with a larger --context.",
+            needed=needed,
+            available=available,
+        )
 
     def _run(self, before: list[Turn], turn: Turn, sequence: Sequence) -> Iterator[TokenEvent]:
-        answer = turn.answer
-        self._follow(sequence)
+        answer, given = turn.answer, sequence.earlier
+        first: TurnStats | None = None  # of the thinking, where that was ended by `answer_now`
+        closing: list[TokenEvent] = []
+        began = False
+
+        def taken(event: TokenEvent) -> TokenEvent:
+            nonlocal began
+            if not began:
+                self.turns, began = [*before, turn], True
+            answer.token_ids.append(event.token_id)
+            answer.add(event.text, event.kind)
+            answer.stats = joined(first, sequence.stats())
+            return event
+
         try:
-            for event in self._engine.events(sequence):
-                if not answer.token_ids:
-                    self.turns = [*before, turn]
-                answer.token_ids.append(event.token_id)
-                answer.add(event.text, event.kind)
-                answer.stats = sequence.stats()
-                yield event
+            while True:
+                self._follow(sequence)
+                for event in closing:
+                    yield taken(event)
+                for event in self._engine.events(sequence):
+                    yield taken(event)
+                if self._hurried is not sequence or self._stopped:
+                    return
+                if sequence.finish_reason is not FinishReason.CANCELLED:
+                    return  # it had ended before
+                first = joined(first, sequence.stats())
+                sequence, closing = self._hurry(sequence)
         finally:
             self._engine.cancel(sequence)
+            finish = (before, turn, sequence, given, first)
             if self._engine.on_loop_thread:  # collected as garbage there, where nobody may wait
-                Thread(target=self._finish, args=(before, turn, sequence), name="finish").start()
+                Thread(target=self._finish, args=finish, name="finish").start()
             else:
-                self._finish(before, turn, sequence)
+                self._finish(*finish)
 
-    def _finish(self, before: list[Turn], turn: Turn, sequence: Sequence) -> None:
+    def _hurry(self, thinking: Sequence) -> tuple[Sequence, list[TokenEvent]]:
+        """Go on from a sequence that was ended in its thinking: its tokens, those that close the span, the answer.
+
+        Returns the new sequence and the events of the tokens that were put in.
+        """
+        assert thinking.output is not None
+        assert thinking.params is not None
+        before, said = thinking.output.thinking, thinking.generated
+        start = before.span[0] if before.span else 0
+        marker = 1 if said[start : start + 1] == [before.start] else 0
+        closing = self._format.closing(said[start + marker :]) if before.inside else []
+        params = thinking.params
+        output = self._engine.output(params, inside_think=before.span is not None and not marker)
+        output.replay(said)
+        events = output.replay(closing)
+        rows = thinking.rows.copy()
+        rows.extend(closing)
+        if params.max_tokens is not None:
+            params = replace(params, max_tokens=params.max_tokens + len(closing))
+        return self._engine.start(rows, params, output, said + closing), events
+
+    def _finish(
+        self, before: list[Turn], turn: Turn, sequence: Sequence, given: int, first: TurnStats | None
+    ) -> None:
+        """Note how an answer ended that had `given` tokens when it began."""
         self._engine.wait(sequence)
         self._running = None
-        if not sequence.generated and (sequence.error is not None or len(self.turns) > len(before)):
+        nothing = len(sequence.generated) == given
+        if nothing and (sequence.error is not None or len(self.turns) > len(before)):
             return  # nothing was said: a retry that was stopped so early leaves the earlier answer
         answer = turn.answer
         while not sequence.events.empty():  # what was produced but not taken any more
@@ -239,119 +356,69 @@ class Chat:
             answer.add(sequence.tail, sequence.output.kind)
         answer.token_ids = list(sequence.generated)
         answer.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
-        answer.stats = sequence.stats()
+        answer.stats = joined(first, sequence.stats())
         span = sequence.output.thinking.span if sequence.output else None
-        start = span[1] if span else 0
-        first, end = self._format.answer_span(answer.token_ids[start:], answer.text)
-        answer.shown = (start + first, start + end)
+        self._show(answer, span)
         self.turns = [*before, turn]
         if self.think_cache == "mask":
             with suppress(EngineError):  # the answer is there; the next turn tries again
-                self._hide_last()
+                self._history.hide_last(self.turns)
+
+    def _show(self, answer: Answer, span: tuple[int, int] | None) -> None:
+        """Find which tokens of a finished answer the history shows; `span` is its thinking."""
+        start = span[1] if span else 0
+        first, end = self._format.answer_span(answer.token_ids[start:], answer.text)
+        answer.shown = (start + first, start + end)
+
+    # -- what was said earlier
+
+    def _thinking_of(self, turn: Turn) -> bool | None:
+        """The setting under which a turn was generated, as far as its prompt tells."""
+        for think in (self._thinking, None, False, True):
+            if self._format.opening(think) == turn.opening:
+                return think
+        return self._thinking
+
+    def _adopted(self, turn: Turn) -> Turn:
+        """A turn from elsewhere with the tokens that this model knows its answer by."""
+        answer, ids, size = turn.answer, turn.answer.token_ids, self._engine.tokenizer.vocab_size
+        if ids and all(0 <= id < size for id in ids):
+            answer = replace(answer, token_ids=list(ids))
+            if answer.finish_reason is None:
+                answer = self._recovered(answer, turn)
+            first, end = answer.shown
+            if 0 <= first <= end <= len(ids) and self._format.shows(answer.content_ids, answer.text):
+                return Turn(turn.user, answer, list(turn.opening))
+        ids = self._format.answer_ids(turn.answer.text)
+        reason = turn.answer.finish_reason or FinishReason.CANCELLED
+        return Turn(turn.user, replace(turn.answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason))
+
+    def _recovered(self, cut: Answer, turn: Turn) -> Answer:
+        """An answer that was cut off by a crash, as far as its tokens go."""
+        output = self._engine.output(SamplingParams(), self._format.inside(self._thinking_of(turn)))
+        ended = cut.token_ids[-1] in self._engine.tokenizer.stop_ids
+        answer = Answer(token_ids=cut.token_ids, stats=cut.stats)
+        for event in output.replay(cut.token_ids[:-1] if ended else cut.token_ids):
+            answer.add(event.text, event.kind)
+        answer.add(output.flush(), output.kind)
+        answer.finish_reason = FinishReason.EOS if ended else FinishReason.CANCELLED
+        self._show(answer, output.thinking.span)
+        return answer
+
+    # -- rows
 
     @property
     def _thinking(self) -> bool | None:
         return {"auto": None, "on": True, "off": False}[self.think]
 
-    def _segments(self, turns: list[Turn], text: str | None) -> list[list[int]]:
-        users = [turn.user for turn in turns]
-        if text is None:
-            return self._format.segments(self.system, users, generate=False)
-        return self._format.segments(self.system, [*users, text], generate=True, think=self._thinking)
 
-    def _prompt(self, turns: list[Turn], text: str, exact: bool = False) -> Rows:
-        """The rows of the prompt that asks for an answer to `text`."""
-        return self._rows(turns, self._segments(turns, text), exact)
-
-    def _history(self, turns: list[Turn]) -> Rows:
-        """The rows that the next prompt begins with, whatever is asked."""
-        return self._rows(turns, self._segments(turns, None), False)
-
-    def _rows(self, turns: list[Turn], segments: list[list[int]], exact: bool) -> Rows:
-        if self.think_cache == "mask" and not exact:
-            rows = self._masked(turns, segments)
-            rows.extend(_after(rows, segments[-1]))
-            if rows.next_position < self._engine.max_positions:
-                return rows
-        rows = Rows()
-        for turn, segment in zip(turns, segments, strict=False):
-            rows.extend(segment)
-            rows.extend(turn.answer.content_ids)
-        rows.extend(segments[-1])
-        return rows
-
-    def _masked(self, turns: list[Turn], segments: list[list[int]]) -> Rows:
-        """The rows of `turns` with every think span hidden."""
-        rows = Rows()
-        for turn, segment in zip(turns, segments, strict=False):
-            rows, start, end = _spoken(rows, turn, segment)
-            rows = rows.hide(start, end) if end > start else rows
-        return rows
-
-    def _restore(self, turns: list[Turn], follow: Callable[[Sequence], None] | None = None) -> bool:
-        """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
-        segments = self._segments(turns, None)
-        masked = self._masked(turns, segments)
-        if self._engine.cached_rows(masked) >= masked.masked_until:
-            return True
-        rows: Rows | None = Rows()
-        for turn, segment in zip(turns, segments, strict=False):
-            rows = self._hide(rows, turn, segment, follow) if rows is not None else None
-        return rows is not None
-
-    def _hide_last(self) -> None:
-        """Hide the think span of the latest turn, unless turns before it would have to be computed for that."""
-        *before, turn = self.turns
-        segments = self._segments(self.turns, None)
-        rows = self._masked(before, segments)
-        if self._engine.cached_rows(rows) >= rows.masked_until:
-            self._hide(rows, turn, segments[len(before)])
-
-    def _hide(
-        self, before: Rows, turn: Turn, segment: list[int], follow: Callable[[Sequence], None] | None = None
-    ) -> Rows | None:
-        """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
-        rows, start, end = _spoken(before, turn, segment)
-        if start == end:
-            return rows
-        engine = self._engine
-        if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
-            return None
-        try:
-            return engine.hide(rows, start, end, follow)
-        except (OutOfBlocksError, MaskedRowsEvictedError):
-            return None
-
-    def _warm_idle(self, rows: Rows, wait: bool) -> None:
-        self._stop_idle()
-        if not rows or len(rows) > self._engine.context_length:
-            return
-        self._idle = Sequence(rows, Priority.IDLE)
-        self._engine.submit(self._idle)
-        if wait:
-            self._engine.wait(self._idle)
-
-    def _stop_idle(self) -> None:
-        idle, self._idle = self._idle, None
-        if idle is not None:
-            self._engine.cancel(idle)
-
-
-def _spoken(before: Rows, turn: Turn, segment: list[int]) -> tuple[Rows, int, int]:
-    """The rows of a turn as it was generated after `before`, and where the think span lies in them."""
-    answer = turn.answer
-    rows = before.copy()
-    rows.extend(_after(before, segment))
-    start = len(rows)
-    rows.extend(turn.opening)
-    end = len(rows) + answer.shown[0]
-    ended = answer.finish_reason is FinishReason.EOS
-    rows.extend(answer.token_ids if ended else answer.token_ids[: answer.shown[1]])
-    return rows, start, end
-
-
-def _after(rows: Rows, segment: list[int]) -> list[int]:
-    """`segment` without the end of turn that it begins with, where the model has already written it."""
-    if rows.token_ids and segment and rows.token_ids[-1] == segment[0]:
-        return segment[1:]
-    return segment
+def _same(known: Turn | None, turn: Turn) -> bool:
+    """Whether `turn` is one that the chat holds already."""
+    return (
+        known is not None
+        and turn.answer.finish_reason is not None
+        and known.user == turn.user
+        and known.opening == turn.opening
+        and known.answer.token_ids == turn.answer.token_ids
+        and known.answer.text == turn.answer.text
+    )

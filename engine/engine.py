@@ -9,6 +9,8 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
+from engine.bandwidth import known_bandwidth
+from engine.block_map import BlockMap, block_map
 from engine.blocks import BlockManager, Key, OutOfBlocksError
 from engine.chat import Chat, Think, ThinkCache
 from engine.decode import Lane
@@ -116,6 +118,7 @@ class Engine:
         self._backend: AttentionBackend = make_backend(choice, self._cache, groups)
         self._attention_name = self._backend.name
         self._notes = (*notes, choice.note) if choice.note else notes
+        self._bandwidth = known_bandwidth(device)
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
         self._lane: Lane | None = None
@@ -225,8 +228,11 @@ class Engine:
     def figures(self) -> Figures:
         """What the engine holds and does right now."""
         done = total = 0
+        warmed = None
         for sequence in list(self._scheduler.running):
-            if sequence.priority is Priority.PERSON and not sequence.generated:
+            if sequence.priority is Priority.IDLE:
+                warmed = sequence.computed
+            elif sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
                 done = max(sequence.computed - sequence.cached_tokens, 0)
                 total = sequence.prompt_tokens - sequence.cached_tokens
         return Figures(
@@ -245,7 +251,21 @@ class Engine:
             prefill_total=total,
             decode=self._lane.name if self._lane is not None else "plain modules",
             notes=self._notes,
+            warmed=warmed,
+            bandwidth=self._bandwidth,
         )
+
+    def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
+        """Have `found` called with a picture of the blocks, between two steps. Returns at once.
+
+        The branch is that of the person's running sequence, else `keys`. Raises EngineError once closed.
+        """
+
+        def job() -> None:
+            running = [s.rows.keys for s in self._scheduler.running if s.priority is Priority.PERSON]
+            found(block_map(self._blocks, running[-1] if running else keys))
+
+        self._loop.post(job)
 
     def on_lane(self, function: Callable[[Lane], T], empty: bool = True) -> T:
         """Call `function` on the loop thread between two steps, for measurements; `empty` the prefix cache before.
@@ -282,15 +302,28 @@ class Engine:
 
     # -- what Chat uses
 
-    def start(self, rows: Rows, params: SamplingParams, inside_think: bool = False) -> Sequence:
-        """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does."""
+    def output(self, params: SamplingParams, inside_think: bool = False) -> Output:
+        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span."""
+        tracker = ThinkTracker(self.tokenizer.think_start, self.tokenizer.think_end, inside_think)
+        return Output(self.tokenizer.stream(), tracker, params.stop)
+
+    def start(
+        self,
+        rows: Rows,
+        params: SamplingParams,
+        output: Output | None = None,
+        earlier: list[int] | None = None,
+    ) -> Sequence:
+        """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does.
+
+        `earlier` are the last tokens of `rows` when they are an answer that goes on; `max_tokens` counts them too.
+        """
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
-        tracker = ThinkTracker(self.tokenizer.think_start, self.tokenizer.think_end, inside_think)
-        sequence = Sequence(
-            rows, Priority.PERSON, params, Output(self.tokenizer.stream(), tracker, params.stop)
-        )
+        sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params))
+        sequence.generated = list(earlier or ())
+        sequence.earlier = len(sequence.generated)
         self.submit(sequence)
         return sequence
 
@@ -318,13 +351,15 @@ class Engine:
         """End a sequence within one step. Returns at once."""
         sequence.cancelled = True
 
-    def warm_rows(self, rows: Rows, follow: Follow | None = None) -> int:
+    def warm_rows(
+        self, rows: Rows, follow: Follow | None = None, priority: Priority = Priority.PERSON
+    ) -> int:
         """Make the KV of `rows` present. Returns how many rows had to be computed.
 
         `follow` gets the sequence that does it, to cancel it.
         """
         self._check(rows, spare=0)
-        sequence = Sequence(rows, Priority.PERSON)
+        sequence = Sequence(rows, priority)
         self.submit(sequence)
         if follow is not None:
             follow(sequence)
@@ -337,17 +372,26 @@ class Engine:
         """How many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
 
-    def hide(self, rows: Rows, start: int, end: int, follow: Follow | None = None) -> Rows:
+    def hide(
+        self,
+        rows: Rows,
+        start: int,
+        end: int,
+        follow: Follow | None = None,
+        priority: Priority = Priority.PERSON,
+        keep: bool = False,
+    ) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
-        What of `rows` is not present is computed first; `follow` as in `warm_rows`. Raises OutOfBlocksError when
-        there is no room, EngineError when computing or copying fails.
+        What of `rows` is not present is computed first; `follow` as in `warm_rows`. With `keep`, `rows` stay as
+        cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when there is no
+        room, EngineError when computing or copying fails.
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
-            self.warm_rows(rows, follow)
+            self.warm_rows(rows, follow, priority)
             try:
-                self._loop.call(lambda: self._move_up(rows, hidden, start, end))
+                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep))
             except (RuntimeError, MemoryError) as error:
                 raise _explain(error) from error
         return hidden
@@ -453,7 +497,7 @@ class Engine:
         assert sequence.params is not None
         if sequence.sampler is None:
             sequence.sampler = SamplerState.create(
-                sequence.params, sequence.rows.token_ids, logits.shape[-1], logits.device
+                sequence.params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
             )
         if not torch.isfinite(logits.max()):
             return -1
@@ -513,7 +557,7 @@ class Engine:
             sequence.error = sequence.error or error
             self._report(sequence)
 
-    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int) -> None:
+    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool) -> None:
         source, copies = self._blocks.open(rows.keys)
         try:
             self._cache.copy_blocks(copies)
@@ -536,7 +580,8 @@ class Engine:
                 self._blocks.close(target)
         finally:
             self._blocks.close(source)
-        self._blocks.forget(rows.keys, start)
+        if not keep:
+            self._blocks.forget(rows.keys, start)
 
     def _check(self, rows: Rows, spare: int) -> None:
         size = self._vocab_size

@@ -66,6 +66,18 @@ class TurnStats:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCost:
+    """What sending a draft would take, in tokens."""
+
+    tokens: int
+    """Of the message itself."""
+    new: int
+    """Computed after Enter, as things stand now; at least 1."""
+    free: int
+    """Left in the context for the answer; below 0: so many too many."""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What the engine holds and does right now; a snapshot, cheap enough to take 30 times a second."""
 
@@ -92,3 +104,7 @@ class Figures:
     """The program of a decode step: "plain modules", "fused kernels, CUDA graph", ..."""
     notes: tuple[str, ...] = ()
     """What the person should be told once: fallbacks, and why."""
+    warmed: int | None = None
+    """Tokens that are present of what idle work warms (the history, then the draft); None when it does not run."""
+    bandwidth: float | None = None
+    """Bytes/s that the device's memory reads; None where it has never been measured."""

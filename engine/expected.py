@@ -8,6 +8,7 @@ import torch
 from engine.errors import EngineError
 from engine.memory import kv_share, most_prefill_rows, plan_kv, reserved_bytes
 from models.config import ModelConfig, RopeParameters
+from models.decoder import DecoderModel
 from models.layers import choose_product
 from models.load import build_model, needed_bytes
 
@@ -71,6 +72,12 @@ MODELS = {
 }
 """The shapes of some models of the catalogue, by their names there."""
 
+MORE_MODELS = {
+    "qwen3:14b": _qwen3(5120, 17_408, 40, 40, False),
+    "qwen3:32b": _qwen3(5120, 25_600, 64, 64, False),
+}
+"""Those of the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:
@@ -87,6 +94,15 @@ class Speed:
     """Decoding at a context of CONTEXT tokens, batch 1; None where the bandwidth is unknown."""
 
 
+def parameters(config: ModelConfig) -> int:
+    """Weights of a model of this shape; an output layer that is tied to the embedding counts once."""
+    return _count(build_model(config, choose_product(torch.bfloat16, torch.device("meta"))))
+
+
+def _count(network: DecoderModel) -> int:
+    return sum(math.prod(slot.shape) for _, _, slot in network.slots())
+
+
 def expected_speed(
     name: str,
     config: ModelConfig,
@@ -98,8 +114,8 @@ def expected_speed(
 ) -> Speed:
     """The speed of a model of this shape where `device` reads `bandwidth` bytes/s and has `free` bytes left."""
     network = build_model(config, choose_product(dtype, torch.device("meta")))  # no memory is taken
-    parameters = sum(math.prod(slot.shape) for _, _, slot in network.slots())
-    weights = parameters * dtype.itemsize
+    count = _count(network)
+    weights = count * dtype.itemsize
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
     # Of an embedding that is not the output layer too, one row is read.
     unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * dtype.itemsize
@@ -116,4 +132,4 @@ def expected_speed(
             context = plan_kv(per_token, 32, left, limit, None, share, reserve).context_length
         except EngineError:
             context = 0
-    return Speed(name, parameters, weights, context, speed)
+    return Speed(name, count, weights, context, speed)

@@ -1,5 +1,6 @@
 """From sampled tokens to the events of a stream: text, kind, stop strings."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.events import Kind, TokenEvent
@@ -46,6 +47,12 @@ class Output:
             return TokenEvent(text, token_id, kind)
         self.thinking.answering = self.thinking.answering or bool(text.strip())
         return TokenEvent(self._until_stop(text), token_id, kind)
+
+    def replay(self, token_ids: Iterable[int]) -> list[TokenEvent]:
+        """Take in tokens of earlier, so that what follows goes on from them; they do not count as new."""
+        events = [self.push(token_id) for token_id in token_ids]
+        self.reasoning_tokens = 0
+        return events
 
     def end(self, token_id: int) -> TokenEvent:
         """The event of the token that ends the turn: it has no text, but whatever was held back is due."""

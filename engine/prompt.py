@@ -38,6 +38,7 @@ class PromptFormat:
         self._tokenizer = tokenizer
         self._special = re.compile("|".join(map(re.escape, tokenizer.special_strings)) or r"(?!)")
         self._ids: dict[tuple[Piece, ...], list[int]] = {}
+        self._older_ids: dict[tuple[Piece, ...], list[int]] = {}
         self._contents: dict[tuple[str, str], str] = {}
         asked = {think: self._asked(think) for think in (None, True, False)}
         self._openings = {think: self._opening(ids) for think, ids in asked.items()}
@@ -81,11 +82,13 @@ class PromptFormat:
             segments[-1].append(Piece(after, typed=False))
         if not generate:
             segments[-1].pop()  # what comes after the next message
-        # Only what this conversation is made of is remembered: drafts come and go.
+        # Only what this call and the one before were made of is remembered: drafts come and go.
         # Another thread may be here too: what is shared is looked at once and replaced whole.
-        known, contents = self._ids, self._contents
-        ids = [known.get(pieces) or self._encode(pieces) for pieces in map(tuple, segments)]
-        self._ids = dict(zip(map(tuple, segments), ids, strict=True))
+        known, older, contents = self._ids, self._older_ids, self._contents
+        ids = [
+            known.get(pieces) or older.get(pieces) or self._encode(pieces) for pieces in map(tuple, segments)
+        ]
+        self._ids, self._older_ids = dict(zip(map(tuple, segments), ids, strict=True)), known
         self._contents = {key: contents[key] for key in messages if key in contents}
         return ids
 
@@ -96,6 +99,39 @@ class PromptFormat:
     def inside(self, think: bool | None) -> bool:
         """Whether the generation prompt opens a think span; what people write in their messages opens none."""
         return self._inside[think]
+
+    def closing(self, thought: Sequence[int]) -> list[int]:
+        """The tokens that end a think span and lead over to the answer, as the template writes them.
+
+        `thought` is what stands in the span after its opening marker.
+        """
+        start, end = self._tokenizer.think_start, self._tokenizer.think_end
+        if start is None or end is None:
+            return []
+        empty = self._openings[False]
+        known = start in empty and end in empty
+        if known and not thought:
+            return empty[empty.index(start) + 1 :]
+        then = self._tokenizer.decode(empty[empty.index(end) + 1 :]) if known else "\n\n"
+        break_before = "" if self._tokenizer.decode(thought).endswith("\n") else "\n"
+        return self._tokenizer.encode(
+            f"{break_before}{self._tokenizer.decode([end], skip_special=False)}{then}"
+        )
+
+    def answer_ids(self, text: str) -> list[int]:
+        """The tokens of an answer that is only known as text, as the template writes it."""
+        content = self._content("assistant", text)
+        if not content:
+            return []
+        before = Piece(self._glue(["user", "assistant", "user"], False, None)[1], typed=False)
+        alone, together = self._encode((before,)), self._encode((before, Piece(content, typed=True)))
+        if together[: len(alone)] == alone:
+            return together[len(alone) :]
+        return self._tokenizer.encode_plain(content)
+
+    def shows(self, ids: Sequence[int], text: str) -> bool:
+        """Whether `ids` are the tokens by which the history shows an answer with this text."""
+        return self._content("assistant", text) in self._tokenizer.decode(ids)
 
     def _asked(self, think: bool | None) -> list[int]:
         return self.segments(None, ["x"], generate=True, think=think)[-1]

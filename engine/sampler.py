@@ -1,5 +1,6 @@
 """From logits to a token, on the device of the logits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +23,17 @@ class SamplerState:
 
     @classmethod
     def create(
-        cls, params: SamplingParams, prompt: list[int], vocab_size: int, device: torch.device
+        cls,
+        params: SamplingParams,
+        prompt: list[int],
+        vocab_size: int,
+        device: torch.device,
+        earlier: Sequence[int] = (),
     ) -> "SamplerState":
-        """State for a request; without a seed the generator starts from the system's entropy."""
+        """State for a request; without a seed the generator starts from the system's entropy.
+
+        `earlier` are the tokens at the end of `prompt` that belong to the answer: it is one that goes on.
+        """
         generator = None
         if params.temperature > 0.0:
             generator = torch.Generator(device)
@@ -32,12 +41,15 @@ class SamplerState:
                 generator.seed()
             else:
                 generator.manual_seed(params.seed)
+                for _ in earlier:  # the draws that were made for them
+                    draw(torch.ones(drawn_from(params, vocab_size), device=device), generator)
         seen = generated = None
         if params.repetition_penalty != 1.0:
             seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             seen[torch.tensor(prompt, dtype=torch.int64, device=device)] = True
         if params.presence_penalty != 0.0:
             generated = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            generated[torch.tensor(earlier, dtype=torch.int64, device=device)] = True
         return cls(params, generator, seen, generated)
 
     def note(self, token_id: int) -> None:
@@ -64,7 +76,7 @@ def sample(logits: Tensor, state: SamplerState) -> Tensor:
     # Relative to the likeliest, so that a tiny temperature gives 0 for it and not infinity for several.
     logits = (logits - logits.max()) / max(params.temperature, 1e-30)
     ids = None
-    if 0 < params.top_k < logits.numel():
+    if drawn_from(params, logits.numel()) < logits.numel():
         # Everything after works on k candidates instead of the vocabulary.
         logits, ids = logits.topk(params.top_k)
     probabilities = logits.softmax(-1)
@@ -74,6 +86,11 @@ def sample(logits: Tensor, state: SamplerState) -> Tensor:
         probabilities = keep_min_p(probabilities, params.min_p)
     choice = draw(probabilities, state.generator)
     return choice if ids is None else ids[choice]
+
+
+def drawn_from(params: SamplingParams, vocab_size: int) -> int:
+    """How many candidates a draw is made from."""
+    return params.top_k if 0 < params.top_k < vocab_size else vocab_size
 
 
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

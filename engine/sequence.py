@@ -56,6 +56,9 @@ class Sequence:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated: list[int] = field(default_factory=list)
+    """The tokens of the answer; the last ones of `rows`."""
+    earlier: int = 0
+    """How many of them were there before: the sequence goes on with an answer."""
     seed: int = 0
     """Of the random numbers; drawn where the request gives none."""
     created: float = field(default_factory=perf_counter)
@@ -86,7 +89,7 @@ class Sequence:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             prefilled_tokens=self.prompt_tokens - self.cached_tokens,
-            generated_tokens=len(self.generated),
+            generated_tokens=len(self.generated) - self.earlier,
             reasoning_tokens=self.output.reasoning_tokens if self.output else 0,
             ttft_s=reached - self.created if self.first_token else 0.0,
             prefill_s=reached - self.admitted if self.admitted else 0.0,

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Message", "TextStream", "Tokenizer", "load_tokenizer"]
 
+_LONG = 20_000
+"""Characters from which on a text is tokenised without holding up the other threads of Python."""
+
 
 class Tokenizer:
     """One model's tokenizer. Thread-safe."""
@@ -107,7 +110,10 @@ class Tokenizer:
         with self._lock:  # the setting below belongs to the backend, not to a call
             if self._backend.encode_special_tokens != plain:
                 self._backend.encode_special_tokens = plain
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            if len(text) < _LONG:
+                ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            else:  # a batch lets other threads run: 1 MB takes most of a second
+                ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def _single(self, text: str) -> int | None:

@@ -8,9 +8,10 @@ from markdown_it.token import Token
 
 from chatterm.markdown.highlight import highlight
 from chatterm.markdown.inline import inline_runs
-from chatterm.markdown.lines import Line, Run, cells, chop, padded, styled, wrap
+from chatterm.markdown.lines import Line, Run, cells, chop, elided, padded, styled, wrap
 from chatterm.markdown.table import table_lines
 
+_COPY = "copy "
 _BULLETS = "•◦▪"
 _NARROW = 16
 """Below this many columns nothing is indented further."""
@@ -93,11 +94,20 @@ def _code(token: Token, width: int, *, labelled: bool) -> list[Line]:
     """Code on its own background, a column of air on both sides; long lines go on below."""
     language = token.info.split()[0] if token.info.strip() else ""
     lines: list[Line] = []
-    if language and labelled:
-        lines.append([(f" {language}"[:width], "code code-label")])
+    if labelled:
+        lines.append(_label(language, width))
     for line in highlight(token.content.rstrip("\n"), language):
-        lines += [[(" ", "code"), *part] for part in chop(line, width - 2)]
-    return [padded(line, width, "code") for line in lines]
+        lines += [[(" ", "code pad"), *part] for part in chop(line, width - 2)]
+    return [padded(line, width, "code pad") for line in lines]
+
+
+def _label(language: str, width: int) -> Line:
+    """The language at the left, what a click copies with at the right."""
+    name = elided(language, max(width - cells(_COPY) - 2, 0))
+    gap = width - cells(name) - 1 - cells(_COPY)
+    if gap < 0:
+        return [(f" {language}"[:width], "code code-label")]
+    return [(f" {name}", "code code-label"), (" " * gap, "code"), (_COPY, "code code-copy")]
 
 
 def _list(node: _Node, width: int, depth: int) -> list[Line]:

@@ -13,6 +13,9 @@ FixedLine = tuple[Run, ...]
 """A line that is kept. Garbage collection looks at lists again and again, at tuples of text only once: a long
 conversation would make every full collection (and with it the screen) slower."""
 
+WRAPPED, CUT = ("", "wrapped"), ("", "cut")
+"""The last run of a line that was broken for want of room: at a space, or inside a word."""
+
 # Scripts written without spaces may break after every character.
 _IDEOGRAPH = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003fffd"
 _PIECE = re.compile(rf"\n|[ \t]+|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+|\s")
@@ -63,6 +66,7 @@ def wrap(runs: Iterable[Run], width: int) -> list[Line]:
             continue
         size, gap = line_cells(word), line_cells(space)
         if column and column + gap + size > width:
+            lines[-1].append(WRAPPED if gap else CUT)
             lines.append([])
             column, space, gap = 0, [], 0
         if column == 0 and len(lines) > 1:
@@ -94,6 +98,7 @@ def chop(line: Line, width: int) -> list[Line]:
             if head:
                 lines[-1].append((head, style))
                 text = text[len(head) :]
+            lines[-1].append(CUT)
             lines.append([])
             column = 0
     return lines

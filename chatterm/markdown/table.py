@@ -41,7 +41,7 @@ def _row(row: list[list[Run]], sizes: list[int], aligns: list[str], style: str) 
     for number in range(max(len(cell) for cell in wrapped)):
         line: Line = []
         for cell, size, align in zip(wrapped, sizes, aligns, strict=True):
-            content = cell[number] if number < len(cell) else []
+            content = [run for run in cell[number] if run[0]] if number < len(cell) else []
             if line:
                 line.append((_GAP, ""))
             free = size - line_cells(content)

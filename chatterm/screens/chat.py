@@ -1,9 +1,11 @@
-"""The chat: what the person does becomes jobs for the worker, what the worker reports becomes entries."""
+"""The chat screen: the widgets, the frames, what the worker reports and what the person types."""
 
-from collections import deque
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -11,28 +13,38 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
-from chatterm import worker
-from chatterm.backend import Backend, EngineError, ModelInfo, Outcome, Progress
-from chatterm.commands import Command, is_command, parse
-from chatterm.entries import AnswerEntry, BuiltEntry, Entry, NoticeEntry, UserEntry
-from chatterm.figures import Live, SessionStats, new_notes
+from chatterm import clipboard, worker
+from chatterm.backend import Backend, DraftCost, ModelInfo, Progress
+from chatterm.commands import COMMANDS, Command, is_command
+from chatterm.conversation import Conversation
+from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
+from chatterm.figures import Live, Watch, new_notes
 from chatterm.garbage import collect_now, collect_rarely
-from chatterm.reports import THINKING, help_lines, stats_lines
-from chatterm.sanitize import one_line
-from chatterm.themes import load_theme, theme_names
-from chatterm.turn import Turn, live_figures
+from chatterm.keeper import Keeper
+from chatterm.reports import THINKING
+from chatterm.sanitize import cleaned, one_line
+from chatterm.screens.actions import ChatActions
+from chatterm.screens.parts import problem_text
+from chatterm.screens.writing import Writing
+from chatterm.settings import Settings
+from chatterm.turn import live_figures
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
+from chatterm.widgets.meter import ContextNote
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
-from chatterm.widgets.transcript import Transcript
+from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript, message_hint
 from chatterm.widgets.welcome import Welcome
+
+T = TypeVar("T")
 
 _FRAME = 1 / 30
 """Seconds between two looks into the mailbox, whatever the token rate."""
 _FIGURES = 0.2
 """Seconds between two updates of the figures: nobody reads numbers that change faster."""
+_IDLE_FIGURES = 1.0
+"""The same while nothing is being answered."""
 _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
 _AGAIN = 3.0
@@ -41,113 +53,185 @@ _REST = 2.0
 """Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
 _PAUSE = 0.6
 """Seconds without a key after which a draft is warmed."""
-_LOADING = "The model is still loading."
+
+
+def command_bindings() -> list[BindingType]:
+    """The keys of the commands."""
+    return [
+        Binding(key, f"run_command({command.name!r}, {argument!r})", command.help, priority=True)
+        for command in COMMANDS
+        for key, argument in command.keys.items()
+        if key not in ("escape", "ctrl+q")  # these mean more than their command
+    ]
 
 
 class ChatScreen(Screen[None]):
-    """Implements `chatterm.commands.Actions`."""
+    """One chat; implements `chatterm.conversation.View`. The commands are in `actions`."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "stop", "Stop", priority=True),
-        Binding("ctrl+c", "interrupt", "Stop or quit", priority=True),
-        Binding("ctrl+t", "toggle_thinking", "Thinking", priority=True),
-        Binding("f1", "show_help", "Help", priority=True),
+        *command_bindings(),
+        Binding("escape", "escape", "Stop, or back", priority=True),
+        Binding("ctrl+c", "interrupt", "Copy, stop or quit", priority=True),
         Binding("pageup", "page(-1)", "Page up", priority=True),
         Binding("pagedown", "page(1)", "Page down", priority=True),
         Binding("ctrl+home", "edge(-1)", "First message", priority=True),
         Binding("ctrl+end", "edge(1)", "Last message", priority=True),
     ]
 
-    def __init__(self, backend: Backend, thread: worker.Worker) -> None:
+    def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
         super().__init__()
-        self._backend = backend
-        self._worker = thread
-        self._loading = True
+        self.backend = backend
+        self.worker_thread = thread
+        self.keeper = keeper
+        self.conversation = Conversation(backend, thread, keeper, self)
+        self.actions = ChatActions(self)
+        self.writing = Writing(self)
+        self.conversation.show_thinking = {"live": None, "open": True, "closed": False}[
+            settings.screen.thinking
+        ]
+        self.copy_with: Callable[[str], str] = clipboard.copy
+        self.begun = monotonic()
+        self.is_loading = True
+        self.info: ModelInfo | None = None
         self._progress: Progress | None = None
         self._model = one_line(backend.model, limit=200)
-        self._info: ModelInfo | None = None
-        self._turn: Turn | None = None
-        self._past: list[tuple[UserEntry, AnswerEntry]] = []
-        """Exchanges that the history holds."""
-        self._waiting: deque[UserEntry] = deque()
-        self._session = SessionStats()
-        self._ended: Turn | None = None
-        """The latest turn that is over, for its figures."""
-        self._show_thinking: bool | None = None
+        self._settings = settings
+        self._watch = Watch()
+        self._cost: DraftCost | None = None
+        self._panel_wanted = {"auto": None, "show": True, "hide": False}[settings.screen.panel]
+        """None: where there is room."""
         self._interrupted = 0.0
         self._hint_until = 0.0
         self._paint_after = 0.0
         self._figures_after = 0.0
         self._draft_at: float | None = None
+        self._problem = ""
         self._noted: set[str] = set()
 
     def compose(self) -> ComposeResult:
+        completion = Completion(id="completion")
         with Horizontal(id="columns"):
             with Vertical(id="conversation"):
                 yield Welcome(id="welcome")
                 yield Transcript(id="transcript")
-                yield Completion(id="completion")
-                yield Composer(intercept=self._intercept, id="composer")
+                yield completion
+                yield ContextNote(id="note")
+                yield Composer(
+                    completion=completion,
+                    history=self._settings.composer.history,
+                    on_draft=self.writing.keep_draft,
+                    id="composer",
+                )
                 yield StatusLine(id="status")
             yield SidePanel(id="panel")
 
     def on_mount(self) -> None:
-        self._transcript = self.query_one(Transcript)
-        self._composer = self.query_one(Composer)
+        self.transcript = self.query_one(Transcript)
+        self.composer = self.query_one(Composer)
+        self.panel = self.query_one(SidePanel)
         self._completion = self.query_one(Completion)
+        self._note = self.query_one(ContextNote)
         self._status = self.query_one(StatusLine)
-        self._panel = self.query_one(SidePanel)
         self._welcome = self.query_one(Welcome)
-        self._transcript.display = False
-        self._composer.focus()
+        self.transcript.display = False
+        self.composer.focus()
         self._show_live(monotonic())
-        self._worker.submit(worker.Open())
+        self.submit(worker.Open())
         self.set_interval(_FRAME, self._frame)
         # The worker begins once the first frame is out: importing the engine would hold it up.
         self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
+        self.actions.restore()
 
     def _begin_work(self) -> None:
         collect_rarely()
-        self._worker.start()
+        self.worker_thread.start()
+
+    def on_unmount(self) -> None:
+        """Save what was said and written since it was saved last."""
+        self.conversation.save()
+        self.writing.keep_draft(self.composer.full_text)
 
     def on_resize(self, event: events.Resize) -> None:
-        wide = event.size.width >= _WIDE
-        self._panel.display = wide
-        self._status.keys_only(wide)
+        self._place_panel(event.size.width)
         self.set_class(event.size.height < 12, "-low")
+
+    def show_panel(self, wanted: bool) -> None:
+        self._panel_wanted = wanted
+        self._place_panel(self.size.width)
+
+    def _place_panel(self, width: int) -> None:
+        room = width >= _WIDE if self._panel_wanted is None else self._panel_wanted and width >= 70
+        self.panel.display = room
+        self._status.keys_only(room)
+        if self._panel_wanted and not room:
+            self.hint("The figures need 70 columns; the line below has them all.", 3.0)
 
     @property
     def is_idle(self) -> bool:
         """Nothing is being loaded or answered, and nothing waits."""
-        return not self._loading and self._turn is None and not self._waiting
+        return not self.is_loading and self.conversation.turn is None and not self.conversation.waiting
+
+    @property
+    def model_name(self) -> str:
+        return self.info.name if self.info else self._model
+
+    def submit(self, job: worker.Job) -> None:
+        self.worker_thread.submit(job)
+
+    def in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Do what waits for a disk or a program elsewhere, then go on here. An error is said."""
+
+        async def go() -> None:
+            try:
+                then(await asyncio.to_thread(work))
+            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
+                self.say(problem_text(error), "error")
+
+        self.run_worker(go())
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Do something; what cannot be done is said."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 (as above)
+            self.say(problem_text(error), "error")
+
+    def switch_model(self, name: str) -> None:
+        self.conversation.stop()
+        self.is_loading, self._model = True, one_line(name, limit=200)
+        self.conversation.forget()
+        self.submit(worker.Switch(name))
 
     # --- from the worker ---
 
     def _frame(self) -> None:
         now = monotonic()
         if self._hint_until and now > self._hint_until:
-            self._hint("")
+            self._hint_until = 0.0
+            self.show_standing_hint()
         if self._draft_at is not None and now > self._draft_at:
             self._draft_at = None
             self._prepare()
-        reports = self._worker.take()
-        if not reports and self._turn is None:
+        reports = self.worker_thread.take()
+        turn = self.conversation.turn
+        if self.keeper.problem != self._problem:
+            self._say_problem()
+        if not reports and turn is None:
+            if now >= self._figures_after:  # idle work goes on
+                self._figures_after = now + _IDLE_FIGURES
+                self._show_live(now)
             return
         tokens = [report for report in reports if isinstance(report, worker.Token)]
-        turn = self._turn
         told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
         if turn is not None and tokens:
-            if turn.replaced is not None:
-                self._transcript.drop(turn.replaced)
-                turn.replaced = None
             turn.take(tokens)
-        moved = turn is not None and turn.tick(now, self._backend.figures())
+        moved = self.conversation.tick(now)
         for report in reports:
             if not isinstance(report, worker.Token):
                 self._report(report, now)
         if tokens or moved or told:
-            self._paint(now, last=self._turn is None)
+            self._paint(now, last=self.conversation.turn is None)
         if told or now >= self._figures_after:
             self._figures_after = now + _FIGURES
             self._show_live(now)
@@ -156,7 +240,7 @@ class ChatScreen(Screen[None]):
         """Show what has changed; leave at least two thirds of the time to everything else."""
         if last or now >= self._paint_after:
             begun = monotonic()
-            self._transcript.update()
+            self.transcript.update()
             self._paint_after = now + 3 * (monotonic() - begun)
 
     def _report(self, report: worker.Report, now: float) -> None:
@@ -164,343 +248,237 @@ class ChatScreen(Screen[None]):
             case worker.Loading(progress):
                 self._progress = progress
             case worker.Loaded(info):
-                self._info = replace(info, name=one_line(info.name, limit=200))
-                self._loading, self._progress = False, None
+                self.info = replace(info, name=one_line(info.name, limit=200))
+                self.is_loading, self._progress = False, None
                 collect_rarely()
             case worker.Answered(outcome):
-                self._answered(outcome, now)
+                self.conversation.answered(outcome, now)
+                self.set_timer(_REST, self._tidy)
             case worker.Failed(job, message):
-                self._failed(job, message)
+                self._failed(job, message, now)
             case worker.Done(job, value):
                 self._done(job, value)
-        for note in new_notes(self._backend.figures(), self._noted):
-            self._say(note)
-        if self._turn is None and not self._loading:
-            self._next()
-
-    def _answered(self, outcome: Outcome | None, now: float) -> None:
-        turn, self._turn = self._turn, None
-        if turn is None:
-            return
-        turn.end(outcome, now)
-        if turn.is_dropped:
-            return
-        if turn.replaced is not None:
-            self._transcript.drop(turn.replaced)
-        self._past.append((turn.prompt, turn.answer))
-        self._ended = turn
-        if turn.stats is not None:
-            self._session.add(turn.stats)
-        self.set_timer(_REST, self._tidy)
+        for note in new_notes(self.backend.figures(), self._noted):
+            self.say(note)
+        if self.info is not None and not self.is_loading:
+            self.conversation.next(self.model_name)
 
     def _tidy(self) -> None:
         """Search for garbage while nothing happens, so that it need not be done while something does."""
         if self.is_idle:
             collect_now()
 
-    def _failed(self, job: object, message: str) -> None:
-        if isinstance(job, worker.Open | worker.Switch):
-            self._loading, self._progress = False, None
-            if self._backend.info is None:
-                self._info = None
-            self._model = one_line(self._backend.model, limit=200)
-            if self._info is None:
-                while self._waiting:
-                    self._take_back(self._waiting.pop())
-                message += " /model NAME loads another model, /quit leaves."
-        turn = self._turn
-        if isinstance(job, worker.Send | worker.Retry) and turn is not None:
-            self._turn = None
-            turn.end(None, monotonic())
-            if turn.is_dropped:
-                return
-            if turn.has_begun:
-                self._past.append((turn.prompt, turn.answer))
-            elif isinstance(job, worker.Retry):
-                self._transcript.drop(turn.answer)
-                if turn.replaced is not None:
-                    self._past.append((turn.prompt, turn.replaced))
-            else:
-                self._transcript.drop(turn.answer)
-                self._take_back(turn.prompt)
-        self._say(message, "error")
+    def _failed(self, job: object, message: str, now: float) -> None:
+        match job:
+            case worker.Open() | worker.Switch():
+                self.is_loading, self._progress = False, None
+                if self.backend.info is None:
+                    self.info = None
+                self._model = one_line(self.backend.model, limit=200)
+                if self.info is None:
+                    while self.conversation.waiting:
+                        self.conversation.take_back()
+                    message += " /model chooses another model, /quit leaves."
+            case worker.Send() | worker.Resume():
+                self.conversation.failed(now)
+            case worker.LoadPath():
+                self.conversation.forget()
+                if self.info is None:
+                    return  # that was said already
+            case worker.Count() | worker.Prepare():
+                return  # sending it will say so
+        self.say(message, "error")
 
     def _done(self, job: object, value: object) -> None:
         match job:
             case worker.Switch():
-                self._past.clear()
-                self._say(f"Now chatting with {self._model_name}. The conversation begins anew.")
-            case worker.Undo():
-                self._undone(dropped=bool(value))
+                self.conversation.hold_again()
+                self.keeper.update(model=self.backend.model)
+                history = " The history stays; the cache begins anew." if self.conversation.path else ""
+                self.say(f"Now chatting with {self.model_name}.{history}")
             case worker.SetSystem(None):
-                self._say("The system prompt is gone.")
+                self.say("The system prompt is gone.")
             case worker.SetSystem():
-                self._say("The system prompt is set; it holds from the next message on.")
+                self.say("The system prompt is set; it holds from the next message on.")
             case worker.SetThink(mode):
-                self._say(THINKING[mode] + (self._no_thinking() if mode != "off" else ""))
-            case worker.ListModels():
-                self._say_models(value if isinstance(value, list) else [])
+                self.say(THINKING[mode] + (self.no_thinking() if mode != "off" else ""))
+            case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
+                self._cost = value
+            case worker.Catalogue():
+                self.actions.choose_model(value if isinstance(value, list) else [])
 
-    def _undone(self, *, dropped: bool) -> None:
-        if not dropped or not self._past:
-            self._say("There is nothing to take back.")
-            return
-        prompt, answer = self._past.pop()
-        self._transcript.drop(answer)
-        self._take_back(prompt)
-        self._ended = None
+    def no_thinking(self) -> str:
+        if self.info is None or self.info.thinks:
+            return ""
+        return f" ({self.model_name} does not know thinking.)"
 
-    # --- what is shown besides the conversation ---
+    # --- what is shown ---
 
-    @property
-    def _model_name(self) -> str:
-        return self._info.name if self._info else self._model
+    def say(self, text: str, kind: str = "notice") -> None:
+        self.add(NoticeEntry(text, kind))
 
-    def _say(self, text: str, kind: str = "notice") -> None:
-        self._add(NoticeEntry(text, kind))
+    def _say_problem(self) -> None:
+        self._problem, before = self.keeper.problem, self._problem
+        if self._problem:
+            self.say(self._problem, "error")
+        elif before:
+            self.say("The conversation is saved again.")
 
-    def _add(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
+        self._open_transcript()
+        self.transcript.add(entry)
+        self.transcript.look_at(entry)
+
+    def show_path(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            self._open_transcript()
+        self.transcript.show_path(entries)
+        if self.conversation.turn is not None:
+            self.transcript.follow()
+
+    def _open_transcript(self) -> None:
         self._welcome.display = False
-        self._transcript.display = True
-        self._transcript.add(entry)
-        self._transcript.look_at(entry)
+        self.transcript.display = True
 
-    def _take_back(self, entry: UserEntry) -> None:
-        """Off the transcript and into the composer: nothing a person wrote is lost."""
-        self._transcript.drop(entry)
-        self._composer.put_back(entry.text)
+    def give_back(self, text: str) -> None:
+        self.composer.put_back(cleaned(text))
 
-    def _hint(self, text: str, seconds: float = 0.0) -> None:
-        self._hint_until = monotonic() + seconds if text else 0.0
+    def hint(self, text: str, seconds: float) -> None:
+        """Say something below the composer for a moment."""
+        self._hint_until = monotonic() + seconds
         self._status.hint(text)
 
+    def show_standing_hint(self) -> None:
+        if self._hint_until:
+            return
+        selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
+        self._status.hint(selected or self.writing.hint)
+
     def _show_live(self, now: float) -> None:
-        phase = "loading" if self._loading else "absent" if self._info is None else "ready"
-        idle = Live(phase, self._model, self._info, self._progress)
-        live = live_figures(idle, self._backend, self._turn, self._ended, now)
+        talk = self.conversation
+        phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
+        idle = Live(phase, self._model, self.info, self._progress)
+        live = self._watch.see(live_figures(idle, self.backend, talk.turn, talk.ended, now), now)
         self._status.show(live)
-        self._panel.show(live)
+        self.panel.show(live)
         self._welcome.show(live)
+        self._note.show(live, self._cost)
+
+    # --- selected messages ---
+
+    def select(self, entry: Entry) -> None:
+        self.transcript.select(entry)
+        self.transcript.focus()
+        self._hint_until = 0.0
+        self.show_standing_hint()
+
+    def back_to_composer(self) -> None:
+        self.transcript.select(None)
+        self.composer.focus()
+        self.show_standing_hint()
+
+    def on_transcript_clicked(self, message: Transcript.Clicked) -> None:
+        entry, click = message.entry, message.click
+        match click.what:
+            case "prev" | "next":
+                self.attempt(partial(self._step, entry, -1 if click.what == "prev" else 1))
+            case "copy" if isinstance(entry, AnswerEntry):
+                self.attempt(partial(self.actions.copy_code, str(click.number), entry))
+            case _ if entry is self.transcript.selected or not isinstance(entry, UserEntry | AnswerEntry):
+                self.back_to_composer()
+            case _:
+                self.select(entry)
+
+    def _step(self, entry: Entry, side: int) -> None:
+        was_selected = entry is self.transcript.selected
+        there = self.conversation.step(entry, side)
+        if was_selected and there is not None:
+            self.transcript.select(there)
+
+    def on_key(self, event: events.Key) -> None:
+        """A key that means nothing to the selected message goes on in the composer."""
+        known = event.key in MESSAGE_KEYS or event.character is None or not event.is_printable
+        if self.focused is self.transcript and not known:
+            event.stop()
+            self.back_to_composer()
+            self.composer.insert(event.character or "")
 
     # --- from the person ---
 
     @on(Composer.Changed)
     def _typed(self) -> None:
-        text = self._composer.text
-        self._completion.look(text)
+        text = self.composer.text
+        if self._cost is not None:  # it was that of another text
+            self._cost = None
+            self._show_live(monotonic())
         self._draft_at = monotonic() + _PAUSE if text.strip() and not is_command(text) else None
 
     def _prepare(self) -> None:
-        if self._turn is None and self._info is not None and not self._loading:
-            self._worker.submit(worker.Prepare(self._composer.text))
-
-    def _intercept(self, key: str) -> bool:
-        """Keys that belong to the open list of commands."""
-        if self._completion.display:
-            self._completion.look(self._composer.text)  # keys may have come faster than it was told
-        chosen = self._completion.chosen
-        if chosen is None:
-            return False
-        if key in ("up", "down"):
-            self._completion.move(-1 if key == "up" else 1)
-        elif key == "tab" or (key == "enter" and self._composer.text.strip() != chosen.text.strip()):
-            self._completion.close()
-            self._composer.put(chosen.text)
-            if key == "enter" and chosen.complete:
-                self._submit(chosen.text)
-        else:
-            return False
-        return True
+        if self.conversation.turn is None and self.info is not None and not self.is_loading:
+            text = self.composer.sending_text
+            if self._settings.composer.prepare_drafts and not self.writing.is_editing:
+                self.submit(worker.Prepare(text))
+            self.submit(worker.Count(text))
 
     @on(Completion.Chosen)
     def _clicked(self, message: Completion.Chosen) -> None:
-        self._composer.put(message.suggestion.text)
-        self._composer.focus()
+        self.composer.choose(message.suggestion)
+        self.composer.focus()
+
+    @on(Composer.Problem)
+    def _composer_problem(self, message: Composer.Problem) -> None:
+        self.say(message.text, "error")
 
     @on(Composer.Submitted)
     def _submitted(self, message: Composer.Submitted) -> None:
-        self._submit(message.text)
-
-    def _submit(self, text: str) -> None:
-        if not text.strip():
-            return
         self._completion.close()
-        if is_command(text):
-            try:
-                command, argument = parse(text.strip())
-            except EngineError as error:
-                self._say(str(error), "error")
-                return
-            self._composer.put("")
-            command.run(self, argument)
-        elif self._info is None and not self._loading:
-            self._say("No model is loaded. /model NAME loads one; your text is kept.", "error")
-        else:
-            self._composer.put("")
-            entry = UserEntry(text.strip("\n"))
-            self._waiting.append(entry)
-            entry.note = (
-                "waits for the model" if self._loading else "waits for the answer" if self._turn else ""
-            )
-            self._add(entry)
-            if self._turn is None and not self._loading:
-                self._next()
+        self.writing.submitted(message.text, message.recall)
 
-    def _next(self) -> None:
-        """Send the message that waits longest."""
-        if not self._waiting or self._info is None:
+    def action_run_command(self, name: str, argument: str | None) -> None:
+        command = next(command for command in COMMANDS if command.name == name)
+        self.choose(command, argument)
+
+    def choose(self, command: Command, argument: str | None) -> None:
+        """Run a command, or write it into the composer where it wants an argument (None)."""
+        if argument is not None:
+            self.attempt(partial(command.run, self.actions, argument))
             return
-        prompt = self._waiting.popleft()
-        prompt.note = ""
-        prompt.changed()
-        self._begin(worker.Send(prompt.text), prompt, prompt)
-
-    def _begin(self, job: worker.Send | worker.Retry, prompt: UserEntry, place: Entry) -> Turn:
-        answer = AnswerEntry(show_thinking=self._show_thinking)
-        self._turn = turn = Turn(prompt, answer, monotonic())
-        turn.tick(turn.started, None)
-        self._transcript.insert_after(place, answer)
-        self._transcript.follow()
-        self._worker.submit(job)
-        return turn
-
-    def choose(self, command: Command) -> None:
-        """A command was chosen from the palette."""
-        if command.arguments:
-            self._composer.put(f"/{command.name} ")
-        else:
-            command.run(self, "")
-
-    def _stop(self) -> None:
-        if self._turn is not None:
-            self._turn.is_stopping = True
-            self._worker.stop()
+        self.writing.begin_command(command)
 
     # --- keys ---
 
-    def action_stop(self) -> None:
+    def action_escape(self) -> None:
+        talk = self.conversation
         if self._completion.display:
             self._completion.close()
-        elif self._turn is not None:
-            self._stop()
-        elif self._waiting:
-            self._take_back(self._waiting.pop())
+        elif self.transcript.selected is not None:
+            self.back_to_composer()
+        elif talk.turn is not None:
+            talk.stop()
+        elif talk.waiting:
+            talk.take_back()
+        elif self.writing.give_up():
+            pass
+        elif self.is_loading:
+            self.hint("Loading goes on; /stop ends it.", 3.0)
         else:
             self.clear_selection()
 
     def action_interrupt(self) -> None:
         now = monotonic()
-        if text := self._composer.selected_text or self.get_selected_text():
-            self.app.copy_to_clipboard(text)
+        if text := self.composer.selected_text or self.get_selected_text():
+            self.attempt(partial(self.actions.copy_text, text))
             self.clear_selection()
-            self._hint("Copied.", 2.0)
         elif now - self._interrupted < _AGAIN:
-            self.quit()
+            self.actions.quit()
         else:
             self._interrupted = now
-            self._hint("Stopped. Ctrl+C again quits." if self._turn else "Ctrl+C again quits.", _AGAIN)
-            self._stop()
-
-    def action_toggle_thinking(self) -> None:
-        answers = [e for e in self._transcript.entries if isinstance(e, AnswerEntry) and e.has_thought]
-        if answers:
-            answers[-1].show_thinking(not answers[-1].is_open)
-            self._transcript.update()
+            running = self.conversation.turn is not None
+            self.hint("Stopped. Ctrl+C again quits." if running else "Ctrl+C again quits.", _AGAIN)
+            self.conversation.stop()
 
     def action_page(self, step: int) -> None:
-        self._transcript.page(step)
+        self.transcript.page(step)
 
     def action_edge(self, step: int) -> None:
-        self._transcript.edge(step)
-
-    def action_show_help(self) -> None:
-        self.show_help()
-
-    # --- commands (chatterm.commands.Actions) ---
-
-    def show_help(self) -> None:
-        self._add(BuiltEntry(help_lines))
-
-    def show_stats(self) -> None:
-        turn = self._ended.stats if self._ended is not None else None
-        session, info = self._session.copy(), self._info
-        figures = self._backend.figures()
-        self._add(BuiltEntry(lambda width: stats_lines(width, turn, session, info, figures)))
-
-    def reset(self) -> None:
-        self._stop()
-        if self._turn is not None:
-            self._turn.is_dropped = True
-        while self._waiting:
-            self._take_back(self._waiting.pop())
-        self._past.clear()
-        self._session, self._ended = SessionStats(), None
-        self._transcript.clear()
-        self._worker.submit(worker.Reset())
-        self._say("A new conversation.")
-
-    def retry(self) -> None:
-        if self._turn is not None or self._loading:
-            self._say("Retry when the answer is there; Esc stops it." if self._turn else _LOADING, "error")
-        elif not self._past:
-            self._say("There is nothing to answer once more.")
-        else:
-            prompt, answer = self._past.pop()
-            self._begin(worker.Retry(), prompt, answer).replaced = answer
-
-    def undo(self) -> None:
-        self._stop()
-        self._worker.submit(worker.Undo())
-
-    def think(self, mode: str) -> None:
-        match mode:
-            case "on" | "off" | "auto":
-                self._worker.submit(worker.SetThink(mode))
-            case "show" | "hide":
-                self._show_thinking = mode == "show"
-                for entry in self._transcript.entries:
-                    if isinstance(entry, AnswerEntry):
-                        entry.show_thinking(self._show_thinking)
-                self._say("Thinking stays open." if mode == "show" else "Thinking stays closed.")
-            case _:
-                self._say(THINKING[self._backend.think] + self._no_thinking())
-
-    def system(self, text: str) -> None:
-        if text:
-            self._worker.submit(worker.SetSystem(None if text == "none" else text))
-        else:
-            now = self._backend.system
-            self._say(f"System prompt: {now}" if now else "There is no system prompt; /system TEXT sets one.")
-
-    def model(self, name: str) -> None:
-        if not name:
-            self._worker.submit(worker.ListModels())
-        elif self._loading:
-            self._say(_LOADING, "error")
-        else:
-            self._stop()
-            self._loading, self._model = True, one_line(name, limit=200)
-            self._worker.submit(worker.Switch(name))
-
-    def theme(self, name: str) -> None:
-        if not name:
-            self._say(f"Theme: {self.app.theme}. There are {', '.join(theme_names())}.")
-            return
-        try:
-            self.app.register_theme(load_theme(name))
-        except EngineError as error:
-            self._say(str(error), "error")
-        else:
-            self.app.theme = name
-
-    def quit(self) -> None:
-        self.app.exit(0)
-
-    def _no_thinking(self) -> str:
-        if self._info is None or self._info.thinks:
-            return ""
-        return f" ({self._model_name} does not know thinking.)"
-
-    def _say_models(self, names: list[str]) -> None:
-        here = ", ".join(one_line(name, limit=200) for name in names) or "none yet"
-        self._say(f"Model: {self._model_name}. On this machine: {here}.\n/model NAME goes on with another.")
+        self.transcript.edge(step)

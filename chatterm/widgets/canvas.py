@@ -8,11 +8,12 @@ from textual.widget import Widget
 from chatterm.markdown.lines import Line
 from chatterm.sanitize import is_safe, visible
 
-_CONVERSATION = "user user-bar muted accent primary strong rule chosen spark thinking thinking-head"
+_CONVERSATION = "user user-bar muted accent primary strong rule chosen spark thinking thinking-head fold"
+_SELECTION = "branch selected selected-bar"
 _MESSAGES = "notice notice-mark warning error error-mark"
-_MARKDOWN = "heading em strike link address bullet quote quote-bar code code-inline code-label"
+_MARKDOWN = "heading em strike link address bullet quote quote-bar code code-inline code-label code-copy"
 _SOURCE_CODE = "code-comment code-keyword code-string code-number code-name code-builtin"
-STYLES = frozenset(" ".join((_CONVERSATION, _MESSAGES, _MARKDOWN, _SOURCE_CODE)).split())
+STYLES = frozenset(" ".join((_CONVERSATION, _SELECTION, _MESSAGES, _MARKDOWN, _SOURCE_CODE)).split())
 STYLE_CLASSES = {f"text--{name}" for name in STYLES}
 """Every style that a line may name; the stylesheet says what `text--NAME` looks like.
 
@@ -24,7 +25,7 @@ class Painter(Widget):
     """A widget that turns lines into strips. Its screen has STYLE_CLASSES."""
 
     def strip(self, line: Line) -> Strip:
-        return Strip([Segment(_shown(text), self.style_of(names)) for text, names in line])
+        return Strip([Segment(_shown(text), self.style_of(names)) for text, names in line if text])
 
     def style_of(self, names: str) -> Style:
         """The styles named, one over the other, over the widget's own."""

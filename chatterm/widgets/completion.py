@@ -1,12 +1,15 @@
-"""The list of commands that opens while `/` is being typed."""
+"""The list that opens while a `/command` or an `@path` is being typed."""
 
 from dataclasses import dataclass
+from threading import Thread
 
-from textual import events
+from textual import events, on
 from textual.message import Message
 
+from chatterm.attachments import working_folder
 from chatterm.commands import choice_completions, completions
 from chatterm.markdown.lines import Line, cells, elided, padded
+from chatterm.path_completion import FoundPath, PathToken, found_paths, path_token
 from chatterm.widgets.canvas import Canvas
 
 _ROWS = 8
@@ -21,10 +24,12 @@ class Suggestion:
     text: str
     complete: bool
     """Whether `text` can be run as it is."""
+    cursor: int | None = None
+    """Where in `text` to go on writing; None: at its end."""
 
 
 def suggestions(text: str) -> list[Suggestion]:
-    """What `text` may become."""
+    """What the command `text` may become."""
     found = [
         Suggestion(c.usage, c.help, f"/{c.name} " if c.arguments else f"/{c.name}", not c.arguments)
         for c in completions(text)
@@ -32,23 +37,85 @@ def suggestions(text: str) -> list[Suggestion]:
     return found or [Suggestion(line, "", line, True) for line in choice_completions(text)]
 
 
+def path_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> list[Suggestion]:
+    """`text` with the token replaced by each path."""
+    before, after = text[: token.start], text[token.end :]
+    return [
+        Suggestion(
+            path.path,
+            path.note,
+            before + path.written + after,
+            False,
+            len(before) + len(path.written),
+        )
+        for path in found
+    ]
+
+
 class Completion(Canvas):
     """Opens by itself; Up and Down move, Tab or Enter or a click choose, Esc closes."""
 
     class Chosen(Message):
+        """A row was clicked."""
+
         def __init__(self, suggestion: Suggestion) -> None:
             super().__init__()
             self.suggestion = suggestion
+
+    class Found(Message):
+        """Paths for what was being written when the search began."""
+
+        def __init__(self, text: str, token: PathToken, paths: list[FoundPath]) -> None:
+            super().__init__()
+            self.text = text
+            self.token = token
+            self.paths = paths
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._all: list[Suggestion] = []
         self._index = 0
+        self._wanted: tuple[str, PathToken] | None = None
+        """The path to look for, in its text."""
+        self._searching = False
         self.display = False
 
-    def look(self, text: str) -> None:
-        """The composer's text is now `text`."""
-        found = suggestions(text)
+    def look(self, text: str, cursor: int | None = None) -> None:
+        """The composer's text is now `text`, with the cursor after that many characters (None: at the end)."""
+        token = path_token(text, len(text) if cursor is None else cursor) if "@" in text else None
+        if token is not None and not text.startswith("/"):
+            if self._wanted != (text, token):
+                self._wanted = text, token
+                self._search()
+            return
+        self._wanted = None
+        self._show(suggestions(text), text)
+
+    def _search(self) -> None:
+        """Look at the disk in a thread of its own: one search at a time, then the latest that is wanted."""
+        if self._wanted is None or self._searching:
+            return
+        text, token = self._wanted
+        self._searching = True
+
+        def search() -> None:
+            self.post_message(self.Found(text, token, found_paths(token.path, working_folder())))
+
+        Thread(target=search, name="path completion", daemon=True).start()
+
+    @on(Found)
+    def _show_paths(self, message: Found) -> None:
+        message.stop()
+        self._searching = False
+        if self._wanted == (message.text, message.token):
+            found = message.paths
+            if len(found) == 1 and found[0].path == message.token.path and not found[0].is_folder:
+                found = []
+            self._show(path_suggestions(message.text, message.token, found), "")
+        else:
+            self._search()
+
+    def _show(self, found: list[Suggestion], text: str) -> None:
         if len(found) == 1 and found[0].text == text:
             found = []
         if found != self._all:
@@ -60,6 +127,7 @@ class Completion(Canvas):
 
     def close(self) -> None:
         self._all = []
+        self._wanted = None
         self.display = False
 
     @property
@@ -72,15 +140,14 @@ class Completion(Canvas):
 
     def build(self, width: int) -> list[Line]:
         column = min(max((cells(item.label) for item in self._all), default=0) + 3, width // 2)
+        if not any(item.help for item in self._all):
+            column = width - 2
         lines: list[Line] = []
         for number, item in list(enumerate(self._all))[self._first : self._first + _ROWS]:
             chosen = "chosen" if number == self._index else ""
-            label, text = elided(item.label, column - 2), elided(item.help, width - column - 3)
-            line: Line = [
-                ("  ", chosen),
-                (label.ljust(column), f"primary {chosen}"),
-                (text, f"muted {chosen}"),
-            ]
+            label, text = elided(item.label, column - 2), elided(item.help, max(width - column - 3, 0))
+            line: Line = [("  ", chosen), *padded([(label, f"primary {chosen}")], column, chosen)]
+            line.append((text, f"muted {chosen}"))
             lines.append(padded(line, width, chosen))
         return lines
 

@@ -1,69 +1,333 @@
 """Where the person writes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from threading import Thread
+from time import monotonic
+from typing import ClassVar
 
-from textual import events
+from textual import events, on
+from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.timer import Timer
 from textual.widgets import TextArea
 
+from chatterm.attachments import Attached, AttachmentError, attach, mentions, working_folder
+from chatterm.backend import EngineError
+from chatterm.commands import is_command
 from chatterm.sanitize import cleaned
+from chatterm.widgets.completion import Completion, Suggestion
+from chatterm.widgets.folding import FoldingArea
+from chatterm.widgets.history import PromptHistory
+from chatterm.widgets.paste import Pastes
+
+_DRAFT_EVERY = 0.5
+"""Seconds from a change to the draft that is given away."""
+_READING = 5.0
+"""Seconds that attached files may take to be read."""
+_BOUNCE = 0.5
+"""Seconds in which a second Enter sends nothing while the screen still has to take the text of the first."""
+_NEWLINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
 
 
-class Composer(TextArea):
+class Composer(FoldingArea):
     """Enter sends; Shift+Enter (where the terminal reports it), Alt+Enter or Ctrl+J break the line."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+g", "edit_outside", "Editor", show=False)]
 
     class Submitted(Message):
         """The person pressed Enter. The text stays until the screen takes it."""
+
+        def __init__(self, text: str, shown: str | None = None, recall: str | None = None) -> None:
+            super().__init__()
+            self.text = text
+            """What is sent: pastes whole, attached files behind it."""
+            self.shown = text if shown is None else shown
+            """What the composer showed: pastes as labels, files as `@path`."""
+            self.recall = text if recall is None else recall
+            """What Up brings back, here and in later sessions: pastes whole, files as `@path`."""
+
+    class Problem(Message):
+        """Something could not be done; `text` is one line for the person. What was written is still there."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
-    def __init__(self, *, intercept: Callable[[str], bool], id: str | None = None) -> None:
-        super().__init__(
-            id=id,
-            soft_wrap=True,
-            compact=True,
-            highlight_cursor_line=False,
-            tab_behavior="focus",
-            placeholder="Write a message, / for commands",
-        )
-        self._intercept = intercept
-        """Sees every key first; True means that it was used."""
+    class Read(Message):
+        """The files that a message attaches were read, or could not be."""
 
-    async def _on_key(self, event: events.Key) -> None:
-        if self._intercept(event.key):
-            event.stop()
-            event.prevent_default()
-        elif event.key == "enter":
-            event.stop()
-            event.prevent_default()
-            self.post_message(self.Submitted(self.text))
-        elif event.key in ("shift+enter", "alt+enter", "ctrl+j"):
-            event.stop()
-            event.prevent_default()
-            self.insert("\n")
-            self.scroll_cursor_visible()
-        elif event.key == "tab":
-            event.stop()
-            event.prevent_default()
-            self.insert("    ")
-        else:
-            await super()._on_key(event)
+        def __init__(self, number: int, result: Message) -> None:
+            super().__init__()
+            self.number = number
+            self.result = result
 
-    async def _on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        event.prevent_default()
-        text = cleaned(event.text)
-        if text and (result := self._replace_via_keyboard(text, *self.selection)):
-            self.move_cursor(result.end_location)
+    class Looked(Message):
+        """What `shown` attaches as it stands; None where it cannot be sent like this."""
+
+        def __init__(self, shown: str, attached: Attached | None) -> None:
+            super().__init__()
+            self.shown = shown
+            self.attached = attached
+
+    def __init__(
+        self,
+        *,
+        completion: Completion | None = None,
+        history: int = 1000,
+        on_draft: Callable[[str], None] | None = None,
+        id: str | None = None,
+    ) -> None:
+        self._attached: tuple[str, Attached] | None = None  # first: a line may be drawn at once
+        """The latest text that mentions files, and these."""
+        super().__init__(id=id, placeholder="Write a message, / for commands, @ for files")
+        self._completion = completion
+        """The list that follows what is typed; the composer moves and chooses in it."""
+        self._history = PromptHistory(history)
+        self._on_draft = on_draft
+        """Gets the whole text, pastes and all, soon after it changed."""
+        self._draft_timer: Timer | None = None
+        self._looking = False
+        """Whether a thread reads what is mentioned."""
+        self._sent = ("", 0.0)
+        """The text that was sent last and is still here, and when that was."""
+        self._reading = 0
+        """Number of the latest reading of attached files."""
+        self._reading_timer: Timer | None = None
+
+    # --- for the screen ---
+
+    def load_history(self, prompts: Iterable[str]) -> None:
+        """What earlier sessions sent, newest last."""
+        self._history.load(prompts)
+
+    @property
+    def sending_text(self) -> str:
+        """What Enter would send, as far as the attached files are known: they are read a moment after a change."""
+        if self._attached is None or self._attached[0] != self.text:
+            return self.full_text
+        return self._whole_message(self.pastes, self._attached[1])
 
     def put(self, text: str) -> None:
-        """Show `text` with the cursor at its end."""
-        self.load_text(text)
-        self.move_cursor(self.document.end)
+        self._sent = ("", 0.0)
+        super().put(text)
+
+    def take_sent(self) -> None:
+        """What was submitted goes; what was typed since, while the screen was busy, stays."""
+        self.put(self.text.removeprefix(self._sent[0]))
 
     def put_back(self, text: str) -> None:
         """Give back what could not be sent, before anything written since."""
         draft = self.text
-        self.put(f"{text}\n{draft}" if draft.strip() else text)
+        self.put(text)
+        if draft.strip():
+            self.put(f"{self.text}\n{draft}")
+
+    # --- keys ---
+
+    async def _on_key(self, event: events.Key) -> None:
+        if self._used(event.key) or await self._acted(event.key):
+            event.stop()
+            event.prevent_default()
+        else:
+            await super()._on_key(event)
+
+    async def _acted(self, key: str) -> bool:
+        """Do what a key is bound to at once. Left to bubble it would come after letters that were typed after it."""
+        for binding in self._bindings.key_to_bindings.get(key, []):
+            if await self.app.run_action(binding.action, self):
+                return True
+        return False
+
+    def _used(self, key: str) -> bool:
+        """Do what `key` means here, if anything."""
+        if self._complete(key):
+            return True
+        if key == "enter":
+            self._submit()
+        elif key in _NEWLINE_KEYS:
+            self.insert("\n")
+            self.scroll_cursor_visible()
+        elif key == "tab":
+            self.insert("    ")
+        else:
+            return (key == "up" and self._recall(-1)) or (key == "down" and self._recall(1))
+        return True
+
+    def _recall(self, step: int) -> bool:
+        """Go through the history, from the first line up and from the last line down."""
+        at_edge = self.navigator.is_first_wrapped_line if step < 0 else self.navigator.is_last_wrapped_line
+        text = self.full_text
+        if not self._history.shows(text):
+            self._history.leave()
+            if step > 0 or not at_edge(self.cursor_location):
+                return False
+        found = self._history.step(step, text)
+        if found is None:
+            return step < 0 and self._history.shows(text)
+        self.put(found)
+        return True
+
+    def _complete(self, key: str) -> bool:
+        """Keys that belong to the open list."""
+        if self._completion is None or not self._completion.display:
+            return False
+        self._completion.look(self.text, self._cursor_index)  # keys may have come faster than it was told
+        chosen = self._completion.chosen
+        if chosen is None:
+            return False
+        if key in ("up", "down"):
+            self._completion.move(-1 if key == "up" else 1)
+        elif key == "tab" or (key == "enter" and self.text.strip() != chosen.text.strip()):
+            self.choose(chosen, run=key == "enter")
+        elif key == "escape":
+            self._completion.close()
+        else:
+            return False
+        return True
+
+    def choose(self, suggestion: Suggestion, *, run: bool = False) -> None:
+        """Take a suggestion; `run` sends it where it is whole."""
+        if self._completion is not None:
+            self._completion.close()
+        self.replace(suggestion.text, (0, 0), self.document.end, maintain_selection_offset=False)
+        end = len(suggestion.text) if suggestion.cursor is None else suggestion.cursor
+        before = suggestion.text[:end]
+        self.move_cursor((before.count("\n"), len(before) - before.rfind("\n") - 1))
+        if run and suggestion.complete:
+            self._submit()
+
+    @property
+    def _cursor_index(self) -> int:
+        return self._index(*self.cursor_location)
+
+    def _index(self, row: int, column: int) -> int:
+        """Characters before a place."""
+        return sum(len(line) + 1 for line in self.document.lines[:row]) + column
+
+    @on(TextArea.Changed)
+    def _text_changed(self) -> None:
+        if self._completion is not None:
+            self._completion.look(self.text, self._cursor_index)
+        self._look_at_files()
+        if self._on_draft is not None and self._draft_timer is None:
+            self._draft_timer = self.set_timer(_DRAFT_EVERY, self._give_draft)
+
+    def _give_draft(self) -> None:
+        self._draft_timer = None
+        if self._on_draft is not None:
+            self._on_draft(self.full_text)
+
+    @on(events.Unmount)
+    def _give_last_draft(self) -> None:
+        if self._draft_timer is not None:
+            self._give_draft()
+
+    # --- attached files ---
+
+    def _look_at_files(self) -> None:
+        """Read what the text mentions, in a thread of its own: one at a time, then the latest text."""
+        shown = self.text
+        if "@" not in shown or not _mentions_files(shown):
+            self._attached = None
+        elif not self._looking:
+            self._looking = True
+
+            def look() -> None:
+                try:
+                    self.post_message(self.Looked(shown, attach(shown, working_folder())))
+                except AttachmentError:
+                    self.post_message(self.Looked(shown, None))
+
+            Thread(target=look, name="mentions", daemon=True).start()
+
+    @on(Looked)
+    def _files_looked_at(self, message: Looked) -> None:
+        message.stop()
+        self._looking = False
+        if message.shown != self.text:
+            self._look_at_files()
+        elif message.attached is not None:
+            self._attached = message.shown, message.attached
+            self._line_cache.clear()
+            self.refresh()
+
+    def marked(self, row: int) -> list[tuple[int, int]]:
+        """Labels, and where line `row` mentions files that are there."""
+        labels = super().marked(row)
+        if self._attached is None or self._attached[0] != self.text:
+            return labels
+        start = self._index(row, 0)
+        length = len(self.document.get_line(row))
+        files = [(a - start, b - start) for a, b in self._attached[1].places if start <= a < start + length]
+        return labels + files
+
+    @staticmethod
+    def _whole_message(pastes: Pastes, attached: Attached) -> str:
+        return "\n\n".join([pastes.unfold(attached.message), *attached.blocks])
+
+    # --- sending ---
+
+    def _submit(self) -> None:
+        shown, recall = self.text, self.full_text
+        if self.read_only or (shown == self._sent[0] and monotonic() - self._sent[1] < _BOUNCE):
+            return
+        self._sent = shown, monotonic()
+        if not _mentions_files(shown):
+            self._send(self.Submitted(recall, shown, recall))
+            return
+        self._reading += 1
+        number, pastes = self._reading, self.pastes.copy()
+        self.read_only = True
+        self._reading_timer = self.set_timer(_READING, self._give_up_reading)
+
+        def read() -> None:
+            result: Message
+            try:
+                text = self._whole_message(pastes, attach(shown, working_folder()))
+                result = self.Submitted(text, shown, recall)
+            except AttachmentError as error:
+                result = self.Problem(str(error))
+            self.post_message(self.Read(number, result))
+
+        Thread(target=read, name="attachments", daemon=True).start()
+
+    @on(Read)
+    def _files_read(self, message: Read) -> None:
+        message.stop()
+        if message.number == self._reading and self.read_only:
+            self._end_reading()
+            self._send(message.result)
+
+    def _give_up_reading(self) -> None:
+        if self.read_only:
+            self._end_reading()
+            self.post_message(self.Problem("The attached files take too long to read; nothing was sent."))
+
+    def _end_reading(self) -> None:
+        self.read_only = False
+        if self._reading_timer is not None:
+            self._reading_timer.stop()
+
+    def _send(self, message: Message) -> None:
+        if isinstance(message, self.Submitted):
+            self._history.add(message.recall)
+        self.post_message(message)
+
+    # --- another editor ---
+
+    def action_edit_outside(self) -> None:
+        """Go on writing in $VISUAL or $EDITOR. What is saved there comes back."""
+        from chatterm.editor import edit_text
+
+        if self.read_only:
+            return
+        try:
+            text = edit_text(self.app, self.full_text)
+        except EngineError as error:
+            self.post_message(self.Problem(str(error)))
+            return
+        self.put(cleaned(text).removesuffix("\n"))
+
+
+def _mentions_files(text: str) -> bool:
+    return not is_command(text) and next(mentions(text), None) is not None

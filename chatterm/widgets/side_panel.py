@@ -1,31 +1,37 @@
 """The engine at work, beside the conversation on a wide screen."""
 
-from chatterm.figures import Live, meter, progress_text, seconds_text, sparkline
-from chatterm.markdown.lines import Line, cells, wrap
+from chatterm.figures import Live, bar, left_text, meter, progress_parts, seconds_text, sparkline
+from chatterm.markdown.lines import Line, cells, elided, wrap
 from chatterm.widgets.canvas import Canvas
+from chatterm.widgets.meter import context_bar, context_style
 from models.units import bytes_text
 
 
 class SidePanel(Canvas):
+    """Shows a `Live`. The screen decides whether there is room for it, and whether the person wants it."""
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._live: Live | None = None
         self._lines: list[Line] = []
-        self._width = 0
+        self._made_for = (0, 0)
 
     def show(self, live: Live) -> None:
         if live != self._live:
-            self._live, self._width = live, 0
-            self.refresh()
+            self._live, self._made_for = live, (0, 0)
+            if self.display:
+                self.refresh()
 
     def build(self, width: int) -> list[Line]:
-        if self._live is not None and width != self._width:
-            self._lines, self._width = panel_lines(self._live, width), width
+        size = (width, self.size.height)
+        if self._live is not None and size != self._made_for:
+            self._lines, self._made_for = panel_lines(self._live, width, self.size.height), size
         return self._lines
 
 
-def panel_lines(live: Live, width: int) -> list[Line]:
-    """A section a subject, an empty line between two."""
+def panel_lines(live: Live, width: int, height: int = 0) -> list[Line]:
+    """A section a subject, an empty line between two. Of `height` lines, sections that matter least are left out
+    whole; 0 is any number."""
     sections = [_model(live, width)]
     if live.phase == "loading":
         sections.append(_loading(live, width))
@@ -33,9 +39,12 @@ def panel_lines(live: Live, width: int) -> list[Line]:
         sections.append(wrap([("No model. /model NAME loads one.", "warning")], width))
     else:
         sections += [_speed(live, width), _turn(live, width), _context(live, width), _memory(live, width)]
+    sections = [section for section in sections if section]
+    while height and len(sections) > 2 and sum(len(section) + 1 for section in sections) - 1 > height:
+        sections.pop()
     lines: list[Line] = []
     for section in sections:
-        lines += ([[]] if lines and section else []) + section
+        lines += ([[]] if lines else []) + section
     return lines
 
 
@@ -57,37 +66,52 @@ def _loading(live: Live, width: int) -> list[Line]:
     if progress.total:
         filled, empty = meter(progress.done / progress.total, width)
         lines.append([(filled, "primary"), (empty, "rule")])
-    return [*lines, *wrap([(progress_text(progress), "muted")], width)]
+    what, *rest = progress_parts(live)
+    lines += wrap([(what, "muted")], width)
+    return lines + (wrap([(" · ".join(rest), "muted")], width) if rest else [])
 
 
 def _speed(live: Live, width: int) -> list[Line]:
-    lines = [_head("speed")]
-    figures = live.figures
     if live.phase == "reading":
-        lines.append(_pair("waiting", f"{live.waited_s:.1f} s", width))
-        if figures is not None and figures.prefill_total:
-            filled, empty = meter(figures.prefill_done / figures.prefill_total, width)
-            lines.append([(filled, "primary"), (empty, "rule")])
-            lines.append([(f"read {figures.prefill_done:,} of {figures.prefill_total:,} tokens", "muted")])
-        return lines
+        return [_head("reading"), *_reading(live, width)]
     if not live.generated:
         return []
-    lines.append([(f"{live.speed:,.1f}", "strong primary"), (" tok/s", "muted")])
+    lines = [_head("speed"), [(f"{live.speed:,.1f}", "strong primary"), (" tok/s", "muted")]]
     if live.history:
         lines.append([(sparkline(live.history, width), "spark")])
     lines.append(_pair("average", f"{live.average:,.1f} tok/s", width))
     if live.ttft_s is not None:
         lines.append(_pair("first token", seconds_text(live.ttft_s), width))
+    if live.prefill_rate:
+        lines.append(_pair("prefill", f"{live.prefill_rate:,.0f} tok/s", width))
+    if (share := live.bandwidth_share) is not None:
+        lines.append(_pair("of the bandwidth", f"{share:.0%}", width))
+    return lines
+
+
+def _reading(live: Live, width: int) -> list[Line]:
+    figures = live.figures
+    lines = [_pair("waiting", f"{live.waited_s:.1f} s", width)]
+    if figures is not None and figures.prefill_total:
+        filled, empty = meter(figures.prefill_done / figures.prefill_total, width)
+        lines.append([(filled, "primary"), (empty, "rule")])
+        lines.append([(f"{figures.prefill_done:,} of {figures.prefill_total:,} tokens", "muted")])
+        parts = [f"{live.prefill_rate:,.0f} tok/s"] if live.prefill_rate else []
+        parts += [left_text(live.left_s)] if live.left_s is not None else []
+        if parts:
+            lines.append([(" · ".join(parts), "muted")])
     return lines
 
 
 def _turn(live: Live, width: int) -> list[Line]:
     if live.cached is None or live.computed is None:
         return []
+    prompt = max(live.cached + live.computed, 1)
     return [
         _head("this turn"),
-        _pair("cached", f"{live.cached:,}", width),
-        _pair("computed", f"{live.computed:,}", width),
+        bar([(live.cached / prompt, "accent"), (live.computed / prompt, "primary")], width),
+        _pair("cached", f"{live.cached:,}", width, "accent"),
+        _pair("computed", f"{live.computed:,}", width, "primary"),
         _pair("generated", f"{live.generated:,}", width),
     ]
 
@@ -96,29 +120,37 @@ def _context(live: Live, width: int) -> list[Line]:
     if not live.context:
         return []
     share = live.used / live.context
-    style = "error" if share >= 0.98 else "warning" if share >= 0.9 else "primary"
-    filled, empty = meter(share, width)
-    return [
-        _head("context"),
-        [(filled, style), (empty, "rule")],
-        _pair(f"{live.used:,} of {live.context:,}", f"{share:.0%}", width),
-    ]
+    lines = [_head("context"), context_bar(live, width)]
+    lines.append(_pair(f"{live.used:,} of {live.context:,}", f"{share:.0%}", width))
+    if live.present is not None and live.used:
+        lines.append(_pair("cached", f"{min(live.present, live.used):,}", width))
+    if context_style(share) != "primary":
+        lines.append([(f"{max(live.context - live.used, 0):,} tokens left", context_style(share))])
+    return lines
 
 
 def _memory(live: Live, width: int) -> list[Line]:
     figures = live.figures
     if figures is None:
         return []
+    blocks = max(figures.blocks_held + figures.blocks_cached + figures.blocks_free, 1)
+    taken = [(figures.blocks_held / blocks, "primary"), (figures.blocks_cached / blocks, "accent")]
     return [
         _head("memory"),
         _pair("weights", bytes_text(figures.weight_bytes), width),
         _pair("KV cache", bytes_text(figures.kv_bytes), width),
+        bar(taken, width),
+        _pair("blocks", f"{figures.blocks_held:,} + {figures.blocks_cached:,} of {blocks:,}", width),
     ]
 
 
 def _head(text: str) -> Line:
-    return [(text, "accent")]
+    return [(text, "heading")]
 
 
-def _pair(name: str, value: str, width: int) -> Line:
-    return [(name, "muted"), (" " * max(width - cells(name) - cells(value), 1), ""), (value, "")]
+def _pair(name: str, value: str, width: int, style: str = "") -> Line:
+    """A name on the left, marked with the colour that it has in a bar above, and its value on the right."""
+    mark: Line = [("▪ ", style)] if style else []
+    room = max(width - 2 * len(mark) - cells(value) - 1, 0)
+    name = elided(name, room)
+    return [*mark, (name, "muted"), (" " * (room - cells(name) + 1), ""), (value, "")]

@@ -3,14 +3,16 @@
 from chatterm.figures import (
     Live,
     count_text,
+    left_text,
     meter,
-    progress_text,
+    progress_parts,
     rate_text,
     seconds_text,
     sparkline,
 )
 from chatterm.markdown.lines import Line, elided, line_cells
 from chatterm.widgets.canvas import Canvas
+from chatterm.widgets.meter import context_bar, context_style
 
 KEYS = "Enter send · Ctrl+J new line · Esc stop · / commands · F1 help"
 
@@ -47,16 +49,19 @@ class StatusLine(Canvas):
 
 def status_line(live: Live, width: int) -> Line:
     """Parts by importance: what does not fit is left out whole, never cut in the middle."""
-    right = _context(live)
-    room = width - line_cells(right) - 2
+    parts = _parts(live)
+    right = _context(live, 6 if width < 80 else 10)
+    if line_cells(right) + line_cells(parts[0]) + 2 > width:
+        right = []  # on the narrowest screens the most important part goes first
+    room = width - line_cells(right) - (2 if right else 0)
     line: Line = []
-    for part in _parts(live):
+    for part in parts:
         gap = 3 if line else 0
         if line_cells(line) + gap + line_cells(part) > room:
             continue
         line += ([(" · ", "rule")] if line else []) + part
     missing = width - line_cells(line) - line_cells(right)
-    return [*line, (" " * max(missing, 1), ""), *right]
+    return [*line, (" " * missing, ""), *right]
 
 
 def _parts(live: Live) -> list[Line]:
@@ -64,11 +69,13 @@ def _parts(live: Live) -> list[Line]:
         if live.progress is None:
             return [[(f"loading {live.model}", "muted")]]
         progress = live.progress
-        bar: Line = []
+        filled_bar: Line = []
         if progress.total:
             filled, empty = meter(progress.done / progress.total, 12)
-            bar = [(" ", ""), (filled, "primary"), (empty, "rule")]
-        return [[(f"{progress.stage} {progress_text(progress)}", "muted"), *bar]]
+            filled_bar = [(" ", ""), (filled, "primary"), (empty, "rule")]
+        what, *rest = progress_parts(live)
+        first: Line = [(f"{progress.stage} {what}", "muted"), *filled_bar]
+        return [first, *([(part, "muted")] for part in rest)]
     if live.phase == "absent":
         return [[("no model: /model NAME loads one", "warning")]]
     parts: list[Line] = []
@@ -83,24 +90,28 @@ def _parts(live: Live) -> list[Line]:
                     (empty, "rule"),
                 ]
             )
+        if live.prefill_rate:
+            parts.append([(rate_text(live.prefill_rate), "muted")])
+        if live.left_s is not None:
+            parts.append([(left_text(live.left_s), "muted")])
         return [*parts, [(f"{live.waited_s:.1f} s", "muted")]]
     if live.speed or live.generated:
-        parts.append([(sparkline(live.history, 8), "spark"), (f" {rate_text(live.speed)}".lstrip(), "")])
+        parts.append([(sparkline(live.history, 6), "spark"), (f" {rate_text(live.speed)}".lstrip(), "")])
         if live.history:
             parts[0].insert(1, (" ", ""))
     if live.ttft_s is not None:
         parts.append([(f"first {seconds_text(live.ttft_s)}", "muted")])
     if live.cached is not None and live.computed is not None:
         parts.append([(f"{count_text(live.cached)} cached + {count_text(live.computed)} new", "muted")])
+    if (share := live.bandwidth_share) is not None:
+        parts.append([(f"{share:.0%} of the bandwidth", "muted")])
     name = elided(live.info.name if live.info else live.model, 28)
     return [*parts, [(name, "muted")]] if parts else [[(name, "muted")], [("ready", "muted")]]
 
 
-def _context(live: Live) -> Line:
+def _context(live: Live, width: int) -> Line:
     if not live.context:
         return []
-    share = live.used / live.context
-    style = "error" if share >= 0.98 else "warning" if share >= 0.9 else "primary"
-    filled, empty = meter(share, 8)
+    style = context_style(live.used / live.context)
     text = f" {count_text(live.used)}/{count_text(live.context)}"
-    return [(filled, style), (empty, "rule"), (text, "muted" if style == "primary" else style)]
+    return [*context_bar(live, width), (text, "muted" if style == "primary" else style)]

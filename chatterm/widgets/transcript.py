@@ -1,49 +1,108 @@
 """The conversation. One widget draws all of it, line by line, and only what can be seen costs anything."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from time import monotonic
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from chatterm.entries import Entry
-from chatterm.markdown.lines import Line, text_of
+from chatterm.entries import INDENT, AnswerEntry, Click, Entry, UserEntry
+from chatterm.markdown.lines import Line, padded, styled
 from chatterm.widgets.canvas import Painter
 
 _WIDEST = 104
 """Columns of text: longer lines are hard to read."""
-_IDLE_BUDGET = 0.008
+_IDLE_BUDGET = 0.004
 """Seconds of layout work between two looks at the keyboard."""
+_IDLE_PAUSE = 0.02
+"""Seconds for everything else between two stretches of such work."""
 _BAR = 0.2
 """Seconds between two updates of the scroll bar while an answer grows: it costs as much as the text."""
+_DRAWN = frozenset(
+    ("user-bar", "quote-bar", "rule", "code-label", "code-copy", "notice-mark", "error-mark", "branch")
+)
+"""Styles of what is drawn around a text and is no part of it."""
 _KEPT = 400
 """Lines that are kept as they were drawn."""
 
 
-class Transcript(ScrollView, Painter, can_focus=False):
+MESSAGE_KEYS = {
+    "up": ("select", "prev"),
+    "k": ("select", "prev"),
+    "down": ("select", "next"),
+    "j": ("select", "next"),
+    "c": ("copy", ""),
+    "y": ("copy", "code"),
+    "e": ("edit", ""),
+    "r": ("retry", ""),
+    "left_square_bracket": ("branch", "prev"),
+    "left": ("branch", "prev"),
+    "right_square_bracket": ("branch", "next"),
+    "right": ("branch", "next"),
+    "t": ("expand", ""),
+    "enter": ("expand", ""),
+    "space": ("expand", ""),
+}
+"""Keys while a message is selected: a command and its argument."""
+_HINTS = ("c copy", "e edit", "r retry", "[ ] branch", "y code", "t thinking")
+
+
+def message_hint(width: int) -> str:
+    """What can be done with a selected message, as far as there is room."""
+    text = "Esc back"
+    for count in range(1, len(_HINTS) + 1):
+        longer = " · ".join([*_HINTS[:count], "Esc back"])
+        if len(longer) > width:
+            break
+        text = longer
+    return text
+
+
+class Transcript(ScrollView, Painter, can_focus=True):
     """Entries below each other, an empty line between two.
 
-    Stays at the end while it is at the end; otherwise what is being read does not move.
+    Stays at the end while it is at the end; otherwise what is being read does not move. It has the focus while a
+    message is selected.
     """
 
     ALLOW_SELECT = True
+    FOCUS_ON_CLICK = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key, f"screen.run_command({name!r}, {argument!r})", show=False)
+        for key, (name, argument) in MESSAGE_KEYS.items()
+    ]
+
+    class Clicked(Message):
+        """A message was clicked: `click` says where, as far as it concerns others."""
+
+        def __init__(self, entry: Entry, click: Click) -> None:
+            super().__init__()
+            self.entry = entry
+            self.click = click
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.entries: list[Entry] = []
+        self.selected: Entry | None = None
         self._starts: list[int] = []
         """Line at which each entry begins."""
         self._follow = True
         self._width = 0
         self._bar_waits = False
         """The scroll bar will be updated in a moment."""
+        self._rest_waits = False
+        """What cannot be seen will be laid out in a moment."""
         self._drawn: dict[int, tuple[Line, tuple[int, int], Strip, Strip]] = {}
         """By number: what the line was, how wide, and what `_drawn_line` made of it."""
 
@@ -62,8 +121,22 @@ class Transcript(ScrollView, Painter, can_focus=False):
         self._reflow()
 
     def clear(self) -> None:
-        self.entries = []
+        self.entries, self.selected = [], None
         self._follow = True
+        self._reflow()
+
+    def show_path(self, wanted: Sequence[Entry]) -> None:
+        """Show these messages. What stands above the first one that changes stays, notices included."""
+        kept = matching = 0
+        for entry in self.entries:
+            if isinstance(entry, UserEntry | AnswerEntry):
+                if matching == len(wanted) or wanted[matching] is not entry:
+                    break
+                matching += 1
+            kept += 1
+        self.entries[kept:] = wanted[matching:]
+        if self.selected not in self.entries:
+            self.selected = None
         self._reflow()
 
     def update(self) -> None:
@@ -80,6 +153,29 @@ class Transcript(ScrollView, Painter, can_focus=False):
         self.follow()
         if entry.height > self.scrollable_content_region.height:
             self.scroll_to(y=self._starts[self.entries.index(entry)], animate=False, immediate=True)
+
+    def select(self, entry: Entry | None) -> None:
+        """Mark this entry and bring it into view; None marks nothing."""
+        self.selected = entry
+        if entry is None or entry not in self.entries:
+            self.refresh()
+            return
+        entry.lay_out(self._width)
+        self._count()
+        start, page = self._starts[self.entries.index(entry)], self.scrollable_content_region.height
+        top = round(self.scroll_y)
+        if start < top or start + entry.height > top + page:
+            above = start - max((page - entry.height) // 2, 0)
+            self.scroll_to(y=max(above, 0), animate=False, immediate=True, force=True)
+        self._reflow()
+
+    def neighbour(self, step: int) -> Entry | None:
+        """The message before (-1) or after (1) the selected one; coming from below, the last."""
+        messages = [entry for entry in self.entries if isinstance(entry, UserEntry | AnswerEntry)]
+        if self.selected not in messages:
+            return messages[-1] if messages and step < 0 else None
+        place = messages.index(self.selected) + step
+        return messages[max(place, 0)] if place < len(messages) else None
 
     def page(self, step: int) -> None:
         """A screenful up (-1) or down (1), two lines of it kept."""
@@ -109,7 +205,7 @@ class Transcript(ScrollView, Painter, can_focus=False):
         return self.entries[min(index, len(self.entries) - 1)], y - self._starts[index]
 
     def _reflow(self) -> None:
-        """Lay out what can be seen, then of the rest what there is time for; keep the reader's place."""
+        """Lay out what can be seen, and the rest soon; keep the reader's place."""
         width = min(self.scrollable_content_region.width - 1, _WIDEST)  # a column of air before the bar
         if width <= 0:
             return
@@ -126,16 +222,22 @@ class Transcript(ScrollView, Painter, can_focus=False):
             for entry in stale:
                 entry.lay_out(width)
             self._count()
-        deadline = monotonic() + _IDLE_BUDGET
-        rest = [entry for entry in self.entries if not entry.is_laid_out(width)]
-        while rest and monotonic() < deadline:
-            rest.pop().lay_out(width)
-        self._count()
         self._grow(Size(width, self._height))
         self.scroll_to(y=self._place(top, page), animate=False, immediate=True, force=True)
         self.refresh()
-        if rest:
-            self.set_timer(0.02, self._reflow)
+        # One timer at a time: a frame comes 30 times a second, and each would ask for one more.
+        if not self._rest_waits and not all(entry.is_laid_out(width) for entry in self.entries):
+            self._rest_waits = True
+            self.set_timer(_IDLE_PAUSE, self._lay_out_rest)
+
+    def _lay_out_rest(self) -> None:
+        """Lay out of what cannot be seen what there is time for, the latest first."""
+        self._rest_waits = False
+        rest = [entry for entry in self.entries if not entry.is_laid_out(self._width)]
+        deadline = monotonic() + _IDLE_BUDGET
+        while rest and monotonic() < deadline:
+            rest.pop().lay_out(self._width)
+        self._reflow()
 
     def _grow(self, size: Size) -> None:
         """Set the size of the whole. What is around the transcript does not depend on it, so nothing else is
@@ -211,7 +313,9 @@ class Transcript(ScrollView, Painter, can_focus=False):
 
     def _drawn_line(self, y: int, widths: tuple[int, int]) -> tuple[Strip, Strip]:
         """Line `y` of the whole: its text, and the same with what is left and right of it, in two widths."""
-        line = self.line_at(y)[2]
+        entry, row, line = self.line_at(y)
+        if entry is not None and entry is self.selected and row < entry.height:
+            line = _marked(line, self._width)
         selection = self.text_selection
         span = selection.get_span(y) if selection is not None else None
         known = self._drawn.get(y)
@@ -247,20 +351,63 @@ class Transcript(ScrollView, Painter, can_focus=False):
     def on_click(self, event: events.Click) -> None:
         if self.screen.selections:
             return
-        entry, row, _ = self.line_at(event.y + self.scroll_offset.y - self.styles.padding.top)
-        if entry is not None and entry.click(row):
-            event.stop()
-            self._reflow()
+        padding = self.styles.padding
+        entry, row, _ = self.line_at(event.y + self.scroll_offset.y - padding.top)
+        if entry is None:
+            return
+        event.stop()
+        click = entry.click(row, event.x - padding.left)
+        self._reflow()
+        if click.what != "fold":
+            self.post_message(self.Clicked(entry, click))
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         first = selection.start.y if selection.start else 0
         last = selection.end.y if selection.end else self._height - 1
-        rows = [text_of(self.line_at(y)[2]).rstrip() for y in range(first, min(last, self._height) + 1)]
-        if rows and selection.end:
-            rows[-1] = rows[-1][: selection.end.x]
-        if rows and selection.start:
-            rows[0] = rows[0][selection.start.x :]
-        return "\n".join(rows), "\n"
+        text, joint = "", ""
+        for y in range(first, min(last, self._height) + 1):
+            start = selection.start.x if selection.start and y == first else 0
+            end = selection.end.x if selection.end and y == last else None
+            said = _said(self.line_at(y)[2], start, end)
+            if said is not None:
+                text += joint + said[0]
+                joint = said[1]
+        return text, "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
         self.refresh()
+
+
+def _marked(line: Line, width: int) -> Line:
+    """A line of the selected message: a bar instead of its margin, and a ground of its own."""
+    rest: Line = []
+    skip = INDENT  # the margin consists of narrow characters
+    for text, style in line:
+        rest.append((text[skip:], style))
+        skip = max(skip - len(text), 0)
+    bar: Line = [("▌", "selected selected-bar"), (" ", "selected")]
+    return padded([*bar, *styled(rest, "selected")], width, "selected")
+
+
+def _said(line: Line, start: int, end: int | None) -> tuple[str, str] | None:
+    """The part of a line between two columns as somebody wrote it, without what is drawn around it; and what stands
+    between it and the next line. None where nothing of the line was written by anybody.
+    """
+    column, text, joint, has_words, is_drawn = 0, "", "\n", False, False
+    for part, style in line:
+        begin, column = column, column + len(part)
+        styles = style.split()
+        if not part and "wrapped" in styles:
+            joint = " "
+        elif not part and "cut" in styles:
+            joint = ""
+        if "pad" in styles or (begin < INDENT and not part.strip("▌ ")):
+            continue
+        if _DRAWN.intersection(styles):
+            is_drawn = True
+            continue
+        text += part[max(start - begin, 0) : None if end is None else max(end - begin, 0)]
+        has_words = has_words or bool(part.strip())
+    if is_drawn and not has_words:
+        return None
+    return text if joint == "" else text.rstrip(), joint

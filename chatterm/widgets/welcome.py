@@ -1,14 +1,18 @@
 """What stands where the conversation will be."""
 
-from chatterm.figures import Live, meter, progress_text
+from chatterm.commands import COMMANDS
+from chatterm.figures import Live, meter, progress_parts
 from chatterm.markdown.lines import Line, wrap
 from chatterm.widgets.canvas import Canvas
 
+_KEY_OF = {command.name: command.key for command in COMMANDS}
 _KEYS = (
     ("Enter", "send"),
     ("Ctrl+J", "new line (Shift+Enter where the terminal knows it)"),
     ("Esc", "stop the answer; what was said stays"),
     ("/", "commands"),
+    (_KEY_OF["sessions"], "earlier conversations"),
+    (_KEY_OF["help"], "all commands and keys"),
     ("Ctrl+C", "stop; twice to quit"),
 )
 
@@ -39,9 +43,12 @@ def welcome_lines(live: Live, width: int) -> list[Line]:
         lines += wrap([(info.name, "strong"), (about, "muted")], width)
     else:
         lines += wrap([(live.model, "strong"), (" is loading; you can write already", "muted")], width)
-        filled, empty = meter(progress.done / progress.total if progress and progress.total else 0.0, 32)
-        text = f"  {progress.stage} {progress_text(progress)}" if progress else ""
-        lines.append([(filled, "primary"), (empty, "rule"), (text[: max(width - 33, 0)], "muted")])
+        filled, empty = meter(
+            progress.done / progress.total if progress and progress.total else 0.0, min(32, width)
+        )
+        lines.append([(filled, "primary"), (empty, "rule")])
+        if progress is not None:
+            lines += wrap([(f"{progress.stage} " + " · ".join(progress_parts(live)), "muted")], width)
     lines.append([])
     for key, what in _KEYS:
         lines.append([(key.ljust(9), ""), (what[: max(width - 9, 0)], "muted")])

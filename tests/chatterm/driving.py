@@ -8,6 +8,8 @@ from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
 from chatterm.entries import AnswerEntry, NoticeEntry, UserEntry
+from chatterm.look import Terminal
+from chatterm.sessions.store import Store
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.transcript import Transcript
 from tests.chatterm.scripted import ScriptedBackend
@@ -84,10 +86,17 @@ class Driver:
 
 @asynccontextmanager
 async def driven(
-    backend: ScriptedBackend, size: tuple[int, int] = (80, 24), theme: str = "graphite", *, ready: bool = True
+    backend: ScriptedBackend,
+    size: tuple[int, int] = (80, 24),
+    theme: str = "graphite",
+    *,
+    ready: bool = True,
+    terminal: Terminal | None = None,
+    store: Store | None = None,
+    session: str | None = None,
 ) -> AsyncIterator[Driver]:
-    """The application around `backend`; `ready` waits for the model."""
-    app = ChatApp(backend, theme=theme)
+    """The application around `backend`; `ready` waits for the model. The store stays open."""
+    app = ChatApp(backend, theme=theme, terminal=terminal, store=store, session=session)
     try:
         async with app.run_test(size=size) as pilot:
             driver = Driver(app, pilot)

@@ -2,23 +2,28 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Literal
+from typing import Any, Literal
 
 from chatterm.backend import (
+    DraftCost,
     EngineError,
     Figures,
     FinishReason,
+    ModelChoice,
     ModelInfo,
     OnProgress,
     Outcome,
     Progress,
+    ThinkCache,
     ThinkMode,
     TokenEvent,
     TurnStats,
 )
+from chatterm.sessions.records import Exchange
+from engine.block_map import BlockMap
 
 
 @dataclass
@@ -56,15 +61,29 @@ class ScriptedBackend:
     info: ModelInfo | None = None
     system: str | None = None
     think: ThinkMode = "auto"
+    think_cache: ThinkCache = "exact"
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     calls: list[tuple[str, object]] = field(default_factory=list)
     history: list[tuple[str, str]] = field(default_factory=list)
     last: Outcome | None = None
     closed: bool = False
     on_switch: Callable[[str], None] | None = None
     known_models: list[str] = field(default_factory=lambda: ["scripted", "other"])
+    choices: list[ModelChoice] = field(
+        default_factory=lambda: [
+            ModelChoice("scripted", 98_362_432, True, True),
+            ModelChoice("other", 1_503_300_328, True, True),
+            ModelChoice("huge", 65_500_000_000, False, False),
+            ModelChoice("unknown", None, False, None),
+        ]
+    )
+    map: BlockMap | None = None
+    """What `blocks` shows."""
+    load_path_error: BaseException | None = None
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
+        self._answer_now = threading.Event()
         self._turns = 0
 
     @property
@@ -90,8 +109,15 @@ class ScriptedBackend:
             prefill_total=0,
         )
 
+    def blocks(self) -> BlockMap | None:
+        return self.map
+
     def stop(self) -> None:
         self._stop.set()
+
+    def answer_now(self) -> None:
+        """Drops the rest of the reasoning; a gate that stands within it opens."""
+        self._answer_now.set()
 
     def open(self, on_progress: OnProgress | None = None) -> None:
         self.calls.append(("open", self.model))
@@ -123,23 +149,38 @@ class ScriptedBackend:
             raise EngineError("There is nothing to answer once more.")
         return self._answer(self.history.pop()[0])
 
-    def _answer(self, question: str) -> Iterator[TokenEvent]:
+    def resume(self) -> Iterator[TokenEvent]:
+        """The next script is what is added; complete is what ended with `eos`."""
+        self.calls.append(("resume", None))
+        if not self.history or self.last is None:
+            raise EngineError("There is no answer to go on with; send a message first.")
+        if self.last.finish_reason is FinishReason.EOS:
+            raise EngineError("The answer is complete; /retry asks for another one.")
+        return self._answer(self.history.pop()[0], self.last)
+
+    def _answer(self, question: str, before: Outcome | None = None) -> Iterator[TokenEvent]:
         script = self.scripts[min(self._turns, len(self.scripts) - 1)] if self.scripts else Script()
         self._turns += 1
         self._stop.clear()
+        self._answer_now.clear()
         if script.error is not None and not script.error_after:
             raise script.error
-        said: dict[Literal["reasoning", "answer"], str] = {"reasoning": "", "answer": ""}
+        said: dict[Literal["reasoning", "answer"], str] = {
+            "reasoning": before.reasoning if before else "",
+            "answer": before.text if before else "",
+        }
+        ids = list(before.token_ids) if before else []
         pieces = chain(
             zip(_pieces(script.reasoning), repeat("reasoning")), zip(_pieces(script.text), repeat("answer"))
         )
         begun = time.monotonic()
         reason = script.finish_reason
-        count = reasoning_count = 0
+        count = reasoning_count = thought = 0
         for number, (piece, kind) in enumerate(pieces):
             if script.gate is not None and number == script.gate_after:
                 while not script.gate.wait(0.005) and not self._stop.is_set():
-                    pass
+                    if kind == "reasoning" and self._answer_now.is_set():
+                        break
             if script.tokens_per_s is not None:
                 time.sleep(max(begun + number / script.tokens_per_s - time.monotonic(), 0.0))
             if self._stop.is_set():
@@ -148,14 +189,18 @@ class ScriptedBackend:
             if script.error is not None and number == script.error_after:
                 raise script.error
             kind = "reasoning" if kind == "reasoning" else "answer"
+            if kind == "reasoning" and self._answer_now.is_set():
+                continue
             said[kind] += piece
             count += 1
             reasoning_count += kind == "reasoning"
+            ids.append(number)
+            thought = len(ids) if kind == "reasoning" else thought
             stats = self._stats(script, count, reasoning_count, begun)
-            self.last = Outcome(said["answer"], said["reasoning"], None, stats)
+            self.last = Outcome(said["answer"], said["reasoning"], None, stats, ids)
             yield TokenEvent(piece, number, kind)
         stats = self._stats(script, count, reasoning_count, begun)
-        self.last = Outcome(said["answer"], said["reasoning"], reason, stats)
+        self.last = Outcome(said["answer"], said["reasoning"], reason, stats, ids, (thought, len(ids)))
         self.history.append((question, said["answer"]))
 
     def _stats(self, script: Script, count: int, reasoning: int, begun: float) -> TurnStats:
@@ -169,6 +214,27 @@ class ScriptedBackend:
             prefill_s=0.1,
             decode_s=time.monotonic() - begun,
         )
+
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
+        """`calls` notes the ids of the exchanges."""
+        self.calls.append(("load_path", tuple(exchange.id for exchange in exchanges)))
+        if self.load_path_error is not None:
+            raise self.load_path_error
+        self.history = [(exchange.user, exchange.text) for exchange in exchanges]
+        self.last = None
+        for latest in exchanges[-1:]:
+            reason = FinishReason(latest.finish_reason or "cancelled")
+            ids, opening = list(latest.token_ids), list(latest.opening)
+            self.last = Outcome(
+                latest.text, latest.reasoning, reason, TurnStats(), ids, latest.shown, opening
+            )
+
+    def count(self, draft: str) -> DraftCost | None:
+        self.calls.append(("count", draft))
+        if self.info is None:
+            return None
+        tokens = len(draft.split())
+        return DraftCost(tokens, tokens + 5, self.context_length - self.used_tokens - tokens - 5)
 
     def undo(self) -> bool:
         self.calls.append(("undo", None))
@@ -186,6 +252,14 @@ class ScriptedBackend:
         self.calls.append(("set_think", think))
         self.think = think
 
+    def set_think_cache(self, think_cache: ThinkCache) -> None:
+        self.calls.append(("set_think_cache", think_cache))
+        self.think_cache = think_cache
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        self.calls.append(("set_sampling", dict(sampling)))
+        self.sampling = dict(sampling)
+
     def settle(self) -> None:
         self.calls.append(("settle", None))
 
@@ -194,6 +268,10 @@ class ScriptedBackend:
 
     def models(self) -> list[str]:
         return self.known_models
+
+    def catalogue(self) -> list[ModelChoice]:
+        self.calls.append(("catalogue", None))
+        return self.choices
 
     def close(self) -> None:
         self.closed = True

@@ -241,8 +241,9 @@ async def test_reset_forgets_everything() -> None:
         await driver.until(lambda: ("reset", None) in backend.calls)
         assert driver.questions == []
         assert driver.answers == []
+        assert driver.app.chat.conversation.path == []
         await driver.send("/stats")
-        await driver.shows("Nothing has been answered yet.")
+        await driver.shows("session (0)")
 
 
 async def test_reset_during_an_answer() -> None:
@@ -311,16 +312,18 @@ async def test_system_prompt() -> None:
         await driver.until(lambda: backend.system is None)
 
 
-async def test_model_lists_and_switches() -> None:
+async def test_a_model_is_picked_and_the_history_stays() -> None:
     backend = ScriptedBackend()
     async with driven(backend) as driver:
         await driver.send("q")
         await driver.send("/model")
-        await driver.shows("On this machine: scripted, other.")
-        await driver.send("/model other")
-        await driver.shows("Now chatting with other.")
-        await driver.send("/undo")
-        await driver.shows("nothing to take back")
+        await driver.shows("Type to search, or a Hub id")
+        await driver.types("other")
+        await driver.pilot.press("enter")
+        await driver.shows("Now chatting with other. The history stays")
+        assert backend.calls[-1] == ("load_path", (1,)) or ("load_path", (1,)) in backend.calls
+        assert backend.history == [("q", "Hello there.")]
+        assert driver.questions == ["q"]
 
 
 async def test_a_switch_that_fails_keeps_the_model() -> None:
@@ -342,10 +345,10 @@ async def test_stats_and_help() -> None:
         await driver.send("2")
         await driver.send("/stats")
         rows = [line.split() for line in driver.text().split("\n")]
-        assert ["prompt", "tokens", "60", "102"] in rows
-        assert ["from", "the", "cache", "50", "80"] in rows
-        assert ["computed", "10", "22"] in rows
-        assert ["generated", "tokens", "1", "3"] in rows
+        assert ["prompt", "tokens", "60", "102", "102"] in rows
+        assert ["from", "the", "cache", "50", "80", "80"] in rows
+        assert ["computed", "10", "22", "22"] in rows
+        assert ["generated", "tokens", "1", "3", "3"] in rows
         await driver.pilot.press("f1")
         await driver.shows("Break the line")
         assert "/think [on|off|auto|show|hide]" in driver.text()
@@ -417,7 +420,7 @@ async def test_a_model_that_cannot_be_loaded() -> None:
         assert backend.load_gate is not None
         backend.load_gate.set()
         await driver.until(lambda: driver.errors)
-        assert driver.errors[0].startswith("There is no such file. /model NAME")
+        assert driver.errors[0].startswith("There is no such file. /model chooses")
         assert driver.composer.text == "waiting"
         await driver.send("waiting")
         assert "No model is loaded" in driver.errors[-1]
@@ -483,3 +486,20 @@ async def test_a_command_is_not_warmed() -> None:
         await driver.types("/sta")
         assert driver.app.chat._draft_at is None
         assert await prepared(driver, backend) == []
+
+
+async def test_a_load_can_be_stopped_and_begun_again() -> None:
+    progress = Progress("download", "weights", 1, 2)
+    backend = ScriptedBackend(load_gate=threading.Event(), load_progress=(progress,))
+    async with driven(backend, ready=False) as driver:
+        await driver.shows("download")
+        await driver.pilot.press("escape")
+        await driver.shows("Loading goes on; /stop ends it.")
+        await driver.send("/stop", wait=False)
+        await driver.until(lambda: driver.errors)
+        assert driver.errors[0].startswith("Loading was stopped; what is downloaded already is kept. /model")
+        assert backend.load_gate is not None
+        backend.load_gate.set()
+        await driver.send("/model other")
+        await driver.send("hello")
+        assert driver.answers == ["Hello there."]

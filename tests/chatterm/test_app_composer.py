@@ -1,5 +1,8 @@
-"""Writing: lines, paste, size, the list of commands."""
+"""Writing: lines, pastes, files, size, the list of commands."""
 
+from pathlib import Path
+
+import pytest
 from textual import events
 
 from chatterm.widgets.completion import Completion
@@ -43,9 +46,53 @@ async def test_a_paste_of_a_megabyte_is_taken() -> None:
     async with driven(ScriptedBackend()) as driver:
         text = "a line of some length, pasted\n" * 34_000
         paste(driver, text)
-        await driver.until(lambda: len(driver.composer.text) == len(text))
+        await driver.until(lambda: len(driver.composer.full_text) == len(text))
         await driver.types("x")
-        assert driver.composer.text.endswith("pasted\nx")
+        assert driver.composer.full_text.endswith("pasted\nx")
+
+
+async def test_a_folded_paste_is_sent_whole_and_up_brings_it_back() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        text = "".join(f"row {n}\n" for n in range(1204))
+        await driver.types("see ")
+        paste(driver, text)
+        await driver.shows("see [pasted 1,204 lines]")
+        await driver.pilot.press("enter")
+        await driver.idle()
+        assert ("send", f"see {text}".strip("\n")) in backend.calls
+        assert driver.composer.text == ""
+        await driver.pilot.press("up")
+        assert driver.composer.full_text == f"see {text}"
+
+
+async def test_a_file_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes.txt").write_text("keep this", encoding="utf-8")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0")
+    monkeypatch.chdir(tmp_path)
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        await driver.types("sum up @no")
+        await driver.shows("notes.txt")
+        await driver.pilot.press("enter", "enter")
+        await driver.until(lambda: [name for name, _ in backend.calls if name == "send"])
+        sent = next(value for name, value in backend.calls if name == "send")
+        assert sent == "sum up notes.txt\n\nnotes.txt:\n```txt\nkeep this\n```"
+        await driver.idle()
+        await driver.send("and @image.png", wait=False)
+        await driver.until(lambda: driver.errors)
+        assert driver.errors == ["image.png is not a text file; only text (UTF-8) can be attached."]
+        assert driver.composer.text == "and @image.png"
+
+
+async def test_an_editor_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISUAL", "no-such-editor")
+    async with driven(ScriptedBackend()) as driver:
+        await driver.types("draft")
+        await driver.pilot.press("ctrl+g")
+        await driver.until(lambda: driver.errors)
+        assert driver.errors == ["There is no program no-such-editor; VISUAL names it as your editor."]
+        assert driver.composer.text == "draft"
 
 
 async def test_it_grows_to_a_third_of_the_screen() -> None:
@@ -71,13 +118,13 @@ async def test_a_list_of_commands_opens_while_typing() -> None:
         completion = driver.app.chat.query_one(Completion)
         assert not completion.display
         await driver.pilot.press("slash")
-        await driver.shows("/think [on|off|auto|show|hide]")
+        await driver.shows("/branch [prev|next]")
         await driver.types("re")
-        await driver.until(lambda: "/stats" not in driver.text())
+        await driver.until(lambda: "/stop" not in driver.text())
         assert "/reset" in driver.text()
         assert "/retry" in driver.text()
         await driver.pilot.press("down", "tab")
-        assert driver.composer.text == "/retry"
+        assert driver.composer.text == "/reset"
         await driver.until(lambda: not completion.display)
 
 
@@ -146,3 +193,24 @@ async def test_selected_text_is_copied_by_control_c() -> None:
         assert driver.app.clipboard == "copy me"
         assert driver.composer.text == "copy me"
         assert driver.app.return_value is None
+
+
+async def test_what_is_typed_right_after_enter_stays() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        driver.composer.put("first")
+        driver.composer._submit()  # the screen is busy and does not see it yet
+        driver.composer.insert("second")
+        await driver.until(lambda: driver.composer.text == "second")
+        await driver.idle()
+        assert driver.questions == ["first"]
+        assert ("send", "first") in backend.calls
+
+
+async def test_keys_that_come_in_one_burst_are_taken_in_their_order() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.types("ab")
+        for key, character in (("backspace", None), ("c", "c"), ("left", None), ("delete", None), ("d", "d")):
+            driver.app.post_message(events.Key(key, character))
+        await driver.until(lambda: "d" in driver.composer.text)
+        assert driver.composer.text == "ad"

@@ -6,24 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.backend import Figures, ModelInfo, Progress
+from chatterm.backend import DraftCost, Figures, ModelInfo, Progress, TurnStats
+from chatterm.cache_map import PLAIN_MARKS, cache_lines
 from chatterm.figures import (
     Live,
+    Pace,
     SessionStats,
     Speedometer,
+    Watch,
+    bar,
     count_text,
+    left_text,
     meter,
     new_notes,
+    progress_parts,
     progress_text,
     rate_text,
     seconds_text,
     sparkline,
 )
 from chatterm.markdown.lines import line_cells, text_of
-from chatterm.reports import stats_lines
+from chatterm.stats import process_figures, stats_lines
+from chatterm.widgets.meter import context_bar, note_lines
 from chatterm.widgets.side_panel import panel_lines
 from chatterm.widgets.status_line import status_line
 from chatterm.widgets.welcome import welcome_lines
+from engine.block_map import BlockMap, BlockState
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import ScriptedBackend
 
@@ -58,10 +66,61 @@ def test_the_history_stays_short_and_counts_every_token(gaps: list[float]) -> No
     assert sum(speed._counts) == len(times)
 
 
+def test_the_pace_of_a_download_and_the_time_left() -> None:
+    pace = Pace(window=4)
+    assert (pace.rate(0), pace.left(0, 100)) == (None, None)
+    for second in range(11):
+        pace.add(second, 10 * second if second < 5 else 40 + 20 * (second - 4))
+    assert pace.rate(10) == pytest.approx(20)
+    assert pace.left(10, 200) == pytest.approx(2)
+    assert pace.left(10, None) is None
+    assert pace.rate(12) == pytest.approx(120 / 7, rel=0.2), "a stall slows it down"
+    pace.add(13, 0)
+    assert pace.rate(13) is None, "something else has begun"
+
+
+def test_the_watch_tells_rates_of_a_download_and_of_a_prompt() -> None:
+    watch = Watch()
+    lives = [
+        Live("loading", "m", progress=Progress("download", "a.gguf", 10**6 * second, 10**7))
+        for second in range(1, 4)
+    ]
+    seen = [watch.see(live, second) for second, live in enumerate(lives)]
+    assert seen[0].left_s is None
+    assert progress_parts(seen[-1]) == ["a.gguf 3.0 of 10 MB", "1.0 MB/s", "7 s left"]
+    reading = Live("reading", "m", INFO, figures=FIGURES)
+    steps = [replace(reading, figures=replace(FIGURES, prefill_done=done)) for done in (0, 1000)]
+    first, second = (watch.see(live, now) for now, live in zip((10.0, 12.0), steps, strict=True))
+    assert (first.prefill_rate, first.left_s) == (None, None)
+    assert (second.prefill_rate, second.left_s) == (500, pytest.approx(4.8))
+    after = watch.see(Live("ready", "m", prefill_rate=40.0, computed=1), 13)
+    assert after == Live("ready", "m", prefill_rate=500, computed=1), (
+        "one token tells nothing of the next thousand"
+    )
+    assert watch.see(Live("ready", "m", prefill_rate=800.0, computed=100), 14).prefill_rate == 800
+
+
+def test_the_watch_tells_what_idle_work_has_done() -> None:
+    live = Live("ready", "m", INFO, used=100, figures=FIGURES)
+    assert Watch().see(live, 1).present == 100
+    for warmed, present in ((40, 40), (300, 100)):  # with a draft it warms more than the history
+        figures = replace(FIGURES, warmed=warmed)
+        assert Watch().see(replace(live, figures=figures), 1).present == present
+
+
+def test_the_share_of_the_bandwidth_counts_weights_and_context() -> None:
+    live = Live("answering", "m", INFO, speed=100.0, used=16, figures=FIGURES)
+    assert live.bandwidth_share is None
+    known = replace(live, figures=replace(FIGURES, bandwidth=1e12))
+    per_block = FIGURES.kv_bytes / 6
+    assert known.bandwidth_share == pytest.approx(100 * (FIGURES.weight_bytes + per_block) / 1e12)
+
+
 def test_words() -> None:
     assert [count_text(n) for n in (7, 999, 4096, 131_072)] == ["7", "999", "4.1k", "131k"]
     assert [seconds_text(s) for s in (0.038, 0.42, 12.5, 185)] == ["38 ms", "0.42 s", "12.5 s", "3 min 5 s"]
     assert [rate_text(r) for r in (4.25, 99.96, 1234.5)] == ["4.2 tok/s", "100 tok/s", "1,234 tok/s"]
+    assert [left_text(s) for s in (0.2, 8, 200, 9000)] == ["1 s left", "8 s left", "3 min left", "2.5 h left"]
     assert progress_text(Progress("load", "weights", 61_000_000, 98_000_000)) == "weights 61 of 98 MB"
     assert progress_text(Progress("load", "weights", 61_000, 98_000_000)) == "weights 61 kB of 98 MB"
     assert progress_text(Progress("download", "a.gguf", 5_000_000, None)) == "a.gguf 5.0 MB"
@@ -76,8 +135,19 @@ def test_drawings() -> None:
     assert meter(2, 4) == ("━━━━", "")
 
 
+@given(st.lists(st.floats(0, 0.4), max_size=4), st.integers(5, 60))
+def test_a_bar_shows_everything_that_is_not_nothing(shares: list[float], width: int) -> None:
+    shares = [share / max(sum(shares), 1) for share in shares]
+    line = bar([(share, str(index)) for index, share in enumerate(shares)], width)
+    assert line_cells(line) == width
+    assert [style for _, style in line if style != "rule"] == [
+        str(index) for index, share in enumerate(shares) if share > 0
+    ]
+
+
 INFO = ModelInfo("a-model-with-quite-a-long-name/and-more", "cpu", "bfloat16", 131_072, True)
 FIGURES = Figures("m", "cpu", "bfloat16", "sdpa", 131_072, 10**9, 10**9, 16, 1, 2, 3, 1200, 3400)
+MEASURED = replace(FIGURES, bandwidth=2e12)
 LIVES = [
     Live("loading", "m"),
     Live("loading", "m", progress=Progress("download", "a-rather-long-file-name.safetensors", 1, 10**9)),
@@ -98,13 +168,16 @@ LIVES = [
         72,
         9_999,
         130_000,
+        129_000,
         131_072,
+        MEASURED,
+        812.0,
     ),
 ]
 
 
 @pytest.mark.parametrize("live", LIVES, ids=lambda live: live.phase)
-@pytest.mark.parametrize("width", [34, 60, 80, 109])
+@pytest.mark.parametrize("width", [20, 34, 60, 80, 109])
 def test_the_line_fits(live: Live, width: int) -> None:
     assert line_cells(status_line(live, width)) <= width
 
@@ -115,10 +188,145 @@ def test_panel_and_welcome_fit(live: Live) -> None:
     assert all(line_cells(line) <= 40 for line in welcome_lines(live, 40))
 
 
+def test_of_a_low_screen_the_panel_leaves_out_whole_sections() -> None:
+    everything = panel_lines(LIVES[-1], 30)
+    text = "\n".join(map(text_of, everything))
+    for part in (
+        "1,234.5 tok/s",
+        "prefill",
+        "812 tok/s",
+        "of the bandwidth",
+        "cached",
+        "KV cache",
+        "1,072 tokens left",
+    ):
+        assert part in text
+    low = panel_lines(LIVES[-1], 30, 20)
+    assert len(low) <= 20
+    assert "speed" in map(text_of, low)
+    assert low == everything[: len(low)]
+
+
+def test_the_meter_tells_cached_from_used_and_a_draft_from_free() -> None:
+    live = Live("ready", "m", INFO, used=500, present=300, context=1000)
+    assert [(len(text), style) for text, style in context_bar(live, 10, 200)] == [
+        (3, "primary"),
+        (2, "accent"),
+        (2, "muted"),
+        (3, "rule"),
+    ]
+    assert context_bar(Live("ready", "m"), 10) == []
+
+
+def note(used: int, cost: DraftCost | None = None, width: int = 80, **more: float) -> str:
+    live = replace(Live("ready", "m", INFO, used=used, context=1000), **more)
+    lines = note_lines(live, cost, width)
+    assert all(line_cells(line) <= width for line in lines)
+    return " ".join(text_of(line) for line in lines)
+
+
+def test_a_long_draft_says_what_it_costs() -> None:
+    assert note(100) == note(100, DraftCost(20, 25, 880)) == ""
+    text = note(100, DraftCost(400, 420, 500), prefill_rate=100.0)
+    for part in ("400 tokens", "420 to compute (about 4.20 s)", "80 cached", "leaves 500 of 1.0k"):
+        assert part in text
+    assert "20 tokens" in note(100, DraftCost(20, 120, 880), prefill_rate=50.0), "few tokens, but slow ones"
+    text = note(100, DraftCost(1400, 1420, -500))
+    assert "does not fit: 500 tokens too many" in text
+    assert "Nothing is dropped" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 160])
+def test_a_full_context_offers_what_can_be_done(width: int) -> None:
+    assert note(899, width=width) == ""
+    text = note(930, width=width)
+    for part in ("93% full", "70 tokens are left", "/undo", "/reset", "Nothing is dropped unasked."):
+        assert part in text
+    note(930, DraftCost(400, 400, -300), width)
+
+
+FREE, CACHED, HELD, SHARED, MASKED = BlockState
+MAP = BlockMap(
+    16,
+    bytes([SHARED] * 6 + [HELD] * 3 + [MASKED] + [CACHED] * 5 + [FREE] * 85),
+    tuple(range(10)),
+    160,
+    150,
+    96,
+    9,
+    2,
+)
+
+
+@pytest.mark.parametrize("size", [(20, 8), (40, 14), (74, 22), (154, 43)])
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_map_of_the_blocks_fits(size: tuple[int, int], plain: bool) -> None:
+    lines = cache_lines(MAP, *size, plain=plain)
+    assert all(line_cells(line) <= size[0] for line in lines)
+    if size[0] >= 74:
+        assert len(lines) <= size[1]
+    big = replace(MAP, states=bytes(100_000))
+    assert len(cache_lines(big, *size)) <= max(size[1], len(lines))
+
+
+def test_the_map_tells_the_states_apart_without_colours() -> None:
+    text = "\n".join(map(text_of, cache_lines(MAP, 80, plain=True)))
+    assert text.isascii()
+    row = next(line for line in text.splitlines() if line.startswith("@ @"))
+    assert row.split() == ["@"] * 6 + ["#"] * 3 + ["o"]
+    assert len(set(PLAIN_MARKS)) == 5
+    for part in (
+        "160 tokens, 150 of them in the cache",
+        "96 shared with 2 other branches",
+        "9 tokens of thinking",
+    ):
+        assert part in text.replace("\n", " ")
+
+
+def test_a_square_of_several_blocks_shows_the_most_telling_one() -> None:
+    found = replace(MAP, states=bytes([FREE, CACHED, HELD, SHARED] + [FREE] * 96), path=())
+    lines = [text_of(line) for line in cache_lines(found, 49, 0, plain=True)]
+    assert "As they lie in memory, 2 blocks in a square" in lines
+    assert "+ @" + 23 * " ." in lines
+
+
+def test_stats_compare_the_turn_the_session_and_the_process() -> None:
+    turns = [TurnStats(1000, 0, 1000, 50, 0, 1.0, 1.0, 1.0), TurnStats(1000, 990, 10, 50, 0, 0.1, 0.01, 1.0)]
+    session, process = SessionStats(), SessionStats()
+    process.add(turns[0])
+    for stats in (session, process):
+        stats.add(turns[0])
+        stats.add(turns[1], retry=True)
+    lines = stats_lines(100, turns[1], session, INFO, MEASURED, process, process_figures(0.0))
+    text = "\n".join(map(text_of, lines))
+    for part in (
+        "session (2)",
+        "process (3)",
+        "tokens reused",
+        "A retry found 99% of its prompt in the cache",
+        "2.0 TB/s",
+    ):
+        assert part in text
+    assert "990" in next(text_of(line) for line in lines if "tokens reused" in text_of(line))
+    for width in (30, 60, 160):
+        assert all(
+            line_cells(line) <= width
+            for line in stats_lines(width, turns[1], session, INFO, MEASURED, process)
+        )
+
+
+def test_stored_turns_add_up_to_the_same_session() -> None:
+    session = SessionStats()
+    turns = [TurnStats(10, 4, 6, 50, 5, 1.0, 0.5, 2.0), TurnStats(20, 15, 5, 3, 0, 0.1, 0.2, 0.3)]
+    for turn in turns:
+        session.add(turn)
+    assert SessionStats.of([turns[0].to_dict(), {}, turns[1].to_dict()]) == session
+
+
 def test_stats_name_the_kernels() -> None:
     figures = replace(FIGURES, attention="flash", decode="fused kernels, CUDA graph")
     lines = stats_lines(80, None, SessionStats(), INFO, figures)
-    assert "flash attention · fused kernels, CUDA graph · weights" in " ".join(map(text_of, lines))
+    assert any("flash attention · fused kernels, CUDA graph" in text_of(line) for line in lines)
     assert all(line_cells(line) <= 80 for line in lines)
 
 

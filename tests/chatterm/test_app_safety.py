@@ -10,7 +10,10 @@ import pytest
 from rich.segment import Segment
 from textual import events
 
-from chatterm.backend import EngineError, ModelError
+from chatterm.backend import EngineError, ModelChoice, ModelError
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.store import Store
+from chatterm.sessions.tree import Tree
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -93,16 +96,46 @@ async def test_markup_is_text_everywhere() -> None:
 
 async def test_names_and_errors() -> None:
     error = ModelError(f"No model {HOSTILE}.")
-    backend = ScriptedBackend(load_error=error, model=HOSTILE, known_models=[HOSTILE])
+    backend = ScriptedBackend(load_error=error, model=HOSTILE, choices=[ModelChoice(HOSTILE, 1, True, None)])
     async with driven(backend, (140, 40), ready=False) as driver:
         await driver.until(lambda: driver.errors)
         await checked(driver)
         await driver.send("/model")
-        await driver.shows("On this machine")
+        await driver.shows("on this machine")
         await checked(driver)
+        await driver.pilot.press("escape")
         await driver.send(f"/model {HOSTILE}")
         await driver.shows("Now chatting with")
         await checked(driver)
+
+
+async def test_a_session_that_somebody_else_wrote(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "sessions.db")
+    tree = Tree()
+    for user in (HOSTILE, HOSTILE + "2"):
+        exchange = tree.add(None, user, HOSTILE.replace("\ud800", ""))
+        exchange.text, exchange.reasoning, exchange.finish_reason = HOSTILE, HOSTILE, "\x1b[2J"
+    info = SessionInfo(title=HOSTILE, model=HOSTILE, system=HOSTILE)
+    session = store.add(info, tree.exchanges, tree.head)
+    async with driven(ScriptedBackend(thinks=True), (140, 40), store=store) as driver:
+        await driver.send("/sessions")
+        await driver.shows("2 messages")
+        await checked(driver)
+        await driver.pilot.press("enter")
+        await driver.shows("< 2/2 >")
+        await driver.idle()
+        await driver.pilot.press("ctrl+t", "alt+up")
+        await checked(driver)
+        await driver.pilot.press("alt+left", "e")
+        await checked(driver)
+        await driver.pilot.press("escape")
+        await driver.send("/export md " + str(tmp_path / "out.md"))
+        await driver.until(lambda: (tmp_path / "out.md").exists())
+        await driver.send("/rename " + HOSTILE.replace("\n", " "))
+        await checked(driver)
+    assert "\x1b" not in (tmp_path / "out.md").read_text()
+    assert store.load(session)[1].exchanges[0].text == HOSTILE.replace("\ud800", "?")
+    store.close()
 
 
 PROGRAM = """
@@ -115,12 +148,12 @@ sys.exit(run_app(ScriptedBackend([Script({answer!r})]), theme=None))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_a_real_terminal_gets_no_command_from_the_model() -> None:
+def test_a_real_terminal_gets_no_command_from_the_model(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     child = pexpect.spawn(
         sys.executable,
         ["-c", textwrap.dedent(PROGRAM).format(root=root, answer=HOSTILE.replace("\ud800", ""))],
-        env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
+        env={**os.environ, "CHATTERM_DATA": str(tmp_path), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
         dimensions=(24, 80),
         timeout=20,
     )

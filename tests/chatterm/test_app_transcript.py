@@ -6,7 +6,7 @@ from time import monotonic, process_time
 
 from textual import events
 
-from chatterm.entries import AnswerEntry, UserEntry
+from chatterm.sessions.tree import Tree
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -14,14 +14,12 @@ PROSE = "Some **prose** with `code`, and a list:\n\n- one\n- two\n\n```python\nx
 
 
 def fill(driver: Driver, turns: int) -> None:
-    entries = []
+    """Open a session with that many turns."""
+    tree = Tree()
     for number in range(turns):
-        answer = AnswerEntry()
-        answer.add(f"Answer {number}. {PROSE}", reasoning=False)
-        entries += [UserEntry(f"Question {number}?"), answer]
-    driver.app.chat.query_one("#welcome").display = False
-    driver.transcript.display = True
-    driver.transcript.add(*entries)
+        exchange = tree.add(tree.head, f"Question {number}?", "scripted")
+        exchange.text, exchange.finish_reason = f"Answer {number}. {PROSE}", "eos"
+    driver.app.chat.conversation.open(None, tree)
 
 
 async def test_it_follows_the_end_until_one_scrolls_up() -> None:
@@ -141,7 +139,7 @@ async def test_lines_that_are_kept_are_those_that_would_be_drawn() -> None:
             assert is_up_to_date()
         await driver.shows("item 59")
         dark = driver.segments()
-        driver.app.chat.theme("paper")
+        driver.app.chat.actions.theme("paper")
         await driver.pilot.pause()
         assert driver.segments() != dark
         assert is_up_to_date()

@@ -1,12 +1,14 @@
 """The local engine as a backend, with the real default model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from chatterm.backend import Backend, ChatOptions, EngineError, FinishReason, ModelError, Progress
 from chatterm.local import LocalBackend
+from chatterm.sessions.records import Exchange
 
 SHORT = {"temperature": 0.0, "max_tokens": 8}
 
@@ -35,8 +37,18 @@ def test_it_is_a_backend_and_costs_nothing_before_it_is_opened() -> None:
     backend.prepare("draft")
     backend.set_system("x")
     backend.set_think("off")
-    assert (backend.system, backend.think) == ("x", "off")
-    for call in (lambda: next(backend.send("hi")), lambda: next(backend.retry()), backend.undo):
+    backend.set_think_cache("mask")
+    backend.set_sampling({"top_k": 2})
+    backend.answer_now()
+    backend.load_path([Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")])
+    assert (backend.system, backend.think, backend.think_cache) == ("x", "off", "mask")
+    assert (backend.count("draft"), backend.blocks()) == (None, None)
+    for call in (
+        lambda: next(backend.send("hi")),
+        lambda: next(backend.retry()),
+        lambda: next(backend.resume()),
+        backend.undo,
+    ):
         with pytest.raises(EngineError, match="No model is loaded"):
             call()
     backend.close()
@@ -105,3 +117,100 @@ def test_a_switch_that_fails_early_keeps_the_model(backend: LocalBackend, tmp_pa
         backend.switch(str(tmp_path))
     assert backend.info is not None
     assert list(backend.send("Still there?"))
+
+
+def exchange(backend: LocalBackend, user: str, model: str) -> Exchange:
+    """The latest answer as a session keeps it."""
+    last = backend.last
+    assert last is not None
+    assert last.finish_reason is not None
+    return Exchange(
+        1,
+        None,
+        user,
+        last.text,
+        last.reasoning,
+        list(last.token_ids),
+        last.shown,
+        list(last.opening),
+        str(last.finish_reason),
+        last.stats.to_dict(),
+        model,
+    )
+
+
+def test_a_path_keeps_its_tokens_with_the_same_model_and_its_text_with_another(backend: LocalBackend) -> None:
+    assert backend.info is not None
+    list(backend.send("Name a colour."))
+    used, last = backend.used_tokens, backend.last
+    assert last is not None
+    ours = exchange(backend, "Name a colour.", backend.info.name)
+    theirs = exchange(backend, "Name a colour.", "another model")
+    for model_of, ids in ((ours, list(last.token_ids)), (theirs, None)):
+        backend.reset()
+        backend.load_path([model_of])
+        assert backend.last is not None
+        assert (backend.last.text, backend.last.finish_reason) == (last.text, last.finish_reason)
+        assert backend.last.stats == last.stats
+        assert abs(backend.used_tokens - used) <= (0 if ids else 2)
+        if ids:
+            assert list(backend.last.token_ids) == ids
+    backend.load_path([ours])
+    list(backend.send("Another."))
+    assert backend.last.stats.cached_tokens >= used - 6  # the end of turn and what opens the next one
+
+
+def test_continue_computes_one_token_and_adds_to_the_answer(backend: LocalBackend) -> None:
+    backend.set_sampling({**SHORT, "max_tokens": 2})
+    try:
+        list(backend.send("Name three colours."))
+        first = backend.last
+        assert first is not None
+        assert first.finish_reason is FinishReason.LENGTH
+        new = "".join(event.text for event in backend.resume())
+    finally:
+        backend.set_sampling(SHORT)
+    assert backend.last is not None
+    assert backend.last.text == first.text + new
+    assert list(backend.last.token_ids)[:2] == list(first.token_ids)
+    assert backend.last.stats.prefilled_tokens == 1
+
+
+def test_the_cost_of_a_draft_and_the_blocks(backend: LocalBackend) -> None:
+    cost = backend.count("How are you?")
+    assert cost is not None
+    assert 3 < cost.new <= cost.tokens < 40
+    list(backend.send("How are you?"))
+    assert backend.last is not None
+    assert backend.last.stats.prompt_tokens == 1024 - cost.free
+    assert _until(lambda: (found := backend.blocks()) is not None and found.tokens == backend.used_tokens)
+
+
+def _until(condition: Callable[[], bool]) -> bool:
+    return any(condition() or sleep(0.01) for _ in range(1000))
+
+
+def test_sampling_is_checked_and_obeyed(backend: LocalBackend) -> None:
+    with pytest.raises(EngineError, match="top_p is 2"):
+        backend.set_sampling({"top_p": 2})
+    with pytest.raises(EngineError, match="no such sampling setting among heat"):
+        backend.set_sampling({"heat": 2})
+    backend.set_sampling({**SHORT, "max_tokens": 2})
+    try:
+        list(backend.send("Count."))
+        assert backend.last is not None
+        assert backend.last.stats.generated_tokens <= 2
+    finally:
+        backend.set_sampling(SHORT)
+
+
+def test_the_catalogue_says_what_is_here_and_what_fits(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.device.available_memory", lambda device: 10_000_000_000)
+    found = {choice.name: choice for choice in backend.catalogue()}
+    assert found["qwen3:32b"].bytes is not None
+    assert found["qwen3:32b"].bytes > 60_000_000_000
+    assert (found["qwen3:32b"].fits, found["qwen3:0.6b"].fits) == (False, True)
+    assert found["smollm2"].fits
+    assert len(found) >= 7

@@ -6,17 +6,25 @@ from time import monotonic, sleep
 
 import pytest
 
-from chatterm.backend import EngineError, FinishReason, Progress
+from chatterm.backend import DraftCost, EngineError, FinishReason, Progress
+from chatterm.sessions.records import Exchange
 from chatterm.worker import (
     Answered,
+    Catalogue,
+    Count,
     Done,
     Failed,
     ListModels,
     Loaded,
     Loading,
+    LoadPath,
     Open,
+    Prepare,
     Report,
+    Resume,
     Send,
+    SetSampling,
+    SetThinkCache,
     Token,
     Worker,
 )
@@ -131,4 +139,55 @@ def test_a_stop_asked_before_the_backend_began_is_repeated() -> None:
     answered = next(report for report in reports if isinstance(report, Answered))
     assert answered.outcome is not None
     assert answered.outcome.finish_reason is FinishReason.CANCELLED
+    assert worker.close()
+
+
+def test_the_calls_of_a_session_reach_the_backend_and_report_their_value() -> None:
+    backend = ScriptedBackend([Script("one", finish_reason=FinishReason.LENGTH), Script(" two")])
+    worker = Worker(backend)
+    worker.start()
+    path = (Exchange(4, None, "hi", "yo", finish_reason="eos"), Exchange(7, 4, "again", "once more"))
+    jobs = [Open(), LoadPath(path), SetThinkCache("mask"), SetSampling({"top_k": 3}), Send("go"), Resume()]
+    for job in jobs:
+        worker.submit(job)
+        assert isinstance(until(worker, ended)[-1], Done)
+    assert backend.calls[1] == ("load_path", (4, 7))
+    assert backend.history == [("hi", "yo"), ("again", "once more"), ("go", "one two")]
+    assert (backend.think_cache, backend.sampling) == ("mask", {"top_k": 3})
+    worker.submit(Resume())
+    assert until(worker, ended) == [Failed(Resume(), "The answer is complete; /retry asks for another one.")]
+    worker.submit(Count("three more words"))
+    cost = DraftCost(tokens=3, new=8, free=4096 - 8 - 8)
+    assert until(worker, ended) == [Done(Count("three more words"), cost)]
+    worker.submit(Catalogue())
+    assert until(worker, ended) == [Done(Catalogue(), backend.choices)]
+    assert worker.close()
+
+
+def test_drafts_that_are_gone_are_not_looked_at() -> None:
+    gate = threading.Event()
+    backend = ScriptedBackend([Script("x", gate=gate)])
+    worker = Worker(backend)
+    worker.start()
+    worker.submit(Send("go"))
+    for draft in ("a", "a b", "a b c"):
+        worker.submit(Prepare(draft))
+        worker.submit(Count(draft))
+    gate.set()
+    until(worker, lambda reports: sum(isinstance(report, Done) for report in reports) == 7)
+    drafts = [call for call in backend.calls if call[0] in ("prepare", "count")]
+    assert drafts == [("prepare", "a b c"), ("count", "a b c")]
+    assert worker.close()
+
+
+def test_answer_now_ends_the_thinking_of_the_running_answer() -> None:
+    backend = ScriptedBackend([Script("done", reasoning="hmmm" * 3, gate=threading.Event(), gate_after=1)])
+    worker = Worker(backend)
+    worker.start()
+    worker.submit(Send("go"))
+    until(worker, bool)
+    worker.answer_now()
+    answered = next(report for report in until(worker, ended) if isinstance(report, Answered))
+    assert answered.outcome is not None
+    assert (answered.outcome.reasoning, answered.outcome.text) == ("hmmm", "done")
     assert worker.close()

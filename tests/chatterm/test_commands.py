@@ -1,14 +1,31 @@
 """The registry of slash commands: parsing, completion, help."""
 
+from pathlib import Path
+
 import pytest
 
+from chatterm.app import ChatApp
 from chatterm.backend import EngineError
-from chatterm.commands import COMMANDS, choice_completions, completions, is_command, parse
+from chatterm.commands import COMMANDS, choice_completions, completions, is_command, parse, tables
 from chatterm.markdown.lines import text_of
 from chatterm.reports import help_lines
+from chatterm.screens.chat import ChatScreen
 from chatterm.widgets.completion import suggestions
 
-PROMISED = {"help", "reset", "stats", "think", "system", "retry", "undo", "model", "quit"}
+PROMISED = {
+    "continue",
+    "answer",
+    "edit",
+    "branch",
+    "copy",
+    "export",
+    "import",
+    "sessions",
+    "rename",
+    "settings",
+}
+PROMISED |= {"cache", "panel", "expand", "stop", "select", "editor"}
+PROMISED |= {"help", "reset", "stats", "think", "system", "retry", "undo", "model", "quit"}
 
 
 class Recorder:
@@ -35,6 +52,25 @@ def test_every_promised_command_is_there_once() -> None:
     assert len(set(everything)) == len(everything)
 
 
+def test_every_command_has_a_key_of_its_own() -> None:
+    keys = [key for command in COMMANDS for key in command.keys]
+    assert len(set(keys)) == len(keys)
+    for command in COMMANDS:
+        assert command.keys, command.name
+        for argument in command.keys.values():
+            assert argument is None or parse(f"/{command.name} {argument}".strip()) == (command, argument)
+
+
+def test_the_chat_screen_binds_every_key() -> None:
+    bound = {binding.key for binding in [*ChatScreen.BINDINGS, *ChatApp.BINDINGS]}  # type: ignore[union-attr]
+    assert bound >= {key for command in COMMANDS for key in command.keys}
+
+
+def test_the_readme_has_the_commands_and_keys() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert tables() in readme, "put the output of chatterm.commands.tables() into the README"
+
+
 @pytest.mark.parametrize(
     ("text", "called"),
     [
@@ -51,6 +87,11 @@ def test_every_promised_command_is_there_once() -> None:
         ("/system You are\nterse.", ("system", "You are\nterse.")),
         ("/model Qwen/Qwen3-0.6B", ("model", "Qwen/Qwen3-0.6B")),
         ("/theme paper", ("theme", "paper")),
+        ("/continue", ("resume",)),
+        ("/edit 2", ("edit", "2")),
+        ("/copy code 2", ("copy", "code 2")),
+        ("/export md out.md", ("export", "md out.md")),
+        ("/sessions a talk", ("sessions", "a talk")),
         ("/quit", ("quit",)),
         ("/exit", ("quit",)),
     ],
@@ -65,6 +106,7 @@ def test_a_command_line_calls_its_action(text: str, called: tuple[str, ...]) -> 
         ("/nothing", "no command /nothing"),
         ("/", "no command /"),
         ("/reset now", "/reset takes nothing"),
+        ("/rename", "/rename needs TITLE"),
         ("/think maybe", "one of on, off, auto, show, hide"),
     ],
 )
@@ -82,10 +124,11 @@ def test_paths_and_text_after_a_space_are_messages(text: str) -> None:
 
 def test_completion_while_the_name_is_typed() -> None:
     assert completions("/") == list(COMMANDS)
-    assert [command.name for command in completions("/re")] == ["reset", "retry"]
+    assert [command.name for command in completions("/re")] == ["retry", "reset", "rename"]
     assert completions("/re t") == completions("hello") == completions("") == []
     assert choice_completions("/think o") == ["/think on", "/think off"]
     assert choice_completions("/think o x") == choice_completions("/nothing o") == []
+    assert "/theme paper" in choice_completions("/theme ")
     assert [item.text for item in suggestions("/the")] == ["/theme "]
     assert [item.text for item in suggestions("/think s")] == ["/think show"]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ import pytest
 from chatterm.cli import call
 
 ENTER = "\r"
+ALT_UP, ALT_LEFT, ALT_RIGHT, ALT_G = "\x1b[1;3A", "\x1b[1;3D", "\x1b[1;3C", "\x1bg"
+STORY = "Tell me a long story about a small boat."
+CTRL_U, CTRL_HOME = "\x15", "\x1b[1;5H"
 COLUMNS, ROWS = 100, 30
 
 
@@ -45,20 +49,26 @@ class Person:
         self.child.send(text)
 
 
-@pytest.fixture
-def person(smollm2: Path) -> Iterator[Person]:
-    """In front of `chatterm run smollm2`."""
+def runs(*options: str) -> Person:
+    """Somebody in front of `chatterm run` with these options."""
     child = pexpect.spawn(
         sys.executable,
-        ["-m", "chatterm", "run", "smollm2", "--temperature", "0", "--max-tokens", "40"],
+        ["-m", "chatterm", "run", *options, "--temperature", "0"],
         cwd=str(Path(__file__).parents[2]),
         env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
         dimensions=(ROWS, COLUMNS),
         encoding="utf-8",
         codec_errors="replace",
     )
-    yield Person(child)
-    child.close(force=True)
+    return Person(child)
+
+
+@pytest.fixture
+def person(smollm2: Path) -> Iterator[Person]:
+    """In front of `chatterm run smollm2`."""
+    person = runs("smollm2", "--max-tokens", "40")
+    yield person
+    person.child.close(force=True)
 
 
 def test_a_question_an_answer_figures_reset_and_quit(person: Person) -> None:
@@ -74,6 +84,54 @@ def test_a_question_an_answer_figures_reset_and_quit(person: Person) -> None:
     person.child.expect(pexpect.EOF, timeout=20)
     person.child.close()
     assert person.child.exitstatus == 0
+
+
+def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
+    person = runs("smollm2", "--max-tokens", "400")
+    person.waits_until(lambda seen: "tokens of context" in seen)
+    person.types(STORY + ENTER)
+    person.waits_until(lambda seen: len(said(seen)) > 60)
+    person.types("\x1b")
+    stopped = said(person.waits_until(lambda seen: "stopped" in seen))
+    person.types(ALT_G)  # continue
+    person.waits_until(lambda seen: "stopped" not in seen and len(said(seen)) > len(stopped) + 10)
+    person.types("\x1b")
+    assert said(person.waits_until(lambda seen: "stopped" in seen)).startswith(stopped)
+    person.types("What is the capital of France?" + ENTER)
+    person.waits_until(lambda seen: "Paris" in seen and "stopped" not in seen.split("France?")[-1])
+    person.waits_until(lambda seen: "first after" in seen.split("France?")[-1])
+    person.types(4 * ALT_UP)  # answer, question, answer, question
+    person.waits_until(lambda seen: "e edit" in seen)
+    person.types("e")
+    person.waits_until(lambda seen: "asks this anew" in seen)
+    person.types(CTRL_U + "What is the capital of Italy?" + ENTER)
+    person.waits_until(lambda seen: "< 2/2 >" in seen and "Rome" in seen and "first after" in seen)
+    person.types(ALT_LEFT)
+    person.waits_until(lambda seen: "Paris" in seen and "Rome" not in seen)
+    time.sleep(1.0)  # what has been said for a second survives
+    person.child.kill(signal.SIGKILL)
+    person.child.close(force=True)
+
+    again = runs("--continue")
+    again.waits_until(lambda seen: "Paris" in seen)
+    again.types(CTRL_HOME)
+    again.waits_until(lambda seen: "< 1/2 >" in seen)
+    again.types(ALT_RIGHT)
+    again.waits_until(lambda seen: "Rome" in seen)
+    again.types("/quit" + ENTER)
+    again.child.expect(pexpect.EOF, timeout=20)
+    again.child.close()
+    assert again.child.exitstatus == 0
+
+
+def said(seen: str) -> str:
+    """The text of the answer on the screen, without how it is broken into lines."""
+    lines = seen.split("\n")
+    first = next((row for row, line in enumerate(lines) if STORY in line), len(lines))
+    last = next(
+        (row for row, line in enumerate(lines) if "first after" in line or "Write a message" in line), 0
+    )
+    return " ".join(" ".join(lines[first + 1 : last]).split())
 
 
 def test_two_turns_without_a_screen_compute_only_what_is_new(

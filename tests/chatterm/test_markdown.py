@@ -69,6 +69,10 @@ def styles_of(source: str, text: str) -> set[str]:
     return {s for line in markdown_lines(source, 60) for t, names in line if text in t for s in names.split()}
 
 
+COPY = "copy".rjust(59)
+"""The head of a code block without a language."""
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -77,8 +81,8 @@ def styles_of(source: str, text: str) -> set[str]:
         ("9. a\n10. b", " 9. a\n10. b"),
         ("> a\n> b", "▎ a b"),
         ("a\n\n---\n\nb", "a\n\n" + "─" * 60 + "\n\nb"),
-        ("```\na\n\n  b\n```", " a\n\n   b"),
-        ("```py\nx\n```", " py\n x"),
+        ("```\na\n\n  b\n```", COPY + "\n a\n\n   b"),
+        ("```py\nx\n```", " py" + COPY[3:] + "\n x"),
         ("<b>html</b> stays", "<b>html</b> stays"),
         ("![alt](http://x/y.png)", "[image: alt] (http://x/y.png)"),
         ("a\\*b &amp; c", "a*b & c"),

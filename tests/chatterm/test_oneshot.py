@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,7 @@ from chatterm.backend import (
 )
 from chatterm.oneshot import INPUT_LIMIT, InputError, answer, join_prompts, read_input, stats_line, to_json
 from chatterm.progress import PlainLines, progress_on
+from chatterm.sessions.records import Exchange
 
 Script = Iterable[TokenEvent | BaseException]
 
@@ -64,6 +65,9 @@ class ScriptedBackend:
             self.last = replace(outcome, finish_reason=self.reason)
         finally:
             self.calls.append("sent")
+
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
+        self.calls.append("load_path")
 
     def figures(self) -> Figures:
         numbers = (4096, 269_000_000, 378_000_000, 32, 512, 0, 0, 0, 0)

@@ -1,0 +1,69 @@
+"""The system clipboard, through whatever program of this machine can reach it.
+
+The terminal's own way (OSC 52, `App.copy_to_clipboard`) is used besides: it also works over ssh.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+_PATIENCE = 2.0
+"""Seconds that such a program may take."""
+TERMINAL_LIMIT = 74_000
+"""Bytes that every terminal with OSC 52 takes; some take more."""
+
+
+def programs(
+    environment: Mapping[str, str] = os.environ,
+    platform: str = sys.platform,
+    which: Callable[[str], str | None] = shutil.which,
+) -> list[list[str]]:
+    """The command lines that fill a clipboard from standard input, the likeliest to work first."""
+    found: list[Sequence[str]] = []
+    if platform == "darwin":
+        found.append(("pbcopy",))
+    if environment.get("WAYLAND_DISPLAY"):
+        found.append(("wl-copy",))
+    if environment.get("DISPLAY"):
+        found += [("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input")]
+    if environment.get("WSL_DISTRO_NAME"):
+        found.append(("clip.exe",))
+    if environment.get("TMUX"):
+        found.append(("tmux", "load-buffer", "-w", "-"))
+    return [list(command) for command in found if which(command[0])]
+
+
+def copy(text: str, commands: Sequence[Sequence[str]] | None = None) -> str:
+    """Put `text` on the clipboard, exactly as it is. The program that took it; "" when none did. May take seconds."""
+    data = text.encode("utf-8", "replace")
+    for command in programs() if commands is None else commands:
+        try:
+            # What stays behind to serve the clipboard must not hold our pipes or our terminal.
+            done = subprocess.run(
+                list(command),
+                input=data,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_PATIENCE,
+                start_new_session=True,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if done.returncode == 0:
+            return command[0]
+    return ""
+
+
+def copied_text(text: str, program: str) -> str:
+    """What to say about it: only what is known to be true."""
+    count = f"{len(text):,} character{'' if len(text) == 1 else 's'}"
+    if program == "tmux":
+        return f"Copied {count} into tmux and the terminal's clipboard."
+    if program:
+        return f"Copied {count} ({program})."
+    if len(text.encode("utf-8", "replace")) > TERMINAL_LIMIT:
+        return f"Sent {count} to the terminal (OSC 52), more than some terminals take; /export writes a file."
+    return f"Sent {count} to the terminal's clipboard (OSC 52)."

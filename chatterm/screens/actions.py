@@ -1,0 +1,113 @@
+"""Every command of the chat screen: implements `chatterm.actions.Actions`."""
+
+from functools import partial
+
+from chatterm import worker
+from chatterm.backend import EngineError, ModelChoice
+from chatterm.entries import AnswerEntry, BuiltEntry
+from chatterm.reports import THINKING, help_lines
+from chatterm.screens.message_actions import MessageActions
+from chatterm.screens.parts import LOADING
+from chatterm.screens.session_actions import SessionActions
+
+
+class ChatActions(MessageActions, SessionActions):
+    def show_help(self) -> None:
+        self.screen.add(BuiltEntry(help_lines))
+
+    def show_stats(self) -> None:
+        from chatterm.stats import process_figures, stats_lines
+
+        talk, screen = self.conversation, self.screen
+        turn = talk.ended.stats if talk.ended is not None else None
+        figures = screen.backend.figures()
+        lines = partial(
+            stats_lines,
+            turn=turn,
+            session=talk.stats.copy(),
+            info=screen.info,
+            figures=figures,
+            process=talk.process.copy(),
+            machine=process_figures(screen.begun),
+        )
+        screen.add(BuiltEntry(lines))
+
+    def show_cache(self) -> None:
+        from chatterm.screens.cache import CacheScreen
+
+        self.screen.app.push_screen(CacheScreen(self.screen.backend.blocks))
+
+    def toggle_panel(self) -> None:
+        self.screen.show_panel(not self.screen.panel.display)
+
+    def think(self, mode: str) -> None:
+        match mode:
+            case "on" | "off" | "auto":
+                self.screen.submit(worker.SetThink(mode))
+                self.screen.keeper.update(think=mode)
+            case "show" | "hide":
+                self.conversation.show_thinking = mode == "show"
+                for entry in self.transcript.entries:
+                    if isinstance(entry, AnswerEntry):
+                        entry.show_thinking(mode == "show")
+                self.screen.say("Thinking stays open." if mode == "show" else "Thinking stays closed.")
+            case _:
+                self.screen.say(THINKING[self.screen.backend.think] + self.screen.no_thinking())
+
+    def system(self, text: str) -> None:
+        if text:
+            system = None if text == "none" else text
+            self.screen.submit(worker.SetSystem(system))
+            self.screen.keeper.update(system=system)
+        else:
+            now = self.screen.backend.system
+            say = f"System prompt: {now}" if now else "There is no system prompt; /system TEXT sets one."
+            self.screen.say(say)
+
+    def model(self, name: str) -> None:
+        if not name:
+            self.screen.submit(worker.Catalogue())
+            if not self.screen.is_idle:
+                wait = "the model is loaded" if self.screen.is_loading else "the answer is there"
+                self.screen.hint(f"The list of models comes when {wait}.", 3.0)
+        elif self.screen.is_loading:
+            raise EngineError(LOADING)
+        else:
+            self.screen.switch_model(name)
+
+    def choose_model(self, choices: list[ModelChoice]) -> None:
+        """Show what there is."""
+        from chatterm.screens.models import ModelPicker
+
+        picker = ModelPicker(choices, self.screen.backend.model)
+        self.screen.app.push_screen(
+            picker, lambda name: self.screen.attempt(partial(self.model, name)) if name else None
+        )
+
+    def theme(self, name: str) -> None:
+        from chatterm.look import LookApp
+        from chatterm.themes import theme_names
+
+        app = self.screen.app
+        assert isinstance(app, LookApp)
+        if not name:
+            self.screen.say(f"Theme: {app.chosen_theme}. There are {', '.join(theme_names())}.")
+        elif note := app.use_theme(name):
+            self.screen.say(note)
+
+    def settings(self) -> None:
+        from chatterm.config_paths import config_path
+
+        self.screen.say(
+            f"Settings are in {config_path()}.\nchatterm config shows each one and what it means, "
+            "chatterm config edit opens the file; a new chat reads it."
+        )
+
+    def editor(self) -> None:
+        self.screen.composer.action_edit_outside()
+
+    def open_paste(self) -> None:
+        self.screen.composer.action_open_paste()
+
+    def quit(self) -> None:
+        self.screen.app.exit(0)

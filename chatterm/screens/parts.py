@@ -1,0 +1,81 @@
+"""What the commands of the chat screen share."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chatterm.backend import EngineError, ModelError
+from chatterm.entries import AnswerEntry, Entry, UserEntry
+from chatterm.sanitize import one_line
+from chatterm.sessions.records import Exchange
+
+if TYPE_CHECKING:
+    from chatterm.conversation import Conversation
+    from chatterm.screens.chat import ChatScreen
+    from chatterm.widgets.transcript import Transcript
+
+LOADING = "The model is still loading."
+
+
+def problem_text(error: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, EngineError | ModelError):
+        return one_line(str(error))
+    if isinstance(error, OSError):
+        return one_line(f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + ".")
+    return one_line(f"An unexpected error: {type(error).__name__}: {error}. The chat goes on.", limit=300)
+
+
+def file_path(text: str) -> Path:
+    """A path as a person writes it, also with ~ and in quotes. Raises EngineError for the home of nobody."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise EngineError(f"{text.split('/')[0]} is nobody's home here; write the whole path.") from None
+
+
+class ScreenPart:
+    """Some commands of one screen. They raise EngineError (one line) for what cannot be done."""
+
+    def __init__(self, screen: "ChatScreen") -> None:
+        self.screen = screen
+
+    @property
+    def conversation(self) -> "Conversation":
+        return self.screen.conversation
+
+    @property
+    def transcript(self) -> "Transcript":
+        return self.screen.transcript
+
+    @property
+    def selected(self) -> Entry | None:
+        return self.transcript.selected
+
+    def chosen_exchange(self) -> Exchange | None:
+        """That of the selected message, else the last one; None when there is none."""
+        path = self.conversation.path
+        found = self.conversation.exchange_of(self.selected) if self.selected is not None else None
+        return found or (path[-1] if path else None)
+
+    def nth_exchange(self, number: str) -> Exchange:
+        """The n-th of the selected branch, from 1, or from the end when negative."""
+        path = self.conversation.path
+        try:
+            index = int(number)
+        except ValueError:
+            raise EngineError(
+                f"{number!r} is no number; messages are counted from 1, from the end with -1."
+            ) from None
+        if not path:
+            raise EngineError("There is no message yet.")
+        if not index or not -len(path) <= index <= len(path):
+            raise EngineError(f"There is no message {index}; there are {len(path)}.")
+        return path[index - 1 if index > 0 else index]
+
+    def answer_of(self, exchange: Exchange) -> AnswerEntry:
+        return self.conversation.entries_of(exchange)[1]
+
+    def message_of(self, exchange: Exchange) -> UserEntry:
+        return self.conversation.entries_of(exchange)[0]

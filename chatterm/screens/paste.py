@@ -1,0 +1,99 @@
+"""A pasted text, to read before it is sent."""
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.geometry import Size
+from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from chatterm.markdown.lines import Line, cells, elided
+from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
+
+
+class PasteScreen(ModalScreen[str | None]):
+    """Shows one paste. Ends with "unfold" or "remove" where the person wants that, else with None."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,ctrl+o", "dismiss(None)", "Close", priority=True),
+        Binding("u,enter", "unfold", "Unfold"),
+        Binding("delete,backspace", "dismiss('remove')", "Remove"),
+    ]
+
+    def __init__(self, label: str, text: str, *, can_unfold: bool) -> None:
+        super().__init__()
+        self._label = label
+        self._text = text
+        self._can_unfold = can_unfold
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="paste"):
+            yield PasteHead(self._label, can_unfold=self._can_unfold)
+            yield PasteView(self._text)
+
+    def action_unfold(self) -> None:
+        self.dismiss("unfold" if self._can_unfold else None)
+
+
+class PasteHead(Canvas):
+    """What it is, and the keys."""
+
+    def __init__(self, label: str, *, can_unfold: bool) -> None:
+        super().__init__()
+        self._label = label
+        self._keys = f"Esc close{' · U unfold' if can_unfold else ''} · Del remove"
+
+    def build(self, width: int) -> list[Line]:
+        room = width - cells(self._label) - 2
+        keys = next((keys for keys in (self._keys, "Esc close") if cells(keys) <= room), "")
+        label = elided(self._label, width - cells(keys) - (2 if keys else 0))
+        gap = " " * (width - cells(label) - cells(keys))
+        return [[(label, "strong primary"), (gap, ""), (keys, "muted")], [("─" * width, "rule")]]
+
+
+class PasteView(ScrollView, Painter):
+    """The text in lines of the screen. Only what can be seen is laid out."""
+
+    can_focus = True
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._lines = text.split("\n")
+        self._steps: list[int] = []
+        """By line: characters that go onto one row of the screen."""
+        self._starts: list[int] = [0]
+        """By line: its first row."""
+
+    def on_mount(self) -> None:
+        self.focus()
+
+    def on_resize(self, _: events.Resize) -> None:
+        width = max(self.scrollable_content_region.width, 2)
+        self._steps = [_step(line, width) for line in self._lines]
+        rows = (max(-(-len(line) // step), 1) for line, step in zip(self._lines, self._steps, strict=True))
+        self._starts = list(accumulate(rows, initial=0))
+        self.virtual_size = Size(width, self._starts[-1])
+
+    def render_line(self, y: int) -> Strip:
+        row, base = y + self.scroll_offset.y, self.style_of("")
+        number = bisect_right(self._starts, row) - 1
+        if number >= len(self._steps):
+            return Strip.blank(self.size.width, base)
+        step = self._steps[number]
+        start = (row - self._starts[number]) * step
+        text = self._lines[number][start : start + step].expandtabs(4)
+        return self.strip([(text, "")]).crop_extend(0, self.size.width, base)
+
+
+def _step(line: str, width: int) -> int:
+    """Characters of `line` that fit into a row whichever they are."""
+    if len(line) * 2 <= width or (line.isascii() and "\t" not in line):
+        return width
+    return width if cells(line.expandtabs(4)) == len(line) else width // (4 if "\t" in line else 2)

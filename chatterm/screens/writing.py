@@ -1,0 +1,110 @@
+"""What is written in the composer: messages, commands, an earlier message anew; and what is put aside meanwhile."""
+
+from functools import partial
+
+from chatterm.commands import Command, is_command, parse
+from chatterm.sanitize import cleaned
+from chatterm.screens.parts import ScreenPart
+from chatterm.sessions.records import Exchange
+
+_EDITING = "Enter asks this anew, as a branch of its own; Esc leaves the message as it was"
+
+
+class Writing(ScreenPart):
+    _editing: Exchange | None = None
+    """The message that is being written anew."""
+    _shelved = ""
+    """What stood in the composer before something else came into it."""
+
+    @property
+    def is_editing(self) -> bool:
+        return self._editing is not None
+
+    @property
+    def hint(self) -> str:
+        """What to know about the text in the composer."""
+        return _EDITING if self.is_editing else ""
+
+    def submitted(self, text: str, recall: str) -> None:
+        """Enter was pressed. `recall` is what the history of the composer keeps."""
+        screen = self.screen
+        if not text.strip():
+            return
+        if is_command(text):
+            screen.attempt(partial(self._run, text.strip()))
+        elif screen.info is None and not screen.is_loading:
+            screen.say("No model is loaded. /model chooses one; your text is kept.", "error")
+        elif self._editing is not None:
+            screen.attempt(partial(self._send_edit, self._editing, text.strip("\n"), recall))
+        else:
+            screen.composer.take_sent()
+            screen.keeper.draft("")
+            screen.keeper.add_prompt(recall)
+            waits = "the model" if screen.is_loading else "the answer" if self.conversation.turn else ""
+            self.conversation.send(text.strip("\n"), note=f"waits for {waits}" if waits else "")
+            if not waits:
+                self.conversation.next(screen.model_name)
+
+    def _run(self, text: str) -> None:
+        command, argument = parse(text)
+        if self.is_editing:
+            self.screen.composer.put("")
+            self.end_edit()
+        else:
+            self._unshelve()
+        command.run(self.screen.actions, argument)
+
+    def _send_edit(self, exchange: Exchange, text: str, recall: str) -> None:
+        self.conversation.edit(exchange, text, self.screen.model_name)
+        self.screen.keeper.add_prompt(recall)
+        self.end_edit()
+
+    def begin_edit(self, exchange: Exchange) -> None:
+        """Its text comes into the composer; Enter makes a new branch of it."""
+        self._shelve()
+        self._editing = exchange
+        self.screen.back_to_composer()
+        self.screen.composer.put(cleaned(exchange.user))
+
+    def end_edit(self) -> None:
+        if self._editing is not None:
+            self._editing = None
+            self._unshelve()
+            self.screen.show_standing_hint()
+
+    def begin_command(self, command: Command) -> None:
+        """The command comes into the composer, for its argument."""
+        self._shelve()
+        self.screen.back_to_composer()
+        self.screen.composer.put(f"/{command.name} ")
+
+    def give_up(self) -> bool:
+        """Escape: what was put aside comes back. False when there is nothing to give up."""
+        if self.is_editing:
+            self.end_edit()
+        elif is_command(self.screen.composer.text):
+            self._unshelve()
+        else:
+            return False
+        return True
+
+    def keep_draft(self, text: str) -> None:
+        """Save what is being written."""
+        if not self.is_editing and not is_command(text):
+            self.screen.keeper.draft(text)
+
+    def show_draft(self, draft: str) -> None:
+        """What was being written when the program ended."""
+        if draft and not self.screen.composer.text:
+            self.screen.composer.put(cleaned(draft))
+
+    def _shelve(self) -> None:
+        text = self.screen.composer.full_text
+        if self.is_editing:
+            self._editing = None
+        elif text.strip() and not is_command(text):
+            self._shelved = text
+
+    def _unshelve(self) -> None:
+        text, self._shelved = self._shelved, ""
+        self.screen.composer.put(text)

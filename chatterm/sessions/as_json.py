@@ -1,0 +1,228 @@
+"""Sessions as JSON: a whole tree goes out, and comes in again as it was. Foreign files are believed nothing."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from typing import Any, TypeGuard, get_args
+
+from chatterm.backend import EngineError, FinishReason, ThinkCache, ThinkMode
+from chatterm.sanitize import one_line
+from chatterm.sessions.dates import LATEST
+from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.titles import title_of
+from chatterm.sessions.tree import Tree
+
+FORMAT = "chatterm-session"
+VERSION = 1
+
+_SESSION = ("title", "model", "system", "think", "think_cache", "sampling", "created", "updated")
+_EXCHANGE = tuple(field.name for field in fields(Exchange))
+_LARGEST = 2**31 - 1
+# JSON may hold these as they are, but a terminal obeys some and UTF-8 has no place for the others.
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def to_json(info: SessionInfo, tree: Tree) -> str:
+    """The whole session, every branch of it."""
+    head = {"format": FORMAT, "version": VERSION, "session": {name: getattr(info, name) for name in _SESSION}}
+    records = (json.dumps(asdict(exchange), ensure_ascii=False) for exchange in tree.exchanges)
+    start = json.dumps(head | {"head": tree.head}, ensure_ascii=False, indent=1).removesuffix("\n}")
+    text = start + ',\n "exchanges": [\n' + ",\n".join(records) + "\n ]\n}\n"
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def from_json(text: str) -> tuple[SessionInfo, Tree]:
+    """What `to_json` wrote, or a list of messages as chat APIs know them.
+
+    Raises SessionError, which says what is wrong and where.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SessionError(f"This is no JSON: {one_line(str(error), 100)}.") from error
+    if isinstance(data, dict) and data.get("format") == FORMAT:
+        version = data.get("version")
+        if version != VERSION:
+            raise SessionError(
+                f"The format is {one_line(repr(version), 40)}; this chatterm knows {VERSION}. Update chatterm."
+            )
+        info = _session(_Reader("session", data.get("session")))
+        records = data.get("exchanges")
+        if not isinstance(records, list):
+            raise SessionError("exchanges must be a list.")
+        exchanges = [_exchange(_Reader(f"exchange {n}", record)) for n, record in enumerate(records, 1)]
+        _check_tree(exchanges)
+        head = data.get("head")
+        if head is not None and (not _is_int(head) or head not in {exchange.id for exchange in exchanges}):
+            raise SessionError(f"head is {one_line(repr(head), 40)}; it must be the id of an exchange.")
+        return info, Tree(exchanges, head)
+    messages = data.get("messages") if isinstance(data, dict) else data
+    if isinstance(messages, list):
+        return _from_messages(messages)
+    raise SessionError(
+        "This is no session of chatterm and no list of messages; export one with --format json."
+    )
+
+
+class _Reader:
+    """Takes checked values out of a JSON object."""
+
+    def __init__(self, where: str, data: object) -> None:
+        if not isinstance(data, dict):
+            raise SessionError(f"{where} must be an object.")
+        self.where = where
+        self.data = data
+
+    def take(self, name: str, default: Any, valid: Callable[[Any], bool], what: str) -> Any:
+        value = self.data.get(name, default)
+        if not valid(value):
+            raise SessionError(f"{self.where}: {name} is {one_line(repr(value), 40)}; it must be {what}.")
+        return value
+
+    def text(self, name: str, default: str | None = "") -> str:
+        value: str = self.take(name, default, lambda v: isinstance(v, str), "text")
+        return value
+
+    def number(self, name: str) -> float:
+        return float(self.take(name, 0.0, _is_number, "a number"))
+
+    def moment(self, name: str) -> float:
+        what = "seconds since 1970"
+        return float(self.take(name, 0.0, lambda v: _is_number(v) and 0 <= v <= LATEST, what))
+
+    def ids(self, name: str) -> list[int]:
+        def valid(value: object) -> bool:
+            return isinstance(value, list) and all(_is_int(id) and 0 <= id <= _LARGEST for id in value)
+
+        value: list[int] = self.take(name, [], valid, "a list of token ids")
+        return value
+
+
+def _session(reader: _Reader) -> SessionInfo:
+    return SessionInfo(
+        title=one_line(reader.text("title"), 200),
+        model=one_line(reader.text("model")),
+        system=reader.take("system", None, lambda v: v is None or isinstance(v, str), "text or null"),
+        think=_choice(reader, "think", get_args(ThinkMode)),
+        think_cache=_choice(reader, "think_cache", get_args(ThinkCache)),
+        sampling=_sampling(reader.take("sampling", {}, lambda v: isinstance(v, dict), "an object")),
+        created=reader.moment("created"),
+        updated=reader.moment("updated"),
+    )
+
+
+def _choice(reader: _Reader, name: str, choices: tuple[str, ...]) -> Any:
+    return reader.take(name, choices[0], lambda v: v in choices, f"one of {', '.join(choices)}")
+
+
+def _sampling(values: dict[str, Any]) -> dict[str, Any]:
+    from engine.params import SamplingParams
+
+    if "stop" in values:
+        stop = values["stop"]
+        if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
+            raise SessionError("sampling: stop must be a list of texts.")
+        values = values | {"stop": tuple(stop)}
+    whole = ("top_k", "seed", "max_tokens")
+    for name, value in values.items():
+        if name == "stop" or (value is None and name in ("seed", "max_tokens")):
+            continue
+        if not (_is_int(value) if name in whole else _is_number(value)):
+            raise SessionError(
+                f"sampling: {one_line(name, 40)} is {one_line(repr(value), 40)}; it must be a number."
+            )
+    try:
+        SamplingParams(**values)
+    except EngineError as error:
+        raise SessionError(f"sampling: {error}") from error
+    except TypeError:
+        known = ", ".join(field.name for field in fields(SamplingParams))
+        raise SessionError(f"sampling holds what is no sampling setting; these are: {known}.") from None
+    return values
+
+
+def _exchange(reader: _Reader) -> Exchange:
+    def valid_id(value: Any) -> bool:
+        return _is_int(value) and 0 < value <= _LARGEST
+
+    token_ids = reader.ids("token_ids")
+
+    def valid_span(value: Any) -> bool:
+        if not isinstance(value, list) or len(value) != 2 or not all(map(_is_int, value)):
+            return False
+        return bool(0 <= value[0] <= value[1] <= len(token_ids))
+
+    def valid_stats(value: object) -> bool:
+        return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+    reasons = tuple(reason.value for reason in FinishReason)
+    return Exchange(
+        id=reader.take("id", None, valid_id, "a whole number from 1"),
+        parent=reader.take(
+            "parent", None, lambda v: v is None or valid_id(v), "the id of an exchange or null"
+        ),
+        user=reader.text("user", None),
+        text=reader.text("text"),
+        reasoning=reader.text("reasoning"),
+        token_ids=token_ids,
+        shown=tuple(reader.take("shown", [0, 0], valid_span, "a start and an end within token_ids")),
+        opening=reader.ids("opening"),
+        finish_reason=reader.take(
+            "finish_reason", None, lambda v: v is None or v in reasons, f"null or one of {', '.join(reasons)}"
+        ),
+        stats=reader.take("stats", {}, valid_stats, "an object of numbers"),
+        model=one_line(reader.text("model")),
+        created=reader.moment("created"),
+        thinking_s=reader.number("thinking_s"),
+    )
+
+
+def _check_tree(exchanges: Iterable[Exchange]) -> None:
+    known: set[int] = set()
+    for exchange in sorted(exchanges, key=lambda e: e.id):
+        if exchange.id in known:
+            raise SessionError(f"Two exchanges have the id {exchange.id}; ids must be different.")
+        if exchange.parent is not None and exchange.parent not in known:
+            raise SessionError(
+                f"exchange {exchange.id}: its parent {exchange.parent} is not there; it must be an earlier exchange."
+            )
+        known.add(exchange.id)
+
+
+def _from_messages(messages: list[Any]) -> tuple[SessionInfo, Tree]:
+    """Texts without tokens: whoever goes on with them tokenises them."""
+    info, tree = SessionInfo(), Tree()
+    for number, message in enumerate(messages, 1):
+        reader = _Reader(f"message {number}", message)
+        text = reader.text("content", None)
+        match reader.text("role", None):
+            case "system" | "developer":
+                info.system = f"{info.system}\n\n{text}" if info.system else text
+            case "user":
+                tree.add(tree.head, text, "").finish_reason = FinishReason.CANCELLED.value
+            case "assistant" if tree.head is not None:
+                answer = tree[tree.head]
+                answer.text = f"{answer.text}\n\n{text}" if answer.text else text
+                answer.finish_reason = FinishReason.EOS.value
+            case "assistant":
+                raise SessionError(
+                    f"message {number}: an answer stands before the first message of the user."
+                )
+            case role:
+                raise SessionError(
+                    f"message {number}: role is {one_line(repr(role), 40)}; it must be system, user or assistant."
+                )
+    if tree.head is None:
+        raise SessionError("There is no message of the user in it.")
+    info.title = title_of(tree.exchanges[0].user)
+    return info, tree
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    # not isfinite: JSON may hold whole numbers that no float can
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300

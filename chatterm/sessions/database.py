@@ -1,0 +1,276 @@
+"""The queries of the session database. One connection, used by one thread; transactions are the caller's."""
+
+import json
+import sqlite3
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from time import time
+from typing import Any, get_args
+
+from chatterm.backend import ThinkCache, ThinkMode
+from chatterm.sanitize import one_line
+from chatterm.sessions.records import Exchange, SessionInfo
+
+PROMPTS = 1000
+"""Messages that the composer's history keeps."""
+FIELDS = ("title", "model", "system", "think", "think_cache", "sampling")
+"""What of a session may be changed."""
+
+_COLUMNS = (
+    "session, id, parent, created, model, finish_reason, thinking_s, shown_start, shown_end, tokens, stats, "
+    "opening, user, text, reasoning, token_ids"
+)
+_PUT = (
+    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 16)}) ON CONFLICT (session, id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[4:])
+    + " WHERE created = excluded.created"
+)
+_INFO = (
+    "SELECT s.id, s.title, s.model, s.system, s.think, s.think_cache, s.sampling, s.created, s.updated, "
+    "count(e.tokens), coalesce(sum(e.tokens), 0) FROM sessions s LEFT JOIN exchanges e ON e.session = s.id"
+)
+
+
+Renumbered = dict[tuple[str, int], int]
+"""Exchanges whose number another process had given away already: ours, and the one on the disk."""
+
+
+class Database:
+    """Raises sqlite3.Error where the disk fails."""
+
+    def __init__(self, connection: sqlite3.Connection, renumbered: Renumbered | None = None) -> None:
+        self.connection = connection
+        self._renumbered: Renumbered = {} if renumbered is None else renumbered
+        self._execute = connection.execute
+        connection.create_function("holds", 2, _holds, deterministic=True)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    # --- sessions ---
+
+    def has(self, session: str) -> bool:
+        return self._execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).fetchone() is not None
+
+    def insert(self, info: SessionInfo) -> None:
+        """A session without exchanges."""
+        now = time()
+        row = (*_fields(info), None, info.created or now, info.updated or now)
+        self._execute(f"INSERT INTO sessions VALUES ({', '.join('?' * 10)})", (info.id, *row))
+
+    def update(self, session: str, fields: dict[str, Any]) -> None:
+        """Change some of FIELDS."""
+        for name, value in fields.items():
+            assert name in FIELDS
+            self._execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (_stored(name, value), session))
+
+    def set_head(self, session: str, id: int | None) -> None:
+        self._execute("UPDATE sessions SET head = ? WHERE id = ?", (self._number(session, id), session))
+
+    def delete(self, session: str) -> None:
+        self._execute("DELETE FROM drafts WHERE session = ?", (session,))
+        self._execute("DELETE FROM sessions WHERE id = ?", (session,))
+
+    def info(self, session: str) -> SessionInfo | None:
+        row = self._execute(f"{_INFO} WHERE s.id = ? GROUP BY s.id", (session,)).fetchone()
+        return _info(row) if row else None
+
+    def find(self, text: str) -> list[SessionInfo]:
+        """Sessions in whose title or messages every word of `text` occurs, latest first; "" finds all."""
+        where, values = "", []
+        for word in text.split():
+            test = "{0} LIKE ? ESCAPE '\\'" if word.isascii() else "holds({0}, ?)"
+            value = f"%{_escaped(word)}%" if word.isascii() else word.casefold()
+            title, user, answer = (test.format(column) for column in ("s.title", "m.user", "m.text"))
+            said = f"EXISTS (SELECT 1 FROM exchanges m WHERE m.session = s.id AND ({user} OR {answer}))"
+            where += f" {'AND' if where else 'WHERE'} ({title} OR {said})"
+            values += [value] * 3
+        rows = self._execute(f"{_INFO}{where} GROUP BY s.id ORDER BY s.updated DESC, s.rowid DESC", values)
+        return [_info(row) for row in rows.fetchall()]
+
+    # --- exchanges ---
+
+    def put(self, session: str, exchange: Exchange, *, touch: bool = True) -> None:
+        """Insert or update. `touch` makes the session the latest. A session that is not there stays so."""
+        number = self._number(session, exchange.id)
+        assert number is not None
+        if not self._put(session, number, exchange):
+            query = "SELECT max(id) FROM exchanges WHERE session = ?"
+            number = 1 + int(self._execute(query, (session,)).fetchone()[0])
+            self._renumbered[session, exchange.id] = number
+            self._put(session, number, exchange)
+        if touch:
+            self._execute("UPDATE sessions SET updated = ? WHERE id = ?", (time(), session))
+
+    def _put(self, session: str, number: int, exchange: Exchange) -> bool:
+        """False when another process has given this number to an exchange of its own."""
+        values = (
+            session,
+            number,
+            self._number(session, exchange.parent),
+            exchange.created,
+            exchange.model,
+            exchange.finish_reason,
+            exchange.thinking_s,
+            *exchange.shown,
+            len(exchange.token_ids),
+            json.dumps(exchange.stats),
+            _packed(exchange.opening),
+            *map(_storable, (exchange.user, exchange.text, exchange.reasoning)),
+            _packed(exchange.token_ids),
+        )
+        return self._execute(_PUT, values).rowcount > 0
+
+    def drop(self, session: str, id: int, created: float) -> None:
+        """Delete an exchange, and a session that has none any more."""
+        where = (session, self._number(session, id), created)
+        self._execute("DELETE FROM exchanges WHERE session = ? AND id = ? AND created = ?", where)
+        self._renumbered.pop((session, id), None)
+        if self._execute("SELECT 1 FROM exchanges WHERE session = ? LIMIT 1", (session,)).fetchone() is None:
+            self.delete(session)
+
+    def _number(self, session: str, id: int | None) -> int | None:
+        return id if id is None else self._renumbered.get((session, id), id)
+
+    def exchanges(self, session: str) -> list[Exchange]:
+        """In the order of their ids."""
+        query = f"SELECT {_COLUMNS} FROM exchanges WHERE session = ? ORDER BY id"
+        return [_exchange(row) for row in self._execute(query, (session,)).fetchall()]
+
+    def head(self, session: str) -> int | None:
+        row = self._execute("SELECT head FROM sessions WHERE id = ?", (session,)).fetchone()
+        return row[0] if row else None
+
+    # --- drafts and prompts ---
+
+    def set_draft(self, session: str, text: str) -> None:
+        self._execute("INSERT OR REPLACE INTO drafts VALUES (?, ?)", (session, _storable(text)))
+
+    def drafts(self) -> dict[str, str]:
+        """By session."""
+        return dict(self._execute("SELECT session, text FROM drafts").fetchall())
+
+    def draft(self, session: str) -> str | None:
+        """None when none was ever written."""
+        row = self._execute("SELECT text FROM drafts WHERE session = ?", (session,)).fetchone()
+        return row[0] if row else None
+
+    def add_prompt(self, text: str) -> None:
+        """The same prompt again moves to the end."""
+        text = _storable(text)
+        self._execute("DELETE FROM prompts WHERE text = ?", (text,))
+        self._execute("INSERT INTO prompts (text) VALUES (?)", (text,))
+        self._execute(
+            "DELETE FROM prompts WHERE id <= (SELECT id FROM prompts ORDER BY id DESC LIMIT 1 OFFSET ?)",
+            (PROMPTS,),
+        )
+
+    def prompts(self, limit: int) -> list[str]:
+        """The latest, newest last."""
+        rows = self._execute("SELECT text FROM prompts ORDER BY id DESC LIMIT ?", (limit,))
+        return [text for (text,) in rows.fetchall()][::-1]
+
+
+def _fields(info: SessionInfo) -> list[Any]:
+    return [_stored(name, getattr(info, name)) for name in FIELDS]
+
+
+def _stored(name: str, value: Any) -> Any:
+    if name == "sampling":
+        return json.dumps(value)
+    return one_line(value, 200) if name == "title" else value if value is None else _storable(value)
+
+
+def _info(row: Sequence[Any]) -> SessionInfo:
+    info = SessionInfo(*row)
+    info.title = one_line(info.title, 200)  # whoever wrote the file
+    if info.think not in get_args(ThinkMode):
+        info.think = "auto"
+    if info.think_cache not in get_args(ThinkCache):
+        info.think_cache = "exact"
+    sampling = _decoded(row[6])
+    if "stop" in sampling:
+        sampling["stop"] = tuple(sampling["stop"])  # JSON knows lists only
+    info.sampling = sampling
+    return info
+
+
+def _exchange(row: Sequence[Any]) -> Exchange:
+    (
+        _,
+        id,
+        parent,
+        created,
+        model,
+        reason,
+        thinking_s,
+        start,
+        end,
+        _,
+        stats,
+        opening,
+        user,
+        text,
+        why,
+        ids,
+    ) = row
+    return Exchange(
+        id,
+        parent,
+        user,
+        text=text,
+        reasoning=why,
+        token_ids=_unpacked(ids),
+        shown=(start, end),
+        opening=_unpacked(opening),
+        finish_reason=reason,
+        stats=_decoded(stats),
+        model=model,
+        created=created,
+        thinking_s=thinking_s,
+    )
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _packed(ids: Iterable[int]) -> bytes:
+    """Token ids as 32-bit little-endian numbers."""
+    numbers = array("i", ids)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _unpacked(data: bytes) -> list[int]:
+    numbers = array("i")
+    numbers.frombytes(data[: len(data) // 4 * 4])
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def _storable(text: str) -> str:
+    """Text that SQLite takes: lone surrogates are no characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def _escaped(word: str) -> str:
+    for character in "\\%_":
+        word = word.replace(character, "\\" + character)
+    return word
+
+
+def _holds(text: object, wanted: str) -> bool:
+    """LIKE knows no letters but those of ASCII."""
+    return wanted in str(text).casefold()

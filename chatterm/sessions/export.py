@@ -1,0 +1,111 @@
+"""Sessions as files: which formats there are, how a file is called, and how it is written and read."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from chatterm.sanitize import one_line, visible
+from chatterm.sessions.dates import stamp
+from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.titles import UNTITLED
+from chatterm.sessions.tree import Tree
+
+Format = Literal["md", "json", "html"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+_SUFFIXES = {".md": "md", ".markdown": "md", ".json": "json", ".html": "html", ".htm": "html"}
+
+ENDINGS = {
+    None: "cut off",
+    "cancelled": "stopped",
+    "length": "cut off: the limit of tokens for one answer was reached",
+    "context_full": "cut off: the context was full",
+}
+"""Said below an answer that did not end by itself."""
+
+
+def exported(info: SessionInfo, tree: Tree, format: Format) -> str:
+    """The session as text: `json` is all of it, `md` and `html` the selected branch."""
+    if format == "json":
+        from chatterm.sessions.as_json import to_json
+
+        return to_json(info, tree)
+    if format == "html":
+        from chatterm.sessions.as_html import to_html
+
+        return to_html(info, tree.path(tree.head))
+    return to_markdown(info, tree.path(tree.head))
+
+
+def format_of(path: Path) -> Format:
+    """By the end of the name. Raises SessionError for one that means nothing."""
+    found = _SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        known = ", ".join(f".{name}" for name in FORMATS)
+        raise SessionError(f"{one_line(path.name, 100)!r} does not say which format; let it end in {known}.")
+    return cast("Format", found)
+
+
+def file_name(info: SessionInfo, format: Format) -> str:
+    """A name for the file, made from the title: letters, digits and "-" only."""
+    words = re.sub(r"[^\w]+", "-", info.title.lower()).strip("-_")[:60].strip("-_")
+    return f"{words or UNTITLED.lower()}.{format}"
+
+
+def write_export(path: Path, text: str, *, replace: bool = False) -> None:
+    """Write all of it or nothing. Raises SessionError, also when the file is there and not to be replaced."""
+    shown = one_line(str(path), 200)
+    if path.exists() and not replace:
+        raise SessionError(f"{shown} is there already; take another name, or delete it first.")
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
+            file.write(text)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise SessionError(
+            f"{shown} cannot be written: {error.strerror or error}; take another place."
+        ) from error
+
+
+def read_import(path: Path) -> tuple[SessionInfo, Tree]:
+    """A session from a JSON file. Raises SessionError."""
+    from chatterm.sessions.as_json import from_json
+
+    shown = one_line(str(path), 200)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise SessionError(f"{shown} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise SessionError(f"{shown} is no text in UTF-8; an export as JSON is needed.") from error
+    try:
+        return from_json(text)
+    except SessionError as error:
+        raise SessionError(f"{shown}: {error}") from error
+
+
+def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
+    """One branch, texts as they were written."""
+    parts = [f"# {info.title or UNTITLED}"]
+    facts = [fact for fact in (info.model, stamp(info.created) if info.created else "") if fact]
+    if facts:
+        parts.append(" · ".join(facts))
+    if info.system:
+        parts += ["## System", info.system]
+    for exchange in path:
+        parts += ["## You", exchange.user, f"## {one_line(exchange.model) or 'Answer'}"]
+        if exchange.reasoning.strip():
+            thinking = "\n".join(f"> {line}".rstrip() for line in exchange.reasoning.strip().split("\n"))
+            parts.append(f"> **{thinking_head(exchange)}**\n>\n{thinking}")
+        if exchange.text:
+            parts.append(exchange.text)
+        if exchange.finish_reason in ENDINGS:
+            parts.append(f"*({ENDINGS[exchange.finish_reason]})*")
+    return visible("\n\n".join(part.strip("\n") for part in parts)) + "\n"
+
+
+def thinking_head(exchange: Exchange) -> str:
+    return f"Thinking, {exchange.thinking_s:.1f} s" if exchange.thinking_s else "Thinking"

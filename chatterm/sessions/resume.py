@@ -1,0 +1,44 @@
+"""Going on with a session from the command line: which one, and with what of it."""
+
+from dataclasses import replace
+
+from chatterm.backend import ChatOptions
+from chatterm.sessions.records import SessionError, SessionInfo
+from chatterm.sessions.store import Store
+from chatterm.sessions.titles import pick
+
+
+def sessions_to_choose_from(store: Store, text: str = "") -> list[SessionInfo]:
+    """What `store.find` finds. Raises SessionError when the database cannot even be read."""
+    found = store.find(text)
+    if not found and store.trouble is not None:
+        raise SessionError(store.trouble.in_shell)
+    return found
+
+
+def find_session(name: str | None) -> SessionInfo:
+    """The session meant by `name` (see `titles.pick`), the latest for None. Raises SessionError."""
+    store = Store.open()
+    try:
+        sessions = sessions_to_choose_from(store)
+    finally:
+        store.close()
+    if name is not None:
+        return pick(sessions, name)
+    if not sessions:
+        raise SessionError("There is no session to continue yet; chatterm run begins one.")
+    return sessions[0]
+
+
+def resumed(options: ChatOptions, session: SessionInfo, *, think: bool, think_cache: bool) -> ChatOptions:
+    """`options` with what the session remembers wherever the person did not choose something else now.
+
+    `think` and `think_cache`: whether these were chosen now.
+    """
+    return replace(
+        options,
+        system=session.system if options.system is None else options.system,
+        think=options.think if think else session.think,
+        think_cache=options.think_cache if think_cache else session.think_cache,
+        sampling={**session.sampling, **options.sampling},
+    )

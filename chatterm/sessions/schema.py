@@ -1,0 +1,196 @@
+"""The session database as a file: where it is, its tables, and what can be wrong with it, in plain words."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from chatterm.sanitize import one_line
+from chatterm.sessions.records import SessionError
+
+VERSION = 1
+"""The format that this program writes (PRAGMA user_version)."""
+LOCK_WAIT = 1.0
+"""Seconds to wait for another process that is writing."""
+
+# One script a version; a database of version n runs those from n on. Long columns stand last, so that a search
+# for the short ones need not read past them.
+_MIGRATIONS = (
+    """
+    CREATE TABLE sessions (
+        id TEXT PRIMARY KEY, title TEXT NOT NULL, model TEXT NOT NULL, system TEXT, think TEXT NOT NULL,
+        think_cache TEXT NOT NULL, sampling TEXT NOT NULL, head INTEGER, created REAL NOT NULL, updated REAL NOT NULL
+    );
+    CREATE INDEX sessions_by_update ON sessions (updated);
+    CREATE TABLE exchanges (
+        session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE, id INTEGER NOT NULL, parent INTEGER,
+        created REAL NOT NULL, model TEXT NOT NULL, finish_reason TEXT, thinking_s REAL NOT NULL,
+        shown_start INTEGER NOT NULL, shown_end INTEGER NOT NULL, tokens INTEGER NOT NULL, stats TEXT NOT NULL,
+        opening BLOB NOT NULL, user TEXT NOT NULL, text TEXT NOT NULL, reasoning TEXT NOT NULL,
+        token_ids BLOB NOT NULL, UNIQUE (session, id)
+    );
+    CREATE INDEX exchanges_tokens ON exchanges (session, tokens);
+    CREATE TABLE drafts (session TEXT PRIMARY KEY, text TEXT NOT NULL);
+    CREATE TABLE prompts (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);
+    """,
+)
+
+
+class NewerVersionError(SessionError):
+    """The database has a format that this program does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why the database cannot be used."""
+
+    what: str
+    todo: str
+    passes: bool
+    """Whether it may go away while the program runs, so that trying again makes sense."""
+
+    @property
+    def in_chat(self) -> str:
+        """One line for a person who chats."""
+        return f"{self.what}: the chat goes on in memory only. {self.todo}"
+
+    @property
+    def in_shell(self) -> str:
+        """One line for a command that needed the database."""
+        return f"{self.what}. {self.todo}"
+
+
+def data_folder() -> Path:
+    """Where sessions are kept: CHATTERM_DATA, or the platform's folder for an application's data."""
+    if chosen := os.environ.get("CHATTERM_DATA"):
+        return Path(chosen).expanduser()
+    from platformdirs import user_data_path
+
+    return user_data_path("chatterm", appauthor=False)
+
+
+def database_path() -> Path:
+    return data_folder() / "sessions.db"
+
+
+def connect(path: Path | None) -> sqlite3.Connection:
+    """Open the database, creating or updating it; None keeps it in memory.
+
+    The connection may be used by one thread, and leaves transactions to its user.
+    Raises sqlite3.Error, OSError and NewerVersionError; `explain` says what they mean.
+    """
+    if path is None:
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+    else:
+        if not path.exists():  # conversations are nobody else's business
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        connection = sqlite3.connect(path, timeout=LOCK_WAIT, isolation_level=None)
+    try:
+        _set_up(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    _check_version(connection)
+    end = monotonic() + LOCK_WAIT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            # SQLite does not wait here for another process that is making the same file.
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or monotonic() > end:
+                raise
+            sleep(0.01)
+    connection.execute("PRAGMA synchronous = FULL")  # an answer survives a power cut, too
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
+    _migrate(connection)
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection | None:
+    """A connection that reads what cannot be written; None where it cannot be read either."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    wal = path.with_name(path.name + "-wal")
+    # A read-only folder has no room for the WAL's index; without a WAL the file itself is all there is.
+    options = ("",) if wal.exists() else ("", "&immutable=1")
+    for option in options:
+        try:
+            connection = sqlite3.connect(address + option, uri=True, timeout=LOCK_WAIT, isolation_level=None)
+        except sqlite3.Error:
+            continue
+        try:
+            _check_version(connection)
+            connection.execute("SELECT count(*) FROM (SELECT 1 FROM exchanges LIMIT 1)").fetchone()
+        except (sqlite3.Error, SessionError):
+            connection.close()
+        else:
+            return connection
+    return None
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _check_version(connection: sqlite3.Connection) -> None:
+    found = _version(connection)
+    if found > VERSION:
+        raise NewerVersionError(
+            f"The session database was written by a newer chatterm (format {found}; this one knows {VERSION})"
+        )
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    with transaction(connection):  # also finds out at once whether the file can be written
+        found = _version(connection)
+        for script in _MIGRATIONS[found:]:
+            for statement in filter(str.strip, script.split(";")):
+                connection.execute(statement)
+        if found < VERSION:
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Everything in it is written, or nothing. The lock for writing is taken at once."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def explain(error: Exception, path: Path) -> Trouble:
+    """What an error of the database means for a person."""
+    place = one_line(str(path), 200)
+    elsewhere = "set CHATTERM_DATA to another folder"
+    if isinstance(error, NewerVersionError):
+        return Trouble(str(error), f"Update chatterm, or {elsewhere}.", passes=False)
+    code = getattr(error, "sqlite_errorname", None) or ""
+    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
+        what = "Another program has locked the session database"
+        return Trouble(what, "Close that program; saving is tried again every few seconds.", passes=True)
+    if code == "SQLITE_FULL" or getattr(error, "errno", None) in (28, 122):  # ENOSPC, EDQUOT
+        what = f"There is no room left for the session database ({place})"
+        return Trouble(what, "Free some space; saving is tried again every few seconds.", passes=True)
+    if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        what = f"The session database is damaged ({place})"
+        return Trouble(what, f"Move that file away to begin a new one, or {elsewhere}.", passes=False)
+    if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")) or isinstance(
+        error, OSError
+    ):
+        what = f"The session database cannot be written ({place})"
+        return Trouble(what, f"Make it writable, or {elsewhere}.", passes=True)
+    what = f"The session database fails: {one_line(str(error), 200) or type(error).__name__} ({place})"
+    return Trouble(what, f"Check the disk, or {elsewhere}.", passes=True)

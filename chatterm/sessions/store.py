@@ -1,0 +1,259 @@
+"""The store of sessions: what is written is queued, and one thread does the work.
+
+In the queue a later write of the same thing takes the place of the earlier one. So a running answer is written twice
+a second, however often it is saved.
+"""
+
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from os import urandom
+from pathlib import Path
+from threading import Condition, Thread
+from time import monotonic, time
+from typing import Any, TypeVar
+
+from chatterm.sessions.database import FIELDS, Database
+from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.schema import Trouble, database_path, explain
+from chatterm.sessions.titles import title_of
+from chatterm.sessions.tree import Tree
+from chatterm.sessions.vault import NO_SESSION, Op, Vault
+
+T = TypeVar("T")
+
+_INTERVAL = 0.5
+"""Seconds that a running answer or a draft may wait to be written."""
+_PATIENCE = 10.0
+"""Seconds to wait for something that is read."""
+_NEVER = float("inf")
+
+
+class Store:
+    """Sessions on the disk. Make it with `Store.open`; every method may be called from any thread.
+
+    Calls that return nothing, `new` and `add` return at once. The others wait for the store's thread, at most some
+    seconds, and raise SessionError: never call them on a thread that draws.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trouble: Trouble | None = None
+        """Why what is written stays in memory; None while all is well."""
+        self._infos: dict[str, SessionInfo] = {}
+        """Sessions that this process made or loaded."""
+        self._written: dict[str, dict[int, float]] = {}
+        """Of their exchanges the ids, and when each was made."""
+        self._fresh: set[str] = set()
+        """Those of them that have no exchange yet: only with the first they come into being."""
+        self._changed = Condition()
+        self._ops: dict[Hashable, Op] = {}
+        """What is to be written, oldest first."""
+        self._due = _NEVER
+        self._questions: deque[Callable[[Vault], None]] = deque()
+        self._closing = False
+        self._thread = Thread(target=self._run, name="sessions", daemon=True)
+
+    @classmethod
+    def open(cls, path: Path | None = None) -> "Store":
+        """The store in this file (default: the person's own). What is wrong with it is told by `problem`."""
+        store = cls(database_path() if path is None else path)
+        store._thread.start()
+        return store
+
+    @property
+    def problem(self) -> str:
+        """One line for a person who chats, while what is written stays in memory; "" while all is well."""
+        return self.trouble.in_chat if self.trouble is not None else ""
+
+    # --- writing ---
+
+    def new(self, info: SessionInfo) -> str:
+        """A new session like `info`; its id. It comes into being with its first exchange."""
+        id, now = urandom(4).hex(), time()
+        with self._changed:
+            self._infos[id] = replace(deepcopy(info), id=id, created=now, updated=now)
+            self._fresh.add(id)
+        return id
+
+    def save(self, session: str, exchange: Exchange) -> None:
+        """Keep the exchange as it is now. Call it as often as you like while the answer runs, and once at its end."""
+        now = replace(exchange, token_ids=exchange.token_ids[:], stats=dict(exchange.stats))
+        if session in self._fresh:
+            self._begin(session, exchange.user)
+        self._written.setdefault(session, {})[exchange.id] = exchange.created
+        waits = exchange.finish_reason is None and (exchange.text or exchange.reasoning)
+        op = Op(session, lambda db: db.put(session, now), creates=self._infos.get(session))
+        self._post(("save", session, exchange.id), op, _INTERVAL if waits else 0.0)
+
+    def _begin(self, session: str, message: str) -> None:
+        with self._changed:
+            self._fresh.discard(session)
+            info = self._infos[session]
+            self._infos[session] = replace(info, title=info.title or title_of(message))
+        self.draft(None, "")  # it became the message
+
+    def drop(self, session: str, id: int) -> None:
+        """Forget an exchange: its message was refused. A session without any is gone, until the next."""
+        with self._changed:
+            self._ops.pop(("save", session, id), None)
+            written = self._written.setdefault(session, {})
+            created = written.pop(id, None)
+            if not written and session in self._infos:
+                self._fresh.add(session)
+                self._infos[session] = replace(self._infos[session], title="")
+        if created is not None:
+            self._post(("drop", session, id), Op(session, lambda db: db.drop(session, id, created)))
+
+    def head(self, session: str, id: int | None) -> None:
+        """Which branch is selected."""
+        self._post(("head", session), Op(session, lambda db: db.set_head(session, id)))
+
+    def update(self, session: str, **fields: Any) -> None:
+        """Change title, model, system, think, think_cache or sampling."""
+        assert set(fields) <= set(FIELDS), fields
+        fields = deepcopy(fields)
+        with self._changed:
+            if session in self._infos:
+                self._infos[session] = replace(self._infos[session], **fields)
+        for name, value in fields.items():
+            work = partial(Database.update, session=session, fields={name: value})
+            self._post(("update", session, name), Op(session, work))
+
+    def rename(self, session: str, title: str) -> None:
+        self.update(session, title=title)
+
+    def delete(self, session: str) -> None:
+        """Delete a session with all of its branches. What is saved of it afterwards is lost."""
+        with self._changed:
+            self._infos.pop(session, None)
+            self._written.pop(session, None)
+            self._fresh.discard(session)
+            for key in [key for key, op in self._ops.items() if op.session == session]:
+                del self._ops[key]
+        self._post(("delete", session), Op(None, lambda db: db.delete(session), deletes=session))
+
+    def draft(self, session: str | None, text: str) -> None:
+        """What stands in the composer; None is a chat that is no session yet."""
+        place = NO_SESSION if session is None or session in self._fresh else session
+        self._post(
+            ("draft", place), Op(None, lambda db: db.set_draft(place, text)), _INTERVAL if text else 0.0
+        )
+
+    def add_prompt(self, text: str) -> None:
+        """One more message for the composer's history."""
+        self._post(object(), Op(None, lambda db: db.add_prompt(text)))
+
+    def add(self, info: SessionInfo, exchanges: Iterable[Exchange], head: int | None) -> str:
+        """A whole session from elsewhere; its new id."""
+        now, id, copies = time(), urandom(4).hex(), deepcopy(list(exchanges))
+        title = info.title or title_of(copies[0].user if copies else "")
+        info = replace(deepcopy(info), id=id, title=title, created=info.created or now, updated=now)
+
+        def write(db: Database) -> None:
+            for exchange in copies:
+                db.put(id, exchange)
+            db.set_head(id, head)
+
+        with self._changed:
+            self._infos[id] = info
+            self._written[id] = {exchange.id: exchange.created for exchange in copies}
+        self._post(("add", id), Op(id, write, creates=info))
+        return id
+
+    # --- reading ---
+
+    def load(self, session: str) -> tuple[SessionInfo, Tree, str]:
+        """A session to go on with: what it is, its tree, its draft. Raises SessionError when it is not there."""
+
+        def read(vault: Vault) -> tuple[SessionInfo, Tree, str]:
+            if session in self._fresh:
+                return deepcopy(self._infos[session]), Tree(), vault.draft(NO_SESSION)
+            info, tree = vault.load(session)
+            self._infos[session] = deepcopy(info)
+            self._written[session] = {exchange.id: exchange.created for exchange in tree.exchanges}
+            return info, tree, vault.draft(session)
+
+        return self._ask(read)
+
+    def find(self, text: str = "") -> list[SessionInfo]:
+        """Sessions in whose title or messages every word of `text` occurs, latest first."""
+        return self._ask(lambda vault: vault.find(text))
+
+    def latest(self) -> SessionInfo | None:
+        """The session that was written last."""
+        return next(iter(self.find()), None)
+
+    def new_draft(self) -> str:
+        """What stood in the composer of a chat that was no session yet."""
+        return self._ask(lambda vault: vault.draft(NO_SESSION))
+
+    def prompts(self, limit: int = 1000) -> list[str]:
+        """The composer's history across sessions, newest last."""
+        return self._ask(lambda vault: vault.prompts(limit))
+
+    def flush(self) -> None:
+        """Wait until everything that was to be written so far is written, or in memory (see `problem`)."""
+        self._ask(lambda vault: None)
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Write what is left and end; whether all of it is on the disk. Closing twice is fine."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive() and self.trouble is None
+
+    # --- the queue ---
+
+    def _post(self, key: Hashable, op: Op, wait: float = 0.0) -> None:
+        with self._changed:
+            if op.creates is None:
+                self._ops.pop(key, None)  # it may need an exchange that was saved in between
+            self._ops[key] = op
+            self._due = min(self._due, monotonic() + wait)
+            self._changed.notify()
+
+    def _ask(self, question: Callable[[Vault], T]) -> T:
+        answer: Future[T] = Future()
+
+        def ask(vault: Vault) -> None:
+            try:
+                answer.set_result(question(vault))
+            except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+                answer.set_exception(error)
+
+        with self._changed:
+            if self._closing:
+                raise SessionError("The session database is closed.")
+            self._questions.append(ask)
+            self._changed.notify()
+        try:
+            return answer.result(_PATIENCE)
+        except NotInTime:
+            raise SessionError("The session database does not answer; try again.") from None
+        except (sqlite3.Error, OSError) as error:
+            raise SessionError(explain(error, self.path).in_shell) from error
+
+    def _run(self) -> None:
+        vault = Vault(self.path)
+        self.trouble = vault.trouble
+        closing = False
+        while not closing:
+            with self._changed:
+                while not (self._closing or self._questions or monotonic() >= min(self._due, vault.retry_at)):
+                    moment = min(self._due, vault.retry_at)
+                    self._changed.wait(None if moment == _NEVER else max(0.0, moment - monotonic()))
+                closing = self._closing
+                ops, self._ops, self._due = list(self._ops.values()), {}, _NEVER
+                questions, self._questions = self._questions, deque()
+            vault.write(ops, retry=closing)
+            self.trouble = vault.trouble
+            for question in questions:
+                question(vault)
+        vault.close()

@@ -1,0 +1,62 @@
+"""Titles of sessions: made from the first message, found again by what a person types. Pure functions."""
+
+import re
+from collections.abc import Iterable
+
+from chatterm.sanitize import cleaned, one_line
+from chatterm.sessions.records import SessionError, SessionInfo
+
+LIMIT = 60
+"""Characters of a title that was made from a message."""
+UNTITLED = "Untitled"
+
+_DECORATION = re.compile(r"^(?:```\w*|[#>*+~`-]+|\d+[.)])(?:\s+|$)")
+
+
+def title_of(message: str) -> str:
+    """A title for a session that begins with `message`: its first words, on one line."""
+    lines = (one_line(_DECORATION.sub("", line.strip())) for line in cleaned(message[:4000]).splitlines())
+    text = next(filter(None, lines), one_line(message))
+    if len(text) <= LIMIT:
+        return text or UNTITLED
+    head = text[:LIMIT]  # the last place is the ellipsis's
+    cut = head.rfind(" ", LIMIT // 2)
+    return head[: cut if cut > 0 else LIMIT - 1].rstrip(" ,;:.") + "…"
+
+
+def given_title(text: str) -> str:
+    """A title that a person gave. Raises SessionError when nothing of it can be shown."""
+    title = one_line(text, 200)
+    if not title:
+        raise SessionError("A session needs a title; write one.")
+    return title
+
+
+def messages_text(count: int) -> str:
+    """How long a session is: "1 message", "1,204 messages"."""
+    return f"{count:,} message{'' if count == 1 else 's'}"
+
+
+def pick(sessions: Iterable[SessionInfo], name: str) -> SessionInfo:
+    """The session meant by `name`: its id, the start of it, its title, or a part of its title.
+
+    The first of these that fits one session alone decides. Raises SessionError when none or several fit.
+    """
+    known = list(sessions)
+    wanted = one_line(name).casefold()
+    tests = (
+        lambda s: s.id == wanted,
+        lambda s: s.title.casefold() == wanted,
+        lambda s: len(wanted) >= 4 and s.id.startswith(wanted),
+        lambda s: s.title.casefold().startswith(wanted),
+        lambda s: wanted in s.title.casefold(),
+    )
+    for fits in tests if wanted else ():
+        found = [session for session in known if fits(session)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            some = ", ".join(f"{s.id} ({one_line(s.title, 40)})" for s in found[:3])
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            raise SessionError(f"{one_line(name, 60)!r} fits several sessions: {some}{more}; give an id.")
+    raise SessionError(f"There is no session {one_line(name, 60)!r}; chatterm sessions list shows all.")

@@ -1,0 +1,120 @@
+"""The tree of a session: which exchange follows which, and which branch is being looked at. No disk."""
+
+from collections.abc import Iterable
+from time import time
+
+from chatterm.sessions.records import Exchange
+
+
+class Tree:
+    """Exchanges by id. A path from the root is a branch; the `head` is the end of the selected one.
+
+    Where an id is asked for that is not there, KeyError: that is a mistake of the program.
+    """
+
+    def __init__(self, exchanges: Iterable[Exchange] = (), head: int | None = None) -> None:
+        """`exchanges` in any order; one whose parent is missing begins a conversation of its own.
+
+        A `head` that is not there selects the newest branch.
+        """
+        self._exchanges = {exchange.id: exchange for exchange in sorted(exchanges, key=lambda e: e.id)}
+        self._children: dict[int | None, list[int]] = {}
+        self._looked: dict[int | None, int] = {}
+        """Below each exchange the child that was on the selected branch last."""
+        self._head: int | None = None
+        for exchange in self._exchanges.values():
+            # A child is younger than its parent: that rules out circles, wherever the data came from.
+            if exchange.parent not in self._exchanges or exchange.parent >= exchange.id:
+                exchange.parent = None
+            self._children.setdefault(exchange.parent, []).append(exchange.id)
+        if head is not None and head not in self._exchanges:
+            head = max(self._exchanges, default=None)
+        self.select(head)
+
+    def __len__(self) -> int:
+        return len(self._exchanges)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._exchanges
+
+    def __getitem__(self, id: int) -> Exchange:
+        return self._exchanges[id]
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """All of them, oldest first."""
+        return list(self._exchanges.values())
+
+    @property
+    def head(self) -> int | None:
+        """The last exchange of the selected branch; None before the first message."""
+        return self._head
+
+    def add(self, parent: int | None, user: str, model: str) -> Exchange:
+        """A new exchange after `parent`, without an answer yet. It becomes the head."""
+        if parent is not None:
+            self._exchanges[parent]
+        exchange = Exchange(max(self._exchanges, default=0) + 1, parent, user, model=model, created=time())
+        self._exchanges[exchange.id] = exchange
+        self._children.setdefault(parent, []).append(exchange.id)
+        self.select(exchange.id)
+        return exchange
+
+    def drop(self, id: int) -> None:
+        """Take back an exchange that nothing follows (its message was refused). ValueError when something does.
+
+        If it was the head, the head moves to its parent.
+        """
+        if self._children.get(id):
+            raise ValueError(f"exchange {id} has exchanges after it")
+        exchange = self._exchanges.pop(id)
+        self._children[exchange.parent].remove(id)
+        if self._looked.get(exchange.parent) == id:
+            del self._looked[exchange.parent]
+        if self._head == id:
+            self._head = exchange.parent
+
+    def path(self, id: int | None) -> list[Exchange]:
+        """The exchanges from the root to `id`; none for None."""
+        path: list[Exchange] = []
+        while id is not None:
+            path.append(self._exchanges[id])
+            id = path[-1].parent
+        return path[::-1]
+
+    def children(self, id: int | None) -> list[Exchange]:
+        """What follows `id`, oldest first; for None the first messages."""
+        return [self._exchanges[child] for child in self._children.get(id, ())]
+
+    def siblings(self, id: int) -> list[Exchange]:
+        """The alternatives at this place, `id` among them, oldest first.
+
+        One with the same message is another answer to it (a retry), one with another message an edit.
+        """
+        return self.children(self._exchanges[id].parent)
+
+    def leaf(self, id: int) -> int:
+        """The end of the branch below `id` that was looked at last, of the newest one where none was."""
+        while children := self._children.get(id):
+            id = self._looked.get(id, children[-1])
+        return id
+
+    def select(self, id: int | None) -> None:
+        """Make `id` the head; None goes back before the first message."""
+        for exchange in self.path(id):
+            self._looked[exchange.parent] = exchange.id
+        self._head = id
+
+    def step(self, id: int, side: int) -> int:
+        """Go to the alternative of `id` on that side (-1 older, +1 newer) and return the new head.
+
+        The head is the end of that alternative's branch that was looked at last. At the edge nothing changes.
+        """
+        alternatives = [exchange.id for exchange in self.siblings(id)]
+        place = alternatives.index(id) + side
+        if 0 <= place < len(alternatives):
+            self.select(self.leaf(alternatives[place]))
+        elif self._head is None:
+            self.select(self.leaf(id))
+        assert self._head is not None
+        return self._head

@@ -1,0 +1,198 @@
+"""The disk, and a database in memory for what the disk does not take. Used by one thread.
+
+While the disk works everything is on it. When a write fails, that write and those after it go to memory, and whoever
+reads a session gets both parts as one. Every few seconds the disk is tried again, and then takes what is in memory.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from chatterm.sessions.database import FIELDS, Database, Renumbered
+from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.schema import Trouble, connect, connect_read_only, explain, transaction
+from chatterm.sessions.tree import Tree
+
+NO_SESSION = ""
+"""Where the draft of a chat stands that is no session yet."""
+_RETRY = 3.0
+"""Seconds between two attempts to use a disk that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Something to write."""
+
+    session: str | None
+    """The session that has to be there for it; None: none."""
+    work: Callable[[Database], None]
+    creates: SessionInfo | None = None
+    """The session to make when it is not there; None: then there is nothing to do."""
+    deletes: str | None = None
+    """The session that is gone afterwards."""
+
+
+class Vault:
+    """Reading raises SessionError for what is not there and sqlite3.Error for a disk that fails; writing nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trouble: Trouble | None = None
+        """Why the disk is not used for writing."""
+        self.retry_at = float("inf")
+        """When the disk should be tried again, on the clock of time.monotonic()."""
+        self._renumbered: Renumbered = {}
+        self._deleted: set[str] = set()
+        """Sessions that were deleted while the disk failed."""
+        self._memory: Database | None = None
+        self._disk: Database | None = None
+        self._open()
+
+    def close(self) -> None:
+        for database in self._databases():
+            with suppress(sqlite3.Error):
+                database.close()
+
+    # --- writing ---
+
+    def write(self, ops: Sequence[Op], *, retry: bool = False) -> None:
+        """Write `ops`, all in one transaction. `retry` tries a failed disk again at once if something needs it."""
+        needed = retry and (ops or self._memory is not None)
+        if self.trouble is not None and self.trouble.passes and (needed or monotonic() >= self.retry_at):
+            self._heal()
+        if ops and self.trouble is None:
+            try:
+                self._transact(ops)
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
+                self._fail(error)
+        for op in ops:
+            with suppress(Exception):
+                self._remember(op)
+
+    def _transact(self, ops: Sequence[Op]) -> None:
+        """Write to the disk: everything or nothing."""
+        assert self._disk is not None
+        with transaction(self._disk.connection):
+            for op in ops:
+                _apply(self._disk, op)
+        if any(op.deletes for op in ops):  # or the log would still have it
+            with suppress(sqlite3.Error):
+                self._disk.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _remember(self, op: Op) -> None:
+        """Write to memory, which holds only what is newer than the disk."""
+        if self._memory is None:
+            self._memory = Database(connect(None))
+        session = op.session
+        if session is not None and not self._memory.has(session) and self._disk is not None:
+            with suppress(sqlite3.Error):
+                if (info := self._disk.info(session)) is not None and session not in self._deleted:
+                    self._memory.insert(info)
+                    self._memory.set_head(session, self._disk.head(session))
+        _apply(self._memory, op)
+        if op.deletes is not None:
+            self._deleted.add(op.deletes)
+
+    # --- when the disk fails ---
+
+    def _open(self) -> None:
+        self.trouble, self.retry_at = None, float("inf")
+        try:
+            self._disk = Database(connect(self.path), self._renumbered)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
+            self._fail(error)
+            connection = connect_read_only(self.path)
+            self._disk = Database(connection) if connection is not None else None
+
+    def _fail(self, error: Exception) -> None:
+        self.trouble = explain(error, self.path)
+        self.retry_at = monotonic() + _RETRY if self.trouble.passes else float("inf")
+
+    def _heal(self) -> None:
+        """Try the disk again; if it works, bring there what is in memory."""
+        if self._disk is not None:
+            self._disk.close()
+        self._open()
+        if self.trouble is not None:
+            return
+        try:
+            self._transact([Op(None, self._take_memory)])
+        except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
+            self._fail(error)
+            return
+        if self._memory is not None:
+            self._memory.close()
+        self._memory, self._deleted = None, set()
+
+    def _take_memory(self, disk: Database) -> None:
+        for session in self._deleted:
+            disk.delete(session)
+        memory = self._memory
+        if memory is None:
+            return
+        for info in memory.find(""):
+            if not disk.has(info.id):
+                disk.insert(info)
+            disk.update(info.id, {name: getattr(info, name) for name in FIELDS})
+            for exchange in memory.exchanges(info.id):
+                disk.put(info.id, exchange)
+            disk.set_head(info.id, memory.head(info.id))
+        for text in memory.prompts(-1):
+            disk.add_prompt(text)
+        for place, text in memory.drafts().items():
+            disk.set_draft(place, text)
+
+    # --- reading ---
+
+    def load(self, session: str) -> tuple[SessionInfo, Tree]:
+        """A session to go on with."""
+        info, exchanges, head = self._whole(session)
+        for key in [key for key in self._renumbered if key[0] == session]:
+            del self._renumbered[key]  # from now on its numbers are those of the disk
+        return info, Tree(exchanges, head)
+
+    def find(self, text: str) -> list[SessionInfo]:
+        """Sessions in whose title or messages every word of `text` occurs, latest first; "" finds all."""
+        found = self._disk.find(text) if self._disk is not None else []
+        if self._memory is not None:
+            newer = [info.id for info in self._memory.find("")]
+            fitting = {info.id for info in (*found, *self._memory.find(text))}
+            found = [info for info in found if info.id not in self._deleted.union(newer)]
+            found += [self._whole(id)[0] for id in newer if id in fitting]
+        return sorted(found, key=lambda info: info.updated, reverse=True)
+
+    def draft(self, place: str) -> str:
+        """Of a session, or of NO_SESSION."""
+        drafts = [db.draft(place) for db in self._databases()]
+        return next((text for text in reversed(drafts) if text is not None), "")
+
+    def prompts(self, limit: int) -> list[str]:
+        """The composer's history, newest last."""
+        return [text for db in self._databases() for text in db.prompts(limit)][-limit:]
+
+    def _databases(self) -> list[Database]:
+        return [db for db in (self._disk, self._memory) if db is not None]
+
+    def _whole(self, session: str) -> tuple[SessionInfo, list[Exchange], int | None]:
+        gone = self._disk if session in self._deleted else None
+        holding = [db for db in self._databases() if db is not gone and db.has(session)]
+        info = holding[-1].info(session) if holding else None
+        if info is None:
+            raise SessionError(f"There is no session {session!r}; chatterm sessions list shows all.")
+        exchanges = {exchange.id: exchange for db in holding for exchange in db.exchanges(session)}
+        info.exchanges = len(exchanges)
+        info.tokens = sum(len(exchange.token_ids) for exchange in exchanges.values())
+        return deepcopy(info), list(exchanges.values()), holding[-1].head(session)
+
+
+def _apply(db: Database, op: Op) -> None:
+    if op.session is not None and not db.has(op.session):
+        if op.creates is None:
+            return
+        db.insert(op.creates)
+    op.work(db)

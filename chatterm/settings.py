@@ -1,0 +1,276 @@
+"""The settings: one frozen tree, read from one TOML file. Nothing in the file is ever executed.
+
+Each field is documented by the string that follows it; `chatterm config` prints these.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from chatterm.backend import ChatOptions, EngineError, ThinkCache, ThinkMode
+from chatterm.sanitize import one_line
+
+Panel = Literal["auto", "show", "hide"]
+Glyphs = Literal["auto", "unicode", "ascii"]
+ThinkDisplay = Literal["live", "open", "closed"]
+
+
+class SettingsError(EngineError):
+    """The settings file cannot be used. The message names file and line, and says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenSettings:
+    """What it looks like."""
+
+    theme: str = "graphite"
+    """The colours. `/theme` shows all; your own lie in the folder `themes` beside this file."""
+    panel: Panel = "auto"
+    """The figures beside the conversation; auto shows them where the terminal is wide enough."""
+    thinking: ThinkDisplay = "live"
+    """What a reasoning model thinks: shown live and then folded to one line, always open, or always closed."""
+    glyphs: Glyphs = "auto"
+    """Lines and bars of Unicode, or of ASCII alone; auto asks the locale and the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model answers, and where."""
+
+    name: str | None = None
+    """The model that `chatterm run` takes when none is named."""
+    system: str | None = None
+    """The system prompt of new conversations."""
+    context: int | None = None
+    """Tokens that a conversation may hold; not set: what the model and the memory allow."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+    think: ThinkMode = "auto"
+    """Whether a reasoning model thinks before it answers; auto leaves it to the model."""
+    think_cache: ThinkCache = "exact"
+    """After thinking: compute the answer anew without it (exact), or keep all and hide the thinking (mask)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How the next token is chosen. What is not set is the model's own default."""
+
+    temperature: float | None = None
+    """0 always takes the likeliest token; higher is more varied."""
+    top_k: int | None = None
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float | None = None
+    """Keep the likeliest tokens that together reach p."""
+    min_p: float | None = None
+    """Keep tokens at least this fraction as likely as the likeliest."""
+    repetition_penalty: float | None = None
+    """Above 1 avoids what was there already."""
+    presence_penalty: float | None = None
+    """Above 0 avoids what the answer holds already."""
+    max_tokens: int | None = None
+    """The longest answer, in tokens."""
+    seed: int | None = None
+    """The same seed gives the same text."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer."""
+
+    def given(self) -> dict[str, Any]:
+        """What is set, as arguments of SamplingParams."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+@dataclass(frozen=True, slots=True)
+class ComposerSettings:
+    """Where you write."""
+
+    history: int = 1000
+    """Messages that Up and Down go back through; 0 keeps none."""
+    prepare_drafts: bool = True
+    """Compute the message while it is being typed, so that the answer begins at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What is kept."""
+
+    save: bool = True
+    """Save conversations on this machine as they happen; false keeps them in memory only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings. One field is one table of the file."""
+
+    screen: ScreenSettings = field(default_factory=ScreenSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    composer: ComposerSettings = field(default_factory=ComposerSettings)
+    sessions: SessionSettings = field(default_factory=SessionSettings)
+
+    @classmethod
+    def load(cls, path: Path) -> "Settings":
+        """What the file says; every default where there is none. Raises SettingsError."""
+        return parse_settings(read_source(path), path)
+
+
+def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[str]) -> ChatOptions:
+    """`options` with the settings for everything that is not `chosen` already: names of fields that the command line
+    or the session decided. Of the sampling, what `options` has goes before the settings."""
+    model = settings.model
+    wanted: dict[str, Any] = {
+        "device": model.device,
+        "context": model.context,
+        "system": model.system,
+        "think": model.think,
+        "think_cache": model.think_cache,
+    }
+    fresh = {name: value for name, value in wanted.items() if name not in chosen}
+    return replace(options, **fresh, sampling={**settings.sampling.given(), **options.sampling})
+
+
+def read_source(path: Path) -> str:
+    """The text of the file, "" where there is none. Raises SettingsError where it cannot be read."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from error
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SettingsError(
+            f"{path}, line {line}: this is not UTF-8; save the file as UTF-8 text."
+        ) from error
+
+
+def parse_settings(source: str, path: Path) -> Settings:
+    """The settings that `source` states; `path` is named where it is wrong. Raises SettingsError."""
+    import tomllib
+
+    try:
+        tables = tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise not_toml(path, source, error) from error
+    try:
+        return settings_from(tables)
+    except _Wrong as wrong:
+        from chatterm.settings_file import statement_lines
+
+        first, _ = statement_lines(source, wrong.keys) or (0, 0)
+        raise SettingsError(f"{path}, line {first + 1}: {wrong}") from None
+
+
+def not_toml(path: Path, source: str, error: Exception) -> SettingsError:
+    """What to say about a file that tomllib does not accept."""
+    text, _, place = one_line(str(error)).rstrip(")").partition(" (at ")
+    line = place.split(",")[0] if place.startswith("line ") else f"line {source.rstrip().count(chr(10)) + 1}"
+    return SettingsError(f"{path}, {line}: this is not TOML: {text}.")
+
+
+class _Wrong(Exception):
+    """A value of the file is wrong; `keys` is where it stands."""
+
+    def __init__(self, keys: tuple[str, ...], message: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def check(table: str, key: str, value: object) -> None:
+    """Raises SettingsError where the setting does not exist or cannot have this value."""
+    try:
+        settings_from({table: {key: list(value) if isinstance(value, tuple) else value}})
+    except _Wrong as wrong:
+        raise SettingsError(f"{table}.{key}: {wrong}") from None
+
+
+def settings_from(tables: Mapping[str, Any]) -> Settings:
+    """The settings that these tables state. Raises _Wrong."""
+    types = get_type_hints(Settings)
+    _check_names((), tables, types)
+    built = {}
+    for table, values in tables.items():
+        if not isinstance(values, dict):
+            raise _Wrong((table,), f"{table} is a table: write [{table}] and its settings below it.")
+        kind = types[table]
+        hints = get_type_hints(kind)
+        _check_names((table,), values, hints)
+        built[table] = kind(**{k: _checked((table, k), v, hints[k]) for k, v in values.items()})
+    settings = Settings(**built)
+    _check_ranges(settings)
+    return settings
+
+
+def _check_names(where: tuple[str, ...], given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in known:
+            path = one_line(".".join((*where, name)), limit=80)
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+            raise _Wrong((*where, name), f"there is no setting {path}; {hint}")
+
+
+def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
+    """`value` as the field wants it."""
+    wanted = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
+    for part in wanted:
+        if get_origin(part) is Literal and value in get_args(part) and isinstance(value, str):
+            return value
+        if part is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if get_origin(part) is tuple and isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return tuple(value)
+        if part in (str, bool, int) and type(value) is part:
+            return value
+    raise _Wrong(keys, f"{keys[-1]} is {_shown(value)}; it must be {expected(kind)}.")
+
+
+def expected(kind: Any) -> str:
+    """What a field of this type may hold, in words."""
+    parts = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
+    if get_origin(parts[0]) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(parts[0]))
+    if get_origin(parts[0]) is tuple:
+        return 'a list of texts, as in ["one", "two"]'
+    return {str: 'a text in quotes, as in "text"', bool: "true or false", int: "a whole number"}.get(
+        parts[0], "a number"
+    )
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _shown(value: object) -> str:
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return one_line(text, limit=60)
+
+
+def _check_ranges(settings: Settings) -> None:
+    """Values of the right type that make no sense all the same."""
+    from engine.params import SamplingParams
+
+    for name, value in settings.sampling.given().items():
+        try:
+            SamplingParams(**{name: value})
+        except EngineError as error:
+            raise _Wrong(("sampling", name), one_line(str(error))) from error
+    if settings.composer.history < 0:
+        raise _Wrong(
+            ("composer", "history"), f"history is {settings.composer.history}; it must be 0 or more."
+        )
+    if settings.model.context is not None and settings.model.context < 1:
+        raise _Wrong(("model", "context"), f"context is {settings.model.context}; it must be 1 or more.")
+    if settings.model.name is not None and not settings.model.name.strip():
+        raise _Wrong(("model", "name"), 'name is empty; it must be a model, as in "smollm2".')
+    from chatterm.themes import theme_names
+
+    if settings.screen.theme not in theme_names():
+        known = ", ".join(theme_names())
+        theme = one_line(settings.screen.theme, limit=60)
+        raise _Wrong(("screen", "theme"), f"there is no theme {theme!r}; there are {known}.")

@@ -1,0 +1,170 @@
+"""/stats: this turn, this session and this process side by side, and what the engine holds."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chatterm.backend import Figures, ModelInfo, TurnStats
+from chatterm.figures import SessionStats, rate_text, seconds_text
+from chatterm.markdown.lines import Line, wrap
+from chatterm.markdown.table import table_lines
+from models.units import bytes_text
+
+_NONE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """What this process has taken so far."""
+
+    since_s: float
+    """Seconds since it began."""
+    cpu_s: float
+    """CPU seconds of all its threads."""
+    peak_bytes: int | None
+    """Most memory that it has held; None where the system does not tell."""
+
+
+def process_figures(begun: float) -> ProcessFigures:
+    """`begun` by `time.monotonic()`."""
+    peak: int | None = None
+    try:
+        import resource
+        import sys
+    except ImportError:  # Windows
+        pass
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return ProcessFigures(time.monotonic() - begun, time.process_time(), peak)
+
+
+def stats_lines(
+    width: int,
+    turn: TurnStats | None,
+    session: SessionStats,
+    info: ModelInfo | None,
+    figures: Figures | None,
+    process: SessionStats | None = None,
+    machine: ProcessFigures | None = None,
+) -> list[Line]:
+    """Tables for `width` columns. `process` sums up every turn since the program began, of all its sessions."""
+    lines: list[Line] = [[("Statistics", "heading")]]
+    if turn is None and not session.turns and not (process and process.turns):
+        lines.append([("Nothing has been answered yet.", "muted")])
+    else:
+        columns = [(f"session ({session.turns:,})", session)]
+        if process is not None:
+            columns.append((f"process ({process.turns:,})", process))
+        lines += _turn_table(turn, columns, width)
+        lines += _reuse(columns[-1][1], width)
+    about = _about(info, figures, machine)
+    if about:
+        lines += [[], *_pairs(about, width)]
+    return lines
+
+
+def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]], width: int) -> list[Line]:
+    def count(name: str) -> list[str]:
+        return [f"{getattr(turn, name):,}" if turn else _NONE, *(f"{getattr(s, name):,}" for _, s in columns)]
+
+    def each(of_turn: Callable[[TurnStats], str], of_session: Callable[[SessionStats], str]) -> list[str]:
+        return [of_turn(turn) if turn else _NONE, *(of_session(s) for _, s in columns)]
+
+    rows = [
+        ["", "this turn", *(title for title, _ in columns)],
+        ["prompt tokens", *count("prompt_tokens")],
+        ["  from the cache", *count("cached_tokens")],
+        ["  computed", *count("prefilled_tokens")],
+        ["  share cached", *each(lambda t: _share(t.cached_tokens, t.prompt_tokens), _cached_share)],
+        ["generated tokens", *count("generated_tokens")],
+        ["  of them thinking", *count("reasoning_tokens")],
+        ["first token after", *each(lambda t: seconds_text(t.ttft_s), _mean_ttft)],
+        ["prefill", *each(lambda t: _rate(t.prefilled_tokens, t.prefill_s), _prefill)],
+        ["decode", *each(lambda t: rate_text(t.decode_tokens_per_s), _decode)],
+        ["time decoding", *each(lambda t: seconds_text(t.decode_s), lambda s: seconds_text(s.decode_s))],
+    ]
+    if any(s.retries for _, s in columns):
+        rows.append(["retries", _NONE, *(f"{s.retries:,}" for _, s in columns)])
+        rows.append(["  tokens reused", _NONE, *(f"{s.reused_tokens:,}" for _, s in columns)])
+        rows.append(["  tokens computed", _NONE, *(_computed_again(s) for _, s in columns)])
+    cells = [[[(cell, "")] for cell in row] for row in rows]
+    return table_lines(cells, ["left", *["right"] * (len(columns) + 1)], width)
+
+
+def _reuse(stats: SessionStats, width: int) -> list[Line]:
+    """What the cache was worth, in one sentence."""
+    if not stats.cached_tokens:
+        return []
+    text = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens were not computed again"
+    if stats.prefill_s > 0 and stats.prefilled_tokens:
+        saved = stats.cached_tokens * stats.prefill_s / stats.prefilled_tokens
+        text += f": about {seconds_text(saved)} of prefill that nobody waited for"
+    if stats.retries:
+        share = _share(stats.reused_tokens, stats.retried_tokens)
+        text += f". A retry found {share} of its prompt in the cache"
+    return [[], *wrap([(text + ".", "accent")], width)]
+
+
+def _about(
+    info: ModelInfo | None, figures: Figures | None, machine: ProcessFigures | None
+) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    if info is not None:
+        pairs.append(("model", f"{info.name} · {info.device} · {info.dtype}"))
+        pairs.append(("context", f"{info.context_length:,} tokens"))
+    if figures is not None:
+        pairs.append(("kernels", f"{figures.attention} attention · {figures.decode}"))
+        blocks = (
+            f"{figures.blocks_held:,} held, {figures.blocks_cached:,} cached, {figures.blocks_free:,} free"
+        )
+        pairs.append(("weights", bytes_text(figures.weight_bytes)))
+        cache = f"{bytes_text(figures.kv_bytes)} in blocks of {figures.block_size} tokens: {blocks}"
+        pairs.append(("KV cache", cache))
+        if figures.bandwidth:
+            pairs.append(("bandwidth", f"{bytes_text(figures.bandwidth)}/s"))
+    if machine is not None:
+        text = f"{seconds_text(machine.since_s)} since the start · {seconds_text(machine.cpu_s)} of CPU"
+        if machine.peak_bytes is not None:
+            text += f" · {bytes_text(machine.peak_bytes)} of memory at most"
+        pairs.append(("process", text))
+    return pairs
+
+
+def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:
+    column = 11
+    lines: list[Line] = []
+    for name, text in pairs:
+        for row, part in enumerate(wrap([(text, "")], max(width - column, 8))):
+            lines.append([((name if row == 0 else "").ljust(column), "muted"), *part])
+    return lines
+
+
+def _cached_share(stats: SessionStats) -> str:
+    return _share(stats.cached_tokens, stats.prompt_tokens)
+
+
+def _mean_ttft(stats: SessionStats) -> str:
+    return f"{seconds_text(sum(stats.ttfts) / len(stats.ttfts))} (mean)" if stats.ttfts else _NONE
+
+
+def _prefill(stats: SessionStats) -> str:
+    return _rate(stats.prefilled_tokens, stats.prefill_s)
+
+
+def _decode(stats: SessionStats) -> str:
+    return (
+        rate_text(max(stats.generated_tokens - stats.turns, 0) / stats.decode_s) if stats.decode_s else _NONE
+    )
+
+
+def _computed_again(stats: SessionStats) -> str:
+    return f"{stats.retried_tokens - stats.reused_tokens:,}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else _NONE
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:,.0f} tok/s" if seconds > 0 else _NONE

@@ -1,0 +1,110 @@
+"""The context: how much of it is used, cached and free, what a message will cost, what to do when it runs out."""
+
+from chatterm.backend import DraftCost
+from chatterm.figures import Live, bar, count_text, seconds_text
+from chatterm.markdown.lines import Line, line_cells, wrap
+from chatterm.widgets.canvas import Canvas
+
+FULL = 0.9
+"""The share of the context from which it is said what can be done."""
+NO_ROOM = 0.98
+"""The share from which that is urgent."""
+_LONG = 0.05
+"""The share of the context from which a message is long."""
+_SLOW = 1.0
+"""Seconds of computing from which a message is long, too."""
+
+
+class ContextNote(Canvas):
+    """Lines above the composer while there is something to say about the context; gone otherwise."""
+
+    DEFAULT_CSS = "ContextNote { width: 100%; margin: 1 2 0 4; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._live: Live | None = None
+        self._cost: DraftCost | None = None
+        self._lines: list[Line] = []
+        self.display = False
+
+    def show(self, live: Live, cost: DraftCost | None) -> None:
+        """`cost` is that of what stands in the composer; None for nothing, or while it is not known."""
+        if (live, cost) != (self._live, self._cost):
+            self._live, self._cost = live, cost
+            self._lay_out()
+
+    def on_resize(self) -> None:
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        if self._live is None:
+            return
+        # What is not displayed has no width yet; a wrong guess is mended by the resize that follows.
+        width = self.size.width or max(self.screen.size.width - 6, 20)
+        lines = note_lines(self._live, self._cost, width)
+        if lines != self._lines:
+            self._lines = lines
+            self.display = bool(lines)
+            self.styles.height = max(len(lines), 1)
+            self.refresh()
+
+    def build(self, width: int) -> list[Line]:
+        return self._lines
+
+
+def context_style(share: float) -> str:
+    """The style of a meter that is full to `share`."""
+    return "error" if share >= NO_ROOM else "warning" if share >= FULL else "primary"
+
+
+def context_bar(live: Live, width: int, draft: int = 0) -> Line:
+    """Used and cached, used and not cached, the draft, free: one bar of `width` columns."""
+    if not live.context:
+        return []
+    style = context_style((live.used + draft) / live.context)
+    cached = min(live.present if live.present is not None else live.used, live.used)
+    parts = [(cached, style), (live.used - cached, "accent"), (draft, "muted")]
+    return bar([(count / live.context, name) for count, name in parts if count > 0], width)
+
+
+def is_long(cost: DraftCost, live: Live) -> bool:
+    """Whether a person would want to know what this message costs before it is sent."""
+    share = cost.tokens / live.context if live.context else 0.0
+    seconds = cost.new / live.prefill_rate if live.prefill_rate else 0.0
+    return share >= _LONG or seconds >= _SLOW or cost.free <= 0
+
+
+def note_lines(live: Live, cost: DraftCost | None, width: int) -> list[Line]:
+    """What there is to say: the cost of a long message, or that the context is nearly full; [] for nothing."""
+    if not live.context or live.phase in ("loading", "absent"):
+        return []
+    if cost is not None and is_long(cost, live):
+        return _cost_lines(live, cost, width)
+    left = live.context - live.used
+    if live.used < FULL * live.context:
+        return []
+    style = context_style(live.used / live.context)
+    text = f"The context is {live.used / live.context:.0%} full, {max(left, 0):,} tokens are left. "
+    ways = "/undo takes back the last exchange, /reset begins anew, a larger --context holds more."
+    return wrap([(text, style), (ways + " Nothing is dropped unasked.", "muted")], width)
+
+
+def _cost_lines(live: Live, cost: DraftCost, width: int) -> list[Line]:
+    parts = [f"{cost.tokens:,} tokens"]
+    reused = live.used + cost.tokens - cost.new
+    computed = f"{cost.new:,} to compute"
+    if live.prefill_rate:
+        computed += f" (about {seconds_text(cost.new / live.prefill_rate)})"
+    parts.append(computed)
+    if reused > 0:
+        parts.append(f"{reused:,} cached")
+    if cost.free <= 0:
+        over = f"This message does not fit: {max(-cost.free, 1):,} tokens too many. Shorten it, or "
+        ways = "/undo, /reset or a larger --context make room. Nothing is dropped unasked."
+        return wrap([(over, "error"), (ways, "muted")], width)
+    end: Line = [(f"leaves {count_text(cost.free)} of {count_text(live.context)}", "muted")]
+    meter = context_bar(live, 12, cost.tokens)
+    line: Line = [*meter, (" " + " · ".join(parts) + " · ", "muted"), *end]
+    if line_cells(line) <= width:
+        return [line]
+    return wrap([(" · ".join(parts) + " · ", "muted"), *end], width)

@@ -1,0 +1,53 @@
+"""The memory's bandwidth, kept from the time it was measured: measuring takes a second, which no start should."""
+
+import json
+import os
+import platform
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import platformdirs
+import torch
+
+
+def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
+    """Remember what the memory of `device` reads. Where nothing can be written nothing is remembered."""
+    path = _path()
+    known = {**_read(path), _name(torch.device(device)): bytes_per_s}
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(path)
+
+
+def known_bandwidth(device: torch.device) -> float | None:
+    """Bytes/s as they were measured on this machine; None when they never were."""
+    value = _read(_path()).get(_name(device))
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def _path() -> Path:
+    cache = os.environ.get("CHATTERM_CACHE")
+    base = Path(cache).expanduser() if cache else platformdirs.user_cache_path("chatterm")
+    return base / "bandwidth.json"
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _name(device: torch.device) -> str:
+    """What the memory belongs to: the same for as long as a measurement holds."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return f"{found[1].strip()}, {torch.get_num_threads()} threads"
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"

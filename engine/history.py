@@ -1,0 +1,168 @@
+"""What the turns of a conversation are in rows of the KV cache, and how they get there."""
+
+from collections.abc import Sequence as Items
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Thread
+from typing import TYPE_CHECKING, Literal
+
+from engine.blocks import OutOfBlocksError
+from engine.errors import EngineError
+from engine.prompt import PromptFormat
+from engine.rows import Rows
+from engine.scheduler import MaskedRowsEvictedError
+from engine.sequence import Priority, Sequence
+from engine.turns import Turn, after, spoken
+
+if TYPE_CHECKING:
+    from engine.engine import Engine, Follow
+
+ThinkCache = Literal["exact", "mask"]
+
+
+class History:
+    """Makes rows of turns: what the chat template renders (`exact`), or what was generated, think spans hidden."""
+
+    def __init__(
+        self, engine: "Engine", format: PromptFormat, system: str | None, policy: ThinkCache
+    ) -> None:
+        self._engine = engine
+        self._format = format
+        self.system = system
+        self.policy = policy
+
+    def prompt(self, turns: Items[Turn], text: str, think: bool | None, exact: bool = False) -> Rows:
+        """The rows of the prompt that asks for an answer to `text`; `exact`: whatever the policy."""
+        users = [*(turn.user for turn in turns), text]
+        segments = self._format.segments(self.system, users, generate=True, think=think)
+        return self._rows(turns, segments, exact)
+
+    def rows(self, turns: Items[Turn]) -> Rows:
+        """The rows that the next prompt begins with, whatever is asked."""
+        return self._rows(turns, self._segments(turns), False)
+
+    def restore(
+        self, turns: Items[Turn], follow: "Follow | None" = None, priority: Priority = Priority.PERSON
+    ) -> bool:
+        """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
+        segments = self._segments(turns)
+        masked = self._masked(turns, segments)
+        if self._engine.cached_rows(masked) >= masked.masked_until:
+            return True
+        rows: Rows | None = Rows()
+        for turn, segment in zip(turns, segments, strict=False):
+            rows = self._hide(rows, turn, segment, follow, priority) if rows is not None else None
+        return rows is not None
+
+    def hide_last(self, turns: Items[Turn]) -> None:
+        """Hide the think span of the latest turn, unless turns before it would have to be computed for that.
+
+        An answer that may go on keeps its rows as cache besides. Raises EngineError when that fails.
+        """
+        *before, turn = turns
+        segments = self._segments(turns)
+        rows = self._masked(before, segments)
+        if self._engine.cached_rows(rows) >= rows.masked_until:
+            self._hide(rows, turn, segments[len(before)], keep=not turn.answer.is_complete)
+
+    def _segments(self, turns: Items[Turn]) -> list[list[int]]:
+        return self._format.segments(self.system, [turn.user for turn in turns], generate=False)
+
+    def _rows(self, turns: Items[Turn], segments: list[list[int]], exact: bool) -> Rows:
+        if self.policy == "mask" and not exact:
+            rows = self._masked(turns, segments)
+            rows.extend(after(rows, segments[-1]))
+            if rows.next_position < self._engine.max_positions:
+                return rows
+        rows = Rows()
+        for turn, segment in zip(turns, segments, strict=False):
+            rows.extend(segment)
+            rows.extend(turn.answer.content_ids)
+        rows.extend(segments[-1])
+        return rows
+
+    def _masked(self, turns: Items[Turn], segments: list[list[int]]) -> Rows:
+        """The rows of `turns` with every think span hidden."""
+        rows = Rows()
+        for turn, segment in zip(turns, segments, strict=False):
+            rows, start, end = spoken(rows, turn, segment)
+            rows = rows.hide(start, end) if end > start else rows
+        return rows
+
+    def _hide(
+        self,
+        before: Rows,
+        turn: Turn,
+        segment: list[int],
+        follow: "Follow | None" = None,
+        priority: Priority = Priority.PERSON,
+        keep: bool = False,
+    ) -> Rows | None:
+        """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
+        rows, start, end = spoken(before, turn, segment)
+        if start == end:
+            return rows
+        engine = self._engine
+        if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
+            return None
+        try:
+            return engine.hide(rows, start, end, follow, priority, keep)
+        except (OutOfBlocksError, MaskedRowsEvictedError):
+            return None
+
+
+@dataclass(slots=True)
+class _Task:
+    """One piece of idle work. `sequence` is the one to cancel."""
+
+    sequence: Sequence | None = None
+    cancelled: bool = False
+
+
+class IdleWork:
+    """Warms rows while nobody waits. One thing at a time: what comes next ends what was there."""
+
+    def __init__(self, engine: "Engine", history: History) -> None:
+        self._engine = engine
+        self._history = history
+        self._task = _Task()
+
+    def warm(self, turns: Items[Turn], rows: Rows, wait: bool) -> None:
+        """Make `rows`, which begin with `turns`, present. Returns at once unless told to `wait`."""
+        self.stop()
+        engine = self._engine
+        if not rows or len(rows) > engine.context_length:
+            return
+        task = self._task = _Task()
+        if rows.masked_until and engine.cached_rows(rows) < rows.masked_until:
+            # One masked turn after the other: somebody has to wait for each.
+            thread = Thread(target=self._restore, args=(task, list(turns), rows), name="restore", daemon=True)
+            thread.start()
+            if wait:
+                thread.join()
+            return
+        sequence = Sequence(rows, Priority.IDLE)
+        self._follow(task, sequence)
+        engine.submit(sequence)
+        if wait:
+            engine.wait(sequence)
+
+    def stop(self) -> None:
+        """End the work within one step. Returns at once."""
+        task = self._task
+        task.cancelled = True
+        if task.sequence is not None:
+            self._engine.cancel(task.sequence)
+
+    def _restore(self, task: _Task, turns: list[Turn], rows: Rows) -> None:
+        def follow(sequence: Sequence) -> None:
+            self._follow(task, sequence)
+
+        with suppress(EngineError):  # the next message does it, and says what is wrong
+            if self._history.restore(turns, follow, Priority.IDLE) and not task.cancelled:
+                self._engine.warm_rows(rows, follow, Priority.IDLE)
+
+    def _follow(self, task: _Task, sequence: Sequence) -> None:
+        task.sequence = sequence
+        if task.cancelled:
+            self._engine.cancel(sequence)

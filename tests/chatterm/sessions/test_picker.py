@@ -1,0 +1,195 @@
+"""The session picker, driven by keys and by the mouse."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+
+from chatterm.screens.sessions import Choices, SessionList, SessionPicker
+from chatterm.sessions.store import Store
+from chatterm.themes import STYLESHEET, load_theme
+from tests.chatterm.sessions.saved import conversation
+
+OPEN = "open"
+"""What the result is before the picker was left."""
+
+
+class Host(App[None]):
+    CSS_PATH = STYLESHEET
+
+    def __init__(self, picker: SessionPicker) -> None:
+        super().__init__()
+        self.register_theme(load_theme("graphite"))
+        self.theme = "graphite"
+        self.picker = picker
+        self.result: str | None = OPEN
+
+    def on_mount(self) -> None:
+        self.push_screen(self.picker, self.take)
+
+    def take(self, result: str | None) -> None:
+        self.result = result
+
+
+class Hands:
+    """A person in front of the picker."""
+
+    def __init__(self, host: Host, pilot: Pilot[None]) -> None:
+        self.host = host
+        self.press = pilot.press
+        self.click = pilot.click
+        self._pilot = pilot
+
+    @property
+    def text(self) -> str:
+        return "\n".join(strip.text.rstrip() for strip in self.host.screen._compositor.render_strips())
+
+    @property
+    def titles(self) -> list[str]:
+        return [info.title for info in self.host.picker.query_one(SessionList).sessions]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        for _ in range(1000):
+            if condition():
+                await self._pilot.pause()
+                return
+            await self._pilot.pause(0.01)
+        raise AssertionError(f"not in time; the screen shows:\n{self.text}")
+
+    async def shows(self, text: str) -> None:
+        await self.until(lambda: text in self.text)
+
+
+@asynccontextmanager
+async def picking(
+    store: Store, current: str | None = None, size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[Hands]:
+    host = Host(SessionPicker(store, current))
+    async with host.run_test(size=size) as pilot:
+        hands = Hands(host, pilot)
+        await hands.until(lambda: hands.host.picker.is_attached)
+        await hands.until(lambda: hands.titles or "no sessions yet" in hands.text)
+        yield hands
+
+
+@pytest.fixture
+def ids(store: Store) -> list[str]:
+    """Three sessions, oldest first."""
+    found = [conversation(store, text, "and more")[0] for text in ("red apples", "green pears", "blue plums")]
+    store.flush()
+    return found
+
+
+async def test_enter_opens_the_chosen_one_and_escape_none(store: Store, ids: list[str]) -> None:
+    async with picking(store) as hands:
+        assert hands.titles == ["blue plums", "green pears", "red apples"]
+        await hands.press("down", "down", "down", "up", "enter")
+        await hands.until(lambda: hands.host.result != OPEN)
+        assert hands.host.result == ids[1]
+    async with picking(store) as hands:
+        await hands.press("escape")
+        await hands.until(lambda: hands.host.result != OPEN)
+        assert hands.host.result is None
+
+
+async def test_a_click_opens(store: Store, ids: list[str]) -> None:
+    async with picking(store) as hands:
+        await hands.click(SessionList, offset=(5, 2))
+        await hands.until(lambda: hands.host.result != OPEN)
+        assert hands.host.result == ids[0]
+
+
+async def test_search_in_titles_and_messages(store: Store, ids: list[str]) -> None:
+    async with picking(store) as hands:
+        await hands.press(*"pears")
+        await hands.until(lambda: hands.titles == ["green pears"])
+        await hands.press(*" said")
+        await hands.until(lambda: hands.titles == ["green pears"])
+        await hands.press(*" nowhere")
+        await hands.until(lambda: "Nothing matches." in hands.text)
+        await hands.press("enter")
+        assert hands.host.result == OPEN
+
+
+async def test_rename(store: Store, ids: list[str]) -> None:
+    async with picking(store) as hands:
+        await hands.press(*"blue")
+        await hands.until(lambda: hands.titles == ["blue plums"])
+        await hands.press("f2", *" and figs", "enter")
+        await hands.until(lambda: hands.titles == ["blue plums and figs"])
+        await hands.press("ctrl+r", "ctrl+u", "enter")
+        await hands.shows("needs a title")
+        await hands.press("escape")
+        assert hands.host.result == OPEN
+        await hands.until(lambda: "needs a title" not in hands.text)
+    assert [info.title for info in store.find()] == ["blue plums and figs", "green pears", "red apples"]
+
+
+async def test_delete_asks_first(store: Store, ids: list[str]) -> None:
+    async with picking(store) as hands:
+        for keep in ("n", "x", "escape", "enter", "down"):
+            await hands.press("ctrl+d")
+            await hands.shows("Delete “")
+            await hands.press(keep)
+            await hands.until(lambda: "Delete “" not in hands.text)
+        assert len(store.find()) == 3
+        assert hands.host.result == OPEN
+        await hands.press("pageup", "ctrl+d", "y")
+        await hands.until(lambda: hands.titles == ["green pears", "red apples"])
+        assert [info.id for info in store.find()] == [ids[1], ids[0]]
+        await hands.press(*"app")  # the keys search again
+        await hands.until(lambda: hands.titles == ["red apples"])
+
+
+async def test_everything_works_with_the_mouse(store: Store, ids: list[str]) -> None:
+    async with picking(store) as hands:
+        await hands.click(Choices, offset=(30, 0))
+        await hands.shows("Delete “blue plums”")
+        column = len("Delete “blue plums” and all of its branches? · ")
+        await hands.click(Choices, offset=(column + 2, 0))
+        await hands.until(lambda: hands.titles == ["green pears", "red apples"])
+        await hands.click(Choices, offset=(16, 0))
+        await hands.shows("A new title")
+        await hands.click(Choices, offset=(20, 0))
+        await hands.click(Choices, offset=(46, 0))
+        await hands.until(lambda: hands.host.result is None)
+
+
+async def test_the_session_one_is_in_cannot_be_deleted(store: Store, ids: list[str]) -> None:
+    async with picking(store, current=ids[2]) as hands:
+        await hands.shows("● blue plums")
+        await hands.press("ctrl+d")
+        await hands.shows("You are in this session")
+    assert len(store.find()) == 3
+
+
+async def test_it_says_that_nothing_is_saved(store: Store, ids: list[str]) -> None:
+    assert store.close()
+    store.path.write_bytes(b"broken" * 1000)
+    broken = Store.open(store.path)
+    conversation(broken, "in memory")
+    async with picking(broken) as hands:
+        assert hands.titles == ["in memory"]
+        await hands.until(lambda: "damaged" in hands.text)
+    broken.close()
+
+
+async def test_no_sessions_yet(store: Store) -> None:
+    async with picking(store) as hands:
+        await hands.press("enter", "f2", "ctrl+d", "down")
+        await hands.shows("no sessions yet")
+        assert hands.host.result == OPEN
+
+
+@pytest.mark.parametrize("size", [(40, 12), (20, 8), (200, 60)])
+async def test_no_size_breaks_it(store: Store, ids: list[str], size: tuple[int, int]) -> None:
+    conversation(store, "日本語 " * 30)
+    for number in range(60):
+        conversation(store, f"many {number}")
+    async with picking(store, size=size) as hands:
+        assert all(len(line) <= size[0] for line in hands.text.split("\n"))
+        await hands.press(*["pagedown"] * 7, "enter")
+        await hands.until(lambda: hands.host.result != OPEN)
+        assert hands.host.result == ids[0]

@@ -1,0 +1,127 @@
+"""Random chats on a disk that is locked now and then: at any time it all reads well, and in the end it is on disk."""
+
+import sqlite3
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatterm.sessions.records import SessionError, SessionInfo
+from chatterm.sessions.store import Store
+from chatterm.sessions.tree import Tree
+
+NAMES = st.sampled_from(["one", "two", "three"])
+
+
+class Expected:
+    """What a store ought to hold."""
+
+    def __init__(self, info: SessionInfo) -> None:
+        self.info = info
+        self.tree = Tree()
+        self.draft = ""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatterm.sessions.schema.LOCK_WAIT", 0.0)
+    monkeypatch.setattr("chatterm.sessions.vault._RETRY", 0.0)
+
+
+def check(store: Store, expected: dict[str, Expected]) -> None:
+    found = {info.id: info for info in store.find()}
+    begun = {id: one for id, one in expected.items() if len(one.tree)}
+    assert set(found) == set(begun)
+    for id, one in begun.items():
+        info, tree, draft = store.load(id)
+        assert tree.exchanges == one.tree.exchanges
+        assert (tree.head, draft, info.title, info.system) == (
+            one.tree.head,
+            one.draft,
+            one.info.title,
+            one.info.system,
+        )
+        assert found[id].exchanges == info.exchanges == len(tree)
+        assert found[id].tokens == sum(len(exchange.token_ids) for exchange in tree.exchanges)
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_nothing_is_lost(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "sessions.db"
+        store = Store.open(path)
+        store.flush()
+        other = sqlite3.connect(path, isolation_level=None)
+        expected: dict[str, Expected] = {}
+        prompts: list[str] = []
+        for step in range(data.draw(st.integers(1, 25))):
+            actions = ["new", "lock", "unlock", "prompt"] + [
+                "say",
+                "head",
+                "rename",
+                "draft",
+                "delete",
+            ] * bool(expected)
+            action = data.draw(st.sampled_from(actions))
+            if action == "new":
+                info = SessionInfo(model="m", title=f"title {step}")
+                expected[store.new(info)] = Expected(info)
+            elif action == "lock" and not other.in_transaction:
+                store.flush()
+                other.execute("BEGIN IMMEDIATE")
+            elif action == "unlock" and other.in_transaction:
+                other.execute("ROLLBACK")
+            elif action == "prompt":
+                prompts.append(str(step))
+                store.add_prompt(str(step))
+            elif action in ("say", "head", "rename", "draft", "delete"):
+                id = data.draw(st.sampled_from(list(expected)))
+                change(store, id, expected, action, data, step)
+            if data.draw(st.booleans()):
+                check(store, expected)
+                assert store.prompts(100) == prompts
+        if other.in_transaction:
+            other.execute("ROLLBACK")
+        other.close()
+        assert store.close()
+        again = Store.open(path)
+        check(again, expected)
+        assert again.prompts(100) == prompts
+        for id, one in expected.items():
+            if not len(one.tree):
+                with pytest.raises(SessionError):
+                    again.load(id)
+        assert again.close()
+
+
+def change(
+    store: Store, id: str, expected: dict[str, Expected], action: str, data: st.DataObject, step: int
+) -> None:
+    one = expected[id]
+    known = [exchange.id for exchange in one.tree.exchanges]
+    if action == "say":
+        exchange = one.tree.add(data.draw(st.sampled_from([None, *known])), f"message {step}", "m")
+        store.save(id, deepcopy(exchange))
+        store.head(id, exchange.id)
+        for token in range(data.draw(st.integers(0, 3))):
+            exchange.token_ids.append(token)
+            exchange.text += "x"
+            store.save(id, deepcopy(exchange))
+        exchange.finish_reason = "eos"
+        store.save(id, deepcopy(exchange))
+    elif action == "head" and known:
+        one.tree.select(data.draw(st.sampled_from([None, *known])))
+        store.head(id, one.tree.head)
+    elif action == "rename":
+        one.info.title, one.info.system = f"renamed {step}", f"system {step}"
+        store.update(id, title=one.info.title, system=one.info.system)
+    elif action == "draft" and known:
+        one.draft = data.draw(st.sampled_from(["", f"draft {step}"]))
+        store.draft(id, one.draft)
+    elif action == "delete":
+        store.delete(id)
+        del expected[id]

@@ -1,0 +1,333 @@
+"""The store while all is well: what is saved is there again, whoever asks."""
+
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.store import Store
+from chatterm.sessions.tree import Tree
+from tests.chatterm.sessions.saved import conversation
+
+
+def reopened(store: Store) -> Store:
+    assert store.close()
+    return Store.open(store.path)
+
+
+def test_everything_of_an_exchange_survives(store: Store) -> None:
+    info = SessionInfo(
+        model="qwen3",
+        system="Be terse.",
+        think="on",
+        think_cache="mask",
+        sampling={"top_k": 3, "stop": ("A", "ß")},
+    )
+    session = store.new(info)
+    said = Exchange(
+        1,
+        None,
+        "Grüße \x00 🎈",
+        text="a\nb",
+        reasoning="hm",
+        token_ids=[151_667, 0, 2**31 - 1],
+        shown=(1, 2),
+        opening=[7, 8],
+        finish_reason="eos",
+        stats={"ttft_s": 0.25, "prompt_tokens": 12},
+        model="qwen3",
+        created=1_700_000_000.123456,
+        thinking_s=1.5,
+    )
+    store.save(session, said)
+    store.head(session, 1)
+    again = reopened(store)
+    loaded, tree, draft = again.load(session)
+    assert tree.exchanges == [said]
+    assert tree.head == 1
+    assert draft == ""
+    assert (loaded.system, loaded.think, loaded.think_cache, loaded.sampling) == (
+        info.system,
+        info.think,
+        info.think_cache,
+        info.sampling,
+    )
+    assert (loaded.exchanges, loaded.tokens) == (1, 3)
+    again.close()
+
+
+def test_branches_and_the_selected_one(store: Store) -> None:
+    session, tree = conversation(store, "one", "two", "three")
+    for parent in (1, None):
+        store.save(session, tree.add(parent, "edited", "smollm2"))
+    tree.select(4)
+    store.head(session, 4)
+    _, loaded, _ = store.load(session)
+    assert loaded.exchanges == tree.exchanges
+    assert loaded.head == 4
+    store.drop(session, 5)
+    store.head(session, None)
+    _, loaded, _ = store.load(session)
+    assert [exchange.id for exchange in loaded.exchanges] == [1, 2, 3, 4]
+    assert loaded.head is None
+
+
+def test_a_later_change_of_the_exchange_does_not_reach_what_was_saved(store: Store) -> None:
+    session, tree = conversation(store, "one")
+    exchange = tree[1]
+    store.save(session, exchange)
+    exchange.text = "changed"
+    exchange.token_ids.append(5)
+    _, loaded, _ = store.load(session)
+    assert (loaded[1].text, loaded[1].token_ids) == ("You said: one", [0, 50_000, 2])
+
+
+def test_a_running_answer_is_written_twice_a_second_however_often_it_is_saved(store: Store) -> None:
+    session, tree = conversation(store, "one")
+    store.flush()
+    exchange = tree.add(1, "go", "m")
+    written = threading.Event()
+    counts: list[int] = []
+    reader = sqlite3.connect(store.path)
+
+    def texts() -> list[str]:
+        return [row[0] for row in reader.execute("SELECT text FROM exchanges WHERE id = 2")]
+
+    store.save(session, exchange)
+    while texts() != [""]:  # the message itself is there at once
+        written.wait(0.005)
+    begun = perf_counter()
+    seen: set[str] = set()
+    while len(seen) < 3:
+        exchange.text += "x"
+        exchange.token_ids.append(1)
+        counts.append(len(exchange.text))
+        store.save(session, exchange)
+        seen.update(texts())
+        written.wait(0.005)
+        assert perf_counter() - begun < 30
+    took = perf_counter() - begun
+    assert took > 0.8, "two more texts need two intervals"
+    assert len(counts) > 20
+    reader.close()
+
+
+def test_a_session_begins_with_its_first_exchange(store: Store) -> None:
+    session = store.new(SessionInfo(model="m"))
+    store.update(session, model="other", system="S")
+    store.head(session, None)
+    store.draft(session, "half a mess")
+    assert store.find() == []
+    info, tree, draft = store.load(session)
+    assert (info.model, len(tree), draft) == ("other", 0, "half a mess")
+    assert store.new_draft() == "half a mess"
+    store.save(session, tree.add(None, "half a message", "other"))
+    assert store.new_draft() == ""
+    [info] = store.find()
+    assert (info.id, info.title, info.model, info.system) == (session, "half a message", "other", "S")
+
+
+def test_a_first_message_that_was_refused_leaves_no_session(store: Store) -> None:
+    session, tree = store.new(SessionInfo(model="m")), Tree()
+    store.save(session, tree.add(None, "far too long", "m"))
+    store.flush()
+    store.drop(session, 1)
+    store.draft(session, "far too")
+    assert store.find() == []
+    assert store.new_draft() == "far too"
+    tree.drop(1)
+    store.save(session, tree.add(None, "short", "m"))
+    [info] = store.find()
+    assert (info.id, info.title, info.exchanges) == (session, "short", 1)
+
+
+def test_an_exchange_that_was_refused_takes_nobody_elses_with_it(store: Store) -> None:
+    session, tree = conversation(store, "hello")
+    store.flush()
+    other = Store.open(store.path)
+    theirs = Tree(other.load(session)[1].exchanges, 1)
+    other.save(session, theirs.add(1, "from there", "m"))
+    assert other.close()
+    store.save(session, tree.add(1, "refused", "m"))
+    store.drop(session, 2)
+    assert [exchange.user for exchange in store.load(session)[1].exchanges] == ["hello", "from there"]
+
+
+def test_the_title_is_the_first_message_until_there_is_another(store: Store) -> None:
+    session, tree = conversation(store, "\x1b[31m# Why is the sky\x07 blue?\nReally.", "and red")
+    assert store.latest().title == "Why is the sky blue?"  # type: ignore[union-attr]
+    store.rename(session, "Sky\x1b]0;owned\x07 colours\n")
+    store.save(session, tree.add(None, "a new beginning", "m"))
+    assert [info.title for info in store.find()] == ["Sky colours"]
+
+
+def test_titles_in_the_file_are_not_believed(store: Store) -> None:
+    session, _ = conversation(store, "hello")
+    store.flush()
+    with sqlite3.connect(store.path) as other:
+        other.execute("UPDATE sessions SET title = ?, think = 'maybe', sampling = '[1'", ("\x1b[2Jx\ny",))
+    other.close()
+    [info] = store.find()
+    assert (info.id, info.title, info.think, info.sampling) == (session, "x y", "auto", {})
+
+
+def test_search_needs_every_word_anywhere(store: Store) -> None:
+    first, _ = conversation(store, "The Übermensch walks", "about 100% of the time")
+    second, _ = conversation(store, "cats", "and dogs")
+    assert [info.id for info in store.find()] == [second, first]
+    for text, expected in {
+        "WALKS time": [first],
+        "übermensch": [first],
+        "100%": [first],
+        "a%t": [],
+        "you said": [second, first],
+        "cats walks": [],
+        "dog": [second],
+        "'; DROP TABLE sessions; --": [],
+    }.items():
+        assert [info.id for info in store.find(text)] == expected, text
+
+
+def test_a_deleted_session_is_gone_from_the_file(store: Store) -> None:
+    session, tree = conversation(store, "the secret word is xylophonist")
+    kept, _ = conversation(store, "other")
+    store.draft(session, "xylophonist draft")
+    store.delete(session)
+    store.save(session, tree[1])  # too late
+    assert [info.id for info in store.find()] == [kept]
+    with pytest.raises(SessionError, match="There is no session"):
+        store.load(session)
+    for file in store.path.parent.iterdir():
+        assert b"xylophonist" not in file.read_bytes(), file
+
+
+def test_drafts(store: Store) -> None:
+    session, _ = conversation(store, "hello")
+    for text in ("h", "ha", "half \ud800"):
+        store.draft(session, text)
+    store.draft(None, "elsewhere")
+    again = reopened(store)
+    assert again.load(session)[2] == "half ?"
+    assert again.new_draft() == "elsewhere"
+    again.draft(session, "")
+    assert again.load(session)[2] == ""
+    again.close()
+
+
+def test_prompts_across_sessions(store: Store) -> None:
+    for text in ("a", "b", "a", "c\nd"):
+        store.add_prompt(text)
+    assert store.prompts(10) == ["b", "a", "c\nd"]
+    assert store.prompts(1) == ["c\nd"]
+    for number in range(1005):
+        store.add_prompt(str(number))
+    assert store.prompts(5000) == [str(number) for number in range(5, 1005)]
+
+
+def test_a_whole_session_from_elsewhere(store: Store) -> None:
+    _, tree = conversation(store, "one", "two")
+    added = store.add(SessionInfo(title="From there", model="m", created=5.0), tree.exchanges, 1)
+    info, loaded, _ = store.load(added)
+    assert (info.title, info.created, loaded.head) == ("From there", 5.0, 1)
+    assert loaded.exchanges == tree.exchanges
+    assert store.latest().id == added  # type: ignore[union-attr]
+    store.add(SessionInfo(), tree.exchanges, None)
+    assert store.latest().title == "one"  # type: ignore[union-attr]
+
+
+def test_two_programs_in_one_session_lose_nothing(store: Store) -> None:
+    session, tree = conversation(store, "hello")
+    store.flush()
+    other = Store.open(store.path)
+    _, theirs, _ = other.load(session)
+    theirs.add(1, "from there", "m").created = 5.0
+    other.save(session, theirs[2])
+    other.flush()
+    for number in (2, 3):
+        store.save(session, tree.add(number - 1, f"from here {number}", "m"))
+    store.save(session, tree[2])
+    store.head(session, 3)
+    store.flush()
+    _, both, _ = other.load(session)
+    assert sorted(exchange.user for exchange in both.exchanges) == [
+        "from here 2",
+        "from here 3",
+        "from there",
+        "hello",
+    ]
+    assert [exchange.user for exchange in both.path(both.head)] == ["hello", "from here 2", "from here 3"]
+    assert other.close()
+
+
+def test_a_session_that_another_program_deleted_begins_again(store: Store) -> None:
+    session, tree = conversation(store, "hello")
+    other = Store.open(store.path)
+    other.flush()
+    store.flush()
+    other.delete(session)
+    assert other.close()
+    store.save(session, tree.add(1, "still here", "m"))
+    assert [exchange.user for exchange in store.load(session)[1].exchanges] == ["still here"]
+
+
+def test_nobody_else_may_read_it(store: Store) -> None:
+    conversation(store, "private")
+    store.flush()
+    for file in store.path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
+
+
+def test_the_folder_is_chosen_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "here"))
+    store = Store.open()
+    conversation(store, "hello")
+    assert store.close()
+    assert (tmp_path / "here" / "sessions.db").exists()
+
+
+def test_nothing_is_lost_by_closing_and_nothing_works_afterwards(store: Store) -> None:
+    session, tree = conversation(store, "one")
+    exchange = tree.add(1, "two", "m")
+    exchange.text = "half an ans"
+    store.save(session, exchange)
+    assert store.close()
+    assert store.close()
+    with pytest.raises(SessionError, match="closed"):
+        store.find()
+    again = Store.open(store.path)
+    assert again.load(session)[1][2] == exchange
+    again.close()
+
+
+def test_a_session_of_2000_messages_loads_fast(store: Store) -> None:
+    session, tree = store.new(SessionInfo()), Tree()
+    for number in range(2000):
+        exchange = tree.add(tree.head, f"message {number} " * 10, "m")
+        exchange.text, exchange.token_ids = "word " * 200, list(range(260))
+        exchange.stats = {f"figure_{i}": 1.5 for i in range(9)}
+        store.save(session, exchange)
+    store.flush()
+    took = []
+    for _ in range(5):
+        begun = perf_counter()
+        _, loaded, _ = store.load(session)
+        took.append(perf_counter() - begun)
+        assert len(loaded) == 2000
+    assert min(took) < 0.1
+
+
+def test_saving_a_long_answer_holds_nobody_up(store: Store) -> None:
+    session, tree = conversation(store, "one")
+    exchange = tree.add(1, "write a book", "m")
+    exchange.text, exchange.token_ids = "word " * 100_000, list(range(100_000))
+    took = []
+    for _ in range(30):
+        begun = perf_counter()
+        store.save(session, exchange)
+        took.append(perf_counter() - begun)
+    assert sorted(took)[15] < 0.002

@@ -1,0 +1,31 @@
+"""Run as a program: chats with itself until it is killed, and says after each step what it has said so far."""
+
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.store import Store
+from chatterm.sessions.tree import Tree
+
+
+def main(path: Path, steps_per_answer: int) -> None:
+    store, tree = Store.open(path), Tree()
+    session = store.new(SessionInfo(model="m"))
+    print(session, flush=True)
+    while True:
+        exchange = tree.add(tree.head, f"question {len(tree) + 1}", "m")
+        store.save(session, exchange)
+        store.head(session, exchange.id)
+        for step in range(steps_per_answer):
+            exchange.token_ids.append(step)
+            exchange.text += f"{step} "
+            store.save(session, exchange)
+            print(f"{monotonic()} {exchange.id} {step}", flush=True)
+            sleep(0.002)
+        exchange.finish_reason = "eos"
+        store.save(session, exchange)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

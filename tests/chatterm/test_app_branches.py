@@ -1,0 +1,238 @@
+"""Branches on the screen: retry, edit, undo, the alternatives of a message, selected messages."""
+
+import threading
+
+import pytest
+
+from chatterm.backend import EngineError, FinishReason
+from chatterm.entries import AnswerEntry, UserEntry
+from tests.chatterm.driving import Driver, driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+
+def answering(*texts: str) -> ScriptedBackend:
+    return ScriptedBackend([Script(text) for text in texts])
+
+
+async def press(driver: Driver, *keys: str) -> None:
+    await driver.pilot.press(*keys)
+    await driver.pilot.pause()
+
+
+async def test_a_retry_keeps_the_old_answer_as_a_branch() -> None:
+    backend = answering("bad", "good")
+    async with driven(backend) as driver:
+        await driver.send("q")
+        assert "/2 >" not in driver.text()
+        await press(driver, "ctrl+r")
+        await driver.idle()
+        assert (driver.questions, driver.answers) == (["q"], ["good"])
+        assert "< 2/2 >" in driver.text()
+        await press(driver, "alt+left")
+        assert driver.answers == ["bad"]
+        assert "< 1/2 >" in driver.text()
+        await driver.until(lambda: backend.history == [("q", "bad")])
+        await driver.send("and now?")
+        assert backend.history[0] == ("q", "bad")
+        await driver.send("/branch next")
+        assert (driver.questions, driver.answers) == (["q"], ["good"])
+        await driver.send("/branch next")
+        assert driver.answers == ["good"]  # the edge: nothing moves
+
+
+async def test_going_back_shows_what_came_after() -> None:
+    async with driven(answering("a1", "b1", "a2")) as driver:
+        await driver.send("a")
+        await driver.send("b")
+        await press(driver, "alt+up", "alt+up", "alt+up")
+        assert isinstance(driver.transcript.selected, AnswerEntry)
+        await press(driver, "r")
+        await driver.idle()
+        assert driver.answers == ["a2"]
+        await press(driver, "alt+left")
+        assert driver.answers == ["a1", "b1"]
+
+
+async def test_an_edit_makes_a_branch_and_loses_nothing() -> None:
+    backend = answering("one", "two", "uno")
+    async with driven(backend) as driver:
+        await driver.send("first")
+        await driver.send("second")
+        driver.composer.put("a draft")
+        await driver.pilot.press("alt+up", "alt+up", "alt+up", "up")
+        assert isinstance(driver.transcript.selected, UserEntry)
+        await press(driver, "e")
+        assert driver.composer.text == "first"
+        await driver.types("!")
+        await driver.pilot.press("enter")
+        await driver.idle()
+        assert (driver.questions, driver.answers) == (["first!"], ["uno"])
+        assert backend.history == [("first!", "uno")]
+        assert driver.composer.text == "a draft"
+        row = next(y for y, line in enumerate(driver.text().split("\n")) if "< 2/2 >" in line)
+        column = driver.text().split("\n")[row].index("<")
+        await driver.pilot.click(offset=(column, row))
+        await driver.until(lambda: driver.questions == ["first", "second"])
+        await driver.until(lambda: backend.history == [("first", "one"), ("second", "two")])
+        await driver.pilot.click(offset=(column + 6, row))
+        await driver.until(lambda: driver.questions == ["first!"])
+
+
+async def test_an_edit_can_be_given_up() -> None:
+    async with driven(answering("one")) as driver:
+        await driver.send("first")
+        driver.composer.put("a draft")
+        await driver.send("/edit 1", wait=False)
+        await driver.until(lambda: driver.composer.text == "first")
+        await press(driver, "escape")
+        assert driver.composer.text == ""  # the draft was replaced by the command by hand
+        driver.composer.put("a draft")
+        await press(driver, "alt+e")
+        assert driver.composer.text == "first"
+        assert "Esc leaves the message" in driver.text()
+        await press(driver, "escape")
+        assert driver.composer.text == "a draft"
+        assert driver.questions == ["first"]
+
+
+async def test_a_key_that_wants_an_argument_keeps_the_draft() -> None:
+    async with driven(answering("one")) as driver:
+        driver.composer.put("a draft")
+        await press(driver, "alt+s")
+        assert driver.composer.text == "/system "
+        await driver.types("Be terse.")
+        await press(driver, "enter")
+        assert driver.composer.text == "a draft"
+        await driver.until(lambda: driver.app.chat.backend.system == "Be terse.")
+
+
+async def test_an_edit_that_is_refused_leaves_everything() -> None:
+    backend = ScriptedBackend([Script("one"), Script(error=EngineError("Too long."))])
+    async with driven(backend) as driver:
+        await driver.send("first")
+        await driver.send("/edit", wait=False)
+        await driver.until(lambda: driver.composer.text == "first")
+        await driver.types(" more")
+        await driver.pilot.press("enter")
+        await driver.until(lambda: driver.errors == ["Too long."])
+        assert (driver.questions, driver.answers) == (["first"], ["one"])
+        assert driver.composer.text == "first more"
+        assert "/2 >" not in driver.text()
+
+
+async def test_undo_keeps_the_branch() -> None:
+    async with driven(answering("one", "two", "three")) as driver:
+        await driver.send("a")
+        await driver.send("b")
+        await press(driver, "alt+u")
+        assert (driver.questions, driver.composer.text) == (["a"], "b")
+        driver.composer.put("")
+        await driver.send("c")
+        assert driver.questions == ["a", "c"]
+        assert "< 2/2 >" in driver.text()
+        await press(driver, "alt+left")
+        assert driver.questions == ["a", "b"]
+
+
+async def test_undo_during_an_answer() -> None:
+    script = Script("one two three", gate=threading.Event(), gate_after=2)
+    async with driven(ScriptedBackend([script])) as driver:
+        await driver.send("a", wait=False)
+        await driver.until(lambda: driver.answers == ["one two "])
+        await press(driver, "alt+u")
+        await driver.until(lambda: driver.composer.text == "a")
+        assert driver.questions == []
+
+
+@pytest.mark.parametrize("key", ["ctrl+r", "alt+left"])
+async def test_branches_wait_for_the_answer(key: str) -> None:
+    script = Script("one two three", gate=threading.Event(), gate_after=2)
+    async with driven(ScriptedBackend([Script("x"), script])) as driver:
+        await driver.send("a")
+        await driver.send("b", wait=False)
+        await driver.until(lambda: driver.answers[-1:] == ["one two "])
+        await press(driver, key)
+        assert driver.errors == ["An answer is running; Esc stops it."]
+        await press(driver, "escape")
+        await driver.idle()
+
+
+async def test_a_stopped_answer_goes_on_from_there() -> None:
+    script = Script("one two three", gate=threading.Event(), gate_after=2)
+    backend = ScriptedBackend([script, Script("three four")])
+    async with driven(backend) as driver:
+        await driver.send("count", wait=False)
+        await driver.until(lambda: driver.answers == ["one two "])
+        await press(driver, "escape")
+        await driver.idle()
+        await press(driver, "alt+g")
+        await driver.idle()
+        assert driver.answers == ["one two three four"]
+        assert ("resume", None) in backend.calls
+        exchange = driver.app.chat.conversation.path[0]
+        assert (exchange.text, exchange.finish_reason) == ("one two three four", "eos")
+        assert exchange.stats["generated_tokens"] == 5
+        assert exchange.stats["prompt_tokens"] == 10
+        assert "5 tokens · " in driver.text()
+        await driver.send("/continue")
+        assert "The answer is complete" in driver.errors[-1]
+
+
+async def test_one_key_ends_the_thinking() -> None:
+    thought = "So many thoughts. " * 4
+    script = Script("At last.", reasoning=thought, gate=threading.Event(), gate_after=3)
+    async with driven(ScriptedBackend([script], thinks=True)) as driver:
+        await driver.send("q", wait=False)
+        await driver.shows("▾ thinking")
+        await press(driver, "alt+a")
+        await driver.idle()
+        assert driver.answers == ["At last."]
+        assert len(driver.app.chat.conversation.path[0].reasoning) < len(thought)
+        await press(driver, "alt+a")
+        assert driver.errors == ["The model is not thinking."]
+
+
+async def test_an_answer_that_was_cut_off_can_go_on() -> None:
+    backend = ScriptedBackend(
+        [Script("to the limit", finish_reason=FinishReason.LENGTH), Script(" and beyond")]
+    )
+    async with driven(backend) as driver:
+        await driver.send("q")
+        assert "cut off" in driver.text()
+        await driver.send("/continue")
+        assert driver.answers == ["to the limit and beyond"]
+        assert "cut off" not in driver.text()
+
+
+async def test_selecting_with_keys_and_mouse() -> None:
+    async with driven(answering("one")) as driver:
+        await driver.send("first")
+        await press(driver, "alt+up")
+        assert driver.app.focused is driver.transcript
+        assert "c copy · e edit · r retry" in driver.text()
+        await press(driver, "down")
+        assert driver.transcript.selected is None
+        assert driver.app.focused is driver.composer
+        row = next(y for y, line in enumerate(driver.text().split("\n")) if "first" in line)
+        await driver.pilot.click(offset=(8, row))
+        await driver.until(lambda: isinstance(driver.transcript.selected, UserEntry))
+        await press(driver, "escape")
+        assert driver.transcript.selected is None
+        await press(driver, "alt+up", "h", "i")
+        assert driver.composer.text == "hi"  # a key that means nothing there is written
+
+
+async def test_a_message_that_waits_for_another_model_has_the_history() -> None:
+    gate = threading.Event()
+    backend = ScriptedBackend([Script("one"), Script("two")], on_switch=lambda _: gate.wait(10) and None)
+    async with driven(backend) as driver:
+        await driver.send("a")
+        await driver.send("/model other", wait=False)
+        await driver.send("b", wait=False)
+        await driver.shows("waits for the model")
+        gate.set()
+        await driver.idle()
+        await driver.shows("Now chatting with other")
+        assert backend.history == [("a", "one"), ("b", "two")]
+        await driver.send("c")
+        assert backend.history == [("a", "one"), ("b", "two"), ("c", "two")]

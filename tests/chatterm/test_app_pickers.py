@@ -1,0 +1,139 @@
+"""The map of the cache and the model picker over the conversation, and the note about the context."""
+
+from dataclasses import replace
+
+import pytest
+from textual.widgets import Input
+
+from chatterm.backend import DraftCost, Figures, ModelChoice
+from chatterm.markdown.lines import line_cells, text_of
+from chatterm.screens.cache import CacheMap, CacheScreen
+from chatterm.screens.models import ModelList, ModelPicker, choice_line
+from chatterm.widgets.meter import ContextNote
+from engine.block_map import BlockMap, BlockState
+from tests.chatterm.driving import Driver, driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+MAP = BlockMap(16, bytes([BlockState.HELD] * 4 + [BlockState.FREE] * 16), (0, 1, 2, 3), 60, 60, 0, 0, 0)
+
+
+async def test_the_map_follows_the_cache_while_it_is_open() -> None:
+    backend = ScriptedBackend([Script("Hello.")], map=MAP)
+    async with driven(backend) as driver:
+        await driver.send("q")
+        await driver.send("/cache")
+        await driver.shows("60 tokens, all of them in the cache")
+        backend.map = replace(MAP, tokens=80, present=70)
+        await driver.shows("80 tokens, 70 of them in the cache")
+        await driver.pilot.press("escape")
+        assert not isinstance(driver.app.screen, CacheScreen)
+        assert driver.answers == ["Hello."]
+
+
+async def test_without_a_model_there_is_no_map() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.send("/cache")
+        await driver.shows("There is nothing to show")
+        await driver.pilot.click(CacheMap)
+        assert not isinstance(driver.app.screen, CacheScreen)
+
+
+async def picking(driver: Driver) -> ModelPicker:
+    await driver.send("/model")
+    await driver.until(lambda: isinstance(driver.app.screen, ModelPicker))
+    await driver.pilot.pause()
+    screen = driver.app.screen
+    assert isinstance(screen, ModelPicker)
+    return screen
+
+
+def switched(backend: ScriptedBackend) -> list[object]:
+    return [value for name, value in backend.calls if name == "switch"]
+
+
+async def test_a_model_is_picked_with_keys() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        await picking(driver)
+        await driver.shows("on this machine")
+        await driver.shows("does not fit")
+        await driver.pilot.press("down", "down", "up", "enter")
+        await driver.idle()
+        assert switched(backend) == ["other"]
+        await picking(driver)
+        await driver.pilot.press("escape")
+        assert switched(backend) == ["other"]
+
+
+async def test_typing_searches_and_a_name_of_no_list_can_be_typed() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        screen = await picking(driver)
+        await driver.types("hug")
+        await driver.until(lambda: screen.query_one(ModelList).chosen == "huge")
+        assert "scripted" not in driver.text().splitlines()[10]
+        screen.query_one(Input).value = "some/one-else"
+        await driver.shows("Nothing matches")
+        await driver.pilot.press("enter")
+        await driver.idle()
+        assert switched(backend) == ["some/one-else"]
+
+
+async def test_a_model_is_picked_with_the_mouse() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        await picking(driver)
+        await driver.pilot.click(ModelList, offset=(4, 1))
+        await driver.idle()
+        assert switched(backend) == ["other"]
+
+
+async def test_a_long_list_scrolls_with_the_choice() -> None:
+    backend = ScriptedBackend()
+    backend.choices = [ModelChoice(f"model-{n}", 10**9, True, True) for n in range(60)]
+    async with driven(backend, (60, 20)) as driver:
+        await picking(driver)
+        await driver.pilot.press(*["pagedown"] * 4, "down", "down")
+        await driver.shows("model-42")
+        assert "model-0 " not in driver.text()
+
+
+@pytest.mark.parametrize("width", [12, 24, 40, 60, 90])
+def test_a_choice_fits_and_shows_nothing_that_a_terminal_obeys(width: int) -> None:
+    choice = ModelChoice("a/\x1b[2Jvery-long-name-of-a-model-" + "x" * 80, None, False, False)
+    line = choice_line(choice, width, chosen=True, current="")
+    assert line_cells(line) <= max(width, 6)
+    assert "\x1b" not in text_of(line)
+
+
+class NearlyFull(ScriptedBackend):
+    """Its history takes what the test says."""
+
+    used = 10
+
+    @property
+    def used_tokens(self) -> int:
+        return self.used
+
+    def figures(self) -> Figures | None:
+        figures = super().figures()
+        return replace(figures, warmed=self.used - 3) if figures is not None else None
+
+    def count(self, draft: str) -> DraftCost | None:
+        return DraftCost(len(draft), len(draft) + 5, self.context_length - self.used - len(draft))
+
+
+async def test_the_note_comes_and_goes() -> None:
+    backend = NearlyFull([Script("Hello.")], context_length=1000)
+    async with driven(backend) as driver:
+        note = driver.app.chat.query_one(ContextNote)
+        assert not note.display
+        driver.composer.put("long " * 80)
+        await driver.shows("400 tokens")
+        await driver.shows("leaves 590 of 1.0k")
+        driver.composer.put("")
+        await driver.until(lambda: not note.display)
+        backend.used = 950
+        await driver.send("q")
+        await driver.shows("The context is 95% full, 50 tokens are left.")
+        await driver.shows("dropped unasked.")

@@ -1,0 +1,226 @@
+"""Sessions on the screen: saved as they happen, opened again, written to files and read from them."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.store import Store
+from chatterm.sessions.tree import Tree
+from tests.chatterm.driving import driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "sessions.db")
+
+
+def reopened(store: Store) -> Store:
+    assert store.close()
+    return Store.open(store.path)
+
+
+def latest(store: Store) -> str:
+    info = store.latest()
+    assert info is not None
+    return info.id
+
+
+async def test_what_was_said_is_there_after_the_program_ended(store: Store) -> None:
+    backend = ScriptedBackend([Script("one", cached=3), Script("uno"), Script("two")], system="Be terse.")
+    async with driven(backend, store=store) as driver:
+        await driver.send("first message")
+        await driver.send("/retry")
+        await driver.send("second")
+        await driver.send("/rename My talk")
+        await driver.types("a dra")
+        await driver.until(lambda: store.load(latest(store))[2] == "a dra")
+    store = reopened(store)
+    info = store.latest()
+    assert info is not None
+    assert (info.title, info.model, info.system) == ("My talk", "scripted", "Be terse.")
+    backend = ScriptedBackend([Script("three")])
+    async with driven(backend, store=store, session=info.id) as driver:
+        await driver.until(lambda: driver.answers == ["uno", "two"])
+        assert driver.questions == ["first message", "second"]
+        assert driver.composer.text == "a dra"
+        assert "< 2/2 >" in driver.text()
+        await driver.until(lambda: backend.history == [("first message", "uno"), ("second", "two")])
+        driver.composer.put("")
+        await driver.send("/stats")
+        await driver.shows("session (3)")
+        await driver.pilot.press("alt+left")
+        await driver.until(lambda: driver.answers == ["one"])
+        await driver.send("third")
+    tree = store.load(info.id)[1]
+    assert [exchange.text for exchange in tree.path(tree.head)] == ["one", "three"]
+    store.close()
+
+
+async def test_a_running_answer_is_saved_and_can_go_on(store: Store, tmp_path: Path) -> None:
+    script = Script("one two three four", gate=threading.Event(), gate_after=3)
+    copy = tmp_path / "killed.db"
+    async with driven(ScriptedBackend([script]), store=store) as driver:
+        await driver.send("count", wait=False)
+        await driver.until(lambda: driver.answers == ["one two thre"])
+        await driver.until(lambda: store.load(latest(store))[1].exchanges[0].text == "one two thre")
+        for path in tmp_path.glob("sessions.db*"):  # what a kill -9 would leave
+            (tmp_path / path.name.replace("sessions", "killed")).write_bytes(path.read_bytes())
+        await driver.pilot.press("escape")
+        await driver.idle()
+    store.close()
+    store = Store.open(copy)
+    backend = ScriptedBackend([Script("e four")])
+    async with driven(backend, store=store, session=latest(store)) as driver:
+        await driver.shows("cut off when the program ended")
+        await driver.send("/continue")
+        assert driver.answers == ["one two three four"]
+        assert store.load(latest(store))[1].exchanges[0].finish_reason == "eos"
+    store.close()
+
+
+async def test_a_draft_of_a_new_chat_comes_back(store: Store) -> None:
+    async with driven(ScriptedBackend(), store=store) as driver:
+        await driver.types("half a th")
+        await driver.until(lambda: store.new_draft() == "half a th")
+    async with driven(ScriptedBackend(), store=store) as driver:
+        await driver.until(lambda: driver.composer.text == "half a th")
+        await driver.pilot.press("enter")
+        await driver.idle()
+        await driver.until(lambda: store.new_draft() == "")
+        await driver.pilot.press("up")
+        assert driver.composer.text == "half a th"
+    async with driven(ScriptedBackend(), store=store) as driver:
+        await driver.until(lambda: store.prompts() == ["half a th"])
+        await driver.pilot.press("up")
+        await driver.until(lambda: driver.composer.text == "half a th")
+    store.close()
+
+
+async def test_another_session_is_picked_and_its_model_is_loaded(store: Store) -> None:
+    tree = Tree()
+    exchange = tree.add(None, "old question", "other")
+    exchange.text, exchange.finish_reason = "old answer", "eos"
+    info = SessionInfo(title="Old talk", model="other", system="Old.", think="off", sampling={"top_k": 3})
+    old = store.add(info, tree.exchanges, tree.head)
+    backend = ScriptedBackend()
+    async with driven(backend, store=store) as driver:
+        await driver.send("new question")
+        await driver.pilot.press("f6")
+        await driver.shows("Old talk")
+        await driver.types("old")
+        await driver.until(lambda: "new question" not in driver.text())
+        await driver.pilot.press("enter")
+        await driver.shows("old answer")
+        await driver.until(lambda: backend.model == "other")
+        await driver.idle()
+        assert (backend.system, backend.think, backend.sampling) == ("Old.", "off", {"top_k": 3})
+        assert backend.history == [("old question", "old answer")]
+        assert driver.app.chat.keeper.session == old
+        await driver.send("/sessions new question")
+        await driver.until(lambda: driver.questions == ["new question"])
+        await driver.send("/sessions nonsense")
+        await driver.until(lambda: driver.errors)
+    store.close()
+
+
+async def test_a_new_conversation_leaves_the_old_one_saved(store: Store) -> None:
+    async with driven(ScriptedBackend(), store=store) as driver:
+        await driver.send("one")
+        await driver.pilot.press("ctrl+n")
+        await driver.shows("/sessions opens it")
+        await driver.send("two")
+        assert [info.title for info in store.find()] == ["two", "one"]
+    store.close()
+
+
+async def test_export_and_import(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with driven(ScriptedBackend([Script("**one**"), Script("uno")]), store=store) as driver:
+        await driver.send("/export")
+        assert "nothing to export" in driver.errors[0]
+        await driver.send("A question?")
+        await driver.send("/retry")
+        for command in (
+            "/export",
+            "/export md",
+            "/export html",
+            "/export talk.json",
+            "/export json talk.json",
+        ):
+            count = len(driver.notices)
+            await driver.send(command)
+            await driver.until(lambda count=count: len(driver.notices) > count)  # type: ignore[misc]
+        assert "is there already" in driver.errors[1]
+        assert (tmp_path / "a-question.md").read_text() == (tmp_path / "a-question-2.md").read_text()
+        assert "uno" in (tmp_path / "a-question.html").read_text()
+        assert len(json.loads((tmp_path / "talk.json").read_text())["exchanges"]) == 2
+        await driver.send("/reset")
+        await driver.send("/import talk.json")
+        await driver.until(lambda: driver.answers == ["uno"])
+        await driver.pilot.press("alt+left")
+        assert driver.answers == ["**one**"]
+        assert len(store.find()) == 2
+        for command in (
+            "/import missing.json",
+            "/import a-question.md",
+            "/import ~nobody-at-all/x.json",
+            "/export .",
+        ):
+            count = len(driver.errors)
+            await driver.send(command)
+            await driver.until(lambda count=count: len(driver.errors) > count)  # type: ignore[misc]
+        assert driver.answers == ["**one**"]
+    store.close()
+
+
+async def test_a_disk_that_fails_is_said_once_and_the_chat_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "folder.db").mkdir()
+    store = Store.open(tmp_path / "folder.db")
+    async with driven(ScriptedBackend([Script("one"), Script("two")]), store=store) as driver:
+        await driver.until(lambda: driver.errors)
+        await driver.send("a")
+        await driver.send("b")
+        assert driver.answers == ["one", "two"]
+        assert len(driver.errors) == 1
+        assert [exchange.text for exchange in store.load(latest(store))[1].exchanges] == ["one", "two"]
+    store.close()
+
+
+async def test_without_a_store_there_is_nothing_to_open() -> None:
+    async with driven(ScriptedBackend()) as driver:
+        await driver.send("/sessions")
+        assert "not saved here" in driver.errors[0]
+        await driver.send("/rename x")
+        assert len(driver.errors) == 2
+
+
+async def test_a_session_of_two_thousand_messages_opens_at_once(store: Store) -> None:
+    tree = Tree()
+    text = "Some **prose** with `code`.\n\n- one\n- two\n\n```python\nx = f(1)\n```\n\n" * 4
+    for number in range(1000):
+        exchange = tree.add(tree.head, f"Question {number}?", "scripted")
+        exchange.text, exchange.finish_reason = f"Answer {number}. {text}", "eos"
+    session = store.add(SessionInfo(title="Long", model="scripted"), tree.exchanges, tree.head)
+    async with driven(ScriptedBackend(), store=store, session=session, ready=False) as driver:
+        await driver.shows("x = f(1)")
+        laid_out = sum(entry.height > 0 for entry in driver.transcript.entries)
+        assert laid_out < 2000, "everything was laid out before anything was shown"
+        await driver.idle()
+        await driver.pilot.press("ctrl+home")
+        await driver.shows("Question 0?")
+    store.close()
+
+
+async def test_quitting_saves_the_last_words(store: Store) -> None:
+    script = Script("one two three four", gate=threading.Event(), gate_after=3)
+    async with driven(ScriptedBackend([script]), store=store) as driver:
+        await driver.send("count", wait=False)
+        await driver.until(lambda: driver.answers == ["one two thre"])
+        driver.composer.put("a last thought")
+    info, tree, draft = store.load(latest(store))
+    assert (info.title, tree.exchanges[0].text, draft) == ("count", "one two thre", "a last thought")
+    store.close()

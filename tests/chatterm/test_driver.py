@@ -1,0 +1,111 @@
+"""The keyboard: long pastes do not go through the parser of keys, whatever way the terminal cuts them."""
+
+import os
+import sys
+import textwrap
+from pathlib import Path
+
+import pexpect
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatterm.driver import Pasted, PasteReader
+
+BEGIN, END = "\x1b[200~", "\x1b[201~"
+
+
+def read(pieces: list[str]) -> list[str | Pasted]:
+    reader = PasteReader()
+    found = [part for piece in pieces for part in reader.feed(piece)]
+    assert not reader.is_inside
+    return found
+
+
+def test_a_paste_is_taken_whole() -> None:
+    text = "line\r" * 200_000
+    sent = f"a{BEGIN}{text}{END}b"
+    pieces = [sent[start : start + 4096] for start in range(0, len(sent), 4096)]
+    assert read(pieces) == ["a", Pasted(text), "b"]  # two characters are left for the parser of keys
+
+
+def test_pastes_follow_each_other() -> None:
+    assert read([f"{BEGIN}one{END}{BEGIN}{END}x{BEGIN}two{END}"]) == [
+        Pasted("one"),
+        Pasted(""),
+        "x",
+        Pasted("two"),
+    ]
+
+
+@given(
+    st.text(alphabet="ab\x1b[201~\r", max_size=40).filter(lambda text: END not in text + "\x1b[201"),
+    st.lists(st.integers(1, 7), max_size=60),
+)
+def test_the_end_may_be_cut_anywhere(text: str, sizes: list[int]) -> None:
+    rest, pieces = text + END + "k", [BEGIN]
+    for size in sizes:
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    found = read([*pieces, rest])
+    assert found[0] == Pasted(text)
+    assert "".join(part for part in found[1:] if isinstance(part, str)) == "k"
+
+
+def test_a_paste_that_never_ends_is_given_up() -> None:
+    reader = PasteReader()
+    assert list(reader.feed(f"{BEGIN}lost \x1b[20")) == []
+    assert reader.is_inside
+    assert reader.flush() == Pasted("lost ")
+    assert list(reader.feed("x")) == ["x"]
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.chatterm.test_composer import WritingApp
+
+class App(WritingApp):
+    def on_composer_submitted(self, message):
+        self.exit(len(message.text))
+
+app = App()
+app.run()
+print("SENT", app.return_value)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_real_terminal(tmp_path: Path) -> None:
+    """Half a character at a time, a megabyte at once, and an editor that takes the terminal."""
+    editor = tmp_path / "editor.sh"
+    editor.write_text('#!/bin/sh\ntest -t 0 && printf " edited" >> "$1"\n', encoding="utf-8")
+    editor.chmod(0o755)
+    root = str(Path(__file__).parents[2])
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", textwrap.dedent(PROGRAM).format(root=root)],
+        env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "VISUAL": str(editor)},
+        dimensions=(24, 80),
+        timeout=30,
+    )
+    child.delaybeforesend = None
+    child.expect(b"Write a message")
+    child.send(b"caf\xc3")
+    child.expect(b"caf")
+    child.send(b"\xa9 ")
+    child.expect("é".encode())
+    child.send(f"{BEGIN}{'a line of some length, pasted' * 10}\r".encode())
+    for _ in range(100):
+        child.send(("a line of some length, pasted\r" * 340).encode())
+    child.send(END.encode())
+    child.expect(rb"pasted 34,001 lines")
+    child.send(b"\x07")  # Ctrl+G
+    child.expect(rb"pasted 34,00\d lines")
+    child.send(b"\r")
+    child.expect(rb"SENT (\d+)")
+    assert child.match is not None
+    assert int(child.match[1]) == len("café ") + 290 + 1 + 100 * 340 * 30 + len(" edited")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
