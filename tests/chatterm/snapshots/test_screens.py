@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -161,6 +162,20 @@ async def sessions(driver: Driver) -> None:
     driver.app.screen.query_one(Input).cursor_blink = False
 
 
+async def paste(driver: Driver) -> None:
+    text = "".join(f"{hour:02d}:00  {70 + hour * 3 % 11} m3/s\n" for hour in range(24))
+    driver.composer.post_message(events.Paste(text))
+    await driver.shows("[pasted 24 lines]")
+    await driver.pilot.press("ctrl+o")
+    await driver.shows("03:00")
+
+
+async def palette(driver: Driver) -> None:
+    await driver.pilot.press("ctrl+p")
+    await driver.shows("Show commands and keys")
+    driver.app.screen.query_one(Input).cursor_blink = False
+
+
 SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "welcome": welcome,
     "loading": loading,
@@ -174,6 +189,8 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "cache": cache,
     "models": models,
     "sessions": sessions,
+    "paste": paste,
+    "palette": palette,
 }
 
 
