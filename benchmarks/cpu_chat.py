@@ -1,6 +1,6 @@
 """Chatting on a CPU: chatterm beside transformers (fp32) on the same weights, in one run.
 
-    python benchmarks/cpu_chat.py [--repeats 5] [--json benchmarks/results/cpu_chat.json]
+    python -m benchmarks.cpu_chat [--repeats 5] [--json benchmarks/results/cpu_chat.json]
 
 Each side lives in a process of its own; the parent asks them in turn and quotes medians, so that both see the
 same moments of a noisy machine. The model is the default one, dequantised to fp32 for transformers.
@@ -78,6 +78,7 @@ def transformers_side(pipe: Connection) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from benchmarks.peers.transformers import fields_of
     from models.gguf import config_of, read_gguf
     from models.gguf_weights import stored_tensors
     from models.sources import resolve
@@ -86,21 +87,7 @@ def transformers_side(pipe: Connection) -> None:
     assert path is not None
     file = read_gguf(path)
     config = config_of(file)
-    network = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_parameters.rope_theta},
-            tie_word_embeddings=True,
-        )
-    )
+    network = LlamaForCausalLM(LlamaConfig(**fields_of(config)))
     parameters = network.state_dict()
     for tensor in stored_tensors(file, config):
         tensor.copy_into(parameters[tensor.name])

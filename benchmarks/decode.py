@@ -6,20 +6,21 @@
 All peers share one copy of the weights and are asked in turn; medians are quoted, the first round is not counted.
 GB/s are the bytes that a token must move (weights and KV) over its time, and "of copy" is their share of what a
 large device-to-device copy reads and writes in the same run. llama.cpp is a program of its own with a model of
-its own (0.6B only), run between the rounds of the others. Errors are those of the logits of one decode step.
+its own (0.6B only), run between the rounds of the others. Errors are those of the logits after each token of a
+random text, ours by decode steps, those of transformers in one pass.
 """
 
 import argparse
 import gc
 import statistics
 import time
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
+from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import (
     SHAPES,
@@ -35,7 +36,7 @@ from models.config import ModelConfig
 from models.decoder import DecoderModel
 
 PEERS = ("ours", "transformers", "compiled", "compiled-max", "llama.cpp")
-ERROR_CONTEXT, ERROR_PROMPTS = 128, 4
+ERROR_TOKENS, ERROR_PROMPTS = 512, 2
 DTYPE = torch.bfloat16
 FIRST_COST_S = {"transformers": 60.0, "compiled": 40.0, "compiled-max": 90.0}
 """What compiling a shape may take, until one was compiled."""
@@ -172,31 +173,33 @@ class Bench:
             self._skip(shape, context, "llama.cpp", _line(error))
 
     def _errors(self, shape: str, config: ModelConfig, engine: Engine, model: DecoderModel) -> None:
-        """How far one step's logits are from fp32: ours and those of transformers in bf16."""
-        from benchmarks.peers import ours
+        """How far logits are from fp32: those of our decode steps and those of transformers in bf16."""
         from benchmarks.peers import transformers as peer
+        from engine.decode import forced_logits
 
-        prompts = [random_prompt(config, ERROR_CONTEXT, 900 + n) for n in range(ERROR_PROMPTS)]
+        prompts = [random_prompt(config, ERROR_TOKENS, 900 + n) for n in range(ERROR_PROMPTS)]
+        errors: dict[str, list[float]] = {"transformers, bf16": [], "ours, bf16": []}
         try:
             tensors = shared_tensors(model)
-            exact = {name: tensor.float() for name, tensor in tensors.items()}
-            network = peer.network_of(config, exact, self.device)
-            reference = [peer.step_logits(network, prompt, self.device) for prompt in prompts]
-            del network, exact
-            network = peer.network_of(config, tensors, self.device)
-            theirs = [peer.step_logits(network, prompt, self.device) for prompt in prompts]
-            self._error(shape, "transformers, bf16", theirs, reference)
-            mine = [ours.step_logits(engine, prompt) for prompt in prompts]
-            self._error(shape, "ours, bf16", mine, reference)
+            exact = peer.network_of(config, {name: t.float() for name, t in tensors.items()}, self.device)
+            rounded = peer.network_of(config, tensors, self.device)
+            for prompt in prompts:
+                reference = peer.all_logits(exact, prompt, self.device)[1:]
+                theirs = peer.all_logits(rounded, prompt, self.device)[1:]
+                mine = forced_logits(engine, prompt, 1)
+                errors["transformers, bf16"] += relative_errors(theirs, reference)
+                errors["ours, bf16"] += relative_errors(mine, reference)
+            for name, found in errors.items():
+                self._error(shape, name, found)
         except Exception as error:  # noqa: BLE001 - the speeds are still worth having, without a claim
             print(f"  logits against fp32: not measured: {_line(error)}", flush=True)
 
-    def _error(self, shape: str, name: str, logits: list[Tensor], reference: list[Tensor]) -> None:
-        figures = logit_errors(logits, reference)
+    def _error(self, shape: str, name: str, errors: list[float]) -> None:
+        figures = {"median": statistics.median(errors), "max": max(errors), "positions": len(errors)}
         self._note(figures, shape, "logits_against_fp32", name)
         print(
-            f"  logits against fp32, context {ERROR_CONTEXT}: {name:<20}max error {figures['max']:.4f}, "
-            f"relative {figures['relative']:.2e}",
+            f"  logits against fp32, {len(errors)} positions: {name:<20}relative error, median "
+            f"{figures['median']:.3e}, maximum {figures['max']:.3e}",
             flush=True,
         )
 
@@ -234,13 +237,10 @@ class Bench:
         print(f"\n{table(shape, rows)}\n", flush=True)
 
 
-def logit_errors(logits: list[Tensor], reference: list[Tensor]) -> dict[str, float]:
-    """Largest error of any logit of any prompt, and the median over prompts of |error| / |reference| (2-norms)."""
-    pairs = list(zip(logits, reference, strict=True))
-    return {
-        "max": max(float((x.to(y.device) - y).abs().max()) for x, y in pairs),
-        "relative": statistics.median(float((x.to(y.device) - y).norm() / y.norm()) for x, y in pairs),
-    }
+def relative_errors(logits: Tensor, reference: Tensor) -> list[float]:
+    """|error| / |reference| (2-norms) of each row of logits [T, vocab]."""
+    difference = logits.to(reference) - reference
+    return [float(error) for error in difference.norm(dim=-1) / reference.norm(dim=-1)]
 
 
 def ratios(figures: dict[str, Any]) -> dict[str, float]:
@@ -274,36 +274,14 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]:.160}"
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shapes", type=_names, default=["0.6B", "1.7B", "4B", "8B"])
-    parser.add_argument(
-        "--contexts", type=lambda s: [int(n) for n in _names(s)], default=[128, 512, 4096, 16384]
-    )
-    parser.add_argument("--peers", type=_names, default=list(PEERS))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = parser_of(__doc__)
+    parser.add_argument("--shapes", type=names, default=["0.6B", "1.7B", "4B", "8B"])
+    parser.add_argument("--contexts", type=numbers, default=[128, 512, 4096, 16384])
+    parser.add_argument("--peers", type=names, default=list(PEERS))
     parser.add_argument("--steps", type=int, default=128, help="tokens decoded in each repeat")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--attention", help="our attention backend; default: what the engine chooses")
     parser.add_argument("--no-graph", action="store_true", help="our engine without CUDA graphs")
-    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-bench and greedy")
-    parser.add_argument("--gguf", type=Path, help="a model with the shapes of Qwen3-0.6B for llama.cpp")
-    parser.add_argument("--budget-s", type=float, help="skip what no longer fits into this many seconds")
-    parser.add_argument("--json", type=Path, help="write the figures here after every measurement")
-    parser.add_argument("--merge", action="store_true", help="add to the figures that the file holds")
-    arguments = parser.parse_args()
-    for name, known in (("shapes", SHAPES), ("peers", PEERS)):
-        if unknown := [given for given in getattr(arguments, name) if given not in known]:
-            parser.error(f"--{name}: there is no {unknown[0]!r}; choose from {', '.join(known)}")
-    if (arguments.llama_cpp is None) != (arguments.gguf is None):
-        parser.error("--llama-cpp and --gguf go together")
-    return arguments
+    return parse(parser, PEERS)
 
 
 def main() -> None:

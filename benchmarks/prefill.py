@@ -12,24 +12,26 @@ first token.
 import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.machine import Budget, Record, describe, matmul_rate
+from benchmarks.machine import Budget, Record, describe, matmul_rate, synchronize
+from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import SHAPES, prefill_flops, random_engine, random_prompt, shared_tensors
 from engine import Engine, SamplingParams
 from models.config import ModelConfig
 
 DTYPE = torch.bfloat16
+PEERS = ("transformers",)
 
 
 def warm_seconds(engine: Engine, prompt: list[int]) -> float:
     """Seconds until the KV of a new prompt is there."""
     began = time.perf_counter()
     computed = engine.warm(prompt)
+    synchronize(engine.device)  # the engine does not wait for what nobody reads
     spent = time.perf_counter() - began
     if computed != len(prompt):
         raise RuntimeError(f"only {computed} of {len(prompt)} tokens were computed")
@@ -157,30 +159,13 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shapes", default="0.6B,8B")
-    parser.add_argument(
-        "--lengths", type=lambda s: [int(n) for n in s.split(",")], default=[512, 4096, 16384]
-    )
-    parser.add_argument("--peers", type=lambda s: s.split(","), default=["transformers"])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--attention", help="our attention backend; default: what the engine chooses")
-    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-bench and greedy")
-    parser.add_argument("--gguf", type=Path, help="a model with the shapes of Qwen3-0.6B for llama.cpp")
-    parser.add_argument("--budget-s", type=float, help="stop measuring after this many seconds")
-    parser.add_argument("--json", type=Path, help="write the figures here after every measurement")
-    parser.add_argument("--merge", action="store_true", help="add to the figures that the file holds")
-    arguments = parser.parse_args()
-    shapes = arguments.shapes.split(",")
-    if unknown := [shape for shape in shapes if shape not in SHAPES]:
-        parser.error(f"--shapes: there is no {unknown[0]!r}; choose from {', '.join(SHAPES)}")
-    if (arguments.llama_cpp is None) != (arguments.gguf is None):
-        parser.error("--llama-cpp and --gguf go together")
+    parser = parser_of(__doc__)
+    parser.add_argument("--shapes", type=names, default=["0.6B", "8B"])
+    parser.add_argument("--lengths", type=numbers, default=[512, 4096, 16384])
+    parser.add_argument("--peers", type=names, default=list(PEERS))
+    arguments = parse(parser, PEERS)
     bench = Bench(arguments)
-    for shape in shapes:
+    for shape in arguments.shapes:
         bench.run(shape)
     print(f"{bench.budget.spent:.0f} s in all")
 

@@ -5,46 +5,36 @@ Speed does not depend on the values of the weights, so no checkpoint is needed: 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine import Engine
+from engine.expected import MODELS
 from engine.loop import Loop
-from models.config import ModelConfig, RopeParameters
+from models.config import ModelConfig
 from models.decoder import DecoderModel
 from models.layers import choose_product
 from models.load import build_model, fill_model
 from models.text_stream import TextStream, TokenBytes
 from models.weights import StoredTensor
 
-
-def _qwen3(
-    hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool, vocab: int = 151_936
-) -> ModelConfig:
-    return ModelConfig(
-        architecture="Qwen3ForCausalLM",
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2 if heads < 32 else 8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=tied,
-        rope_parameters=RopeParameters(1e6),
-    )
-
-
 SHAPES = {
-    "tiny": _qwen3(64, 128, 2, 4, tied=True, vocab=272),
-    "0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
-    "1.7B": _qwen3(2048, 6144, 28, 16, tied=True),
-    "4B": _qwen3(2560, 9728, 36, 32, tied=True),
-    "8B": _qwen3(4096, 12288, 36, 32, tied=False),
+    "tiny": replace(
+        MODELS["qwen3:0.6b"],
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=272,
+    ),
+    "0.6B": MODELS["qwen3:0.6b"],
+    "1.7B": MODELS["qwen3:1.7b"],
+    "4B": MODELS["qwen3:4b"],
+    "8B": MODELS["qwen3:8b"],
 }
 """Qwen3's published shapes; "tiny" is for trying a program out."""
 

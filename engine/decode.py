@@ -18,7 +18,7 @@ from engine.cuda_graphs import Graphs
 from engine.device_sampler import HISTORY, DeviceSampler
 from engine.kv_cache import KVCache
 from engine.params import SamplingParams
-from engine.plain_decode import PlainDecoder
+from engine.plain_decode import PlainDecoder, StepInput
 from engine.rows import Rows
 from models.decoder import DecoderModel
 
@@ -64,12 +64,12 @@ class Lane:
         self._events = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
         self._launched = 0
         self._read = 0
-        place = (self.sampler.token, self.counters, self.table)
+        given = StepInput(self.sampler.token, self.counters, self.table)
         self.program: DecodeProgram
         if fused and supports(model) is None:
-            self.program = FusedDecoder(model, cache, *place, pdl)
+            self.program = FusedDecoder(model, cache, given, pdl)
         else:
-            self.program = PlainDecoder(model, cache, *place, attention)
+            self.program = PlainDecoder(model, cache, given, attention)
 
     @property
     def name(self) -> str:
@@ -215,22 +215,25 @@ def _bare_rate(lane: Lane, context: int, steps: int) -> float:
     return seconds / steps
 
 
-def step_logits(engine: "Engine", token_ids: list[int]) -> Tensor:
-    """Logits [vocab_size] after `token_ids`, all but the last prefilled, the last one computed by the decode step.
+def forced_logits(engine: "Engine", token_ids: list[int], start: int) -> Tensor:
+    """Logits [len(token_ids) - start, vocab] after each of token_ids[start:], by decode steps one after the other.
 
-    For measurements; it empties the prefix cache. Raises EngineError where the engine has no lane.
+    The tokens before `start` are prefilled. For measurements; the rows of the steps are forgotten. Raises
+    EngineError where the engine has no lane.
     """
-    engine.warm(token_ids[:-1])
-    row = len(token_ids) - 1
+    engine.warm(token_ids[:start])
 
-    def last(lane: Lane) -> Tensor:
-        def step(blocks: list[int]) -> Tensor:
+    def steps(lane: Lane) -> Tensor:
+        def run(blocks: list[int]) -> Tensor:
             lane.show([])
             lane.show(blocks)
-            lane.sampler.token.fill_(token_ids[-1])
-            lane.counters.fill_(row)
-            return lane.logits(row)
+            logits = []
+            for row in range(start, len(token_ids)):
+                lane.sampler.token.fill_(token_ids[row])
+                lane.counters.fill_(row)
+                logits.append(lane.logits(row))
+            return torch.stack(logits)
 
-        return engine.with_rows(Rows.of(token_ids[:-1]).keys, 1, step)
+        return engine.with_rows(Rows.of(token_ids[:start]).keys, len(token_ids) - start, run)
 
-    return engine.on_lane(last, empty=False)
+    return engine.on_lane(steps, empty=False)

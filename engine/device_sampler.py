@@ -28,8 +28,10 @@ class DeviceSampler:
         import triton
 
         from engine.kernels import sampling
+        from engine.kernels.launch import split_alike
 
         self._kernels = sampling
+        self._split_alike = split_alike
         self.vocab_size = vocab_size
         self.pdl = pdl
         self.kind: Kind = "race"
@@ -100,7 +102,7 @@ class DeviceSampler:
         mask[torch.tensor(ids, dtype=torch.int64).to(mask.device)] = 1
 
     def _race(self, logits: Tensor, counters: Tensor | None, penalise: bool) -> None:
-        self._kernels.race_kernel[(self._race_grid,)](
+        kernel = self._kernels.race_kernel[(self._race_grid,)](
             *self._buffers(logits, counters),
             BLOCK=self._race_block,
             BLOCKS=self._blocks,
@@ -109,9 +111,10 @@ class DeviceSampler:
             **self._constants(counters),
             **self._launch(),
         )
+        self._split_alike(kernel)
 
     def _narrow(self, logits: Tensor, counters: Tensor | None) -> None:
-        self._kernels.narrow_kernel[(self._narrow_grid,)](
+        kernel = self._kernels.narrow_kernel[(self._narrow_grid,)](
             *self._buffers(logits, counters),
             BLOCK=self._narrow_block,
             GROUPS=self._groups,
@@ -119,6 +122,7 @@ class DeviceSampler:
             **self._constants(counters),
             **self._launch(),
         )
+        self._split_alike(kernel)
 
     def _keep_nucleus(self, logits: Tensor) -> None:
         """Put the penalised logits that top-k and top-p keep into `_logits`, -inf for the others."""

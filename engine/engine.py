@@ -19,7 +19,14 @@ from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.kv_cache import KVCache
 from engine.loop import Loop
-from engine.memory import activation_bytes, is_out_of_memory, kv_refused, kv_share, plan_kv
+from engine.memory import (
+    is_out_of_memory,
+    kv_refused,
+    kv_share,
+    most_prefill_rows,
+    plan_kv,
+    reserved_bytes,
+)
 from engine.output import Output
 from engine.params import SamplingParams
 from engine.reasoning import ThinkTracker
@@ -36,12 +43,6 @@ from models.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
-MAX_CHUNK = 512
-"""Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once."""
-GPU_MAX_CHUNK = 2048
-"""The same on a GPU, which has the work of these rows done in a few milliseconds."""
-GRAPH_BYTES = 256 * 1024**2
-"""What graphs, compiled kernels and the workspaces of libraries take beside the activations."""
 IDLE_SECONDS = 0.05
 """An idle chunk takes about this long: the most that a person waits for idle work to give way."""
 
@@ -79,13 +80,13 @@ class Engine:
         """
         config = model.config
         on_gpu = device.type == "cuda"
-        max_chunk = max_chunk or (GPU_MAX_CHUNK if on_gpu else MAX_CHUNK)
+        max_chunk = max_chunk or most_prefill_rows(device)
         choice = choose_attention(attention, device, dtype, config.head_dim)
         block_size = block_size or choice.block_size
         per_token = (
             2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
         )
-        reserve = activation_bytes(config, max_chunk, dtype) + GRAPH_BYTES if on_gpu else 0
+        reserve = reserved_bytes(config, max_chunk, dtype, device)
         free = available_memory(device)
         plan = plan_kv(per_token, block_size, free, model.positions, context, kv_share(device), reserve)
         self.model_name = name
@@ -121,13 +122,17 @@ class Engine:
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
         self._lane: Lane | None = None
-        if lane and on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
+        if on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
             try:
-                self._lane = Lane(
-                    model, self._cache, self._attention_name, self.context_length, graphs, fused
-                )
-                self._lane.prepare()
-            except Exception as error:  # noqa: BLE001 - without it there is still the plain way
+                if fused:
+                    self._runner.fuse(model)
+                if lane:
+                    self._lane = Lane(
+                        model, self._cache, self._attention_name, self.context_length, graphs, fused
+                    )
+                    self._lane.prepare()
+            except Exception as error:  # noqa: BLE001 - without them there is still the plain way
+                self._runner = Runner(model, self._backend, device)
                 self._lane = None
                 self._notes += (
                     f"Tokens are decoded by the plain modules, which is slower ({_one_line(error)}).",

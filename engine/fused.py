@@ -21,8 +21,10 @@ from torch import Tensor
 
 from engine.kernels.attention import attention_kernel, combine_kernel
 from engine.kernels.embedding import embedding_kernel
+from engine.kernels.launch import split_alike
 from engine.kernels.linear import linear_kernel
 from engine.kv_cache import KVCache
+from engine.plain_decode import StepInput
 from models.decoder import DecoderLayer, DecoderModel
 from models.layers import HeadNorm, Linear, RMSNorm
 from models.llama import LlamaModel
@@ -48,7 +50,7 @@ def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     elif outputs <= 1024 and inputs > 2048:
         wk, wn, rows, most = 1, 8, 2, 4
     elif inputs <= 4096:
-        wk, wn, rows, most = 4, 1, 4 if gated else 8, 4
+        wk, wn, rows, most = 4, 1, 4 if gated or outputs <= 1024 else 8, 4
     else:
         wk, wn, rows, most = 8, 1, 2 if gated else 4, 2
     even = (steps for steps in (4, 2) if steps <= most and inputs % (256 * wk * steps) == 0)
@@ -95,30 +97,17 @@ def supports(model: DecoderModel) -> str | None:
 
 
 class FusedDecoder:
-    """One token through the model, from `token` and `counters` on the device to logits on the device."""
+    """One token through the model, from its `StepInput` to logits on the device."""
 
     name = "fused kernels"
 
-    def __init__(
-        self,
-        model: DecoderModel,
-        cache: KVCache,
-        token: Tensor,
-        counters: Tensor,
-        table: Tensor,
-        pdl: bool,
-    ) -> None:
-        """token int64 [1]; counters int64 [2]: its row, its position; table int32 [blocks], all on the device.
-
-        `pdl` turns programmatic dependent launch on (sm_90 and later).
-        """
+    def __init__(self, model: DecoderModel, cache: KVCache, given: StepInput, pdl: bool) -> None:
+        """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
         config = model.config
         weight = model.embed_tokens.weight
         self._model = model
         self._cache = cache
-        self._token = token
-        self._counters = counters
-        self._table = table
+        self._given = given
         self._pdl = pdl
         self._q_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._dim = config.head_dim
@@ -138,9 +127,10 @@ class FusedDecoder:
         """Enqueue a step; logits [vocab_size] in the model's dtype. The row of the token must be below `limit`."""
         x = self._x
         size = x.shape[0]
-        embedding_kernel[(-(-size // 1024),)](
-            self._token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
+        kernel = embedding_kernel[(-(-size // 1024),)](
+            self._given.token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
         )
+        split_alike(kernel)
         cut = choose_chunking(limit)
         for index, layer in enumerate(self._model.layers):
             assert isinstance(layer, DecoderLayer)
@@ -166,7 +156,7 @@ class FusedDecoder:
         weight = layer.weight
         outputs, inputs = out.shape[0], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
-        linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
+        kernel = linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
             x,
             weight,
             layer.bias if layer.bias is not None else weight,
@@ -188,17 +178,18 @@ class FusedDecoder:
             num_warps=tile.wk * tile.wn,
             launch_pdl=self._pdl,
         )
+        split_alike(kernel)
 
     def _attend(self, index: int, norm: HeadNorm | None, cut: Chunking) -> None:
         groups = cut.warps * 256 // self._dim
-        attention_kernel[(self._kv_heads, cut.chunks)](
+        kernel = attention_kernel[(self._kv_heads, cut.chunks)](
             self._heads,
             norm.weight if norm is not None else self._heads,
             self._model.rotary_table,
             self._cache.k[index],
             self._cache.v[index],
-            self._table,
-            self._counters,
+            self._given.table,
+            self._given.counters,
             self._partial,
             self._lse,
             self._dim**-0.5 * math.log2(math.e),
@@ -216,12 +207,13 @@ class FusedDecoder:
             num_warps=cut.warps,
             launch_pdl=self._pdl,
         )
+        split_alike(kernel)
 
     def _combine(self, cut: Chunking) -> None:
-        combine_kernel[(self._q_heads,)](
+        kernel = combine_kernel[(self._q_heads,)](
             self._partial,
             self._lse,
-            self._counters,
+            self._given.counters,
             self._mixed,
             HQ=self._q_heads,
             D=self._dim,
@@ -231,3 +223,4 @@ class FusedDecoder:
             num_warps=4,
             launch_pdl=self._pdl,
         )
+        split_alike(kernel)

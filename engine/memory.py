@@ -15,6 +15,8 @@ GPU_SHARE = 0.9
 foreseen: gaps in the allocator's memory, a window of the desktop."""
 SAMPLING_BYTES = 40
 """A number of the vocabulary: logits in the model's dtype and in fp32, sorted, with int64 indices, summed up."""
+GRAPH_BYTES = 256 * 1024**2
+"""What graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,22 @@ def activation_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype) ->
     mlp = 6 * h + 3 * i
     a_token = (max(attention, mlp) + 4 * d) * dtype.itemsize + 16
     return max_chunk * a_token + SAMPLING_BYTES * config.vocab_size
+
+
+def most_prefill_rows(device: torch.device) -> int:
+    """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once.
+
+    A GPU has the work of many rows done in some milliseconds.
+    """
+    return 4096 if device.type == "cuda" else 512
+
+
+def reserved_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of the device's memory to leave free beside weights and KV.
+
+    On a GPU the activations and GRAPH_BYTES; a CPU's share for the KV (`kv_share`) leaves enough for everything.
+    """
+    return activation_bytes(config, max_chunk, dtype) + GRAPH_BYTES if device.type == "cuda" else 0
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:

@@ -3,69 +3,55 @@
 The reference of `engine/fused.py`, and the program of the models that it does not know.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from engine.attention.triton import PagedStep
 from engine.kv_cache import KVCache
 from models.decoder import DecoderModel
 
 
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What a decode step reads, all on the device, so that the next step needs nothing from the host."""
+
+    token: Tensor
+    """int64 [1]"""
+    counters: Tensor
+    """int64 [2]: the token's row, its position."""
+    table: Tensor
+    """int32 [blocks]"""
+
+
 class PlainDecoder:
-    """One token through the model, from `token` and `counters` on the device to logits on the device."""
+    """One token through the model, from its `StepInput` to logits on the device."""
 
     name = "plain modules"
 
-    def __init__(
-        self,
-        model: DecoderModel,
-        cache: KVCache,
-        token: Tensor,
-        counters: Tensor,
-        table: Tensor,
-        attention: str,
-    ) -> None:
-        """As FusedDecoder; `attention` is the name of the backend whose kernel attends: flash, or else triton's."""
+    def __init__(self, model: DecoderModel, cache: KVCache, given: StepInput, attention: str) -> None:
+        """`attention` is the name of the backend whose kernel attends: flash, or else triton's."""
         self._model = model
         self._cache = cache
-        self._token = token
-        self._counters = counters
-        self._table = table
+        self._given = given
         self._flash = attention == "flash"
 
     def run(self, limit: int) -> Tensor:
         """Enqueue a step; logits [vocab_size] in the model's dtype. The row of the token must be below `limit`."""
-        attend = _FlashStep if self._flash else _TritonStep
-        step = attend(self._cache, self._counters, self._table, limit)
-        hidden = self._model.forward(self._token.clamp(min=0), self._counters[1:], step)
+        given = self._given
+        attend = _FlashStep if self._flash else _triton_step
+        step = attend(self._cache, given.counters, given.table, limit)
+        hidden = self._model.forward(given.token.clamp(min=0), given.counters[1:], step)
         return self._model.logits(hidden)[0]
 
 
-class _TritonStep:
-    def __init__(self, cache: KVCache, counters: Tensor, table: Tensor, limit: int) -> None:
-        self._cache = cache
-        self._limit = limit
-        row, size = counters[:1], cache.block_size
-        self._slot = table.index_select(0, row // size).long() * size + row % size
-        ends = torch.zeros_like(row)
-        self._spans = torch.stack((ends, row, ends + 1), dim=-1).int()
-        self._tables = table.unsqueeze(0)
-
-    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from engine.kernels.paged_attention import paged_attention
-
-        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
-        keys.index_copy_(0, self._slot, k)
-        values.index_copy_(0, self._slot, v)
-        return paged_attention(
-            q,
-            keys,
-            values,
-            self._spans,
-            self._tables,
-            block_size=self._cache.block_size,
-            most_tokens=1,
-            most_rows=self._limit,
-        )
+def _triton_step(cache: KVCache, counters: Tensor, table: Tensor, limit: int) -> PagedStep:
+    row, size = counters[:1], cache.block_size
+    slot = table.index_select(0, row // size).long() * size + row % size
+    none = torch.zeros_like(row)
+    spans = torch.stack((none, row, none + 1), dim=-1).int()
+    return PagedStep(cache, slot, spans, table.unsqueeze(0), most_tokens=1, most_rows=limit)
 
 
 class _FlashStep:

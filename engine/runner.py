@@ -9,6 +9,7 @@ from engine.attention import AttentionBackend
 from engine.batch import Batch, Span
 from engine.scheduler import Chunk
 from models.attention import Attention
+from models.decoder import DecoderModel
 
 
 class Decoder(Protocol):
@@ -24,12 +25,28 @@ class Decoder(Protocol):
 
 
 class Runner:
-    """Runs the plain modules; the tokens of all chunks lie side by side in one flat batch."""
+    """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch."""
 
     def __init__(self, model: Decoder, backend: AttentionBackend, device: torch.device) -> None:
         self._model = model
         self._backend = backend
         self._device = device
+
+    @torch.inference_mode()
+    def fuse(self, model: DecoderModel) -> None:
+        """Run `model` with fused kernels from now on, where there are some for it; compile them.
+
+        The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
+        """
+        from engine.fused import supports
+        from engine.fused_prefill import FusedPrefill
+
+        if supports(model) is not None:
+            return
+        self._model = FusedPrefill(model)
+        ids = torch.arange(16, device=self._device)
+        hidden = self._model.forward(ids, ids, self._backend.plan(Batch((Span((0,), 0, 16),))))
+        self._model.logits(hidden[-1:])
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> Tensor:

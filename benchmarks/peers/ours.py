@@ -2,9 +2,6 @@
 
 import time
 
-import torch
-from torch import Tensor
-
 from benchmarks.shapes import random_prompt
 from engine import Engine, SamplingParams
 from models.config import ModelConfig
@@ -56,11 +53,3 @@ class Stream:
         if count != steps:
             raise RuntimeError(f"the stream ended after {count} of {steps} tokens")
         return (ended - began) / steps
-
-
-def step_logits(engine: Engine, token_ids: list[int]) -> Tensor:
-    """fp32 logits [vocab] of the decode step that computes the last of `token_ids`."""
-    from engine.decode import step_logits
-
-    logits: Tensor = step_logits(engine, token_ids)
-    return logits.to(torch.float32).flatten()

@@ -7,6 +7,7 @@ dynamic the second time that it sees another one, so the first context measured 
 """
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,22 +18,26 @@ from benchmarks.machine import synchronize
 from models.config import ModelConfig
 
 
+def fields_of(config: ModelConfig) -> dict[str, Any]:
+    """A configuration of transformers with the same shapes, as keyword arguments."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_parameters.rope_theta},
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+
+
 def network_of(config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> Qwen3ForCausalLM:
     """The model around these tensors (by Hugging Face name, used by reference)."""
-    theirs = Qwen3Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_parameters.rope_theta},
-        tie_word_embeddings=config.tie_word_embeddings,
-        attn_implementation="sdpa",
-    )
+    theirs = Qwen3Config(**fields_of(config), attn_implementation="sdpa")
     with torch.device("meta"):
         network = Qwen3ForCausalLM(theirs)
     network.load_state_dict(tensors, assign=True)
@@ -112,11 +117,7 @@ class Prefill:
 
 
 @torch.inference_mode()
-def step_logits(network: Qwen3ForCausalLM, token_ids: list[int], device: torch.device) -> Tensor:
-    """fp32 logits [vocab] of the step that computes the last of `token_ids`, eager, with a growing cache."""
-    ids = torch.tensor([token_ids], device=device)
-    before, last = ids[:, :-1], ids[:, -1:]
-    cache = network(before, use_cache=True, logits_to_keep=1).past_key_values
-    out = network(last, past_key_values=cache, use_cache=True)
-    logits: Tensor = out.logits[0, -1].float()
-    return logits
+def all_logits(network: Qwen3ForCausalLM, token_ids: list[int], device: torch.device) -> Tensor:
+    """fp32 logits [T, vocab] after each of T `token_ids`, read in one pass."""
+    logits: Tensor = network(torch.tensor([token_ids], device=device), use_cache=False).logits[0]
+    return logits.float()

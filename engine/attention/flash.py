@@ -31,13 +31,13 @@ class FlashBackend:
 
     def __init__(self, cache: KVCache) -> None:
         """Raises ValueError for blocks that it cannot page, and whatever importing a broken package raises."""
-        from flash_attn import flash_attn_func, flash_attn_with_kvcache
+        from flash_attn import flash_attn_with_kvcache
 
         if cache.block_size % PAGE:
             raise ValueError(f"flash-attn needs blocks of a multiple of {PAGE} rows, not {cache.block_size}")
         self._cache = cache
-        self._attend: Kernel = flash_attn_func
-        self._attend_paged: Kernel = flash_attn_with_kvcache
+        # The package's other functions are wrapped in autograd and operator dispatch: 0.3 ms a call.
+        self._attend: Kernel = flash_attn_with_kvcache
 
     def plan(self, batch: Batch) -> Attention:
         """See `AttentionBackend`."""
@@ -45,7 +45,7 @@ class FlashBackend:
         parts: list[tuple[slice, Attention]] = []
         for (viewed, count), tokens, spans in runs(batch, kinds):
             if not viewed:
-                parts.append((tokens, _Paged(self._cache, self._attend_paged, spans, count)))
+                parts.append((tokens, _Paged(self._cache, self._attend, spans, count)))
                 continue
             parts += [
                 (

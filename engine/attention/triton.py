@@ -1,5 +1,7 @@
 """Attention of a few tokens by our own Triton kernel over the block table; more tokens go through torch's."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -33,47 +35,62 @@ class TritonBackend:
         few = [span.count <= FEW for span in batch.spans]
         return Parts(
             [
-                (tokens, _PagedStep(self._cache, spans) if short else self._long.plan(Batch(spans)))
+                (tokens, _paged_step(self._cache, spans) if short else self._long.plan(Batch(spans)))
                 for short, tokens, spans in runs(batch, few)
             ]
         )
 
 
-class _PagedStep:
-    """Spans of a few tokens each, all in one launch."""
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """A few tokens of one or several sequences, all in one launch. Implements `models.attention.Attention`."""
 
-    def __init__(self, cache: KVCache, spans: tuple[Span, ...]) -> None:
-        self._cache = cache
-        self._most_tokens = max(span.count for span in spans)
-        self._most_rows = max(span.stop for span in spans)
-        size, device = cache.block_size, cache.kv.device
-        tables = [span.blocks[: -(-span.stop // size)] for span in spans]
-        longest = max(map(len, tables))
-        slots, table, token = [], [], 0
-        places = []
-        for span, blocks in zip(spans, tables, strict=True):
-            rows = range(span.start, span.stop)
-            slots += [blocks[row // size] * size + row % size for row in rows]
-            places.append((token, span.start, span.count))
-            table.append(blocks + (0,) * (longest - len(blocks)))
-            token += span.count
-        self._slots = torch.tensor(slots).to(device, non_blocking=True)
-        self._spans = torch.tensor(places, dtype=torch.int32).to(device, non_blocking=True)
-        self._tables = torch.tensor(table, dtype=torch.int32).to(device, non_blocking=True)
+    cache: KVCache
+    slots: Tensor
+    """int64 [T]: where the K and V of the step's tokens go."""
+    spans: Tensor
+    """int32 [n, 3]: see `paged_attention`."""
+    tables: Tensor
+    """int32 [n, blocks]"""
+    most_tokens: int
+    most_rows: int
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `models.attention.Attention`."""
         from engine.kernels.paged_attention import paged_attention
 
-        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
-        keys.index_copy_(0, self._slots, k)
-        values.index_copy_(0, self._slots, v)
+        keys, values = self.cache.k[layer_index], self.cache.v[layer_index]
+        keys.index_copy_(0, self.slots, k)
+        values.index_copy_(0, self.slots, v)
         return paged_attention(
             q,
             keys,
             values,
-            self._spans,
-            self._tables,
-            block_size=self._cache.block_size,
-            most_tokens=self._most_tokens,
-            most_rows=self._most_rows,
+            self.spans,
+            self.tables,
+            block_size=self.cache.block_size,
+            most_tokens=self.most_tokens,
+            most_rows=self.most_rows,
         )
+
+
+def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:
+    size, device = cache.block_size, cache.kv.device
+    tables = [span.blocks[: -(-span.stop // size)] for span in spans]
+    longest = max(map(len, tables))
+    slots, table, places = [], [], []
+    token = 0
+    for span, blocks in zip(spans, tables, strict=True):
+        rows = range(span.start, span.stop)
+        slots += [blocks[row // size] * size + row % size for row in rows]
+        places.append((token, span.start, span.count))
+        table.append(blocks + (0,) * (longest - len(blocks)))
+        token += span.count
+    return PagedStep(
+        cache,
+        torch.tensor(slots).to(device, non_blocking=True),
+        torch.tensor(places, dtype=torch.int32).to(device, non_blocking=True),
+        torch.tensor(table, dtype=torch.int32).to(device, non_blocking=True),
+        most_tokens=max(span.count for span in spans),
+        most_rows=max(span.stop for span in spans),
+    )

@@ -46,7 +46,7 @@ def _load_rows(
 @triton.jit
 def _norm(x, mean_of, weight, D: tl.constexpr, EPS: tl.constexpr):
     """RMSNorm by the mean square of `mean_of`: normalise in fp32, cast, then multiply by the weight."""
-    scale = tl.rsqrt(tl.sum(mean_of * mean_of, 3) / D + EPS)[:, :, :, None]
+    scale = tl.rsqrt(tl.sum(mean_of * mean_of, 3, keep_dims=True) / D + EPS)
     unit = (x * scale).to(weight.dtype).to(tl.float32)
     return (unit * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
 
@@ -59,15 +59,18 @@ def _rotate(x, other, cosine, sine, dtype: tl.constexpr):
 
 @triton.jit
 def _attend(q, k, v, seen, high, total, sums, scale_log2):
-    """One step of the online softmax: q [W, 1, G, D], k and v [W, R, 1, D], seen [W, R, 1]; state per [W, G]."""
-    scores = tl.sum(q * k.to(tl.float32), 3) * scale_log2
+    """One step of the online softmax: q [W, 1, G, D], k and v [W, R, 1, D], seen [W, R, 1, 1].
+
+    State: the highest score and the sum of the weights [W, 1, G, 1], the sum of the weighted values [W, 1, G, D].
+    """
+    scores = tl.sum(q * k.to(tl.float32), 3, keep_dims=True) * scale_log2
     scores = tl.where(seen, scores, float("-inf"))
-    highest = tl.maximum(high, tl.max(scores, 1))
+    highest = tl.maximum(high, tl.max(scores, 1, keep_dims=True))
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    weights = tl.exp2(scores - base[:, None, :])
+    weights = tl.exp2(scores - base)
     shrink = tl.exp2(high - base)
-    total = total * shrink + tl.sum(weights, 1)
-    sums = sums * shrink[:, :, None] + tl.sum(weights[:, :, :, None] * v.to(tl.float32), 1)
+    total = total * shrink + tl.sum(weights, 1, keep_dims=True)
+    sums = sums * shrink + tl.sum(weights * v.to(tl.float32), 1, keep_dims=True)
     return highest, total, sums
 
 
@@ -112,14 +115,16 @@ def attention_kernel(
     row = tl.load(counters).to(tl.int32)
     first = chunk * TILE * TILES
     if first > row:
+        gdc_wait(
+            PDL
+        )  # where some programs ended before others began to wait, a step took up to a tenth longer
         return
     position = tl.load(counters + 1)
     k = _load_rows(cache_k, table, head, first, row, W, R, BLOCK, HKV, D)
     v = _load_rows(cache_v, table, head, first, row, W, R, BLOCK, HKV, D)
     slot = tl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
 
-    groups = tl.zeros([W, 1, 1, 1], tl.int32)
-    columns = tl.arange(0, D)[None, None, None, :] + groups
+    columns = tl.arange(0, D)[None, None, None, :] + tl.zeros([W, 1, 1, 1], tl.int32)
     others = (columns + D // 2) % D
     cosine = tl.load(rotary + position * D + columns % (D // 2)).to(tl.float32)
     sine = tl.load(rotary + position * D + D // 2 + columns % (D // 2)).to(tl.float32)
@@ -149,20 +154,18 @@ def attention_kernel(
     new_k = _rotate(new_k, new_k_other, cosine, sine, dtype)
 
     # The new row is the first that group 0 of its chunk sees.
-    mine = (tl.arange(0, W) == 0)[:, None] & (lanes < G)[None, :] & (row < first + TILE * TILES)
-    new_score = tl.sum(q * new_k.to(tl.float32), 3) * scale_log2
-    high = tl.where(mine, tl.sum(new_score, 1), float("-inf"))
+    group = tl.arange(0, W)[:, None, None, None]
+    here = row < first + TILE * TILES
+    mine = here & (group == 0) & (lanes < G)[None, None, :, None]
+    new_score = tl.sum(q * new_k.to(tl.float32), 3, keep_dims=True) * scale_log2
+    high = tl.where(mine, new_score, float("-inf"))
     total = tl.where(mine, 1.0, 0.0)
-    sums = tl.where(mine[:, :, None], tl.sum(new_v.to(tl.float32), 1), 0.0)
-    if row < first + TILE * TILES:
-        only = columns + groups
-        tl.store(
-            cache_k + (slot * HKV + head) * D + only, new_k, mask=tl.arange(0, W)[:, None, None, None] == 0
-        )
-        tl.store(
-            cache_v + (slot * HKV + head) * D + only, new_v, mask=tl.arange(0, W)[:, None, None, None] == 0
-        )
-    rows = (tl.arange(0, R)[None, :] * W + tl.arange(0, W)[:, None])[:, :, None]
+    sums = tl.where(mine, new_v.to(tl.float32), 0.0)
+    if here:
+        at = (slot * HKV + head) * D + columns
+        tl.store(cache_k + at, new_k, mask=group == 0)
+        tl.store(cache_v + at, new_v, mask=group == 0)
+    rows = tl.arange(0, R)[None, :, None, None] * W + group
     high, total, sums = _attend(q, k, v, first + rows < row, high, total, sums, scale_log2)
     for i in tl.range(1, TILES, num_stages=3):
         start = first + i * TILE
@@ -170,14 +173,14 @@ def attention_kernel(
         v = _load_rows(cache_v, table, head, start, row, W, R, BLOCK, HKV, D)
         high, total, sums = _attend(q, k, v, start + rows < row, high, total, sums, scale_log2)
 
-    highest = tl.max(high, 0)
-    shrink = tl.exp2(high - highest[None, :])
-    total = tl.sum(total * shrink, 0)
-    result = tl.sum(sums * shrink[:, :, None], 0) / total[:, None]
-    place = chunk * HQ + head * GROUP + lanes
-    at = place[:, None] * D + tl.arange(0, D)[None, :]
-    tl.store(lse + place, highest + tl.log2(total), mask=lanes < GROUP)
-    tl.store(partial + at, result, mask=(lanes < GROUP)[:, None])
+    highest = tl.max(high, 0, keep_dims=True)
+    shrink = tl.exp2(high - highest)
+    total = tl.sum(total * shrink, 0, keep_dims=True)
+    result = tl.sum(sums * shrink, 0, keep_dims=True) / total
+    place = (head * GROUP + lanes)[None, None, :, None]
+    at = (chunk * HQ + place) * D + tl.arange(0, D)[None, None, None, :]
+    tl.store(lse + chunk * HQ + place, highest + tl.log2(total), mask=real)
+    tl.store(partial + at, result, mask=real)
 
 
 @triton.jit

@@ -1,4 +1,6 @@
-"""Programmatic dependent launch: a kernel starts while the one before it ends, and waits where it needs its results.
+"""How the kernels of a decode step follow each other.
+
+Programmatic dependent launch: a kernel starts while the one before it ends, and waits where it needs its results.
 
 Every kernel of the chain tells its successor to start (`gdc_launch_dependents`) and waits (`gdc_wait`) before it
 touches anything that the step itself computes; before that it may only load weights and what was settled before
@@ -6,8 +8,15 @@ the step began. PDL is off on GPUs before sm_90 and in the interpreter.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+import ctypes
+from functools import cache
+from typing import Any
+
 import triton
 import triton.language as tl
+
+_PREFERRED_SHARED_MEMORY_CARVEOUT = 9
+"""CUfunction_attribute of the CUDA driver; a percentage."""
 
 
 @triton.jit
@@ -22,3 +31,24 @@ def gdc_launch_dependents(PDL: tl.constexpr):
     """Let the next kernel of the chain start as soon as all programs of this one have come here."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+def split_alike(kernel: Any) -> None:
+    """Let the launched `kernel` run on multiprocessors that give all they can to shared memory, as prompts leave them.
+
+    A multiprocessor changes how it divides its memory between L1 and shared memory only while it is empty, so kernels
+    that want it divided differently do not overlap. Left to the driver, a step of Qwen3-0.6B on an H100 took 760 us
+    after a prompt and 650 us only from some 250 steps on; with one division for all it takes 630 us from the first.
+    Does nothing in the interpreter, which launches no kernel.
+    """
+    driver = _driver()
+    if kernel is not None and driver is not None:
+        driver.cuFuncSetAttribute(ctypes.c_void_p(kernel.function), _PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None

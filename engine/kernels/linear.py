@@ -1,8 +1,8 @@
 """Matrix-vector products of a decode step, fused with what stands before and after them.
 
 The plain twins are in `models/layers.py`: Linear with the RMSNorm before it, with the residual sum after it, or
-the gated half of an MLP. The kernel rounds where those round: every norm, product, activation and sum is stored
-in the model's dtype, sums of products are fp32.
+the gated half of an MLP. Norms round where those round. What follows a sum of products (bias, activation, residual)
+is computed with it in fp32 and rounded once, which comes closer to the truth than a rounding after each.
 
 One program computes some rows of the output. It loads their weights before it waits for the kernel before it
 (programmatic dependent launch), so memory is read without a break from the first kernel of a step to the last.
@@ -140,14 +140,11 @@ def linear_kernel(
     y = _product(tiles, parts)
     if BIAS:
         y += shift
-    y = y.to(dtype)
     if GATED:
         up = _product(up_tiles, parts)
         if BIAS:
             up += up_shift
-        gate = y.to(tl.float32)
-        gate = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-        y = (gate * up.to(dtype).to(tl.float32)).to(dtype)
+        y = y / (1.0 + tl.exp(-y)) * up
     if RESIDUAL:
-        y = (y.to(tl.float32) + carried).to(dtype)
-    tl.store(out + rows, y, mask=inside)
+        y += carried
+    tl.store(out + rows, y.to(dtype), mask=inside)

@@ -6,25 +6,29 @@ from torch import Tensor
 from tests.engine.attention_cases import plain
 
 
-def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """[batch, tokens, heads, dim] each; the mask is aligned at the bottom right corner."""
-    assert causal
-    return torch.stack([plain(*one) for one in zip(q, k, v, strict=True)]).to(q.dtype)
-
-
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     *,
-    k: Tensor,
-    v: Tensor,
-    cache_seqlens: Tensor,
-    block_table: Tensor,
     causal: bool,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    cache_seqlens: Tensor | None = None,
+    block_table: Tensor | None = None,
 ) -> Tensor:
-    """Appends k and v at the rows `cache_seqlens` of the sequences, then attends over all rows."""
+    """Appends k and v at the rows `cache_seqlens` of the sequences, then attends over all rows.
+
+    Without them it attends to k_cache and v_cache [batch, rows, heads, dim] as they are; the mask is aligned at the
+    bottom right corner.
+    """
     assert causal
+    if cache_seqlens is None:
+        assert k is v is block_table is None
+        return torch.stack([plain(*one) for one in zip(q, k_cache, v_cache, strict=True)]).to(q.dtype)
+    assert k is not None
+    assert v is not None
+    assert block_table is not None
     assert cache_seqlens.dtype == block_table.dtype == torch.int32
     page = k_cache.shape[1]
     assert page % 256 == 0

@@ -12,6 +12,7 @@ from engine.batch import Batch, Span
 from engine.fused import FusedDecoder, choose_chunking, choose_tile
 from engine.kernels.linear import linear_kernel
 from engine.kv_cache import KVCache
+from engine.plain_decode import StepInput
 from models.load import load_model
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
@@ -108,7 +109,8 @@ def test_a_step_gives_the_logits_and_the_cache_of_the_plain_modules(
         expected = model.logits(model.forward(ids[-1:], torch.tensor([row], device=DEVICE), step))[0]
         place = torch.tensor([row, row], device=DEVICE)
         blocks = torch.tensor(table, dtype=torch.int32, device=DEVICE)
-        decoder = FusedDecoder(model, fused, ids[-1:].clone(), place, blocks, pdl=False)
+        given = StepInput(ids[-1:].clone(), place, blocks)
+        decoder = FusedDecoder(model, fused, given, pdl=False)
         logits = decoder.run(192)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     slot = table[row // 16] * 16 + row % 16

@@ -1,0 +1,43 @@
+"""The command line options that the GPU benchmarks with peers have in common."""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.shapes import SHAPES
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows `description` as it is written and knows the common options."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--attention", help="our attention backend; default: what the engine chooses")
+    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama-bench and greedy")
+    parser.add_argument("--gguf", type=Path, help="a model with the shapes of Qwen3-0.6B for llama.cpp")
+    parser.add_argument("--budget-s", type=float, help="skip what no longer fits into this many seconds")
+    parser.add_argument("--json", type=Path, help="write the figures here after every measurement")
+    parser.add_argument("--merge", action="store_true", help="add to the figures that the file holds")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, peers: tuple[str, ...]) -> argparse.Namespace:
+    """The arguments; ends the program with a line where a shape or a peer is none of those there are."""
+    arguments = parser.parse_args()
+    for name, known in (("shapes", tuple(SHAPES)), ("peers", peers)):
+        if unknown := [given for given in getattr(arguments, name) if given not in known]:
+            parser.error(f"--{name}: there is no {unknown[0]!r}; choose from {', '.join(known)}")
+    if (arguments.llama_cpp is None) != (arguments.gguf is None):
+        parser.error("--llama-cpp and --gguf go together")
+    return arguments
+
+
+def names(text: str) -> list[str]:
+    """What stands between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers between commas."""
+    return [int(name) for name in names(text)]

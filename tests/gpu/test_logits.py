@@ -1,0 +1,123 @@
+"""What the engine computes on a GPU in bf16, against transformers in fp32 on the same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import SamplingParams
+from engine.batch import Batch, Span
+from engine.decode import forced_logits
+from engine.engine import Engine
+from tests.gpu.test_decode_lane import an_engine
+from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytest.importorskip("triton")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 272,
+    "max_position_embeddings": 2048,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+}
+MODELS: dict[str, tuple[Any, float | None]] = {
+    "qwen3": (tiny_qwen3(**SIZES, num_key_value_heads=8, head_dim=128), None),
+    "large k norms": (tiny_qwen3(**SIZES, num_key_value_heads=8, head_dim=128), 96.5),
+    "llama": (tiny_llama(**SIZES, num_key_value_heads=4), None),
+}
+TEXT = torch.randint(256, (512,), generator=torch.Generator().manual_seed(5)).tolist()
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config, k_norm = MODELS[request.param]
+    return write_checkpoint(
+        tmp_path_factory.mktemp(request.param.replace(" ", "_")), config, dtype=BF16, k_norm=k_norm
+    )
+
+
+@pytest.fixture(scope="module")
+def exact(folder: Path) -> Any:
+    return reference_model(folder).cuda()
+
+
+def logits_of(network: Any, token_ids: list[int]) -> Tensor:
+    """fp32 [T, vocab] of a transformers model."""
+    with torch.inference_mode():
+        return network(torch.tensor([token_ids], device="cuda"), use_cache=False).logits[0].float()
+
+
+def prefilled_logits(engine: Engine, token_ids: list[int], cuts: list[int]) -> Tensor:
+    """[T, vocab] of a prompt in chunks that begin at `cuts`."""
+
+    def run(blocks: list[int]) -> Tensor:
+        runner, found = engine._runner, []
+        with torch.inference_mode():
+            for start, end in zip(cuts, [*cuts[1:], len(token_ids)], strict=True):
+                plan = runner._backend.plan(Batch((Span(tuple(blocks), start, end - start),)))
+                ids = torch.tensor(token_ids[start:end], device="cuda")
+                hidden = runner._model.forward(ids, torch.arange(start, end, device="cuda"), plan)
+                found.append(runner._model.logits(hidden).clone())
+        return torch.cat(found)
+
+    return engine.on_lane(lambda _: engine.with_rows([], len(token_ids), run))
+
+
+def errors(logits: Tensor, reference: Tensor) -> Tensor:
+    """|error| / |reference| of every position."""
+    return (logits.float() - reference).norm(dim=-1) / reference.norm(dim=-1)
+
+
+def test_no_error_is_larger_than_that_of_transformers_in_bf16(folder: Path, exact: Any) -> None:
+    reference = logits_of(exact, TEXT)
+    theirs = errors(logits_of(reference_model(folder, BF16).cuda(), TEXT), reference)
+    with an_engine(folder, BF16) as engine:
+        steps = errors(forced_logits(engine, TEXT, 1), reference[1:])
+        prompt = errors(prefilled_logits(engine, TEXT, [0, 300]), reference)
+    for name, ours in (("decode steps", steps), ("prefill", prompt)):
+        print(
+            f"{folder.name}, {name}: median {ours.median():.3e} of {theirs.median():.3e}, "
+            f"maximum {ours.max():.3e} of {theirs.max():.3e}"
+        )
+        assert ours.median() <= theirs.median()
+        assert ours.max() <= theirs.max()
+
+
+def test_the_same_steps_twice_give_the_same_bits(folder: Path) -> None:
+    with an_engine(folder, BF16) as engine:
+        first = forced_logits(engine, TEXT[:200], 100)
+        assert torch.equal(first, forced_logits(engine, TEXT[:200], 100))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"graphs": False}, {"fused": False}, {"lane": False}, {"max_chunk": 64}, {"max_chunk": 97}],
+    ids=lambda options: "-".join(f"{name}-{value}" for name, value in options.items()),
+)
+def test_256_greedy_tokens_part_only_where_two_tokens_tie(
+    folder: Path, exact: Any, options: dict[str, Any]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=256)
+    prompt = TEXT[:301]
+    with an_engine(folder, BF16) as engine:
+        fresh = [event.token_id for event in engine.stream(prompt, params)]
+        engine.warm(prompt)
+        cached = [event.token_id for event in engine.stream(prompt, params)]
+    with an_engine(folder, BF16, **options) as engine:
+        other = [event.token_id for event in engine.stream(prompt, params)]
+    rounded = reference_model(folder, BF16).cuda()
+    for answer in (cached, other):
+        if answer != fresh:
+            common = next(i for i, pair in enumerate(zip(fresh, answer, strict=True)) if pair[0] != pair[1])
+            text = prompt + fresh[:common]
+            row = logits_of(exact, text)[-1]
+            error = (logits_of(rounded, text)[-1] - row).abs().max()
+            print(f"{folder.name}, {options}: the first tie is at token {common}")
+            assert row[fresh[common]] - row[answer[common]] <= 2 * error
+            assert row[answer[common]] - row[fresh[common]] <= 2 * error
