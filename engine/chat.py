@@ -251,6 +251,7 @@ class Chat:
         rows = self._history.prompt(before, text, think, exact)
         if rows.masked_until and not self._history.restore(before, self._follow):
             rows = self._history.prompt(before, text, think, exact=True)
+        self._engine.keep(rows)
         turn = Turn(text, Answer(), self._format.opening(think))
         output = self._engine.output(params, inside_think=self._format.inside(think))
         if unfinished is not None:

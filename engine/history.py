@@ -133,6 +133,7 @@ class IdleWork:
         engine = self._engine
         if not rows or len(rows) > engine.context_length:
             return
+        engine.keep(rows)
         task = self._task = _Task()
         if rows.masked_until and engine.cached_rows(rows) < rows.masked_until:
             # One masked turn after the other: somebody has to wait for each.

@@ -41,7 +41,9 @@ class Scheduler:
     """People first: idle work runs only while no person waits for anything, in chunks short enough to give way.
 
     A sequence waits, runs (it holds a block table) and finishes. Where blocks run out, idle work ends. A person's
-    sequence sends idle work back to waiting, then the youngest that runs; what it had computed stays as cache.
+    sequence first takes what idle work may have too, then sends idle work back to waiting, then takes what the
+    conversation in use has cached beyond the sequence's own blocks, then sends back the youngest that runs. What a
+    sequence that is sent back had computed stays as cache.
     """
 
     blocks: BlockManager
@@ -114,7 +116,9 @@ class Scheduler:
         for sequence in [s for s in self.waiting if s.priority is level]:
             keys = sequence.rows.keys
             # The last row of a prompt is always computed: its logits are needed.
-            table, copies = self.blocks.open(keys[:-1] if sequence.params is not None else keys)
+            table, copies = self.blocks.open(
+                keys[:-1] if sequence.params is not None else keys, level is Priority.IDLE
+            )
             sequence.table = table
             sequence.status = Status.RUNNING
             self.waiting.remove(sequence)
@@ -131,11 +135,14 @@ class Scheduler:
         """Make room; on the way others may lose their blocks, or `sequence` itself may end or have to wait."""
         assert sequence.table is not None
         while True:
+            others = [s for s in self.running if s is not sequence]
+            idle = [s for s in others if s.priority is Priority.IDLE]
             try:
-                self.blocks.reserve(sequence.table, rows)
+                self.blocks.reserve(
+                    sequence.table, rows, idle=bool(idle) or sequence.priority is Priority.IDLE
+                )
+                return True
             except OutOfBlocksError:
-                others = [s for s in self.running if s is not sequence]
-                idle = [s for s in others if s.priority is Priority.IDLE]
                 if sequence.priority is Priority.IDLE or not others:
                     self.finish(sequence, FinishReason.CONTEXT_FULL)
                     return False
@@ -146,8 +153,6 @@ class Scheduler:
                     return False
                 else:
                     self._send_back(self.running[-1])
-            else:
-                return True
 
     def _send_back(self, sequence: Sequence) -> None:
         self._release(sequence)
