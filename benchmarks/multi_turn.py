@@ -1,0 +1,292 @@
+"""A chat of 20 turns with a thinking model: what is computed between Enter and the first token, and for how long.
+
+    python -m benchmarks.multi_turn --json benchmarks/results/multi_turn.json --svg benchmarks/results/multi_turn.svg
+        [--turns 20] [--chats 3] [--llama-python python] [--think-cache exact]
+
+Everybody is asked the same prompts in token ids and hears the same stream: 400 tokens of thinking and 150 of answer
+(see `scripted_chat.py`). They are asked in turn, message by message, so that all see the same moments of a noisy
+machine; medians over the chats are quoted. Ours goes through `engine.chat` as the screen does it: `settle` when an
+answer ends, `prepare` with the growing draft while a person types for two seconds, then `send`. That person does
+not read, and types ten characters a second; longer messages stood there when the typing began. The peers have
+nothing that they could do in that time: they get the prompt at Enter. transformers that computes every prompt anew
+plays in the first chat only, since it takes longer than all the others together.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chart import Chart, Line, page
+from benchmarks.cpu_chat import Side, cpu_name, serve
+from benchmarks.machine import Record
+
+OURS, RECOMPUTE, KEPT, LLAMA = "chatterm", "transformers, anew", "transformers, kept cache", "llama.cpp"
+COLOURS = {OURS: "#0b6e4f", RECOMPUTE: "#b0413e", KEPT: "#d98e04", LLAMA: "#3d5a98"}
+THINK, ANSWER = 400, 150
+TYPING_S, RATE = 2.0, 10.0
+EVERY_S = 0.25
+"""A draft that grows is warmed so often."""
+CONTEXT = 8192
+GOAL_FLAT, GOAL_TOKENS, GOAL_FEWER = 1.1, 16, 10.0
+
+
+def our_side(pipe: Connection, think_cache: str, stride: int) -> None:
+    """Chats by the engine; the parent says what is typed and what is written."""
+    from benchmarks.scripted_chat import ScriptedEngine, growing_draft, thinking_tokenizer
+    from engine import SamplingParams
+    from engine.chat import Chat
+    from models.sources import resolve
+
+    files = resolve("smollm2")
+    assert files.gguf is not None
+    engine = ScriptedEngine.load(files, device="cpu", context=CONTEXT)
+    assert isinstance(engine, ScriptedEngine)
+    engine.tokenizer, engine.stride = thinking_tokenizer(files.gguf), stride
+    chats: list[Chat] = []
+    params = SamplingParams(temperature=0.0)
+
+    def open_chat(system: str) -> str:
+        chats[:] = [engine.chat(system=system, think_cache="mask" if think_cache == "mask" else "exact")]
+        return str(engine.dtype).removeprefix("torch.")
+
+    def ask(user: str, stream: list[int], prompt: list[int], typing_s: float) -> dict[str, Any]:
+        chat = chats[0]
+        draft, began = growing_draft(user, typing_s, RATE), time.perf_counter()
+        while (now := time.perf_counter() - began) < typing_s:
+            chat.prepare(draft(now))
+            time.sleep(min(EVERY_S, max(typing_s - (time.perf_counter() - began), 0.0)))
+        engine.follow(stream)
+        began = time.perf_counter()
+        events = chat.send(user, params)
+        next(events)
+        ttft_s = time.perf_counter() - began
+        for _ in events:
+            pass
+        chat.settle()
+        assert chat.last is not None
+        same = chat.last.token_ids == stream and chat.history.token_ids[: len(prompt)] == prompt
+        return {"computed": chat.last.stats.prefilled_tokens, "ttft_s": ttft_s, "same": same}
+
+    serve(pipe, {"open": open_chat, "ask": ask})
+
+
+def transformers_side(pipe: Connection, kept: bool, dtype: str) -> None:
+    """Either of the two ways to use transformers."""
+    import torch
+
+    from benchmarks.peers.chats import KeptCache, Recompute, gguf_network
+    from models.sources import resolve
+
+    path = resolve("smollm2").gguf
+    assert path is not None
+    network = gguf_network(path, getattr(torch, dtype))
+    peer = KeptCache(network) if kept else Recompute(network)
+    serve(pipe, {"open": peer.open, "ask": lambda prompt: _plain(peer.ask(prompt)), "hear": peer.hear})
+
+
+def llama_side(pipe: Connection, python: str) -> None:
+    """llama.cpp; says why where there is none."""
+    from benchmarks.peers.chats import LlamaCppChat
+    from models.sources import resolve
+
+    path = resolve("smollm2").gguf
+    assert path is not None
+    try:
+        peer = LlamaCppChat(Path(python), path, CONTEXT)
+    except RuntimeError as error:
+        why = str(error)
+        return serve(pipe, {"open": lambda: None, "why": lambda: why, "version": lambda: None})
+    serve(
+        pipe,
+        {
+            "open": peer.open,
+            "ask": lambda prompt: _plain(peer.ask(prompt)),
+            "hear": peer.hear,
+            "why": lambda: None,
+            "version": lambda: peer.version,
+        },
+    )
+    return peer.close()
+
+
+def _plain(asked: Any) -> dict[str, Any]:
+    return {"computed": asked.computed, "ttft_s": asked.ttft_s}
+
+
+def verdicts(computed: dict[str, list[int]], ttft: dict[str, list[float]]) -> list[tuple[str, str, bool]]:
+    """The goals: what was asked, what was reached, whether it was met. Goals that need more turns are left out."""
+    mine, times = computed[OURS], ttft[OURS]
+    found = []
+    if len(times) >= 2:
+        ratio = times[-1] / times[1]
+        name = f"TTFT at turn {len(times)} at most {GOAL_FLAT} times turn 2"
+        found.append((name, f"{ratio:.2f} times", ratio <= GOAL_FLAT))
+    name = f"tokens computed after Enter at most {GOAL_TOKENS}"
+    found.append((name, f"{max(mine)} at most", max(mine) <= GOAL_TOKENS))
+    sums = {peer: sum(tokens) for peer, tokens in computed.items() if peer != OURS}
+    if sums:
+        best = min(sums, key=lambda peer: sums[peer])
+        ratio = sums[best] / max(sum(mine), 1)
+        name = f"at least {GOAL_FEWER:.0f} times fewer than the best peer over the chat"
+        found.append((name, f"{ratio:.1f} times fewer than {best}", ratio >= GOAL_FEWER))
+    return found
+
+
+def table(computed: dict[str, list[int]], ttft: dict[str, list[float]]) -> str:
+    """One line a turn: tokens after Enter, and TTFT in milliseconds."""
+    names = list(computed)
+    lines = [f"{'turn':<6}" + "".join(f"{name:>27}" for name in names)]
+    for turn in range(len(computed[OURS])):
+        cells = [f"{computed[name][turn]:>10,} tok{ttft[name][turn] * 1e3:>10,.1f} ms" for name in names]
+        lines.append(f"{turn + 1:<6}" + "".join(f"{cell:>27}" for cell in cells))
+    sums = [f"{sum(computed[name]):>10,} tok{sum(ttft[name]) * 1e3:>10,.0f} ms" for name in names]
+    return "\n".join([*lines, f"{'all':<6}" + "".join(f"{cell:>27}" for cell in sums)])
+
+
+def picture(computed: dict[str, list[int]], ttft: dict[str, list[float]], below: str) -> str:
+    """Both figures over the turns, as SVG."""
+    return page(
+        "From Enter to the first token, turn by turn",
+        [
+            Chart(
+                "Tokens computed after Enter",
+                [Line(n, COLOURS[n], [*map(float, computed[n])]) for n in computed],
+            ),
+            Chart(
+                "Time to first token, ms", [Line(n, COLOURS[n], [t * 1e3 for t in ttft[n]]) for n in computed]
+            ),
+        ],
+        below,
+    )
+
+
+class Bench:
+    """The sides and the figures of one run: lists over the turns, of lists over the chats."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.turns: int = arguments.turns
+        self.chats: int = arguments.chats
+        self.typing_s: float = arguments.typing
+        self.runs: dict[str, list[list[dict[str, Any]]]] = {}
+        self.ours = Side(our_side, arguments.think_cache, arguments.stride)
+        self.dtype: str = self.ours("open", "hello")
+        self.peers: dict[str, Side] = {}
+        self.versions: dict[str, str | None] = {n: version(n) for n in ("torch", "transformers")}
+        if "transformers" in arguments.peers:
+            self.peers[RECOMPUTE] = Side(transformers_side, False, self.dtype)
+            self.peers[KEPT] = Side(transformers_side, True, self.dtype)
+        if "llama.cpp" in arguments.peers:
+            llama = Side(llama_side, arguments.llama_python)
+            if (why := llama("why")) is not None:
+                print(f"{LLAMA} is left out: {why}", flush=True)
+                llama.close()
+            else:
+                self.peers[LLAMA], self.versions["llama-cpp-python"] = llama, llama("version")
+
+    def chat(self, seed: int, note: bool) -> None:
+        """One conversation with everybody who plays; without `note` it is for warming up."""
+        from benchmarks.scripted_chat import script, thinking_tokenizer
+        from models.sources import resolve
+
+        path = resolve("smollm2").gguf
+        assert path is not None
+        turns = self.turns if note else min(self.turns, 2)
+        system, exchanges = script(thinking_tokenizer(path), turns, THINK, ANSWER, seed)
+        peers = {n: p for n, p in self.peers.items() if n != RECOMPUTE or not note or not self.runs.get(n)}
+        self.ours("open", system)
+        for peer in peers.values():
+            peer("open")
+        notes: dict[str, list[dict[str, Any]]] = {name: [] for name in (OURS, *peers)}
+        for turn in exchanges:
+            mine = self.ours("ask", turn.user, turn.stream, turn.prompt, self.typing_s)
+            if not mine.pop("same"):
+                raise SystemExit(
+                    "Our prompt or answer is not that of the script; the figures would not compare."
+                )
+            notes[OURS].append(mine)
+            for name, peer in peers.items():
+                notes[name].append(peer("ask", turn.prompt))
+                peer("hear", turn.stream)
+        if note:
+            for name, figures in notes.items():
+                self.runs.setdefault(name, []).append(figures)
+
+    def medians(self, figure: str) -> dict[str, list[float]]:
+        """Of each side, over the chats: one number a turn."""
+        return {
+            name: [statistics.median(chat[turn][figure] for chat in chats) for turn in range(self.turns)]
+            for name, chats in self.runs.items()
+        }
+
+    def close(self) -> None:
+        for side in (self.ours, *self.peers.values()):
+            side.close()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--chats", type=int, default=1, help="medians over so many chats")
+    parser.add_argument("--typing", type=float, default=TYPING_S, help="seconds from the first key to Enter")
+    parser.add_argument("--stride", type=int, default=64, help="tokens of our stream that one step takes in")
+    parser.add_argument("--think-cache", choices=("exact", "mask"), default="exact")
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=["transformers", "llama.cpp"])
+    parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")
+    parser.add_argument("--json", type=Path, help="write the figures here after every chat")
+    parser.add_argument("--svg", type=Path, help="write the picture here")
+    arguments = parser.parse_args()
+    if arguments.turns < 1 or arguments.chats < 1:
+        parser.error("--turns and --chats must be 1 or more")
+    return arguments
+
+
+def main() -> None:
+    arguments, began = parse(), time.monotonic()
+    bench = Bench(arguments)
+    facts = {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "dtype": bench.dtype,
+        "versions": bench.versions,
+        "think_cache": arguments.think_cache,
+        "think_tokens": THINK,
+        "answer_tokens": ANSWER,
+        "typing_s": bench.typing_s,
+        "chats": bench.chats,
+    }
+    record = Record(arguments.json, facts, merge=False)
+    say: Callable[..., None] = lambda *what: print(*what, flush=True)  # noqa: E731
+    head = (
+        f"{cpu_name()}, {os.cpu_count()} cores, {bench.dtype}; {bench.turns} turns, medians of {bench.chats}"
+    )
+    say(head)
+    bench.chat(seed=1000, note=False)
+    for seed in range(bench.chats):
+        bench.chat(seed, note=True)
+        say(f"chat {seed + 1} of {bench.chats}  [{time.monotonic() - began:.0f} s]")
+        record.add(bench.runs, "runs")
+    computed = {name: [round(n) for n in each] for name, each in bench.medians("computed").items()}
+    ttft = bench.medians("ttft_s")
+    bench.close()
+    record.add({"tokens_after_enter": computed, "ttft_s": ttft}, "medians")
+    say(table(computed, ttft))
+    for goal, reached, met in verdicts(computed, ttft):
+        say(f"{'met' if met else 'MISSED':<8}{goal}: {reached}")
+        record.add({"reached": reached, "met": met}, "goals", goal)
+    if arguments.svg:
+        arguments.svg.write_text(picture(computed, ttft, head))
+    say(f"{time.monotonic() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    main()

@@ -1,0 +1,132 @@
+"""A chat that is the same for everybody: messages, a stream of thinking and answer for each, and every prompt.
+
+There is no small thinking model, so the weights are those of the default model and the thinking is scripted: its
+chat template leaves think spans out of the history as Qwen3's does, and two of its unused tokens mark them.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.rivers import prose
+from engine import Engine
+from engine.sequence import Sequence
+from models.gguf import read_gguf
+from models.gguf_tokenizer import parts_from_gguf
+from models.tokenizer import Message, Tokenizer
+
+TEMPLATE = """\
+{%- for message in messages %}
+{%- set content = message.content %}
+{%- if message.role == 'assistant' %}{%- set content = content.split('<repo_name>')[-1].lstrip('\\n') %}{%- endif %}
+{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<reponame>\\n\\n<repo_name>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+"""What Qwen3's template does, with this model's markers."""
+THINK_START, THINK_END = "<reponame>", "<repo_name>"
+MESSAGES = (12, 24, 50, 100, 200, 400)
+"""Tokens of the messages, in turn: from a short question to a page that was pasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One exchange of the script."""
+
+    user: str
+    stream: list[int]
+    """What the model writes: thinking and answer, markers and end of turn included."""
+    prompt: list[int]
+    """What the chat template makes of the conversation up to `user`, tokenised as one text."""
+
+
+def thinking_tokenizer(gguf: Path) -> Tokenizer:
+    """The tokenizer of the default model as one of a model that thinks."""
+    tokenizer = Tokenizer(replace(parts_from_gguf(read_gguf(gguf).metadata), chat_template=TEMPLATE))
+    tokenizer.think_start, tokenizer.think_end = map(tokenizer.token_id, (THINK_START, THINK_END))
+    return tokenizer
+
+
+def script(tokenizer: Tokenizer, turns: int, think: int, answer: int, seed: int) -> tuple[str, list[Turn]]:
+    """The system prompt and the turns; `think` and `answer` are in tokens, and exact."""
+    rng = random.Random(seed)
+    end = tokenizer.token_id("<|im_end|>")
+    assert None not in (end, tokenizer.think_start, tokenizer.think_end)
+    system = f"You know about rivers and towns. This is conversation {seed}."
+    messages: list[Message] = [{"role": "system", "content": system}]
+    made = []
+    for index in range(turns):
+        user = tokenizer.decode(_text(tokenizer, rng, MESSAGES[index % len(MESSAGES)]))
+        said = _text(tokenizer, rng, answer)
+        # The markers and the line breaks around them are tokens too: `think` counts them.
+        opening, closing = [tokenizer.think_start, *tokenizer.encode("\n")], tokenizer.encode("\n")
+        breaks = tokenizer.encode("\n\n")
+        thought = _text(tokenizer, rng, think - len(opening) - len(closing) - 1 - len(breaks))
+        stream = [*opening, *thought, *closing, tokenizer.think_end, *breaks, *said, end]
+        messages.append({"role": "user", "content": user})
+        prompt = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True))
+        messages.append({"role": "assistant", "content": tokenizer.decode(said)})
+        made.append(Turn(user, [token for token in stream if token is not None], prompt))
+    return system, made
+
+
+def _text(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> list[int]:
+    """Text of so many tokens that is tokenised to just these."""
+    while True:
+        ids = tokenizer.encode_plain(prose(rng, 2 + tokens // 8))[:tokens]
+        text = tokenizer.decode(ids)
+        if len(ids) == tokens and text.strip() == text and tokenizer.encode_plain(text) == ids:
+            return ids
+
+
+class ScriptedEngine(Engine):
+    """An engine that computes and samples as always, and then takes the script's token instead.
+
+    The first token of an answer is a step of its own. The following ones are taken `stride` at a time and computed in
+    one step, which leaves the same rows in the cache as one by one and makes a chat of 20 turns a matter of a minute.
+    """
+
+    stride = 64
+
+    def follow(self, stream: list[int]) -> None:
+        """From now on answers are these tokens."""
+        self._script = list(stream)
+        self._fresh = True
+
+    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
+        super()._sample(sequence, logits)
+        count = 1 if self._fresh else min(self.stride, len(self._script))
+        self._fresh = False
+        now, self._script = self._script[:count], self._script[count:]
+        for token_id in now[:-1]:
+            self._take(sequence, token_id)
+        return now[-1]
+
+
+def growing_draft(message: str, seconds: float, rate: float) -> Callable[[float], str]:
+    """What stands in the composer after so many seconds, where Enter comes after `seconds`.
+
+    A person types `rate` characters a second; what does not fit into the time stood there before (it was pasted).
+    Enter is a key like the others, so the last character comes one stroke before it.
+    """
+    typed = min(len(message), int(seconds * rate))
+
+    def at(now: float) -> str:
+        left = max(typed - int(now * rate) - 1, 0)
+        return message[: len(message) - left]
+
+    return at
+
+
+def sizes(turns: list[Turn]) -> dict[str, Any]:
+    """The lengths that the script has, for the record."""
+    return {
+        "turns": len(turns),
+        "stream": [len(turn.stream) for turn in turns],
+        "prompts": [len(turn.prompt) for turn in turns],
+    }
