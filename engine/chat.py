@@ -392,7 +392,10 @@ class Chat:
                 return Turn(turn.user, answer, list(turn.opening))
         ids = self._format.answer_ids(turn.answer.text)
         reason = turn.answer.finish_reason or FinishReason.CANCELLED
-        return Turn(turn.user, replace(turn.answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason))
+        answer = replace(turn.answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason)
+        ours = any(turn.opening == self._format.opening(think) for think in (None, False, True))
+        # Stopped before its first token: nothing of it is in the history, but it may yet go on from its prompt.
+        return Turn(turn.user, answer, list(turn.opening) if ours and not ids else [])
 
     def _recovered(self, cut: Answer, turn: Turn) -> Answer:
         """An answer that was cut off by a crash, as far as its tokens go."""
