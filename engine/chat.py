@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from threading import Thread
+from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from engine.errors import ContextFullError, EngineError
@@ -184,10 +185,19 @@ class Chat:
         """Warm the history as the next turn will see it, in idle time. Returns at once unless told to `wait`."""
         self._idle.warm(self.turns, self._history.rows(self.turns), wait)
 
-    def prepare(self, draft: str, wait: bool = False) -> None:
-        """Warm a message that is still being typed, up to the last token that typing on cannot change."""
+    def prepare(self, draft: str, wait: bool = False, params: SamplingParams | None = None) -> None:
+        """Warm a message that is still being typed, up to the last token that typing on cannot change.
+
+        With `params`, those of the next `send`, it is warmed as if Enter came now, and the first token of the answer
+        is drawn: where Enter does come then, the answer is there at once. Typing on costs the tokens of the glue.
+        """
         if not draft.strip():
             return self.settle(wait)
+        if params is not None and not params.stop and params.max_tokens != 1:
+            rows = self._history.prompt(self.turns, draft, self._thinking)
+            if not rows.masked_until:
+                output = self._engine.output(params, self._format.inside(self._thinking))
+                return self._idle.draw(self._asked(self.turns, draft, params), rows, params, output, wait)
         # The draft itself comes last: what a message was tokenised to is remembered until the next one.
         typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
         tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
@@ -228,11 +238,14 @@ class Chat:
         self, before: list[Turn], text: str, params: SamplingParams | None, unfinished: Turn | None = None
     ) -> Iterator[TokenEvent]:
         """Answer `text`, or go on with the `unfinished` turn that did."""
-        self._idle.stop()
+        params = params or self._engine.default_params()
+        if unfinished is not None:
+            self._idle.stop()
+        elif (begun := self._begun(before, text, params)) is not None:
+            sequence, turn, events, figures = begun
+            return (yield from self._run(before, turn, sequence, events, figures))
         for exact in (False, False, True):
-            sequence, turn = self._start(
-                before, text, params or self._engine.default_params(), exact, unfinished
-            )
+            sequence, turn = self._start(before, text, params, exact, unfinished)
             given = sequence.earlier
             try:
                 return (yield from self._run(before, turn, sequence))
@@ -264,6 +277,29 @@ class Chat:
         self._check_room(len(rows) + 1, unfinished is not None)
         return self._engine.start(rows, params, output, turn.answer.token_ids), turn
 
+    def _asked(self, before: list[Turn], text: str, params: SamplingParams) -> object:
+        """All that an answer depends on."""
+        return list(before), text, params, self._thinking, self.system, self.think_cache
+
+    def _begun(
+        self, before: list[Turn], text: str, params: SamplingParams
+    ) -> tuple[Sequence, Turn, list[TokenEvent], TurnStats] | None:
+        """Go on from the first token where `prepare` has drawn it: the sequence, its turn, that token, its figures."""
+        began = perf_counter()
+        taken = self._idle.take(self._asked(before, text, params), self._follow)
+        if taken is None:
+            return None
+        drawn, left = taken
+        output = self._engine.output(params, self._format.inside(self._thinking))
+        events = output.replay(drawn.generated)
+        sequence = self._engine.start(drawn.rows, params, output, drawn.generated)
+        waited = perf_counter() - began
+        present = drawn.prompt_tokens - left
+        stats = replace(
+            drawn.stats(), cached_tokens=present, prefilled_tokens=left, ttft_s=waited, prefill_s=waited
+        )
+        return sequence, Turn(text, Answer(), self._format.opening(self._thinking)), events, stats
+
     def _check_room(self, needed: int, goes_on: bool) -> None:
         available = self._engine.context_length
         if needed <= available:
@@ -283,10 +319,20 @@ class Chat:
             available=available,
         )
 
-    def _run(self, before: list[Turn], turn: Turn, sequence: Sequence) -> Iterator[TokenEvent]:
-        answer, given = turn.answer, sequence.earlier
-        first: TurnStats | None = None  # of the thinking, where that was ended by `answer_now`
-        closing: list[TokenEvent] = []
+    def _run(
+        self,
+        before: list[Turn],
+        turn: Turn,
+        sequence: Sequence,
+        closing: Iterable[TokenEvent] = (),
+        first: TurnStats | None = None,
+    ) -> Iterator[TokenEvent]:
+        """The events of a sequence: first the `closing` ones, of tokens that it began with and that are new.
+
+        `first` are the figures of these, or of the thinking where that was ended by `answer_now`.
+        """
+        answer = turn.answer
+        given = len(answer.token_ids)
         began = False
 
         def taken(event: TokenEvent) -> TokenEvent:
