@@ -393,9 +393,11 @@ class Engine:
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
+            idle = priority is Priority.IDLE
+            if not idle:
+                self.keep(rows)  # until they have moved, whatever idle work there is
             self.warm_rows(rows, follow, priority)
             try:
-                idle = priority is Priority.IDLE
                 self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep, idle))
             except (RuntimeError, MemoryError) as error:
                 raise _explain(error) from error
@@ -465,7 +467,7 @@ class Engine:
         """Launch the step of the token that is not read yet. False where there is no block for its row."""
         assert sequence.table is not None
         try:
-            self._blocks.reserve(sequence.table, 1)
+            self._scheduler.reserve(sequence.table, 1)
         except OutOfBlocksError:
             return False
         lane.launch(len(sequence.rows), sequence.table.blocks)
@@ -563,6 +565,8 @@ class Engine:
             self._report(sequence)
 
     def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool, idle: bool) -> None:
+        if self._blocks.match(hidden.keys) == len(hidden):
+            return  # idle work that was at the same turn has done it meanwhile
         source, copies = self._blocks.open(rows.keys, idle)
         try:
             self._cache.copy_blocks(copies)
@@ -572,7 +576,7 @@ class Engine:
             try:
                 self._cache.copy_blocks(copies)
                 first = target.length
-                self._blocks.reserve(target, len(hidden) - first, idle)
+                self._scheduler.reserve(target, len(hidden) - first, idle)
                 shift = end - start
                 if first < len(hidden):
                     self._cache.copy_rows(

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from engine.blocks import BlockManager, OutOfBlocksError, RowCopy
+from engine.blocks import BlockManager, BlockTable, OutOfBlocksError, RowCopy
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.sequence import Priority, Sequence, Status
@@ -112,6 +112,21 @@ class Scheduler:
             if table is not None:
                 self.blocks.commit(table, chunk.sequence.rows.keys[chunk.start : chunk.start + chunk.count])
 
+    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
+        """Make room for `rows` more rows in a table; unless it is `idle` itself, idle work may have to wait for that.
+
+        Raises OutOfBlocksError when there is no room.
+        """
+        while True:
+            others = [s for s in self.running if s.priority is Priority.IDLE and s.table is not table]
+            try:
+                self.blocks.reserve(table, rows, idle or bool(others))
+                return
+            except OutOfBlocksError:
+                if idle or not others:
+                    raise
+                self._send_back(others[-1])
+
     def _admit(self, level: Priority, step: Step) -> None:
         for sequence in [s for s in self.waiting if s.priority is level]:
             keys = sequence.rows.keys
@@ -135,24 +150,17 @@ class Scheduler:
         """Make room; on the way others may lose their blocks, or `sequence` itself may end or have to wait."""
         assert sequence.table is not None
         while True:
-            others = [s for s in self.running if s is not sequence]
-            idle = [s for s in others if s.priority is Priority.IDLE]
             try:
-                self.blocks.reserve(
-                    sequence.table, rows, idle=bool(idle) or sequence.priority is Priority.IDLE
-                )
+                self.reserve(sequence.table, rows, sequence.priority is Priority.IDLE)
                 return True
             except OutOfBlocksError:
-                if sequence.priority is Priority.IDLE or not others:
+                if sequence.priority is Priority.IDLE or self.running == [sequence]:
                     self.finish(sequence, FinishReason.CONTEXT_FULL)
                     return False
-                if idle:
-                    self._send_back(idle[-1])
-                elif self.running[-1] is sequence:
-                    self._send_back(sequence)
+                youngest = self.running[-1]
+                self._send_back(youngest)
+                if youngest is sequence:
                     return False
-                else:
-                    self._send_back(self.running[-1])
 
     def _send_back(self, sequence: Sequence) -> None:
         self._release(sequence)
