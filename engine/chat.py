@@ -262,13 +262,17 @@ class Chat:
         """Queue the prompt; rows of masked turns that were evicted are computed again first."""
         think = self._thinking if unfinished is None else self._thinking_of(unfinished)
         rows = self._history.prompt(before, text, think, exact)
-        if rows.masked_until and not self._history.restore(before, self._follow):
+        earlier = [] if unfinished is None else unfinished.answer.token_ids
+        if rows.masked_until and (
+            rows.next_position + len(earlier) >= self._engine.max_positions
+            or not self._history.restore(before, self._follow)
+        ):
             rows = self._history.prompt(before, text, think, exact=True)
         self._engine.keep(rows)
         turn = Turn(text, Answer(), self._format.opening(think))
         output = self._engine.output(params, inside_think=self._format.inside(think))
         if unfinished is not None:
-            earlier = turn.answer.token_ids = list(unfinished.answer.token_ids)
+            turn.answer.token_ids = list(earlier)
             for event in output.replay(earlier):
                 turn.answer.add(event.text, event.kind)
             rows.extend(earlier)
@@ -355,8 +359,12 @@ class Chat:
                     return
                 if sequence.finish_reason is not FinishReason.CANCELLED:
                     return  # it had ended before
+                hurried = self._hurry(sequence)
+                if hurried is None:
+                    sequence.finish_reason = FinishReason.CONTEXT_FULL
+                    return
                 first = joined(first, sequence.stats())
-                sequence, closing = self._hurry(sequence)
+                sequence, closing = hurried
         finally:
             self._engine.cancel(sequence)
             finish = (before, turn, sequence, given, first)
@@ -365,10 +373,10 @@ class Chat:
             else:
                 self._finish(*finish)
 
-    def _hurry(self, thinking: Sequence) -> tuple[Sequence, list[TokenEvent]]:
+    def _hurry(self, thinking: Sequence) -> tuple[Sequence, list[TokenEvent]] | None:
         """Go on from a sequence that was ended in its thinking: its tokens, those that close the span, the answer.
 
-        Returns the new sequence and the events of the tokens that were put in.
+        Returns the new sequence and the events of the tokens that were put in; None when these have no room.
         """
         assert thinking.output is not None
         assert thinking.params is not None
@@ -382,6 +390,8 @@ class Chat:
         events = output.replay(closing)
         rows = thinking.rows.copy()
         rows.extend(closing)
+        if len(rows) >= self._engine.context_length or rows.next_position >= self._engine.max_positions:
+            return None
         if params.max_tokens is not None:
             params = replace(params, max_tokens=params.max_tokens + len(closing))
         return self._engine.start(rows, params, output, said + closing), events
