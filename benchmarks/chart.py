@@ -9,11 +9,11 @@ WIDTH, HEIGHT, LEFT, TOP, GAP = 520, 300, 64, 84, 56
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One value a turn, all above 0."""
+    """One value a turn; None where there is none. What is below the scale's foot lies on it, 0 too."""
 
     name: str
     colour: str
-    values: list[float]
+    values: list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,10 @@ def page(title: str, charts: list[Chart], below: str) -> str:
 
 
 def _chart(chart: Chart, left: int) -> list[str]:
-    values = [value for line in chart.lines for value in line.values]
-    low, high = floor(log10(min(values))), ceil(log10(max(values)))
+    values = [value for line in chart.lines for value in line.values if value]
+    low, high = floor(log10(min(values, default=1.0))), ceil(log10(max(values, default=1.0)))
+    if any(value == 0 for line in chart.lines for value in line.values):
+        low -= 1
     high = max(high, low + 1)
     turns = max(len(line.values) for line in chart.lines)
 
@@ -55,11 +57,12 @@ def _chart(chart: Chart, left: int) -> list[str]:
         return left + (turn - 1) * WIDTH / max(turns - 1, 1)
 
     def y(value: float) -> float:
-        return TOP + HEIGHT * (high - log10(value)) / (high - low)
+        return TOP + HEIGHT * (high - (log10(value) if value else low)) / (high - low)
 
     parts = [f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{escape(chart.title)}</text>']
     for power in range(low, high + 1):
-        at, shown = y(10.0**power), f"{10.0**power:,.10g}"
+        zero = power == low and any(value == 0 for line in chart.lines for value in line.values)
+        at, shown = y(10.0**power), "0" if zero else f"{10.0**power:,.10g}"
         parts.append(f'<path d="M{left} {at:.1f}h{WIDTH}" stroke="#dddddd"/>')
         parts.append(f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{shown}</text>')
     for turn in range(1, turns + 1):
@@ -70,7 +73,8 @@ def _chart(chart: Chart, left: int) -> list[str]:
     middle = left + WIDTH / 2
     parts.append(f'<text x="{middle:.0f}" y="{TOP + HEIGHT + 40}" text-anchor="middle">turn</text>')
     for line in chart.lines:
-        points = [f"{x(turn):.1f} {y(value):.1f}" for turn, value in enumerate(line.values, 1)]
+        seen = [(turn, value) for turn, value in enumerate(line.values, 1) if value is not None]
+        points = [f"{x(turn):.1f} {y(value):.1f}" for turn, value in seen]
         parts.append(
             f'<path d="M{" L".join(points)}" fill="none" stroke="{line.colour}" stroke-width="2.5"/>'
         )

@@ -5,16 +5,15 @@ chat template leaves think spans out of the history as Qwen3's does, and two of 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.rivers import prose
 from engine import Engine
-from engine.sequence import Sequence
+from engine.sequence import Sequence as Request
 from models.gguf import read_gguf
 from models.gguf_tokenizer import parts_from_gguf
 from models.tokenizer import Message, Tokenizer
@@ -92,41 +91,23 @@ class ScriptedEngine(Engine):
     """
 
     stride = 64
+    stream: Sequence[int] = ()
+    """The answer to the message that is being written."""
 
-    def follow(self, stream: list[int]) -> None:
-        """From now on answers are these tokens."""
-        self._script = list(stream)
-        self._fresh = True
-
-    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
+    def _sample(self, sequence: Request, logits: torch.Tensor) -> int:
         super()._sample(sequence, logits)
-        count = 1 if self._fresh else min(self.stride, len(self._script))
-        self._fresh = False
-        now, self._script = self._script[:count], self._script[count:]
+        at = len(sequence.generated)
+        now = self.stream[at : at + self.stride] if at else self.stream[:1]
         for token_id in now[:-1]:
             self._take(sequence, token_id)
         return now[-1]
 
 
-def growing_draft(message: str, seconds: float, rate: float) -> Callable[[float], str]:
-    """What stands in the composer after so many seconds, where Enter comes after `seconds`.
+def strokes(message: str, seconds: float, rate: float) -> list[tuple[float, str]]:
+    """When the draft changes, in seconds after the first key, and to what; Enter comes after `seconds`.
 
-    A person types `rate` characters a second; what does not fit into the time stood there before (it was pasted).
-    Enter is a key like the others, so the last character comes one stroke before it.
+    A person types `rate` characters a second, and Enter is a key like the others. What does not fit into the time
+    stood there before: it was pasted.
     """
-    typed = min(len(message), int(seconds * rate))
-
-    def at(now: float) -> str:
-        left = max(typed - int(now * rate) - 1, 0)
-        return message[: len(message) - left]
-
-    return at
-
-
-def sizes(turns: list[Turn]) -> dict[str, Any]:
-    """The lengths that the script has, for the record."""
-    return {
-        "turns": len(turns),
-        "stream": [len(turn.stream) for turn in turns],
-        "prompts": [len(turn.prompt) for turn in turns],
-    }
+    keys = min(max(int(seconds * rate), 1), len(message))
+    return [(key / rate, message[: len(message) - keys + key + 1]) for key in range(keys)]

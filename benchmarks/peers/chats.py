@@ -119,12 +119,12 @@ class KeptCache:
 class LlamaCppChat:
     """llama.cpp's own prefix reuse: `llama_chat.py` in a Python that has llama-cpp-python."""
 
-    def __init__(self, python: Path, gguf: Path, context: int) -> None:
+    def __init__(self, python: Path, gguf: Path, context: int, threads: int) -> None:
         """Raises RuntimeError with one line where that Python or the package is missing."""
         program = Path(__file__).with_name("llama_chat.py")
         try:
             self._process = subprocess.Popen(
-                [str(python), str(program), str(gguf), str(context)],
+                [str(python), str(program), str(gguf), str(context), str(threads)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

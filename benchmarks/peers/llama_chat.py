@@ -1,6 +1,6 @@
 """llama.cpp through llama-cpp-python, as a program of its own that keeps one chat in its KV cache.
 
-    python llama_chat.py model.gguf 8192
+    python llama_chat.py model.gguf 8192 2            (context, threads)
 
 It imports nothing of chatterm, so that any Python with llama-cpp-python can run it. Requests and replies are lines of
 JSON: {"do": "open"} empties the cache, {"do": "ask", "prompt": [ids]} replies with seconds to the first token and
@@ -8,7 +8,6 @@ how many tokens were computed for it, {"do": "hear", "stream": [ids]} takes in w
 """
 
 import json
-import os
 import sys
 import time
 from typing import Any
@@ -18,8 +17,7 @@ def main() -> None:
     sys.path.pop(0)  # this folder has modules named as packages are
     from llama_cpp import Llama, __version__
 
-    path, context = sys.argv[1], int(sys.argv[2])
-    threads = os.cpu_count()
+    path, context, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     # Its own choices but for the context, the threads (its default leaves one core of two unused) and its messages.
     llama = Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
     computed = 0
