@@ -92,6 +92,8 @@ class Fire:
 
         def record(rows: Rows, *rest: Any) -> Sequence:
             self.started.append((rows.copy(), len(engine.scripted.logits_seen)))
+            if len(self.started) == 1 and self.rng.random() < 0.1:
+                engine.evict_all()  # what was there a moment ago is gone when the prompt runs
             return start(rows, *rest)
 
         engine.start = record  # type: ignore[method-assign]
@@ -398,4 +400,5 @@ def test_every_logit_is_that_of_a_plain_forward(folder: Path, seed: int) -> None
             except BaseException as error:
                 error.add_note(f"seed {seed}, {options}, step {step} after {done[-8:]}")
                 raise
-    assert min(fire.compared.values()) > STEPS // 3
+    assert sum(fire.compared.values()) > STEPS
+    assert min(fire.compared.values()) > 0
