@@ -6,10 +6,10 @@
 Everybody is asked the same prompts in token ids and hears the same stream: 400 tokens of thinking and 150 of answer
 (see `scripted_chat.py`). They are asked in turn, message by message, so that all see the same moments of a noisy
 machine; medians over our chats are quoted. Ours goes through `engine.chat` as the screen does it: `settle` when an
-answer ends, `prepare` with the growing draft while a person types for two seconds, then `send`. That person does
-not read, types six characters a second and hits Enter as the next key; longer messages stood there (pasted) when
-the typing began. The peers have nothing that they could do in that time: they get the prompt at Enter. They take
-minutes and compute the same tokens in every chat, so they play in the first one only, and transformers that
+answer ends, `prepare` with the growing draft while a person types for two seconds, then `send`. That person reads
+for two seconds, types six characters a second and hits Enter as the next key; longer messages stood there (pasted)
+when the typing began. The peers have nothing that they could do in that time: they get the prompt at Enter. They
+take minutes and compute the same tokens in every chat, so they play in the first one only, and transformers that
 computes every prompt anew is timed at turns 1, 2 and every fifth.
 """
 
@@ -31,8 +31,8 @@ from benchmarks.machine import Record
 OURS, RECOMPUTE, KEPT, LLAMA = "chatterm", "transformers, anew", "transformers, kept cache", "llama.cpp"
 COLOURS = {OURS: "#0b6e4f", RECOMPUTE: "#b0413e", KEPT: "#d98e04", LLAMA: "#3d5a98"}
 THINK, ANSWER = 400, 150
-TYPING_S, RATE = 2.0, 6.0
-"""Seconds from the first key to Enter, and characters a second: a fast typist."""
+READING_S, TYPING_S, RATE = 2.0, 2.0, 6.0
+"""Seconds from the end of an answer to the first key, from there to Enter, and characters a second: fast at both."""
 CONTEXT = 8192
 UNSEEN_S = 0.002
 """Times below this count as equal: a screen takes 30 looks a second, and two threads wake up in between."""
@@ -58,8 +58,11 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
         chats[:] = [engine.chat(system=system, think_cache="mask" if think_cache == "mask" else "exact")]
         return str(engine.dtype).removeprefix("torch.")
 
-    def ask(user: str, stream: list[int], prompt: list[int], typing_s: float) -> dict[str, Any]:
+    def ask(
+        user: str, stream: list[int], prompt: list[int], reading_s: float, typing_s: float
+    ) -> dict[str, Any]:
         chat, engine.stream = chats[0], stream
+        time.sleep(reading_s)
         began = time.perf_counter()
         for at, draft in strokes(user, typing_s, RATE):
             time.sleep(max(at - (time.perf_counter() - began), 0.0))
@@ -172,6 +175,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.turns: int = arguments.turns
         self.chats: int = arguments.chats
+        self.reading_s: float = arguments.reading
         self.typing_s: float = arguments.typing
         self.began = time.monotonic()
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # of torch in the processes of the sides
@@ -206,7 +210,7 @@ class Bench:
             peer("open")
         notes: dict[str, list[dict[str, Any]]] = {name: [] for name in (OURS, *peers)}
         for turn in exchanges:
-            mine = self.ours("ask", turn.user, turn.stream, turn.prompt, self.typing_s)
+            mine = self.ours("ask", turn.user, turn.stream, turn.prompt, self.reading_s, self.typing_s)
             if not mine.pop("same"):
                 raise SystemExit(
                     "Our prompt or answer is not that of the script; the figures would not compare."
@@ -259,6 +263,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--chats", type=int, default=3, help="medians over so many chats of ours")
+    parser.add_argument("--reading", type=float, default=READING_S, help="seconds until the first key")
     parser.add_argument("--typing", type=float, default=TYPING_S, help="seconds from the first key to Enter")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="of everybody; 1 on a busy machine"
@@ -291,6 +296,7 @@ def main() -> None:
         "think_cache": arguments.think_cache,
         "think_tokens": THINK,
         "answer_tokens": ANSWER,
+        "reading_s": bench.reading_s,
         "typing_s": bench.typing_s,
         "chats": bench.chats,
     }
