@@ -80,6 +80,7 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
         return {"computed": chat.last.stats.prefilled_tokens, "ttft_s": ttft_s, "same": same}
 
     serve(pipe, {"open": open_chat, "ask": ask})
+    engine.close()
 
 
 def transformers_side(pipe: Connection, kept: bool, dtype: str) -> None:
