@@ -334,11 +334,19 @@ class Fire:
     def draft(self, talk: Talk) -> None:
         talk.chat.prepare(self.rng.choice(TEXTS))
 
+    def stop_the_other(self, talk: Talk) -> None:
+        """Idle work takes no blocks from other idle work."""
+        for other in self.talks:
+            if other is not talk:
+                other.chat._idle.stop()
+
     def settle_and_wait(self, talk: Talk) -> None:
+        self.stop_the_other(talk)
         talk.chat.settle(wait=True)
         self.is_there(talk)
 
     def draft_and_wait(self, talk: Talk) -> None:
+        self.stop_the_other(talk)
         draft = self.rng.choice(TEXTS)
         talk.chat.prepare(draft, wait=True)
         if talk.chat.count(draft).free >= 0:  # what cannot be sent is not warmed
