@@ -380,6 +380,10 @@ class Engine:
             raise sequence.error
         return sequence.prompt_tokens - sequence.cached_tokens
 
+    def keep(self, rows: Rows) -> None:
+        """The conversation in use has these rows: they are evicted last, and by no idle work. Returns at once."""
+        self._loop.post(lambda: self._blocks.keep(rows.keys))
+
     def cached_rows(self, rows: Rows) -> int:
         """How many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
@@ -401,26 +405,31 @@ class Engine:
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
+            idle = priority is Priority.IDLE
+            if not idle:
+                self.keep(rows)  # until they have moved, whatever idle work there is
             self.warm_rows(rows, follow, priority)
             try:
-                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep))
+                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep, idle))
             except (RuntimeError, MemoryError) as error:
                 raise explain(error) from error
         return hidden
 
     # -- how it is done
 
-    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool) -> None:
-        source, copies = self._blocks.open(rows.keys)
+    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool, idle: bool) -> None:
+        if self._blocks.match(hidden.keys) == len(hidden):
+            return  # idle work that was at the same turn has done it meanwhile
+        source, copies = self._blocks.open(rows.keys, idle)
         try:
             self._cache.copy_blocks(copies)
             if source.length < len(rows):
                 raise MaskedRowsEvictedError("masked rows were evicted")
-            target, copies = self._blocks.open(hidden.keys)
+            target, copies = self._blocks.open(hidden.keys, idle)
             try:
                 self._cache.copy_blocks(copies)
                 first = target.length
-                self._blocks.reserve(target, len(hidden) - first)
+                self._scheduler.reserve(target, len(hidden) - first, idle)
                 shift = end - start
                 if first < len(hidden):
                     self._cache.copy_rows(

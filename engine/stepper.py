@@ -97,7 +97,7 @@ class Stepper:
         """Launch the step of the token that is not read yet. False where there is no block for its row."""
         assert sequence.table is not None
         try:
-            self.blocks.reserve(sequence.table, 1)
+            self.scheduler.reserve(sequence.table, 1)
         except OutOfBlocksError:
             return False
         lane.launch(len(sequence.rows), sequence.table.blocks)
