@@ -1,6 +1,7 @@
 """One turn of the loop: run the chunks that the scheduler chose, or one token of the lane, and say what came of it."""
 
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -33,6 +34,8 @@ class Stepper:
     cache: KVCache
     runner: Runner
     lane: Lane | None
+    threads: int = field(default_factory=torch.get_num_threads)
+    """Cores that a person's request gets."""
 
     def step(self) -> None:
         """Run what the scheduler chose, or one token of the sequence in the lane."""
@@ -109,6 +112,8 @@ class Stepper:
             torch.cuda.empty_cache()
 
     def _run(self, step: Step) -> None:
+        idle = step.chunks[0].sequence.priority is Priority.IDLE
+        self._share_cores(idle)
         began = perf_counter()
         logits = self.runner.run(step.chunks)
         self.scheduler.done(step)
@@ -121,15 +126,22 @@ class Stepper:
         else:
             for sequence, row in zip(sampling, logits, strict=True):
                 self._take(sequence, self._sample(sequence, row))
-        if step.chunks[0].sequence.priority is Priority.IDLE:
-            if (
-                self.device.type == "cuda"
-            ):  # otherwise chunk after chunk is queued, and a person waits for all
+        if idle:
+            if self.device.type == "cuda":
+                # Otherwise chunk after chunk is queued, and a person waits for all of them.
                 torch.cuda.synchronize(self.device)
             rows_done = sum(chunk.count for chunk in step.chunks)
             affordable = int(rows_done * IDLE_SECONDS / max(perf_counter() - began, 1e-6))
             # Grow slowly, shrink at once: a chunk must not overshoot because the one before was tiny.
             self.scheduler.idle_chunk = max(8, min(affordable, 2 * rows_done, self.scheduler.max_chunk))
+
+    def _share_cores(self, idle: bool) -> None:
+        """Idle work takes one core of a CPU that has more to do than it has cores."""
+        if self.device.type != "cpu":
+            return
+        wanted = 1 if idle and _is_busy() else self.threads
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
 
     def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
         """The next token; -1 where the logits are not numbers."""
@@ -210,3 +222,9 @@ def explain(error: Exception) -> EngineError:
         return error
     text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
     return EngineError(f"The computation failed ({text[:200]}); the chat goes on. Try again.")
+
+
+def _is_busy() -> bool:
+    """Whether more programs wanted to run in the last minute than there are cores."""
+    cores = os.cpu_count()
+    return hasattr(os, "getloadavg") and cores is not None and os.getloadavg()[0] > cores

@@ -52,7 +52,9 @@ _AGAIN = 3.0
 _REST = 2.0
 """Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
 _PAUSE = 0.6
-"""Seconds without a key after which a draft is warmed."""
+"""Seconds without a key after which it is said what a draft will cost."""
+_WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
+"""Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
 
 
 def command_bindings() -> list[BindingType]:
@@ -106,6 +108,8 @@ class ChatScreen(Screen[None]):
         self._paint_after = 0.0
         self._figures_after = 0.0
         self._draft_at: float | None = None
+        self._warm_at: float | None = None
+        self._warm_latest = 0.0
         self._problem = ""
         self._noted: set[str] = set()
 
@@ -210,9 +214,12 @@ class ChatScreen(Screen[None]):
         if self._hint_until and now > self._hint_until:
             self._hint_until = 0.0
             self.show_standing_hint()
+        if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
+            self._warm_at = None
+            self._prepare(worker.Prepare)
         if self._draft_at is not None and now > self._draft_at:
             self._draft_at = None
-            self._prepare()
+            self._prepare(worker.Count)
         reports = self.worker_thread.take()
         turn = self.conversation.turn
         if self.keeper.problem != self._problem:
@@ -411,14 +418,19 @@ class ChatScreen(Screen[None]):
         if self._cost is not None:  # it was that of another text
             self._cost = None
             self._show_live(monotonic())
-        self._draft_at = monotonic() + _PAUSE if text.strip() and not is_command(text) else None
+        if not text.strip() or is_command(text):
+            self._draft_at = self._warm_at = None
+            return
+        now = monotonic()
+        self._draft_at = now + _PAUSE
+        if self._settings.composer.prepare_drafts and not self.writing.is_editing:
+            if self._warm_at is None:
+                self._warm_latest = now + _WARM_LATEST
+            self._warm_at = now + _WARM_PAUSE
 
-    def _prepare(self) -> None:
+    def _prepare(self, job: type[worker.Prepare | worker.Count]) -> None:
         if self.conversation.turn is None and self.info is not None and not self.is_loading:
-            text = self.composer.sending_text
-            if self._settings.composer.prepare_drafts and not self.writing.is_editing:
-                self.submit(worker.Prepare(text))
-            self.submit(worker.Count(text))
+            self.submit(job(self.composer.sending_text))
 
     @on(Completion.Chosen)
     def _clicked(self, message: Completion.Chosen) -> None:
