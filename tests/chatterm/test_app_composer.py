@@ -25,7 +25,7 @@ async def test_lines_are_broken_without_sending() -> None:
         await driver.pilot.press("alt+enter")
         await driver.types("d")
         assert driver.composer.text == "a\nb\nc\nd"
-        assert [name for name, _ in backend.calls] == ["open"]
+        assert "send" not in [name for name, _ in backend.calls]
         await driver.pilot.press("enter")
         await driver.idle()
         assert ("send", "a\nb\nc\nd") in backend.calls
@@ -39,7 +39,7 @@ async def test_a_paste_of_several_lines_does_not_send() -> None:
         paste(driver, "line 1\r\nline 2\rline 3\n")
         await driver.until(lambda: "line 3" in driver.composer.text)
         assert driver.composer.text == "see line 1\nline 2\nline 3\n"
-        assert [name for name, _ in backend.calls] == ["open"]
+        assert "send" not in [name for name, _ in backend.calls]
 
 
 async def test_a_paste_of_a_megabyte_is_taken() -> None:
