@@ -266,13 +266,14 @@ async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     from chatterm.widgets.transcript import Transcript
 
     chat, frames = app.chat, 0
-    ended_at = 0.0
+    begun, ended_at = False, 0.0
     transcript = chat.query_one(Transcript)
 
     def displayed() -> None:
-        nonlocal frames, ended_at
+        nonlocal frames, begun, ended_at
         frames += 1
-        if chat.is_idle and not ended_at:
+        begun = begun or not chat.is_idle  # a frame may come before the question does
+        if begun and chat.is_idle and not ended_at:
             ended_at = time.perf_counter()
 
     ui = threading.get_ident()
