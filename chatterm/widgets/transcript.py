@@ -98,8 +98,6 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._starts: list[int] = []
         """Line at which each entry begins."""
         self._follow = True
-        self._tall: Entry | None = None
-        """The last entry, looked at from its first line: a list of commands may have taken the room it needs."""
         self._width = 0
         self._bar_waits = False
         """The scroll bar will be updated in a moment."""
@@ -123,7 +121,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self._reflow()
 
     def clear(self) -> None:
-        self.entries, self.selected, self._tall = [], None, None
+        self.entries, self.selected = [], None
         self._follow = True
         self._reflow()
 
@@ -153,8 +151,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def look_at(self, entry: Entry) -> None:
         """Go to the end, or to the first line of the last entry where it is taller than the screen."""
         self.follow()
-        self._tall = entry if entry.height > self.scrollable_content_region.height else None
-        if self._tall is not None:
+        if entry.height > self.scrollable_content_region.height:
             self.scroll_to(y=self._starts[self.entries.index(entry)], animate=False, immediate=True)
 
     def select(self, entry: Entry | None) -> None:
@@ -274,9 +271,6 @@ class Transcript(ScrollView, Painter, can_focus=True):
         return self.entries[start : bisect_right(self._starts, last)]
 
     def on_resize(self, _: events.Resize) -> None:
-        tall = self._tall
-        if tall is not None and tall is self.entries[-1] and round(self.scroll_y) == self._starts[-1]:
-            self._follow = tall.height <= self.scrollable_content_region.height
         self._reflow()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:

@@ -153,17 +153,3 @@ async def test_the_scroll_bar_comes_after_a_growing_answer() -> None:
         bar = transcript.vertical_scrollbar
         await driver.until(lambda: bar.window_virtual_size == transcript.virtual_size.height)
         await driver.until(lambda: bar.position == transcript.max_scroll_y)
-
-
-async def test_an_entry_that_fits_once_there_is_more_room_is_shown_whole() -> None:
-    async with driven(ScriptedBackend([Script("An answer.")]), size=(100, 18)) as driver:
-        await driver.send("A question?")
-        transcript = driver.transcript
-        await driver.send("/stats")
-        stats = transcript.entries[-1]
-        assert stats.height > transcript.scrollable_content_region.height
-        assert round(transcript.scroll_y) == transcript._starts[-1]
-        await driver.pilot.resize_terminal(100, 30)
-        await driver.until(lambda: transcript.scrollable_content_region.height >= stats.height)
-        await driver.until(lambda: transcript.scroll_y >= transcript.max_scroll_y)
-        assert "KV cache" in driver.text()
