@@ -49,7 +49,7 @@ _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
 _AGAIN = 3.0
 """Seconds in which a second Ctrl+C quits."""
-_REST = 2.0
+_REST = 1.0
 """Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
 _PAUSE = 0.6
 """Seconds without a key after which it is said what a draft will cost."""
