@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatterm.backend import EngineError, ModelError
-from chatterm.entries import AnswerEntry, Entry, UserEntry
+from chatterm.entries import AnswerEntry, Entry
 from chatterm.sanitize import one_line
 from chatterm.sessions.records import Exchange
 
@@ -76,6 +76,3 @@ class ScreenPart:
 
     def answer_of(self, exchange: Exchange) -> AnswerEntry:
         return self.conversation.entries_of(exchange)[1]
-
-    def message_of(self, exchange: Exchange) -> UserEntry:
-        return self.conversation.entries_of(exchange)[0]
