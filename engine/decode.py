@@ -44,9 +44,18 @@ class Lane:
     """Holds the device's side of the one sequence that decodes in it. It belongs to the loop thread."""
 
     def __init__(
-        self, model: DecoderModel, cache: KVCache, attention: str, rows: int, graphs: bool, fused: bool
+        self,
+        model: DecoderModel,
+        cache: KVCache,
+        attention: str,
+        rows: int,
+        graphs: Graphs | None,
+        fused: bool,
     ) -> None:
-        """`rows` is the most that a sequence holds. Raises ImportError where triton is not installed."""
+        """`rows` is the most that a sequence holds; without `graphs` every step runs kernel by kernel.
+
+        Raises ImportError where triton is not installed.
+        """
         from engine.fused import FusedDecoder, supports
 
         device = cache.kv.device
@@ -60,7 +69,7 @@ class Lane:
         self.table = torch.zeros(blocks, dtype=torch.int32, device=device)
         self._pinned = torch.zeros(blocks, dtype=torch.int32, pin_memory=True)
         self._blocks: list[int] = []
-        self._graphs = Graphs() if graphs else None
+        self._graphs = graphs
         self._events = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
         self._launched = 0
         self._read = 0
@@ -76,11 +85,6 @@ class Lane:
         """For people."""
         graphs = self._graphs is not None and self._graphs.problem is None
         return f"{self.program.name}, CUDA graph" if graphs else self.program.name
-
-    @property
-    def problem(self) -> str | None:
-        """Why graphs that were asked for are off."""
-        return self._graphs.problem if self._graphs is not None else None
 
     @property
     def ahead(self) -> int:

@@ -11,6 +11,7 @@ from engine.bandwidth import known_bandwidth
 from engine.block_map import BlockMap, block_map
 from engine.blocks import BlockManager, Key
 from engine.chat import Chat, Think, ThinkCache
+from engine.cuda_graphs import Graphs
 from engine.decode import Lane
 from engine.device import FULL_SPEED, available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
@@ -119,12 +120,15 @@ class Engine:
         self._runner = Runner(model, self._backend, device)
         self._lane: Lane | None = None
         if on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
+            recorded = Graphs() if graphs else None
             try:
                 if fused:
                     self._runner.fuse(model)
+                    if recorded is not None:
+                        self._runner.record(model, self._cache, self.context_length, recorded)
                 if lane:
                     self._lane = Lane(
-                        model, self._cache, self._attention_name, self.context_length, graphs, fused
+                        model, self._cache, self._attention_name, self.context_length, recorded, fused
                     )
                     self._lane.prepare()
             except Exception as error:  # noqa: BLE001 - without them there is still the plain way
@@ -133,8 +137,8 @@ class Engine:
                 self._notes += (
                     f"Tokens are decoded by the plain modules, which is slower ({_one_line(error)}).",
                 )
-            if self._lane is not None and self._lane.problem is not None:
-                self._notes += (f"CUDA graphs are off, decoding is slower ({self._lane.problem}).",)
+            if recorded is not None and recorded.problem is not None:
+                self._notes += (f"CUDA graphs are off, decoding is slower ({recorded.problem}).",)
         self._stepper = Stepper(
             device,
             tokenizer.stop_ids,

@@ -1,15 +1,21 @@
 """From a scheduled batch to logits."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.attention import AttentionBackend
+from engine.attention.flash import FlashBackend
 from engine.batch import Batch, Span
+from engine.cuda_graphs import Graphs
+from engine.kv_cache import KVCache
 from engine.scheduler import Chunk
 from models.attention import Attention
 from models.decoder import DecoderModel
+
+if TYPE_CHECKING:
+    from engine.short_prefill import ShortPrefill
 
 
 class Decoder(Protocol):
@@ -31,6 +37,7 @@ class Runner:
         self._model = model
         self._backend = backend
         self._device = device
+        self._short: ShortPrefill | None = None
 
     @torch.inference_mode()
     def fuse(self, model: DecoderModel) -> None:
@@ -48,9 +55,23 @@ class Runner:
         hidden = self._model.forward(ids, ids, self._backend.plan(Batch((Span((0,), 0, 16),))))
         self._model.logits(hidden[-1:])
 
+    def record(self, model: DecoderModel, cache: KVCache, rows: int, graphs: Graphs) -> None:
+        """Run short chunks as `graphs` from now on, where flash-attn and fused kernels run them; record them.
+
+        `rows` is the most that a sequence holds. The cache must be empty: its first block is written to.
+        """
+        from engine.fused import supports
+        from engine.short_prefill import ShortPrefill
+
+        if isinstance(self._backend, FlashBackend) and supports(model) is None:
+            self._short = ShortPrefill(model, cache, self._backend.attend, rows, graphs)
+            self._short.prepare()
+
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> Tensor:
-        """Compute the rows of `chunks` and return the logits [n, vocab] of the n chunks that sample, in order."""
+        """Compute the rows of `chunks`; logits [n, vocab] of the n chunks that sample, in order, for this step only."""
+        if self._short is not None and len(chunks) == 1 and self._short.takes(chunks[0]):
+            return self._short.run(chunks[0])[: int(chunks[0].samples)]
         token_ids: list[int] = []
         positions: list[int] = []
         spans: list[Span] = []

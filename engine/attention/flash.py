@@ -37,7 +37,7 @@ class FlashBackend:
             raise ValueError(f"flash-attn needs blocks of a multiple of {PAGE} rows, not {cache.block_size}")
         self._cache = cache
         # The package's other functions are wrapped in autograd and operator dispatch: 0.3 ms a call.
-        self._attend: Kernel = flash_attn_with_kvcache
+        self.attend: Kernel = flash_attn_with_kvcache
 
     def plan(self, batch: Batch) -> Attention:
         """See `AttentionBackend`."""
@@ -45,12 +45,12 @@ class FlashBackend:
         parts: list[tuple[slice, Attention]] = []
         for (viewed, count), tokens, spans in runs(batch, kinds):
             if not viewed:
-                parts.append((tokens, _Paged(self._cache, self._attend, spans, count)))
+                parts.append((tokens, _Paged(self._cache, self.attend, spans, count)))
                 continue
             parts += [
                 (
                     slice(tokens.start + i * count, tokens.start + (i + 1) * count),
-                    _Viewed(self._cache, self._attend, span),
+                    _Viewed(self._cache, self.attend, span),
                 )
                 for i, span in enumerate(spans)
             ]

@@ -94,3 +94,34 @@ def gate_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
     wide = gate.to(tl.float32)
     tl.store(out + row * SIZE + columns, (wide / (1.0 + tl.exp(-wide)) * up).to(gate.dtype), mask=inside)
+
+
+@triton.jit
+def write_kernel(
+    k,
+    v,
+    cache_k,
+    cache_v,
+    span,
+    table,
+    STRIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write K and V of the last tokens of a step into the cache, one program a token.
+
+    k and v [TOKENS, WIDTH], STRIDE apart; cache_k and cache_v [slots, WIDTH]; span int64 [2]: the first row, and how
+    many; table int32 [blocks]. The tokens before them are padding. PADDED is the power of two from WIDTH on.
+    """
+    token = tl.program_id(0)
+    start = tl.load(span)
+    row = start + token - TOKENS + tl.load(span + 1)
+    real = row >= start
+    slot = tl.load(table + row // BLOCK, mask=real, other=0).to(tl.int64) * BLOCK + row % BLOCK
+    columns = tl.arange(0, PADDED)
+    inside = (columns < WIDTH) & real
+    source, target = token.to(tl.int64) * STRIDE + columns, slot * WIDTH + columns
+    tl.store(cache_k + target, tl.load(k + source, mask=inside), mask=inside)
+    tl.store(cache_v + target, tl.load(v + source, mask=inside), mask=inside)

@@ -69,6 +69,6 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = q.double(), k.double(), v.double()
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = torch.einsum("thd,shd->hts", q, k) / q.shape[2] ** 0.5
-    rows = torch.arange(len(k), device=q.device)
-    hidden = rows > rows[len(k) - len(q) :].unsqueeze(1)
+    rows, last = (torch.arange(first, len(k), device=q.device) for first in (0, len(k) - len(q)))
+    hidden = rows > last.unsqueeze(1)
     return torch.einsum("hts,shd->thd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)

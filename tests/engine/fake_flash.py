@@ -19,24 +19,24 @@ def flash_attn_with_kvcache(
 ) -> Tensor:
     """Appends k and v at the rows `cache_seqlens` of the sequences, then attends over all rows.
 
-    Without them it attends to k_cache and v_cache [batch, rows, heads, dim] as they are; the mask is aligned at the
-    bottom right corner.
+    Without k and v it attends to the rows up to `cache_seqlens`; without a block table to k_cache and v_cache [batch,
+    rows, heads, dim] as they are. The mask is aligned at the bottom right corner.
     """
     assert causal
-    if cache_seqlens is None:
-        assert k is v is block_table is None
+    if block_table is None:
+        assert k is v is cache_seqlens is None
         return torch.stack([plain(*one) for one in zip(q, k_cache, v_cache, strict=True)]).to(q.dtype)
-    assert k is not None
-    assert v is not None
-    assert block_table is not None
+    assert cache_seqlens is not None
     assert cache_seqlens.dtype == block_table.dtype == torch.int32
     page = k_cache.shape[1]
     assert page % 256 == 0
     outs = []
     for i, start in enumerate(cache_seqlens.tolist()):
-        rows = torch.arange(start + q.shape[1])
+        rows = torch.arange(start + (q.shape[1] if k is not None else 0))
         at = block_table[i].long()[rows // page], rows % page
-        new = at[0][start:], at[1][start:]
-        k_cache[new], v_cache[new] = k[i], v[i]
+        if k is not None:
+            assert v is not None
+            new = at[0][start:], at[1][start:]
+            k_cache[new], v_cache[new] = k[i], v[i]
         outs.append(plain(q[i], k_cache[at], v_cache[at]))
     return torch.stack(outs).to(q.dtype)

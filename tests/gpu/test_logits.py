@@ -9,8 +9,12 @@ from torch import Tensor
 
 from engine import SamplingParams
 from engine.batch import Batch, Span
+from engine.blocks import BlockTable
 from engine.decode import forced_logits
 from engine.engine import Engine
+from engine.rows import Rows
+from engine.scheduler import Chunk
+from engine.sequence import Priority, Sequence
 from tests.gpu.test_decode_lane import an_engine
 from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
 
@@ -87,6 +91,29 @@ def test_no_error_is_larger_than_that_of_transformers_in_bf16(folder: Path, exac
         )
         assert ours.median() <= theirs.median()
         assert ours.max() <= theirs.max()
+
+
+@pytest.mark.parametrize("count", [8, 64])
+def test_short_chunks_as_graphs_are_no_worse_either(folder: Path, exact: Any, count: int) -> None:
+    pytest.importorskip("flash_attn")
+    last = torch.arange(count - 1, len(TEXT), count, device="cuda")
+    reference = logits_of(exact, TEXT)[last]
+    theirs = errors(logits_of(reference_model(folder, BF16).cuda(), TEXT)[last], reference)
+    with an_engine(folder, BF16, attention="flash", block_size=256) as engine:
+
+        def run(blocks: list[int]) -> Tensor:
+            found = []
+            for start in range(0, len(TEXT), count):
+                sequence = Sequence(Rows.of(TEXT[: start + count]), Priority.PERSON, SamplingParams())
+                sequence.table = BlockTable(blocks)
+                assert engine._runner._short is not None
+                found.append(engine._runner.run([Chunk(sequence, start, count)]).clone())
+            return torch.cat(found)
+
+        ours = errors(engine.on_lane(lambda _: engine.with_rows([], len(TEXT), run)), reference)
+    print(f"{folder.name}, chunks of {count}: median {ours.median():.3e} of {theirs.median():.3e}")
+    assert ours.median() <= 1.02 * theirs.median()  # of few positions
+    assert ours.max() <= 1.1 * theirs.max()
 
 
 def test_the_same_steps_twice_give_the_same_bits(folder: Path) -> None:

@@ -1,0 +1,74 @@
+"""Short chunks in steps of a fixed size against the plain modules, in fp32 and in Triton's interpreter."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PretrainedConfig
+
+pytest.importorskip("triton")
+
+from engine.attention.sdpa import SdpaBackend
+from engine.blocks import BlockTable
+from engine.kv_cache import KVCache
+from engine.params import SamplingParams
+from engine.rows import Rows
+from engine.runner import Runner
+from engine.scheduler import Chunk
+from engine.sequence import Priority, Sequence
+from engine.short_prefill import SIZES, ShortPrefill
+from models.load import load_model
+from tests.engine.fake_flash import flash_attn_with_kvcache
+from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
+
+CPU = torch.device("cpu")
+BLOCKS = 5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny_qwen3(num_hidden_layers=2, head_dim=64, hidden_size=96, max_position_embeddings=1024),
+        tiny_llama(
+            num_hidden_layers=2,
+            hidden_size=192,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            max_position_embeddings=1024,
+        ),
+    ],
+    ids=["qwen3", "llama"],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has the real kernel")
+def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
+    tmp_path: Path, config: PretrainedConfig
+) -> None:
+    model = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
+    shape = model.config
+    ids = torch.randint(160, (540,), generator=torch.Generator().manual_seed(1)).tolist()
+    rows = Rows.of(ids).hide(5, 9)  # rows are not positions, as behind a masked think span
+    table = BlockTable([3, 1, 2])
+    found = []
+    for short in (False, True):
+        cache = KVCache(2, BLOCKS, 256, shape.num_key_value_heads, shape.head_dim, torch.float32, CPU)
+        cache.kv.fill_(float("nan"))  # what was never written is never read
+        plain = Runner(model, SdpaBackend(cache, shape.num_attention_heads // shape.num_key_value_heads), CPU)
+        padded = ShortPrefill(model, cache, flash_attn_with_kvcache, 1000, graphs=None)
+        logits, start = [], 0
+        for count in (250, 16, 1, 17, 3, 249):
+            sequence = Sequence(rows.prefix(start + count), Priority.PERSON, SamplingParams())
+            sequence.table = table
+            chunk = Chunk(sequence, start, count)
+            assert padded.takes(chunk)
+            logits.append(padded.run(chunk).clone() if short else plain.run([chunk]))
+            start += count
+        assert start == len(rows)
+        found.append((torch.cat(logits), cache.kv))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_longer_chunks_are_for_others() -> None:
+    sequence = Sequence(Rows.of([0] * 2000), Priority.PERSON)
+    assert ShortPrefill.takes(Chunk(sequence, 100, SIZES[-1]))
+    assert not ShortPrefill.takes(Chunk(sequence, 100, SIZES[-1] + 1))
