@@ -46,9 +46,11 @@ class Tile:
 def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     """What was fastest on an H100 for so many rows (pairs of rows where gated) of so many columns."""
     if inputs <= 1024:
-        wk, wn, rows, most = (1, 4, 4, 4) if gated else (1, 4, 2, 2)
+        wk, wn, rows, most = (1, 8, 2, 4) if gated else (1, 4, 2, 2)
     elif outputs <= 1024 and inputs > 2048:
-        wk, wn, rows, most = 1, 8, 2, 4
+        wk, wn, rows, most = 4, 1, 4, 1
+    elif gated and inputs <= 2048:
+        wk, wn, rows, most = 2, 4, 2, 4
     elif inputs <= 4096:
         wk, wn, rows, most = 4, 1, 4 if gated or outputs <= 1024 else 8, 4
     else:

@@ -20,7 +20,7 @@ from engine.kv_cache import KVCache
 from engine.scheduler import Chunk
 from models.decoder import DecoderModel
 
-SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Tokens of a step. Longer chunks keep the GPU busy for longer than the host."""
 
 
