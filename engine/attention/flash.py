@@ -19,10 +19,12 @@ PAGE = 256
 """Its paged kernel takes blocks of a multiple of this."""
 FEW = 8
 """Up to so many tokens the rows are worth splitting among programs, which only the paged kernel does well."""
+MANY = 512
+"""From so many tokens on, the paged kernel takes longer than bringing scattered blocks together and the other one."""
 
 
 class FlashBackend:
-    """Long spans over contiguous blocks read a view; everything else goes through the paged kernel.
+    """Long spans read a view of contiguous blocks, or a copy of many; everything else goes through the paged kernel.
 
     Its plain twin is `SdpaBackend`.
     """
@@ -41,23 +43,25 @@ class FlashBackend:
 
     def plan(self, batch: Batch) -> Attention:
         """See `AttentionBackend`."""
-        kinds = [(self._viewed(span), span.count) for span in batch.spans]
+        kinds = [(self._how(span), span.count) for span in batch.spans]
         parts: list[tuple[slice, Attention]] = []
-        for (viewed, count), tokens, spans in runs(batch, kinds):
-            if not viewed:
+        for (how, count), tokens, spans in runs(batch, kinds):
+            if how is None:
                 parts.append((tokens, _Paged(self._cache, self.attend, spans, count)))
                 continue
             parts += [
                 (
                     slice(tokens.start + i * count, tokens.start + (i + 1) * count),
-                    _Viewed(self._cache, self.attend, span),
+                    how(self._cache, self.attend, span),
                 )
                 for i, span in enumerate(spans)
             ]
         return Parts(parts)
 
-    def _viewed(self, span: Span) -> bool:
-        return span.count > FEW and len(self._cache.slots(span.blocks, 0, span.stop)) == 1
+    def _how(self, span: Span) -> "type[_Viewed] | type[_Gathered] | None":
+        if span.count > FEW and len(self._cache.slots(span.blocks, 0, span.stop)) == 1:
+            return _Viewed
+        return _Gathered if span.count >= MANY else None
 
 
 class _Viewed:
@@ -79,6 +83,25 @@ class _Viewed:
             q.unsqueeze(0), keys[self._read].unsqueeze(0), values[self._read].unsqueeze(0), causal=True
         )
         return out.squeeze(0)
+
+
+class _Gathered:
+    """One span whose rows lie here and there: they are copied side by side, layer by layer."""
+
+    def __init__(self, cache: KVCache, attend: Kernel, span: Span) -> None:
+        runs = cache.slots(span.blocks, 0, span.stop)
+        slots = torch.cat([torch.arange(first, end) for first, end in runs])
+        self._cache = cache
+        self._attend = attend
+        self._read = slots.to(cache.kv.device, non_blocking=True)
+        self._write = self._read[span.start :]
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
+        keys[self._write] = k
+        values[self._write] = v
+        side_by_side = (x.index_select(0, self._read).unsqueeze(0) for x in (keys, values))
+        return self._attend(q.unsqueeze(0), *side_by_side, causal=True).squeeze(0)
 
 
 class _Paged:

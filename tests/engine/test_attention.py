@@ -98,6 +98,7 @@ SPANS = {
     "chunk after a prefix": [(270, 40)],
     "eight": [(250, 8)],
     "one": [(256, 1)],
+    "long chunk": [(300, 520)],
 }
 BATCHES = {
     "two that decode and a prompt": [(20, 1), (300, 1), (0, 30)],

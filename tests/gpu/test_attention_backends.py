@@ -28,6 +28,7 @@ STEPS = {
     "prompt of one": [(0, 1)],
     "chunk after a prefix": [(700, 130)],
     "one": [(1000, 1)],
+    "long chunk": [(700, 600)],
     **{f"{count} across a page and a split": [(2 * SPLIT - 2, count)] for count in range(2, 9)},
     "two that decode and a prompt": [(20, 1), (300, 1), (0, 30)],
     "all kinds in between": [(20, 12), (3, 2), (5, 2), (255, 20), (40, 1), (0, 9)],
