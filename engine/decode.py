@@ -165,7 +165,9 @@ class Lane:
         for params in (SamplingParams(temperature=0.0), SamplingParams(top_k=20)):
             self.sampler.load(params, [], [], 0)
             self.counters.zero_()
-            self.sampler.sample(self.logits(0))  # as after a prompt, which is another kernel than that of a step
+            self.sampler.sample(
+                self.logits(0)
+            )  # as after a prompt, which is another kernel than that of a step
             limit = SMALLEST
             while True:
                 for _ in range(2 if self._graphs is not None else 1):
