@@ -444,7 +444,7 @@ class Chat:
 
     def _adopted(self, turn: Turn, params: SamplingParams | None) -> Turn:
         """A turn from elsewhere with the tokens that this model knows its answer by."""
-        answer, ids, size = turn.answer, turn.answer.token_ids, self._engine.tokenizer.vocab_size
+        answer, ids, size = turn.answer, turn.answer.token_ids, self._engine.vocab_size
         if ids and all(0 <= id < size for id in ids):
             answer = replace(answer, token_ids=list(ids))
             if answer.finish_reason is None:

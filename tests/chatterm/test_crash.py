@@ -134,7 +134,9 @@ def texts(events: list[TokenEvent]) -> tuple[str, str]:
     return tuple("".join(e.text for e in events if e.kind == kind) for kind in ("answer", "reasoning"))  # type: ignore[return-value]
 
 
-def goes_on(backend: LocalBackend, path: Path, sampling: dict[str, object], committed: tuple[int, int]) -> bool:
+def goes_on(
+    backend: LocalBackend, path: Path, sampling: dict[str, object], committed: tuple[int, int]
+) -> bool:
     """Go on with the session in `path` and compare; whether its answer was cut off."""
     store = Store.open(path)
     latest = store.latest()
@@ -153,23 +155,29 @@ def goes_on(backend: LocalBackend, path: Path, sampling: dict[str, object], comm
     kept = len(exchange.token_ids)
     shown = exchange.text, exchange.reasoning
     added: list[TokenEvent] = []
-    refused = False
+    over = False
     if cut:
-        try:
+        assert backend.last is not None
+        over = backend.last.finish_reason != "cancelled"
+        if not over:
             added = list(talk.resume())
-        except EngineError as error:
-            assert "complete" in str(error)  # killed between its last token and its end
-            refused = True
+        elif backend.last.finish_reason != "length":  # killed between its last token and its end
+            with pytest.raises(EngineError, match="complete"):
+                list(talk.resume())
     done = backend.last
     assert done is not None
     events, whole = uninterrupted(backend, talk.tree.path(exchange.parent), exchange)
     ids = [event.token_id for event in events]
     assert list(done.token_ids) == list(whole.token_ids) == ids
-    assert (done.text, done.reasoning, done.finish_reason) == (whole.text, whole.reasoning, whole.finish_reason)
+    assert (done.text, done.reasoning, done.finish_reason) == (
+        whole.text,
+        whole.reasoning,
+        whole.finish_reason,
+    )
     if cut:
         assert shown == texts(events[:kept])
         assert [event.token_id for event in added] == ids[kept:]
-    if cut and not refused:
+    if cut and not over:
         again = Store.open(path)
         saved = again.load(latest.id)[1][exchange.id]
         assert (saved.token_ids, saved.text, saved.finish_reason) == (ids, whole.text, whole.finish_reason)
