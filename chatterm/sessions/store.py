@@ -93,9 +93,7 @@ class Store:
         if session in self._fresh:
             self._begin(session, exchange.user)
         self._written.setdefault(session, {})[exchange.id] = exchange.created
-        self._forget(session, exchange.id)
-        if exchange.finish_reason is None:
-            self._running[session, exchange.id] = Running(now)
+        self._follow(session, exchange.id, Running(now) if exchange.finish_reason is None else None)
         op = Op(session, lambda db: db.put(session, now), creates=self._infos.get(session))
         self._post(("save", session, exchange.id), op)
 
@@ -110,11 +108,13 @@ class Store:
             op = Op(session, work, creates=self._infos.get(session), in_haste=True)
             self._post(("say", session, exchange.id), op, _BATCH)
 
-    def _forget(self, session: str, id: int) -> None:
+    def _follow(self, session: str, id: int, running: Running | None) -> None:
         """The exchange is saved whole, or gone: what was to be added to it is of no use any more."""
         with self._changed:
             self._running.pop((session, id), None)
             self._ops.pop(("say", session, id), None)
+            if running is not None:
+                self._running[session, id] = running
 
     def _begin(self, session: str, message: str) -> None:
         with self._changed:
@@ -125,7 +125,7 @@ class Store:
 
     def drop(self, session: str, id: int) -> None:
         """Forget an exchange: its message was refused. A session without any is gone, until the next."""
-        self._forget(session, id)
+        self._follow(session, id, None)
         with self._changed:
             self._ops.pop(("save", session, id), None)
             written = self._written.setdefault(session, {})
