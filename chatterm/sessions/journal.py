@@ -3,7 +3,8 @@
 When an answer begins (or goes on) its exchange is saved as it is then, with the seed of its random numbers. From then
 on every batch of tokens is appended to the table `journal` as one record, in a transaction of its own; the end of the
 answer saves the exchange whole and deletes its records. An answer without an end was cut off, and is what its exchange
-and its records say together. Seed and number of tokens are the whole state of sampling, so it can go on from there.
+and its records say together. Seed and number of tokens are the whole state of sampling, so it can go on from there,
+as `Chat.resume` does.
 
 A token is *committed* once the transaction with its record is: then it survives the end of this process, however that
 comes. SQLite's write-ahead log is the file behind this: append-only, each of its frames with a checksum, a torn last

@@ -27,7 +27,7 @@ SAMPLING = {
     "top_p": 0.95,
     "repetition_penalty": 1.05,
     "presence_penalty": 0.2,
-    "max_tokens": 120,
+    "max_tokens": 80,
     "stop": ("q!", "zz"),
 }
 
