@@ -5,7 +5,7 @@ Two kinds of calls: those of the *worker* (they may block, and all come from one
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.errors import ContextFullError, EngineError
@@ -90,6 +90,19 @@ class Outcome:
     """Which of `token_ids` the history shows; (0, 0) while it runs."""
     opening: Sequence[int] = ()
     """What the generation prompt put before the answer and the history leaves out."""
+    seed: int | None = None
+    """Of the random numbers: with the number of tokens it is the state of sampling. None: there is none to know."""
+    ends_at: int | None = None
+    """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
+
+    def before(self, event: TokenEvent) -> "Outcome":
+        """The answer as it was before `event`, its latest token."""
+        text, reasoning = self.text, self.reasoning
+        if event.kind == "reasoning":
+            reasoning = reasoning[: len(reasoning) - len(event.text)]
+        else:
+            text = text[: len(text) - len(event.text)]
+        return replace(self, text=text, reasoning=reasoning, token_ids=list(self.token_ids[:-1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.tree import Tree
 from chatterm.turn import Turn, answer_of
 
-_SAVE = 0.5
-"""Seconds between two looks at what a running answer has said, for saving it."""
 _BUSY = "An answer is running; Esc stops it."
 
 
@@ -59,7 +57,6 @@ class Conversation:
         """The exchanges that the backend's history holds; None: nobody knows."""
         self._seen: dict[tuple[int | None, str], int] = {}
         """By parent and message the answer that was looked at last."""
-        self._save_after = 0.0
 
     # --- what there is ---
 
@@ -186,22 +183,25 @@ class Conversation:
     # --- the answer ---
 
     def tick(self, now: float) -> bool:
-        """Move what moves by itself and save what was said; whether anything moved."""
-        turn = self.turn
-        if turn is None:
-            return False
-        if now >= self._save_after:
-            self._save_after = now + _SAVE
-            self.save()
-        return turn.tick(now, self._backend.figures())
+        """Move what moves by itself; whether anything did."""
+        return self.turn is not None and self.turn.tick(now, self._backend.figures())
 
-    def save(self) -> None:
-        """Save what a running answer has said so far."""
+    def begun(self, before: Outcome) -> None:
+        """The running answer has begun, or goes on: save what it goes on from."""
         turn = self.turn
-        if turn is not None and turn.has_begun:
-            turn.keep(self._backend.last)
-            turn.exchange.finish_reason = None
+        if turn is not None:
+            turn.begin(before)
             self.keeper.save(turn.session, turn.exchange)
+
+    def take(self, tokens: Sequence[worker.Token]) -> None:
+        """Show and save the next tokens of the running answer."""
+        turn = self.turn
+        if turn is None or not tokens:
+            return
+        events = turn.take(tokens)
+        if (latest := self._backend.last) is not None:
+            turn.note(latest)
+        self.keeper.say(turn.session, turn.exchange, events)
 
     def stop(self) -> None:
         if self.turn is not None:

@@ -166,8 +166,13 @@ class AnswerEntry(Entry):
         """The answer as the model wrote it, without the line breaks that end its thinking."""
         return "".join(self.source).lstrip("\n")
 
+    def settle_thinking(self, text: str) -> None:
+        """This is all of the thinking so far, whatever was added."""
+        self.thinking = Document()
+        self.add(text, reasoning=True)
+
     def settle_text(self, text: str) -> None:
-        """The answer is over, and this is the whole of it."""
+        """This is the whole answer so far, whatever was added."""
         source = "".join(self.source)
         if text.startswith(source):
             if rest := text[len(source) :]:

@@ -1,7 +1,9 @@
 """Saves one conversation as it happens. Where there is no store it keeps nothing, and nobody needs to ask."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from chatterm.backend import TokenEvent
 from chatterm.sessions.records import Exchange, SessionInfo
 
 if TYPE_CHECKING:
@@ -34,6 +36,11 @@ class Keeper:
     def save(self, session: str | None, exchange: Exchange) -> None:
         if self.store is not None and session is not None:
             self.store.save(session, exchange)
+
+    def say(self, session: str | None, exchange: Exchange, events: Sequence[TokenEvent]) -> None:
+        """The next tokens of an answer that was saved when it began."""
+        if self.store is not None and session is not None:
+            self.store.say(session, exchange, events)
 
     def drop(self, session: str | None, exchange: int) -> None:
         if self.store is not None and session is not None:

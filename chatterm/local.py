@@ -76,6 +76,8 @@ class LocalBackend:
             answer.token_ids,
             answer.shown,
             chat.turns[-1].opening if chat is not None and chat.turns else (),
+            answer.seed,
+            answer.ends_at,
         )
 
     @property
@@ -180,7 +182,8 @@ class LocalBackend:
         if chat is None or info is None:
             self._path = tuple(exchanges)
             return
-        chat.load([_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges])
+        turns = [_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
+        chat.load(turns, self._params)
         self._count()
         chat.settle()
 
@@ -281,6 +284,8 @@ def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
         finish_reason=_reason(exchange.finish_reason),
         stats=TurnStats(**known),  # type: ignore[arg-type]
         shown=exchange.shown,
+        seed=exchange.seed,
+        ends_at=exchange.ends_at,
     )
     return Turn(exchange.user, answer, list(exchange.opening) if same_model else [])
 

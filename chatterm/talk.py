@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from chatterm.backend import Backend, EngineError, FinishReason, Outcome, TokenEvent
@@ -11,9 +10,6 @@ from chatterm.sessions.tree import Tree
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
-
-_SAVE = 0.5
-"""Seconds between two looks at what a running answer has said, for saving it."""
 
 
 class Talk:
@@ -128,15 +124,17 @@ class Talk:
     def _run(self, exchange: Exchange, events: Iterator[TokenEvent]) -> Generator[TokenEvent, None, None]:
         """Pass the events on, and save what they made of the exchange where there are any."""
         began = False
-        due = monotonic() + _SAVE
         try:
             # The backend's iterators are generators: closing one cancels, and keeps what was produced.
             with closing(cast("Generator[TokenEvent, None, None]", events)):
                 for event in events:
+                    latest = self._backend.last
+                    if not began and latest is not None:
+                        self._save(exchange, latest.before(event))
                     began = True
-                    if monotonic() >= due:
-                        due = monotonic() + _SAVE
-                        self._save(exchange, self._backend.last)
+                    if latest is not None and self._store is not None and self.session is not None:
+                        exchange.stats, exchange.ends_at = latest.stats.to_dict(), latest.ends_at
+                        self._store.say(self.session, exchange, (event,))
                     yield event
         finally:
             if began:
@@ -165,11 +163,7 @@ class Talk:
 
     def _save(self, exchange: Exchange, latest: Outcome | None, ended: bool = False) -> None:
         if latest is not None:
-            exchange.text, exchange.reasoning = latest.text, latest.reasoning
-            exchange.token_ids = list(latest.token_ids)
-            exchange.shown, exchange.opening = latest.shown, list(latest.opening)
-            exchange.stats = dict(latest.stats.to_dict())
-            exchange.finish_reason = str(latest.finish_reason) if latest.finish_reason is not None else None
+            exchange.take(latest)
         if ended and exchange.finish_reason is None:
             exchange.finish_reason = str(FinishReason.CANCELLED)
         if self._store is not None and self.session is not None:

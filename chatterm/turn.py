@@ -1,9 +1,9 @@
 """One question and its answer while it comes: from reports of the worker to an exchange, an entry and figures."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from chatterm.backend import Backend, Figures, FinishReason, Outcome, TurnStats
+from chatterm.backend import Backend, Figures, FinishReason, Outcome, TokenEvent, TurnStats
 from chatterm.entries import AnswerEntry, UserEntry
 from chatterm.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
@@ -74,8 +74,21 @@ class Turn:
         """Seconds from sending to the first token, as the person saw them."""
         return None if self.speed.first is None else self.speed.first - self.started
 
-    def take(self, tokens: Iterable[Token]) -> None:
-        """Tokens that have arrived, oldest first."""
+    def begin(self, before: Outcome) -> None:
+        """The first token is there; before it the answer was this: nothing, or what is gone on with.
+
+        Half a character or a stop string that was shown at its end may become something else now.
+        """
+        thinking_s = self.exchange.thinking_s
+        if before.reasoning != self.exchange.reasoning:
+            self.answer.settle_thinking(before.reasoning)
+        self.answer.settle_text(before.text)
+        self.exchange.take(before)
+        self.exchange.thinking_s = thinking_s
+        self._count(before)
+
+    def take(self, tokens: Sequence[Token]) -> list[TokenEvent]:
+        """Tokens that have arrived, oldest first; what of them is new in the exchange."""
         answer = self.answer
         pieces: list[tuple[bool, list[str]]] = []
         for token in tokens:
@@ -92,6 +105,18 @@ class Turn:
             pieces[-1][1].append(token.event.text)
         for reasoning, texts in pieces:
             answer.add("".join(texts), reasoning=reasoning)
+        events = [token.event for token in tokens]
+        self.exchange.add(events)
+        return events
+
+    def note(self, latest: Outcome) -> None:
+        """Bring the figures of the exchange up to the tokens that it has; `latest` may have some more."""
+        self._count(latest)
+        exchange = self.exchange
+        exchange.stats["generated_tokens"] = self._stats_before.get("generated_tokens", 0) + self.speed.count
+        exchange.stats["reasoning_tokens"] = self.answer.thinking_tokens
+        exchange.thinking_s = self.answer.thinking_s
+        exchange.ends_at = latest.ends_at
 
     def tick(self, now: float, figures: Figures | None) -> bool:
         """Move what moves by itself; whether anything did."""
@@ -122,15 +147,17 @@ class Turn:
             exchange.text = "".join(self.answer.source)
             exchange.token_ids, exchange.shown = [], (0, 0)  # those that are known may be those of less text
             return
-        exchange.text, exchange.reasoning = latest.text, latest.reasoning
-        exchange.token_ids = list(latest.token_ids)
-        exchange.shown, exchange.opening = latest.shown, list(latest.opening)
+        exchange.take(latest)
+        self._count(latest)
+
+    def _count(self, latest: Outcome) -> None:
+        """The figures of the exchange, those of its latest run being `latest`."""
+        exchange = self.exchange
         exchange.stats = dict(latest.stats.to_dict())
         if self.is_resumed:  # the answer is that of all runs, the prompt that of the first
             for name, value in self._stats_before.items():
                 exchange.stats[name] = value + (exchange.stats[name] if name in _OF_ANSWER else 0)
             exchange.stats.pop("decode_tokens_per_s", None)
-        exchange.finish_reason = str(latest.finish_reason) if latest.finish_reason is not None else None
 
     def end(self, outcome: Outcome | None, now: float) -> None:
         """The answer is over."""

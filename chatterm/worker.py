@@ -157,6 +157,14 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """Tokens come from now on."""
+
+    before: Outcome
+    """The answer without them: nothing, or what is gone on with."""
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     time: float
     """When it came, by `time.monotonic()`."""
@@ -181,7 +189,7 @@ class Failed:
     """One line."""
 
 
-Report = Loading | Loaded | Token | Answered | Done | Failed
+Report = Loading | Loaded | Begun | Token | Answered | Done | Failed
 
 
 class _Closing(BaseException):
@@ -321,7 +329,11 @@ class Worker:
             self._reports.append(Loaded(info))
 
     def _answer(self, events: Iterator[TokenEvent]) -> None:
+        begun = False
         for event in events:
+            if not begun and (latest := self._backend.last) is not None:
+                self._reports.append(Begun(latest.before(event)))
+            begun = True
             self._reports.append(Token(time.monotonic(), event))
             if self._closing.is_set():
                 raise _Closing

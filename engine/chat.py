@@ -16,7 +16,7 @@ from engine.prompt import PromptFormat
 from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError
 from engine.sequence import Sequence
-from engine.turns import Answer, Turn, joined
+from engine.turns import Answer, Turn, gone_on, joined, same
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -121,8 +121,10 @@ class Chat:
     def resume(self, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Go on from exactly where the last answer ended: the same tokens, then new ones, `max_tokens` at most.
 
-        The events are only the new ones. What was cached of the answer is not computed again. Raises EngineError on
-        the first `next()` when the answer is complete or there is none, ContextFullError when nothing more fits.
+        The events are only the new ones. What was cached of the answer is not computed again. Sampling goes on with
+        the answer's own seed where `params` has none, and `max_tokens` of an answer that a crash cut off is what was
+        left of it. Raises EngineError on the first `next()` when the answer is complete or there is none,
+        ContextFullError when nothing more fits.
         """
         self._stopped = False
         return self._resume(params)
@@ -143,16 +145,17 @@ class Chat:
             self._hurried = running
             self._engine.cancel(running)
 
-    def load(self, turns: Iterable[Turn]) -> None:
+    def load(self, turns: Iterable[Turn], params: SamplingParams | None = None) -> None:
         """The history becomes these turns. `settle` makes them present.
 
         Answers keep their token ids where these are tokens of this model that spell the answer's text; others, and
-        those without, are tokenised from their text. An answer without a finish reason was cut off by a crash.
+        those without, are tokenised from their text. An answer without a finish reason was cut off by a crash, when it
+        was sampled with `params`: it may have been complete.
         """
         self._idle.stop()
         known = dict(enumerate(self.turns))
         self.turns = [
-            known[index] if _same(known.get(index), turn) else self._adopted(turn)
+            known[index] if same(known.get(index), turn) else self._adopted(turn, params)
             for index, turn in enumerate(turns)
         ]
 
@@ -276,8 +279,7 @@ class Chat:
             for event in output.replay(earlier):
                 turn.answer.add(event.text, event.kind)
             rows.extend(earlier)
-            if params.max_tokens is not None:
-                params = replace(params, max_tokens=params.max_tokens + len(earlier))
+            params = gone_on(params, unfinished.answer)
         self._check_room(len(rows) + 1, unfinished is not None)
         return self._engine.start(rows, params, output, turn.answer.token_ids), turn
 
@@ -296,6 +298,7 @@ class Chat:
         drawn, left = taken
         output = self._engine.output(params, self._format.inside(self._thinking))
         events = output.replay(drawn.generated)
+        params = replace(params, seed=drawn.seed)
         sequence = self._engine.start(drawn.rows, params, output, drawn.generated)
         waited = perf_counter() - began
         present = drawn.prompt_tokens - left
@@ -338,6 +341,7 @@ class Chat:
         answer = turn.answer
         given = len(answer.token_ids)
         began = False
+        answer.seed = sequence.seed
 
         def taken(event: TokenEvent) -> TokenEvent:
             nonlocal began
@@ -350,6 +354,7 @@ class Chat:
 
         try:
             while True:
+                answer.ends_at = sequence.params.max_tokens if sequence.params is not None else None
                 self._follow(sequence)
                 for event in closing:
                     yield taken(event)
@@ -384,7 +389,7 @@ class Chat:
         start = before.span[0] if before.span else 0
         marker = 1 if said[start : start + 1] == [before.start] else 0
         closing = self._format.closing(said[start + marker :]) if before.inside else []
-        params = thinking.params
+        params = replace(thinking.params, seed=thinking.seed)
         output = self._engine.output(params, inside_think=before.span is not None and not marker)
         output.replay(said)
         events = output.replay(closing)
@@ -413,6 +418,7 @@ class Chat:
             answer.add(sequence.tail, sequence.output.kind)
         answer.token_ids = list(sequence.generated)
         answer.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
+        answer.ends_at = None
         answer.stats = joined(first, sequence.stats())
         span = sequence.output.thinking.span if sequence.output else None
         self._show(answer, span)
@@ -436,32 +442,39 @@ class Chat:
                 return think
         return self._thinking
 
-    def _adopted(self, turn: Turn) -> Turn:
+    def _adopted(self, turn: Turn, params: SamplingParams | None) -> Turn:
         """A turn from elsewhere with the tokens that this model knows its answer by."""
-        answer, ids, size = turn.answer, turn.answer.token_ids, self._engine.tokenizer.vocab_size
+        answer, ids, size = turn.answer, turn.answer.token_ids, self._engine.vocab_size
         if ids and all(0 <= id < size for id in ids):
             answer = replace(answer, token_ids=list(ids))
             if answer.finish_reason is None:
-                answer = self._recovered(answer, turn)
+                answer = self._recovered(answer, turn, params or SamplingParams())
             first, end = answer.shown
             if 0 <= first <= end <= len(ids) and self._format.shows(answer.content_ids, answer.text):
                 return Turn(turn.user, answer, list(turn.opening))
         ids = self._format.answer_ids(turn.answer.text)
         reason = turn.answer.finish_reason or FinishReason.CANCELLED
-        answer = replace(turn.answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason)
+        answer = replace(turn.answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason, ends_at=None)
         ours = any(turn.opening == self._format.opening(think) for think in (None, False, True))
         # Stopped before its first token: nothing of it is in the history, but it may yet go on from its prompt.
         return Turn(turn.user, answer, list(turn.opening) if ours and not ids else [])
 
-    def _recovered(self, cut: Answer, turn: Turn) -> Answer:
+    def _recovered(self, cut: Answer, turn: Turn, params: SamplingParams) -> Answer:
         """An answer that was cut off by a crash, as far as its tokens go."""
-        output = self._engine.output(SamplingParams(), self._format.inside(self._thinking_of(turn)))
+        output = self._engine.output(params, self._format.inside(self._thinking_of(turn)))
         ended = cut.token_ids[-1] in self._engine.tokenizer.stop_ids
-        answer = Answer(token_ids=cut.token_ids, stats=cut.stats)
+        answer = Answer(token_ids=cut.token_ids, stats=cut.stats, seed=cut.seed)
         for event in output.replay(cut.token_ids[:-1] if ended else cut.token_ids):
             answer.add(event.text, event.kind)
         answer.add(output.flush(), output.kind)
-        answer.finish_reason = FinishReason.EOS if ended else FinishReason.CANCELLED
+        if ended:
+            answer.finish_reason = FinishReason.EOS
+        elif output.stopped:
+            answer.finish_reason = FinishReason.STOP
+        elif len(cut.token_ids) == cut.ends_at:
+            answer.finish_reason = FinishReason.LENGTH
+        else:
+            answer.finish_reason, answer.ends_at = FinishReason.CANCELLED, cut.ends_at
         self._show(answer, output.thinking.span)
         return answer
 
@@ -470,15 +483,3 @@ class Chat:
     @property
     def _thinking(self) -> bool | None:
         return {"auto": None, "on": True, "off": False}[self.think]
-
-
-def _same(known: Turn | None, turn: Turn) -> bool:
-    """Whether `turn` is one that the chat holds already."""
-    return (
-        known is not None
-        and turn.answer.finish_reason is not None
-        and known.user == turn.user
-        and known.opening == turn.opening
-        and known.answer.token_ids == turn.answer.token_ids
-        and known.answer.text == turn.answer.text
-    )

@@ -93,7 +93,7 @@ class Engine:
         self.generation_defaults = tokenizer.generation_defaults
         self.max_positions = model.positions
         self.context_length = plan.context_length
-        self._vocab_size = config.vocab_size
+        self.vocab_size = config.vocab_size
         self._weight_bytes = sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
         try:
             self._cache = KVCache(
@@ -450,7 +450,7 @@ class Engine:
             self._blocks.forget(rows.keys, start)
 
     def _check(self, rows: Rows, spare: int) -> None:
-        size = self._vocab_size
+        size = self.vocab_size
         unknown = [id for id in rows.token_ids if not 0 <= id < size]
         if unknown:
             raise EngineError(f"There is no token {unknown[0]}; this model knows tokens 0 to {size - 1}.")

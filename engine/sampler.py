@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from secrets import randbits
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ class SamplerState:
     """What sampling one sequence needs to remember."""
 
     params: SamplingParams
+    seed: int
+    step: int
+    """Tokens of the answer so far; with the seed it determines the next draw."""
     generator: torch.Generator | None
     """None for greedy decoding."""
     seen: Tensor | None
@@ -30,19 +34,12 @@ class SamplerState:
         device: torch.device,
         earlier: Sequence[int] = (),
     ) -> "SamplerState":
-        """State for a request; without a seed the generator starts from the system's entropy.
+        """State for a request; without a seed one is drawn from the system's entropy.
 
         `earlier` are the tokens at the end of `prompt` that belong to the answer: it is one that goes on.
         """
-        generator = None
-        if params.temperature > 0.0:
-            generator = torch.Generator(device)
-            if params.seed is None:
-                generator.seed()
-            else:
-                generator.manual_seed(params.seed)
-                for _ in earlier:  # the draws that were made for them
-                    draw(torch.ones(drawn_from(params, vocab_size), device=device), generator)
+        seed = randbits(63) if params.seed is None else params.seed
+        generator = torch.Generator(device) if params.temperature > 0.0 else None
         seen = generated = None
         if params.repetition_penalty != 1.0:
             seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
@@ -50,7 +47,7 @@ class SamplerState:
         if params.presence_penalty != 0.0:
             generated = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             generated[torch.tensor(earlier, dtype=torch.int64, device=device)] = True
-        return cls(params, generator, seen, generated)
+        return cls(params, seed, len(earlier), generator, seen, generated)
 
     def note(self, token_id: int) -> None:
         """Remember a token of the answer."""
@@ -60,12 +57,15 @@ class SamplerState:
 
 
 def sample(logits: Tensor, state: SamplerState) -> Tensor:
-    """The next token id, int64 [], for logits [vocab] of any float dtype.
+    """The next token id, int64 [], for logits [vocab] of any float dtype. It counts as a step of `state`.
 
     In this order: repetition penalty, presence penalty, temperature, top-k, top-p, min-p; then one draw from
     what is left. Temperature 0 takes the most likely token after the penalties.
     """
     params = state.params
+    if state.generator is not None:
+        state.generator.manual_seed(draw_seed(state.seed, state.step))
+    state.step += 1
     logits = logits.float()
     if state.seen is not None:
         logits = penalise_repetition(logits, state.seen, params.repetition_penalty)
@@ -76,7 +76,7 @@ def sample(logits: Tensor, state: SamplerState) -> Tensor:
     # Relative to the likeliest, so that a tiny temperature gives 0 for it and not infinity for several.
     logits = (logits - logits.max()) / max(params.temperature, 1e-30)
     ids = None
-    if drawn_from(params, logits.numel()) < logits.numel():
+    if 0 < params.top_k < logits.numel():
         # Everything after works on k candidates instead of the vocabulary.
         logits, ids = logits.topk(params.top_k)
     probabilities = logits.softmax(-1)
@@ -88,9 +88,15 @@ def sample(logits: Tensor, state: SamplerState) -> Tensor:
     return choice if ids is None else ids[choice]
 
 
-def drawn_from(params: SamplingParams, vocab_size: int) -> int:
-    """How many candidates a draw is made from."""
-    return params.top_k if 0 < params.top_k < vocab_size else vocab_size
+def draw_seed(seed: int, step: int) -> int:
+    """The generator's seed for the draw after `step` tokens: so an answer can go on without drawing again.
+
+    Steele et al. 2014, SplitMix64: neighbouring seeds and steps give numbers (64 bits) that have nothing in common.
+    """
+    mixed = (seed + (step + 1) * 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return mixed ^ (mixed >> 31)
 
 
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

@@ -60,7 +60,7 @@ class Sequence:
     earlier: int = 0
     """How many of them were there before: the sequence goes on with an answer."""
     seed: int = 0
-    """Of the random numbers; drawn where the request gives none."""
+    """With the number of tokens generated it is the state of sampling; drawn where the request gives none."""
     created: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     first_token: float = 0.0

@@ -149,8 +149,9 @@ class Stepper:
             return self.lane.sample(sequence, logits)
         assert sequence.params is not None
         if sequence.sampler is None:
+            params = replace(sequence.params, seed=sequence.seed)
             sequence.sampler = SamplerState.create(
-                sequence.params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
+                params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
             )
         if not torch.isfinite(logits.max()):
             return -1

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from engine.events import FinishReason, Kind, TurnStats
+from engine.params import SamplingParams
 from engine.rows import Rows
 
 
@@ -19,6 +20,10 @@ class Answer:
     """Of the latest run: an answer that was continued has the figures of what was added."""
     shown: tuple[int, int] = (0, 0)
     """Which of `token_ids` the history shows: not the thinking, not the end of turn."""
+    seed: int | None = None
+    """With the number of tokens it is the state of sampling. None: nothing is known of it."""
+    ends_at: int | None = None
+    """While it runs: the number of tokens at which `max_tokens` ends it; None without a limit, and once it is over."""
 
     def add(self, text: str, kind: Kind) -> None:
         """One more piece of text."""
@@ -78,4 +83,24 @@ def joined(first: TurnStats | None, then: TurnStats) -> TurnStats:
         reasoning_tokens=first.reasoning_tokens + then.reasoning_tokens,
         ttft_s=first.ttft_s or then.ttft_s,
         decode_s=first.decode_s + (then.ttft_s if first.ttft_s else 0.0) + then.decode_s,
+    )
+
+
+def gone_on(params: SamplingParams, answer: Answer) -> SamplingParams:
+    """`params` for going on with an answer: its random numbers, and `max_tokens` counts what is there."""
+    limit = params.max_tokens
+    if limit is not None:
+        limit = answer.ends_at or limit + len(answer.token_ids)
+    return replace(params, max_tokens=limit, seed=answer.seed if params.seed is None else params.seed)
+
+
+def same(known: Turn | None, turn: Turn) -> bool:
+    """Whether `turn` is one that the chat holds already."""
+    return (
+        known is not None
+        and turn.answer.finish_reason is not None
+        and known.user == turn.user
+        and known.opening == turn.opening
+        and known.answer.token_ids == turn.answer.token_ids
+        and known.answer.text == turn.answer.text
     )

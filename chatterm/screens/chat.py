@@ -152,8 +152,7 @@ class ChatScreen(Screen[None]):
         self.worker_thread.start()
 
     def on_unmount(self) -> None:
-        """Save what was said and written since it was saved last."""
-        self.conversation.save()
+        """Save what was written since it was saved last."""
         self.writing.keep_draft(self.composer.full_text)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -231,8 +230,10 @@ class ChatScreen(Screen[None]):
             return
         tokens = [report for report in reports if isinstance(report, worker.Token)]
         told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
-        if turn is not None and tokens:
-            turn.take(tokens)
+        for report in reports:
+            if isinstance(report, worker.Begun):
+                self.conversation.begun(report.before)
+        self.conversation.take(tokens)
         moved = self.conversation.tick(now)
         for report in reports:
             if not isinstance(report, worker.Token):

@@ -59,8 +59,8 @@ class SessionActions(ScreenPart):
 
         def opened(found: tuple[SessionInfo, Tree, str]) -> None:
             info, tree, draft = found
-            self.show_session(session, info, tree, draft)
             self._take_settings(info)
+            self.show_session(session, info, tree, draft)
 
         self.screen.in_thread(partial(store.load, session), opened)
 

@@ -156,6 +156,9 @@ def _exchange(reader: _Reader) -> Exchange:
     def valid_stats(value: object) -> bool:
         return isinstance(value, dict) and all(map(_is_number, value.values()))
 
+    def valid_whole(value: object) -> bool:
+        return value is None or (_is_int(value) and 0 <= value < 2**63)
+
     reasons = tuple(reason.value for reason in FinishReason)
     return Exchange(
         id=reader.take("id", None, valid_id, "a whole number from 1"),
@@ -175,6 +178,8 @@ def _exchange(reader: _Reader) -> Exchange:
         model=one_line(reader.text("model")),
         created=reader.moment("created"),
         thinking_s=reader.number("thinking_s"),
+        seed=reader.take("seed", None, valid_whole, "a whole number or null"),
+        ends_at=reader.take("ends_at", None, valid_whole, "a whole number or null"),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from chatterm.backend import ThinkCache, ThinkMode
 from chatterm.sanitize import one_line
+from chatterm.sessions.journal import Piece, Running
 from chatterm.sessions.records import Exchange, SessionInfo
 
 PROMPTS = 1000
@@ -19,16 +20,18 @@ FIELDS = ("title", "model", "system", "think", "think_cache", "sampling")
 
 _COLUMNS = (
     "session, id, parent, created, model, finish_reason, thinking_s, shown_start, shown_end, tokens, stats, "
-    "opening, user, text, reasoning, token_ids"
+    "opening, user, text, reasoning, token_ids, seed, ends_at"
 )
 _PUT = (
-    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 16)}) ON CONFLICT (session, id) DO UPDATE SET "
+    f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * 18)}) ON CONFLICT (session, id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", ")[4:])
     + " WHERE created = excluded.created"
 )
 _INFO = (
     "SELECT s.id, s.title, s.model, s.system, s.think, s.think_cache, s.sampling, s.created, s.updated, "
-    "count(e.tokens), coalesce(sum(e.tokens), 0) FROM sessions s LEFT JOIN exchanges e ON e.session = s.id"
+    "count(e.tokens), coalesce(sum(e.tokens), 0) + "
+    "(SELECT coalesce(sum(length(j.ids)), 0) / 4 FROM journal j WHERE j.session = s.id) "
+    "FROM sessions s LEFT JOIN exchanges e ON e.session = s.id"
 )
 
 
@@ -92,7 +95,10 @@ class Database:
     # --- exchanges ---
 
     def put(self, session: str, exchange: Exchange, *, touch: bool = True) -> None:
-        """Insert or update. `touch` makes the session the latest. A session that is not there stays so."""
+        """Insert or update; what the journal has of it is in there.
+
+        `touch` makes the session the latest. A session that is not there stays so.
+        """
         number = self._number(session, exchange.id)
         assert number is not None
         if not self._put(session, number, exchange):
@@ -100,6 +106,7 @@ class Database:
             number = 1 + int(self._execute(query, (session,)).fetchone()[0])
             self._renumbered[session, exchange.id] = number
             self._put(session, number, exchange)
+        self._execute("DELETE FROM journal WHERE session = ? AND exchange = ?", (session, number))
         if touch:
             self._execute("UPDATE sessions SET updated = ? WHERE id = ?", (time(), session))
 
@@ -119,8 +126,58 @@ class Database:
             _packed(exchange.opening),
             *map(_storable, (exchange.user, exchange.text, exchange.reasoning)),
             _packed(exchange.token_ids),
+            exchange.seed,
+            exchange.ends_at,
         )
         return self._execute(_PUT, values).rowcount > 0
+
+    def append(self, session: str, running: Running) -> None:
+        """What has come of a running answer since the last record, as one record; nothing is written twice."""
+        exchange = running.exchange
+        where = (session, self._number(session, exchange.id))
+        row = self._execute(
+            "SELECT tokens FROM exchanges WHERE session = ? AND id = ? AND created = ?",
+            (*where, exchange.created),
+        ).fetchone()
+        if row is None or row[0] < len(exchange.token_ids):  # it was not there when the answer began
+            self.put(session, exchange)
+            where, row = (session, self._number(session, exchange.id)), (len(exchange.token_ids),)
+        last = self._execute(
+            "SELECT at + length(ids) / 4 FROM journal WHERE session = ? AND exchange = ? ORDER BY at DESC LIMIT 1",
+            where,
+        ).fetchone()
+        at = (last or row)[0]
+        if piece := running.since(at):
+            values = (
+                json.dumps(piece.state),
+                _packed(piece.ids),
+                _storable(piece.text),
+                _storable(piece.reasoning),
+            )
+            self._execute("INSERT INTO journal VALUES (?, ?, ?, ?, ?, ?, ?)", (*where, at, *values))
+
+    def fold(self) -> None:
+        """Put what the journal has into the exchanges: that of answers which a crash cut off.
+
+        One that another process is at goes on: it finds its tokens there.
+        """
+        for (session,) in self._execute("SELECT DISTINCT session FROM journal").fetchall():
+            for exchange in self.exchanges(session):
+                self._execute(
+                    "UPDATE exchanges SET token_ids = ?, tokens = ?, text = ?, reasoning = ?, stats = ?, "
+                    "thinking_s = ?, ends_at = ? WHERE session = ? AND id = ? AND finish_reason IS NULL",
+                    (
+                        _packed(exchange.token_ids),
+                        len(exchange.token_ids),
+                        *map(_storable, (exchange.text, exchange.reasoning)),
+                        json.dumps(exchange.stats),
+                        exchange.thinking_s,
+                        exchange.ends_at,
+                        session,
+                        exchange.id,
+                    ),
+                )
+        self._execute("DELETE FROM journal")
 
     def drop(self, session: str, id: int, created: float) -> None:
         """Delete an exchange, and a session that has none any more."""
@@ -136,7 +193,11 @@ class Database:
     def exchanges(self, session: str) -> list[Exchange]:
         """In the order of their ids."""
         query = f"SELECT {_COLUMNS} FROM exchanges WHERE session = ? ORDER BY id"
-        return [_exchange(row) for row in self._execute(query, (session,)).fetchall()]
+        found = {row[1]: _exchange(row) for row in self._execute(query, (session,)).fetchall()}
+        pieces = "SELECT exchange, at, state, ids, text, reasoning FROM journal WHERE session = ? ORDER BY exchange, at"
+        for id, at, state, ids, text, why in self._execute(pieces, (session,)).fetchall():
+            Piece(_unpacked(ids), text, why, _decoded(state)).add_to(found[id], at)
+        return list(found.values())
 
     def head(self, session: str) -> int | None:
         row = self._execute("SELECT head FROM sessions WHERE id = ?", (session,)).fetchone()
@@ -214,6 +275,8 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         text,
         why,
         ids,
+        seed,
+        ends_at,
     ) = row
     return Exchange(
         id,
@@ -229,6 +292,8 @@ def _exchange(row: Sequence[Any]) -> Exchange:
         model=model,
         created=created,
         thinking_s=thinking_s,
+        seed=seed,
+        ends_at=ends_at,
     )
 
 

@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from chatterm.sanitize import one_line
 from chatterm.sessions.records import SessionError
 
-VERSION = 1
+VERSION = 2
 """The format that this program writes (PRAGMA user_version)."""
 LOCK_WAIT = 1.0
 """Seconds to wait for another process that is writing."""
@@ -35,6 +35,16 @@ _MIGRATIONS = (
     CREATE INDEX exchanges_tokens ON exchanges (session, tokens);
     CREATE TABLE drafts (session TEXT PRIMARY KEY, text TEXT NOT NULL);
     CREATE TABLE prompts (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);
+    """,
+    # The journal of answers that run (chatterm/sessions/journal.py). `at` is the index of the first of `ids`.
+    """
+    ALTER TABLE exchanges ADD COLUMN seed INTEGER;
+    ALTER TABLE exchanges ADD COLUMN ends_at INTEGER;
+    CREATE TABLE journal (
+        session TEXT NOT NULL, exchange INTEGER NOT NULL, at INTEGER NOT NULL, state TEXT NOT NULL,
+        ids BLOB NOT NULL, text TEXT NOT NULL, reasoning TEXT NOT NULL, PRIMARY KEY (session, exchange, at),
+        FOREIGN KEY (session, exchange) REFERENCES exchanges (session, id) ON DELETE CASCADE
+    ) WITHOUT ROWID;
     """,
 )
 
@@ -129,11 +139,23 @@ def connect_read_only(path: Path) -> sqlite3.Connection | None:
         try:
             _check_version(connection)
             connection.execute("SELECT count(*) FROM (SELECT 1 FROM exchanges LIMIT 1)").fetchone()
+            connection = _up_to_date(connection)
         except (sqlite3.Error, SessionError):
             connection.close()
         else:
             return connection
     return None
+
+
+def _up_to_date(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """A database that can only be read, or where it has an earlier format a copy of it in memory that has not."""
+    if _version(connection) == VERSION:
+        return connection
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    connection.backup(copy)
+    connection.close()
+    _migrate(copy)
+    return copy
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -1,12 +1,12 @@
 """The store of sessions: what is written is queued, and one thread does the work.
 
-In the queue a later write of the same thing takes the place of the earlier one. So a running answer is written twice
-a second, however often it is saved.
+In the queue a later write of the same thing takes the place of the earlier one. The tokens of a running answer are
+written as they come (`journal.py`).
 """
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from copy import deepcopy
@@ -18,7 +18,9 @@ from threading import Condition, Thread
 from time import monotonic, time
 from typing import Any, TypeVar
 
+from chatterm.backend import TokenEvent
 from chatterm.sessions.database import FIELDS, Database
+from chatterm.sessions.journal import Running
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
 from chatterm.sessions.titles import title_of
@@ -28,7 +30,9 @@ from chatterm.sessions.vault import NO_SESSION, Op, Vault
 T = TypeVar("T")
 
 _INTERVAL = 0.5
-"""Seconds that a running answer or a draft may wait to be written."""
+"""Seconds that a draft may wait to be written."""
+_BATCH = 0.015
+"""Seconds that a token may wait for others to be written with. A screen brings them 30 times a second."""
 _PATIENCE = 10.0
 """Seconds to wait for something that is read."""
 _NEVER = float("inf")
@@ -51,6 +55,8 @@ class Store:
         """Of their exchanges the ids, and when each was made."""
         self._fresh: set[str] = set()
         """Those of them that have no exchange yet: only with the first they come into being."""
+        self._running: dict[tuple[str, int], Running] = {}
+        """Answers that run."""
         self._changed = Condition()
         self._ops: dict[Hashable, Op] = {}
         """What is to be written, oldest first."""
@@ -82,14 +88,33 @@ class Store:
         return id
 
     def save(self, session: str, exchange: Exchange) -> None:
-        """Keep the exchange as it is now. Call it as often as you like while the answer runs, and once at its end."""
+        """Keep the exchange as it is now. Without a finish reason its answer begins, and goes on with `say`."""
         now = replace(exchange, token_ids=exchange.token_ids[:], stats=dict(exchange.stats))
         if session in self._fresh:
             self._begin(session, exchange.user)
         self._written.setdefault(session, {})[exchange.id] = exchange.created
-        waits = exchange.finish_reason is None and (exchange.text or exchange.reasoning)
+        self._follow(session, exchange.id, Running(now) if exchange.finish_reason is None else None)
         op = Op(session, lambda db: db.put(session, now), creates=self._infos.get(session))
-        self._post(("save", session, exchange.id), op, _INTERVAL if waits else 0.0)
+        self._post(("save", session, exchange.id), op)
+
+    def say(self, session: str, exchange: Exchange, events: Sequence[TokenEvent]) -> None:
+        """The next tokens of the answer that `exchange` was saved with; of it, only the figures are looked at.
+
+        They are committed within 15 ms and the time of a write.
+        """
+        running = self._running.get((session, exchange.id))
+        if running is not None and running.add(events, exchange):
+            work = partial(Database.append, session=session, running=running)
+            op = Op(session, work, creates=self._infos.get(session), in_haste=True)
+            self._post(("say", session, exchange.id), op, _BATCH)
+
+    def _follow(self, session: str, id: int, running: Running | None) -> None:
+        """The exchange is saved whole, or gone: what was to be added to it is of no use any more."""
+        with self._changed:
+            self._running.pop((session, id), None)
+            self._ops.pop(("say", session, id), None)
+            if running is not None:
+                self._running[session, id] = running
 
     def _begin(self, session: str, message: str) -> None:
         with self._changed:
@@ -100,6 +125,7 @@ class Store:
 
     def drop(self, session: str, id: int) -> None:
         """Forget an exchange: its message was refused. A session without any is gone, until the next."""
+        self._follow(session, id, None)
         with self._changed:
             self._ops.pop(("save", session, id), None)
             written = self._written.setdefault(session, {})
@@ -134,6 +160,7 @@ class Store:
             self._infos.pop(session, None)
             self._written.pop(session, None)
             self._fresh.discard(session)
+            self._running = {key: run for key, run in self._running.items() if key[0] != session}
             for key in [key for key, op in self._ops.items() if op.session == session]:
                 del self._ops[key]
         self._post(("delete", session), Op(None, lambda db: db.delete(session), deletes=session))

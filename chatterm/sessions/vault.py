@@ -19,6 +19,8 @@ from chatterm.sessions.tree import Tree
 
 NO_SESSION = ""
 """Where the draft of a chat stands that is no session yet."""
+_SYNC = 0.5
+"""Seconds after which what was written in haste is on the disk for good."""
 _RETRY = 3.0
 """Seconds between two attempts to use a disk that failed."""
 
@@ -34,6 +36,8 @@ class Op:
     """The session to make when it is not there; None: then there is nothing to do."""
     deletes: str | None = None
     """The session that is gone afterwards."""
+    in_haste: bool = False
+    """It need not survive a cut of the power before the next half second is over."""
 
 
 class Vault:
@@ -45,6 +49,8 @@ class Vault:
         """Why the disk is not used for writing."""
         self.retry_at = float("inf")
         """When the disk should be tried again, on the clock of time.monotonic()."""
+        self._synced = 0.0
+        """When the disk was last told to write for good, on the same clock."""
         self._renumbered: Renumbered = {}
         self._deleted: set[str] = set()
         """Sessions that were deleted while the disk failed."""
@@ -77,6 +83,11 @@ class Vault:
     def _transact(self, ops: Sequence[Op]) -> None:
         """Write to the disk: everything or nothing."""
         assert self._disk is not None
+        now = monotonic()
+        lasting = now >= self._synced + _SYNC or not all(op.in_haste for op in ops)
+        self._synced = now if lasting else self._synced
+        # Where it is NORMAL the log is left to the operating system, which a killed process does not take with it.
+        self._disk.connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
         with transaction(self._disk.connection):
             for op in ops:
                 _apply(self._disk, op)
@@ -104,6 +115,8 @@ class Vault:
         self.trouble, self.retry_at = None, float("inf")
         try:
             self._disk = Database(connect(self.path), self._renumbered)
+            with suppress(sqlite3.Error), transaction(self._disk.connection):
+                self._disk.fold()  # another time where it fails: whoever reads does without
         except Exception as error:  # noqa: BLE001 - whatever it is, the chat goes on
             self._fail(error)
             connection = connect_read_only(self.path)

@@ -84,8 +84,7 @@ def test_a_session_goes_on_and_the_backend_gets_its_path(store: Store) -> None:
     assert texts(saved(store.path)[1]) == [("one", "first"), ("two", "second")]
 
 
-def test_a_running_answer_is_saved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatterm.talk._SAVE", 0.0)
+def test_a_running_answer_is_saved(store: Store) -> None:
     talk = talk_of(ScriptedBackend([Script("word " * 100)]), store)
     events = talk.ask("go")
     for _ in range(20):
@@ -97,7 +96,7 @@ def test_a_running_answer_is_saved(store: Store, monkeypatch: pytest.MonkeyPatch
     kept = tree.path(tree.head)[0]
     events.close()
     store.flush()
-    assert kept.user == "go"
+    assert (kept.user, kept.text, len(kept.token_ids)) == ("go", ("word " * 100)[:80], 20)
     assert kept.finish_reason is None
     assert store.load(session)[1].path(1)[0].finish_reason == "cancelled"
 

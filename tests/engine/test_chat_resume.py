@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams, TokenEvent
-from engine.chat import Chat
+from engine.chat import Answer, Chat, Turn
 from tests.engine.test_chat import CONFIG, GREEDY, ask
 from tests.engine.test_chat_edges import OPENING
+from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import run
 
@@ -295,3 +296,89 @@ def test_what_was_answered_now_can_go_on(engine: TinyEngine) -> None:
     list(chat.resume(GREEDY))
     assert chat.last.text == said + " and so on"
     assert chat.last.stats.prefilled_tokens == 1
+
+
+# -- after a crash
+
+
+def cut_off(chat: Chat, count: int, ends_at: int | None) -> list[Turn]:
+    """The turns as a journal has them that saw `count` tokens of the last answer."""
+    *before, turn = copies(chat.turns)
+    turn.answer = Answer(token_ids=turn.answer.token_ids[:count], seed=turn.answer.seed, ends_at=ends_at)
+    return [*before, turn]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("top_k", [0, 20])
+def test_a_crash_at_any_token_changes_nothing(engine: TinyEngine, seed: int | None, top_k: int) -> None:
+    params = SamplingParams(
+        temperature=0.8, top_k=top_k, seed=seed, presence_penalty=0.5, repetition_penalty=1.1, max_tokens=30
+    )
+    whole, cut = engine.chat(), engine.chat()
+    list(whole.send("go", params))
+    assert whole.last.ends_at is None
+    for count in range(1, len(whole.last.token_ids)):
+        engine.evict_all()
+        cut.load(cut_off(whole, count, ends_at=30), params)
+        assert cut.last.finish_reason is FinishReason.CANCELLED
+        assert len([*cut.resume(params)]) == len(whole.last.token_ids) - count
+        assert cut.last.token_ids == whole.last.token_ids
+        assert (cut.last.text, cut.last.finish_reason) == (whole.last.text, whole.last.finish_reason)
+
+
+def test_the_limit_of_a_running_answer_counts_what_it_went_on_from(engine: TinyEngine) -> None:
+    chat, cut = engine.chat(), engine.chat()
+    five = SamplingParams(temperature=0.0, max_tokens=5)
+    engine.scripted.script = engine.tokenizer.encode("abcdefghij")
+    list(chat.send("go", five))
+    events = chat.resume(five)
+    for _ in range(3):
+        next(events)
+    assert chat.last.ends_at == 10
+    turns = cut_off(chat, 8, ends_at=10)
+    events.close()  # type: ignore[attr-defined]
+    cut.load(turns, five)
+    engine.scripted.script = engine.tokenizer.encode("ij and on")
+    list(cut.resume(five))
+    assert (cut.last.text, cut.last.finish_reason) == ("abcdefghij", FinishReason.LENGTH)
+    cut.load(cut_off(cut, 10, ends_at=10), five)
+    assert cut.last.finish_reason is FinishReason.LENGTH, "killed between the last token and the end"
+    engine.scripted.script = engine.tokenizer.encode("klmnop")
+    list(cut.resume(five))
+    assert cut.last.text == "abcdefghijklmno"
+
+
+def test_a_crash_within_a_thought_a_character_or_a_stop_string(engine: TinyEngine) -> None:
+    whole = say(engine, "caf\u00e9 thoughts", "caf\u00e9 before STOP")
+    params = SamplingParams(temperature=0.0, stop=("STOP",))
+    full = engine.chat()
+    engine.scripted.script = list(whole)
+    events = list(full.send("go", params))
+    assert full.last.finish_reason is FinishReason.STOP
+    for count in range(1, len(events)):
+        cut = engine.chat()
+        cut.load(cut_off(full, count, None), params)
+        engine.scripted.script = whole[count:]
+        added = list(cut.resume(params))
+        for kind, text in (("answer", full.last.text), ("reasoning", full.last.reasoning)):
+            said = "".join(event.text for event in [*events[:count], *added] if event.kind == kind)
+            assert said == text == (cut.last.text if kind == "answer" else cut.last.reasoning)
+    cut = engine.chat()
+    cut.load(cut_off(full, len(events), None), params)
+    assert (cut.last.text, cut.last.finish_reason) == ("caf\u00e9 before ", FinishReason.STOP)
+
+
+def test_a_token_drawn_ahead_and_answer_now_keep_the_draws(engine: TinyEngine) -> None:
+    params = SamplingParams(temperature=0.8, max_tokens=12)
+    chat = engine.chat()
+    chat.prepare("go", wait=True, params=params)
+    list(chat.send("go", params))
+    again = engine.chat()
+    list(again.send("go", replace(params, seed=chat.last.seed)))
+    assert again.last.token_ids == chat.last.token_ids
+    events = think(engine, chat, 6)
+    seed = chat.last.seed
+    chat.answer_now()
+    engine.scripted.script.clear()
+    events.close()  # type: ignore[attr-defined]
+    assert chat.last.seed == seed is not None

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.sessions.records import SessionError, SessionInfo
+from chatterm.backend import TokenEvent
+from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
 
@@ -61,6 +62,7 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
         for step in range(data.draw(st.integers(1, 25))):
             actions = ["new", "lock", "unlock", "prompt"] + [
                 "say",
+                "more",
                 "head",
                 "rename",
                 "draft",
@@ -78,7 +80,7 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
             elif action == "prompt":
                 prompts.append(str(step))
                 store.add_prompt(str(step))
-            elif action in ("say", "head", "rename", "draft", "delete"):
+            elif action in ("say", "more", "head", "rename", "draft", "delete"):
                 id = data.draw(st.sampled_from(list(expected)))
                 change(store, id, expected, action, data, step)
             if data.draw(st.booleans()):
@@ -98,6 +100,14 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
         assert again.close()
 
 
+def go_on(store: Store, id: str, exchange: Exchange, data: st.DataObject) -> None:
+    for token in range(data.draw(st.integers(0, 3))):
+        event = TokenEvent("x", token, data.draw(st.sampled_from(["answer", "reasoning"])))
+        exchange.add((event,))
+        exchange.thinking_s += 1.0
+        store.say(id, exchange, (event,))
+
+
 def change(
     store: Store, id: str, expected: dict[str, Expected], action: str, data: st.DataObject, step: int
 ) -> None:
@@ -107,12 +117,14 @@ def change(
         exchange = one.tree.add(data.draw(st.sampled_from([None, *known])), f"message {step}", "m")
         store.save(id, deepcopy(exchange))
         store.head(id, exchange.id)
-        for token in range(data.draw(st.integers(0, 3))):
-            exchange.token_ids.append(token)
-            exchange.text += "x"
+        go_on(store, id, exchange, data)
+        if data.draw(st.booleans()):
+            exchange.finish_reason = "eos"
             store.save(id, deepcopy(exchange))
-        exchange.finish_reason = "eos"
-        store.save(id, deepcopy(exchange))
+    elif action == "more" and known:
+        exchange = one.tree[data.draw(st.sampled_from(known))]
+        if exchange.finish_reason is None:
+            go_on(store, id, exchange, data)
     elif action == "head" and known:
         one.tree.select(data.draw(st.sampled_from([None, *known])))
         store.head(id, one.tree.head)

@@ -2,12 +2,15 @@
 
 import sqlite3
 import stat
-import threading
+from contextlib import closing
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 import pytest
 
+from chatterm.backend import TokenEvent
+from chatterm.sessions import schema
+from chatterm.sessions.database import Database
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
@@ -86,34 +89,99 @@ def test_a_later_change_of_the_exchange_does_not_reach_what_was_saved(store: Sto
     assert (loaded[1].text, loaded[1].token_ids) == ("You said: one", [0, 50_000, 2])
 
 
-def test_a_running_answer_is_written_twice_a_second_however_often_it_is_saved(store: Store) -> None:
+def test_a_running_answer_is_written_in_batches_and_nothing_twice(store: Store) -> None:
     session, tree = conversation(store, "one")
-    store.flush()
     exchange = tree.add(1, "go", "m")
-    written = threading.Event()
-    counts: list[int] = []
-    reader = sqlite3.connect(store.path)
-
-    def texts() -> list[str]:
-        return [row[0] for row in reader.execute("SELECT text FROM exchanges WHERE id = 2")]
-
     store.save(session, exchange)
-    while texts() != [""]:  # the message itself is there at once
-        written.wait(0.005)
-    begun = perf_counter()
-    seen: set[str] = set()
-    while len(seen) < 3:
-        exchange.text += "x"
-        exchange.token_ids.append(1)
-        counts.append(len(exchange.text))
+    store.flush()
+    with closing(sqlite3.connect(store.path)) as reader:
+        records = "SELECT at, length(ids) / 4, length(text), length(reasoning) FROM journal ORDER BY at"
+        for number in range(500):
+            event = TokenEvent("x", number, "reasoning" if number < 100 else "answer")
+            exchange.add((event,))
+            store.say(session, exchange, (event,))
+            if number % 100 == 99:
+                store.flush()
+        found = reader.execute(records).fetchall()
+        assert 5 <= len(found) < 100, "far fewer records than tokens"
+        ends = [at + count for at, count, _, _ in found]
+        assert [at for at, _, _, _ in found] == [0, *ends[:-1]]
+        assert ends[-1] == sum(text + why for _, _, text, why in found) == 500
+        assert reader.execute("SELECT tokens FROM exchanges WHERE id = 2").fetchone() == (0,)
+        loaded = store.load(session)[1][2]
+        assert loaded == exchange
+        assert store.find()[0].tokens == 500 + len(tree[1].token_ids)
+        exchange.finish_reason = "eos"
         store.save(session, exchange)
-        seen.update(texts())
-        written.wait(0.005)
-        assert perf_counter() - begun < 30
-    took = perf_counter() - begun
-    assert took > 0.8, "two more texts need two intervals"
-    assert len(counts) > 20
-    reader.close()
+        store.flush()
+        assert reader.execute(records).fetchall() == []
+    assert store.load(session)[1][2] == exchange
+
+
+def test_tokens_reach_the_disk_by_themselves(store: Store) -> None:
+    session, tree = conversation(store, "one")
+    exchange = tree.add(1, "go", "m")
+    store.save(session, exchange)
+    store.flush()
+    with closing(sqlite3.connect(store.path)) as reader:
+        event = TokenEvent("x", 7, "answer")
+        store.say(session, exchange, (event,))
+        end = perf_counter() + 30
+        while not reader.execute("SELECT 1 FROM journal").fetchall():
+            assert perf_counter() < end
+            sleep(0.001)
+
+
+def test_what_comes_too_late_is_not_added(store: Store) -> None:
+    session, tree = conversation(store, "one")
+    exchange = tree.add(1, "go", "m")
+    store.save(session, exchange)
+    event = TokenEvent("x", 7, "answer")
+    store.say(session, exchange, (event,))
+    exchange.finish_reason = "cancelled"
+    store.save(session, exchange)
+    store.say(session, exchange, (event,))
+    assert store.load(session)[1][2].token_ids == []
+    store.drop(session, 2)
+    store.say(session, exchange, (event,))
+    store.flush()
+    assert 2 not in store.load(session)[1]
+
+
+def test_an_exchange_that_goes_takes_its_records_along(store: Store) -> None:
+    session, tree = conversation(store, "one")
+    for work in (lambda: store.drop(session, 2), lambda: store.delete(session)):
+        exchange = tree.add(1, "go", "m")
+        store.save(session, exchange)
+        store.say(session, exchange, (TokenEvent("x", 7, "answer"),))
+        store.flush()
+        work()
+        store.flush()
+        with closing(sqlite3.connect(store.path)) as reader:
+            assert reader.execute("SELECT * FROM journal").fetchall() == []
+        tree.drop(exchange.id)
+
+
+def test_a_format_without_a_journal_is_brought_up_to_date(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        for statement in filter(str.strip, schema._MIGRATIONS[0].split(";")):
+            old.execute(statement)
+        old.execute("PRAGMA user_version = 1")
+        old.execute("INSERT INTO sessions VALUES ('s', 't', 'm', NULL, 'auto', 'exact', '{}', 1, 1, 1)")
+        values = "'s', 1, NULL, 1, 'm', 'eos', 0, 0, 0, 1, '{}', x'', 'hello', 'you', '', x'05000000'"
+        old.execute(f"INSERT INTO exchanges VALUES ({values})")
+    reading = schema.connect_read_only(path)
+    assert reading is not None
+    assert [e.token_ids for e in Database(reading).exchanges("s")] == [[5]]
+    reading.close()
+    store = Store.open(path)
+    exchange = store.load("s")[1][1]
+    assert (exchange.text, exchange.seed) == ("you", None)
+    exchange.seed = 2**63 - 1
+    store.save("s", exchange)
+    assert store.load("s")[1][1].seed == 2**63 - 1
+    assert store.close()
 
 
 def test_a_session_begins_with_its_first_exchange(store: Store) -> None:

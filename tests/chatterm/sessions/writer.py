@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from time import monotonic, sleep
 
+from chatterm.backend import TokenEvent
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
@@ -18,9 +19,9 @@ def main(path: Path, steps_per_answer: int) -> None:
         store.save(session, exchange)
         store.head(session, exchange.id)
         for step in range(steps_per_answer):
-            exchange.token_ids.append(step)
-            exchange.text += f"{step} "
-            store.save(session, exchange)
+            event = TokenEvent(f"{step} ", step, "answer")
+            exchange.add((event,))
+            store.say(session, exchange, (event,))
             print(f"{monotonic()} {exchange.id} {step}", flush=True)
             sleep(0.002)
         exchange.finish_reason = "eos"

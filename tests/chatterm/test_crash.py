@@ -1,0 +1,202 @@
+"""kill -9 in mid-answer: no committed token is lost or doubled, and the answer goes on as if nothing had happened."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from select import select
+from time import monotonic, sleep
+
+import pytest
+
+from chatterm.backend import EngineError, Outcome, TokenEvent
+from chatterm.local import LocalBackend
+from chatterm.sessions.records import Exchange
+from chatterm.sessions.store import Store
+from chatterm.talk import Talk
+from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of
+from tests.engine.tiny import TEMPLATE, tiny_tokenizer
+from tests.models.checkpoints import tiny_qwen3, write_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = 50
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model on the disk, every one of whose tokens is some bytes or a marker."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer()._backend
+    vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+    write_checkpoint(folder, tiny_qwen3(vocab_size=vocabulary, max_position_embeddings=1024))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def backend(model: Path) -> Iterator[LocalBackend]:
+    backend = backend_of(model, dict(SAMPLING))
+    backend.open()
+    yield backend
+    backend.close()
+
+
+@dataclass
+class Victims:
+    process: "subprocess.Popen[bytes]"
+
+    def line(self, timeout: float = 60.0) -> str:
+        assert self.process.stdout is not None
+        assert select([self.process.stdout], [], [], timeout)[0], "the process says nothing"
+        return self.process.stdout.readline().decode().strip()
+
+    def kill_one(self, path: Path, seed: int | None, tokens: int, delay: float) -> tuple[int, int]:
+        """Let one chat until `tokens` are committed, kill it after `delay` more; what was committed for sure."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{path} {'-' if seed is None else seed}\n".encode())
+        self.process.stdin.flush()
+        pid = int(self.line())
+        kept, whole = (0, 0), 0
+        while tokens:
+            line = self.line()
+            if line == "done":
+                break
+            number, count = map(int, line.split())
+            whole = kept[1] if number > max(kept[0], 1) else whole
+            kept = number, count
+            if whole + count >= tokens:
+                break
+        sleep(delay)
+        os.kill(pid, signal.SIGKILL)
+        end = monotonic() + 60
+        while _lives(pid):
+            assert monotonic() < end
+            sleep(0.001)
+        while select([self.process.stdout], [], [], 0)[0]:
+            line = self.line()
+            if line != "done" and len(line.split()) == 2:
+                kept = tuple(map(int, line.split()))  # type: ignore[assignment]
+        return kept
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def victims(model: Path) -> Iterator[Victims]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.chatterm.victim", str(model)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    yield Victims(process)
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(60)
+
+
+def evict_all(backend: LocalBackend) -> None:
+    """Nothing is left of what was computed, as in a new process."""
+    engine = backend._engine
+    assert engine is not None
+    engine._loop.call(engine._blocks.evict_all)
+
+
+def uninterrupted(
+    backend: LocalBackend, path: list[Exchange], exchange: Exchange
+) -> tuple[list[TokenEvent], Outcome]:
+    """What the answer of `exchange` would have been."""
+    evict_all(backend)
+    backend.set_sampling(SAMPLING | {"seed": exchange.seed})
+    backend.load_path(path)
+    events = list(backend.send(exchange.user))
+    assert backend.last is not None
+    return events, backend.last
+
+
+def texts(events: list[TokenEvent]) -> tuple[str, str]:
+    return tuple("".join(e.text for e in events if e.kind == kind) for kind in ("answer", "reasoning"))  # type: ignore[return-value]
+
+
+def goes_on(
+    backend: LocalBackend, path: Path, sampling: dict[str, object], committed: tuple[int, int]
+) -> bool:
+    """Go on with the session in `path` and compare; whether its answer was cut off."""
+    store = Store.open(path)
+    latest = store.latest()
+    if latest is None:
+        assert committed == (0, 0)
+        return False
+    evict_all(backend)
+    backend.set_sampling(sampling)
+    talk = Talk(backend, store, latest.id)
+    talk.begin()
+    exchange = talk.tree[max(e.id for e in talk.tree.exchanges)]
+    number, count = committed
+    assert exchange.id >= number
+    assert exchange.id > number or len(exchange.token_ids) >= count
+    cut = exchange.finish_reason is None
+    kept = len(exchange.token_ids)
+    shown = exchange.text, exchange.reasoning
+    added: list[TokenEvent] = []
+    over = False
+    if cut:
+        assert backend.last is not None
+        over = backend.last.finish_reason != "cancelled"
+        if not over:
+            added = list(talk.resume())
+        elif backend.last.finish_reason != "length":  # killed between its last token and its end
+            with pytest.raises(EngineError, match="complete"):
+                list(talk.resume())
+    done = backend.last
+    assert done is not None
+    events, whole = uninterrupted(backend, talk.tree.path(exchange.parent), exchange)
+    ids = [event.token_id for event in events]
+    assert list(done.token_ids) == list(whole.token_ids) == ids
+    assert (done.text, done.reasoning, done.finish_reason) == (
+        whole.text,
+        whole.reasoning,
+        whole.finish_reason,
+    )
+    if cut:
+        assert shown == texts(events[:kept])
+        assert [event.token_id for event in added] == ids[kept:]
+    if cut and not over:
+        again = Store.open(path)
+        saved = again.load(latest.id)[1][exchange.id]
+        assert (saved.token_ids, saved.text, saved.finish_reason) == (ids, whole.text, whole.finish_reason)
+        assert again.close()
+    assert store.close()
+    return cut
+
+
+def test_a_chat_that_is_killed_goes_on_from_the_very_token(
+    victims: Victims, backend: LocalBackend, tmp_path: Path
+) -> None:
+    chance = random.Random(5)
+    cut = 0
+    for number in range(KILLS):
+        path = tmp_path / str(number) / "sessions.db"
+        seed = None if number % 3 == 0 else number
+        tokens = chance.randrange(SAMPLING["max_tokens"] * len(MESSAGES))  # type: ignore[operator]
+        committed = victims.kill_one(path, seed, tokens, chance.uniform(0, 0.02))
+        sampling = SAMPLING | ({} if seed is None else {"seed": seed})
+        cut += goes_on(backend, path, sampling, committed)
+        shutil.rmtree(path.parent)
+    assert cut > KILLS / 2, "most of them were killed in mid-answer"
