@@ -455,9 +455,7 @@ class BlockManager:
         refs = [0] * self.num_blocks
         for table in self._tables:
             assert len(set(table.blocks)) == len(table.blocks), "a table holds a block twice"
-            assert self.blocks_for(table.length) <= len(table.blocks), (
-                "a table claims rows it has no block for"
-            )
+            assert self.blocks_for(table.length) <= len(table.blocks), "a table claims rows without a block"
             parent = ROOT
             for index, id in enumerate(table.blocks):
                 refs[id] += 1
@@ -494,9 +492,7 @@ class BlockManager:
                 assert self._full.get((block.parent, tuple(block.keys))) == block.id
             for child in block.children:
                 assert block.refs or not self._blocks[child].refs, f"block {child} is held but not its parent"
-        assert not (self._kept or set()) & self._free, (
-            "a free block is taken for one of the conversation in use"
-        )
+        assert not (self._kept or set()) & self._free, "a free block is taken for one that is kept"
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
         assert len(self._full) == sum(block.indexed for block in self._blocks), "the index has stale entries"
         self.tier.check([self._identity(block) for block in self._blocks if block.indexed])

@@ -108,6 +108,31 @@ def test_where_slots_run_out_the_oldest_block_goes_and_a_path_keeps_its_beginnin
     assert manager.match(TALK) == 4
 
 
+def test_of_a_path_that_came_back_the_beginning_stays_longest() -> None:
+    tier = pieces(4)
+    names = [tier.name(0, (1, 2))]
+    names += [tier.name(names[0], (3, 4))]
+    for name, parent, keys in ((names[0], 0, (1, 2)), (names[1], names[0], (3, 4)), (0, names[1], (5,))):
+        assert tier.put(name, parent, keys) is not None
+    tier.touch(tier.follow(0, [1, 2, 3, 4, 5, 6], 2))
+    left = []
+    for key in (7, 8, 9, 10):
+        tier.put(0, 0, (key,))
+        left.append([rows for _, rows in tier.follow(0, [1, 2, 3, 4, 5, 6], 2)])
+        tier.check([])
+    assert left == [[2, 2, 1], [2, 2], [2], []]
+
+
+def test_a_block_with_more_rows_takes_the_place_of_what_it_was() -> None:
+    manager = BlockManager(2, 4, pieces(8))
+    used(manager, [1, 2, 3, 4, 5])
+    used(manager, [9] * 8)
+    used(manager, [1, 2, 3, 4, 5, 6])
+    used(manager, [9] * 8)
+    assert manager.match([1, 2, 3, 4, 5, 6]) == 6
+    assert len(manager.tier) == 4
+
+
 def test_coming_back_takes_no_more_than_there_is_room_for() -> None:
     manager = BlockManager(4, 2, pieces(1, 8))
     used(manager, TALK)
@@ -141,6 +166,11 @@ def test_what_is_forgotten_is_forgotten_there_too_but_not_what_others_need() -> 
     used(manager, OTHER)
     assert manager.forget(TALK, 2) == 0
     assert (manager.match(TALK), manager.match([1, 2, 3, 4, 9, 9])) == (4, 6)
+    manager.check()
+    manager.forget([1, 2, 3, 4, 9, 8], 0)
+    assert manager.match([1, 2, 3, 4, 9, 9]) == 6, "only its beginning is that of the other path"
+    manager.forget([1, 2, 3, 4, 9, 9], 2)
+    assert manager.match([1, 2, 3, 4, 9, 9]) == 2
     manager.check()
     manager.evict_all()
     assert (manager.match(TALK), len(manager.tier)) == (0, 0)
