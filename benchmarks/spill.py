@@ -1,6 +1,6 @@
 """Bringing evicted rows back from host memory beside computing them again, in one run.
 
-    python -m benchmarks.spill --json benchmarks/results/spill.json [--shapes 0.6B,8B] [--lengths 2048,16384]
+    python -m benchmarks.spill --json benchmarks/results/spill.json [--shapes 0.6B,8B] [--lengths 2048,8192]
 
 Qwen3's shapes in bf16, random weights. The KV cache holds the longest prompt and little more. Each round computes a new
 prompt in an empty cache, has another one that fills the cache evict it, and asks for the first one again, all of which
@@ -122,8 +122,8 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--shapes", type=names, default=["0.6B", "8B"])
-    parser.add_argument("--lengths", type=numbers, default=[2048, 16384])
-    parser.set_defaults(peers=[])
+    parser.add_argument("--lengths", type=numbers, default=[2048, 8192])
+    parser.set_defaults(peers=[], repeats=3)
     arguments = parse(parser, ())
     budget = Budget(arguments.budget_s)
     facts = describe(torch.device(arguments.device)) | {"repeats": arguments.repeats}
