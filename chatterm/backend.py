@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.errors import ContextFullError, EngineError
-from engine.events import DraftCost, Figures, FinishReason, TokenEvent, TurnStats
+from engine.events import DraftCost, Figures, FinishReason, SpillFigures, TokenEvent, TurnStats
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
 
@@ -32,6 +32,7 @@ __all__ = [
     "OnProgress",
     "Outcome",
     "Progress",
+    "SpillFigures",
     "ThinkCache",
     "ThinkMode",
     "TokenEvent",
@@ -54,6 +55,8 @@ class ChatOptions:
     attention: Attention = "auto"
     graphs: bool = True
     """Whether a GPU decodes with CUDA graphs."""
+    spill_gb: float | None = None
+    """Host memory for what the KV cache of a GPU evicts."""
     system: str | None = None
     think: ThinkMode = "auto"
     think_cache: ThinkCache = "exact"

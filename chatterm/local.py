@@ -147,6 +147,7 @@ class LocalBackend:
             context=options.context,
             attention=options.attention,
             graphs=options.graphs,
+            spill_gb=options.spill_gb,
             on_progress=on_progress,
         )
         try:

@@ -6,6 +6,7 @@ Each field is documented by the string that follows it; `chatterm config` prints
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -50,6 +51,9 @@ class ModelSettings:
     """Where the model runs."""
     think: ThinkMode = "auto"
     """Whether a reasoning model thinks before it answers; auto leaves it to the model."""
+    spill_gb: float | None = None
+    """GB of pinned host memory, at most, for what the KV cache of a GPU evicts; 0: none; not set: a quarter of what is
+    free, and at most four times the cache."""
     think_cache: ThinkCache = "exact"
     """After thinking: compute the answer anew without it (exact), or keep all and hide the thinking (mask)."""
 
@@ -124,6 +128,7 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
     wanted: dict[str, Any] = {
         "device": model.device,
         "context": model.context,
+        "spill_gb": model.spill_gb,
         "system": model.system,
         "think": model.think,
         "think_cache": model.think_cache,
@@ -266,6 +271,8 @@ def _check_ranges(settings: Settings) -> None:
         )
     if settings.model.context is not None and settings.model.context < 1:
         raise _Wrong(("model", "context"), f"context is {settings.model.context}; it must be 1 or more.")
+    if settings.model.spill_gb is not None and not 0 <= settings.model.spill_gb < inf:
+        raise _Wrong(("model", "spill_gb"), f"spill_gb is {settings.model.spill_gb}; it must be 0 or more.")
     if settings.model.name is not None and not settings.model.name.strip():
         raise _Wrong(("model", "name"), 'name is empty; it must be a model, as in "smollm2".')
     from chatterm.themes import theme_names

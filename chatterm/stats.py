@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chatterm.backend import Figures, ModelInfo, TurnStats
+from chatterm.backend import Figures, ModelInfo, SpillFigures, TurnStats
 from chatterm.figures import SessionStats, rate_text, seconds_text
 from chatterm.markdown.lines import Line, wrap
 from chatterm.markdown.table import table_lines
@@ -121,6 +121,8 @@ def _about(
         pairs.append(("weights", bytes_text(figures.weight_bytes)))
         cache = f"{bytes_text(figures.kv_bytes)} in blocks of {figures.block_size} tokens: {blocks}"
         pairs.append(("KV cache", cache))
+        if figures.spill is not None:
+            pairs.append(("evicted", _spill(figures.spill)))
         if figures.bandwidth:
             pairs.append(("bandwidth", f"{bytes_text(figures.bandwidth)}/s"))
     if machine is not None:
@@ -129,6 +131,18 @@ def _about(
             text += f" · {bytes_text(machine.peak_bytes)} of memory at most"
         pairs.append(("process", text))
     return pairs
+
+
+def _spill(spill: SpillFigures) -> str:
+    """What became of evicted blocks, and what bringing them back is worth."""
+    costs = ""
+    if spill.brought_s is not None and spill.computed_s is not None:
+        costs = f"{spill.brought_s * 1e6:.1f} µs a token, computing it {spill.computed_s * 1e6:.1f}"
+    if not spill.is_used:
+        return f"computed again: bringing it back takes {costs}"
+    text = f"{spill.blocks:,} blocks in {bytes_text(spill.bytes)} of host memory"
+    back = f" · {spill.restored_tokens:,} tokens brought back"
+    return text + (back + (f", {costs}" if costs else "") if spill.restored_tokens else "")
 
 
 def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:

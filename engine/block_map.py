@@ -54,14 +54,16 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
     path = blocks.path(keys)
     every = blocks.every
     size = blocks.block_size
-    if path and len(every[path[-1]].keys) > present - (len(path) - 1) * size and present < len(keys):
-        path.pop()  # it begins alike and goes on differently: the branch would copy those rows
+    if path:
+        tail, mine = every[path[-1]].keys, keys[(len(path) - 1) * size :]
+        if list(mine[: len(tail)]) != tail[: len(mine)]:
+            path.pop()  # it begins alike and goes on differently: the branch would copy those rows
     masked_rows, hidden = _masked_rows(keys[:present])
     masked = {row // size for row in masked_rows}
-    mine = set(path)
+    own = set(path)
     shared = 0
     for index, id in enumerate(path):
-        if every[id].children - mine or every[id].refs > 1:
+        if every[id].children - own or every[id].refs > 1:
             shared = index + 1
     states = bytearray(len(every))
     leaves = 0

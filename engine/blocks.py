@@ -17,13 +17,16 @@ Where room is needed, one cached leaf after the other is evicted by this rule:
 2. when there are none, the end of that path, but never for idle work.
 
 So other branches go before what the branches share, the conversation shrinks from its end, and the system prompt,
-where every path begins, goes last. Who finds too little computes it again.
+where every path begins, goes last. Who finds too little computes it again, or, where there is a tier in host memory
+(`engine/spill.py`), brings back what was copied there when it was evicted.
 """
 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+
+from engine.spill import ROOT_NAME, HostTier, Restore, Spill, Spilled, common_prefix
 
 Key = Hashable
 """What identifies the KV of one row, given the rows before it: a token id, or more where the row was computed
@@ -47,6 +50,8 @@ class Block:
     children: set[int] = field(default_factory=set)
     indexed: bool = False
     last_used: int = 0
+    name: int = ROOT_NAME
+    """What `engine/spill.py` knows a full block by."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,10 +71,15 @@ class RowCopy:
     rows: int
 
 
+Copy = RowCopy | Spill | Restore
+"""To be carried out in the order in which they were returned, before anything else is written."""
+
+
 class BlockManager:
     """Hands out `num_blocks` blocks of `block_size` rows. Not thread-safe: it belongs to the engine's loop."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, tier: HostTier | None = None) -> None:
+        """`tier` takes what is evicted; without one it is gone."""
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
         self.num_blocks = num_blocks
@@ -85,6 +95,7 @@ class BlockManager:
         self._tables: list[BlockTable] = []
         self._in_use: Sequence[Key] = ()
         self._kept: set[int] | None = set()
+        self.tier = HostTier() if tier is None else tier
 
     # -- figures
 
@@ -128,22 +139,26 @@ class BlockManager:
     # -- the life of a table
 
     def match(self, keys: Sequence[Key]) -> int:
-        """How many leading rows of `keys` are present. Changes nothing."""
-        path, partial, rows = self._find(keys)
-        return len(path) * self.block_size + (rows if partial is not None else 0)
+        """How many leading rows of `keys` are present, here or in the host tier. Changes nothing."""
+        path, _, rows = self._find(keys)
+        spilled = sum(rows for _, rows in self._spilled(path, keys))
+        return len(path) * self.block_size + max(rows, spilled)
 
-    def open(self, keys: Sequence[Key], idle: bool = False) -> tuple[BlockTable, list[RowCopy]]:
+    def open(self, keys: Sequence[Key], idle: bool = False) -> tuple[BlockTable, list[Copy]]:
         """A new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
 
-        The matching part of a block that goes on differently, or that somebody else may still write, is copied
-        into a fresh block: do the copies returned before anything is written. Where no block can be had for
-        such a copy, the prefix just ends before it.
+        What the host tier has of it is brought back. The matching part of a block that goes on differently, or that
+        somebody else may still write, is copied into a fresh block: do the copies returned before anything is
+        written. Where no block can be had for such a copy, the prefix just ends before it.
         """
         path, partial, rows = self._find(keys)
+        spilled = self._spilled(path, keys)
         for id in path:
             self._hold(id)
         table = BlockTable(path, len(path) * self.block_size)
         self._tables.append(table)
+        if sum(rows for _, rows in spilled) > rows and (back := self._bring_back(table, spilled, idle)):
+            return table, back
         if partial is None:
             return table, []
         source = self._blocks[partial]
@@ -153,27 +168,30 @@ class BlockManager:
             table.length += rows
             return table, []
         self._hold(partial)
+        copies: list[Copy] = []
         try:
             if not self._has_room(1, idle):
                 return table, []
-            copy = self._take(after=partial)
+            copy = self._take(partial, copies)
         finally:
             self._release(partial)
         table.blocks.append(copy)
         self.commit(table, source.keys[:rows])
-        return table, [RowCopy(partial, copy, rows)]
+        return table, [*copies, RowCopy(partial, copy, rows)]
 
-    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
+    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> list[Copy]:
         """Make room for `rows` more rows in `table`, evicting cached blocks where needed.
 
-        `idle`: nobody waits for them, so the conversation in use is left alone. Raises OutOfBlocksError, and changes
-        nothing, when there is no room.
+        `idle`: nobody waits for them, so the conversation in use is left alone. Returns what to copy to the host
+        tier. Raises OutOfBlocksError, and changes nothing, when there is no room.
         """
         missing = self.blocks_for(table.length + rows) - len(table.blocks)
         if not self._has_room(missing, idle):
             raise OutOfBlocksError
+        copies: list[Copy] = []
         for _ in range(missing):
-            table.blocks.append(self._take(after=table.blocks[-1] if table.blocks else ROOT))
+            table.blocks.append(self._take(table.blocks[-1] if table.blocks else ROOT, copies))
+        return copies
 
     def commit(self, table: BlockTable, keys: Iterable[Key]) -> None:
         """Note that the next rows of `table` are written (or will be, before anyone else reads them).
@@ -197,7 +215,7 @@ class BlockManager:
             self._release(id)
         del table.blocks[self.blocks_for(table.length) :]
 
-    def fork(self, table: BlockTable) -> tuple[BlockTable, list[RowCopy]]:
+    def fork(self, table: BlockTable) -> tuple[BlockTable, list[Copy]]:
         """A second table with the same rows. Full blocks are shared, an unfinished tail is copied.
 
         Raises OutOfBlocksError, and changes nothing, when no block is left for the tail.
@@ -212,9 +230,10 @@ class BlockManager:
         if not rest:
             return twin, []
         source = table.blocks[full]
-        twin.blocks.append(self._take(after=source))
+        copies: list[Copy] = []
+        twin.blocks.append(self._take(source, copies))
         self.commit(twin, self._blocks[source].keys)
-        return twin, [RowCopy(source, twin.blocks[full], rest)]
+        return twin, [*copies, RowCopy(source, twin.blocks[full], rest)]
 
     def close(self, table: BlockTable) -> None:
         """Let go of every block of `table`; what was written stays as cache until it is evicted."""
@@ -228,11 +247,12 @@ class BlockManager:
         self._kept = None  # some of them may be on the path that is kept
 
     def forget(self, keys: Sequence[Key], start: int) -> int:
-        """Free the cached blocks on the path of `keys` that hold nothing before row `start`.
+        """Free the cached blocks on the path of `keys` that hold nothing before row `start`; the host tier's too.
 
         Blocks that somebody holds, or that other paths go through, stay. Returns how many were freed.
         """
         path, partial, _ = self._find(keys)
+        self.tier.forget(self._spilled(path, keys), self.blocks_for(start) - len(path))
         if partial is not None and len(path) * self.block_size + len(self._blocks[partial].keys) == len(keys):
             path.append(partial)  # the path's own tail; a block of another branch is none of ours
         freed = 0
@@ -240,17 +260,52 @@ class BlockManager:
             block = self._blocks[path[index]]
             if index * self.block_size < start or block.refs or block.children:
                 break
+            if not self.tier.remove(*self._identity(block)):
+                break
             self._evict(block)
             freed += 1
         return freed
 
     def evict_all(self) -> int:
-        """Free every cached block. Returns how many were freed."""
+        """Free every cached block, and empty the host tier. Returns how many blocks were freed."""
+        self.tier.clear()
         freed = 0
         while self._cached:
-            self._free_one()
+            self._free_one(None)
             freed += 1
         return freed
+
+    # -- the host tier
+
+    def _name(self, id: int) -> int:
+        return ROOT_NAME if id == ROOT else self._blocks[id].name
+
+    def _identity(self, block: Block) -> tuple[int, int, tuple[Key, ...]]:
+        return block.name, self._name(block.parent), tuple(block.keys)
+
+    def _spilled(self, path: Sequence[int], keys: Sequence[Key]) -> list[tuple[Spilled, int]]:
+        """What the host tier has of `keys` after the blocks of `path`, and how many rows of each."""
+        rest = keys[len(path) * self.block_size :]
+        return self.tier.follow(self._name(path[-1] if path else ROOT), rest, self.block_size)
+
+    def _bring_back(
+        self, table: BlockTable, spilled: Sequence[tuple[Spilled, int]], idle: bool
+    ) -> list[Copy]:
+        """Continue `table` with spilled blocks as far as there is room."""
+        copies: list[Copy] = []
+        self.tier.touch(spilled)
+        for block, rows in spilled:
+            if not self._has_room(1, idle):
+                break
+            id = self._take(table.blocks[-1] if table.blocks else ROOT, copies)
+            if block.slot < 0:  # the block that made room has taken it
+                self._release(id)
+                break
+            copies.append(Restore(block.slot, id))
+            table.blocks.append(id)
+            self.commit(table, block.keys[:rows])
+            self.tier.restored_rows += rows
+        return copies
 
     # -- the index
 
@@ -272,7 +327,7 @@ class BlockManager:
         rest = keys[position : position + self.block_size]
         for child in self._children(parent):
             block = self._blocks[child]
-            rows = _common_prefix(block.keys, rest)
+            rows = common_prefix(block.keys, rest)
             # Of equals, take one that can be used in place rather than copied.
             rank = (rows, block.refs == 0 and rows == len(block.keys))
             if rows and rank > best_rank:
@@ -290,6 +345,7 @@ class BlockManager:
         if known is None:
             self._full[name] = block.id
             block.indexed = True
+            block.name = self.tier.name(self._name(block.parent), name[1])
             return
         self._hold(known)
         table.blocks[index] = known
@@ -332,10 +388,13 @@ class BlockManager:
         if block.refs == 0 and not block.children:
             heapq.heappush(self._evictable, (block.last_used, block.id))
 
-    def _take(self, after: int) -> int:
-        """A fresh block, next to `after` where possible: contiguous blocks can be read without gathering."""
+    def _take(self, after: int, copies: list[Copy]) -> int:
+        """A fresh block, next to `after` where possible: contiguous blocks can be read without gathering.
+
+        What has to be copied to the host tier for that joins `copies`.
+        """
         if not self._free:
-            self._free_one()
+            self._free_one(copies)
         id = after + 1
         if id in self._free:
             self._free.remove(id)
@@ -347,8 +406,11 @@ class BlockManager:
         self._blocks[id].refs = 1
         return id
 
-    def _free_one(self) -> None:
-        """Evict the leaf whose turn it is (see above). There must be one, or for idle work one off the kept path."""
+    def _free_one(self, copies: list[Copy] | None) -> None:
+        """Evict the leaf whose turn it is (see above). There must be one, or for idle work one off the kept path.
+
+        Without `copies` the host tier does not get it.
+        """
         kept = self._kept_blocks()
         end_of_kept: Block | None = None  # a path has one leaf
         while self._evictable:
@@ -359,14 +421,16 @@ class BlockManager:
             if id in kept:
                 end_of_kept = block
                 continue
-            self._evict(block)
+            self._evict(block, copies)
             if end_of_kept is not None:
                 self._offer(end_of_kept)
             return
         assert end_of_kept is not None, "nothing can be evicted"
-        self._evict(end_of_kept)
+        self._evict(end_of_kept, copies)
 
-    def _evict(self, block: Block) -> None:
+    def _evict(self, block: Block, copies: list[Copy] | None = None) -> None:
+        if copies is not None and (slot := self.tier.put(*self._identity(block))) is not None:
+            copies.append(Spill(block.id, slot))
         self._cached -= 1
         self._drop(block)
 
@@ -378,7 +442,7 @@ class BlockManager:
                 del self._full[(block.parent, tuple(block.keys))]
             if block.parent != ROOT:
                 self._offer(self._blocks[block.parent])
-        block.parent, block.keys, block.indexed = ROOT, [], False
+        block.parent, block.keys, block.indexed, block.name = ROOT, [], False, ROOT_NAME
         if self._kept:
             self._kept.discard(block.id)
         self._free.add(block.id)
@@ -391,9 +455,7 @@ class BlockManager:
         refs = [0] * self.num_blocks
         for table in self._tables:
             assert len(set(table.blocks)) == len(table.blocks), "a table holds a block twice"
-            assert self.blocks_for(table.length) <= len(table.blocks), (
-                "a table claims rows it has no block for"
-            )
+            assert self.blocks_for(table.length) <= len(table.blocks), "a table claims rows without a block"
             parent = ROOT
             for index, id in enumerate(table.blocks):
                 refs[id] += 1
@@ -430,17 +492,7 @@ class BlockManager:
                 assert self._full.get((block.parent, tuple(block.keys))) == block.id
             for child in block.children:
                 assert block.refs or not self._blocks[child].refs, f"block {child} is held but not its parent"
-        assert not (self._kept or set()) & self._free, (
-            "a free block is taken for one of the conversation in use"
-        )
+        assert not (self._kept or set()) & self._free, "a free block is taken for one that is kept"
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
         assert len(self._full) == sum(block.indexed for block in self._blocks), "the index has stale entries"
-
-
-def _common_prefix(first: Sequence[Key], second: Sequence[Key]) -> int:
-    rows = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        rows += 1
-    return rows
+        self.tier.check([self._identity(block) for block in self._blocks if block.indexed])

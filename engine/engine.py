@@ -15,7 +15,8 @@ from engine.cuda_graphs import Graphs
 from engine.decode import Lane
 from engine.device import FULL_SPEED, available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
-from engine.events import Figures, TokenEvent
+from engine.events import Figures, SpillFigures, TokenEvent
+from engine.host_kv import HostKV
 from engine.kv_cache import KVCache
 from engine.loop import Loop
 from engine.memory import (
@@ -25,6 +26,7 @@ from engine.memory import (
     most_prefill_rows,
     plan_kv,
     reserved_bytes,
+    spill_bytes,
 )
 from engine.output import Output
 from engine.params import SamplingParams
@@ -33,6 +35,7 @@ from engine.rows import Rows
 from engine.runner import Runner
 from engine.scheduler import MaskedRowsEvictedError, Scheduler
 from engine.sequence import Priority, Sequence
+from engine.spill import HostTier
 from engine.stepper import Stepper, explain
 from models.decoder import DecoderModel
 from models.load import load_model
@@ -42,6 +45,7 @@ from models.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
+CPU = torch.device("cpu")
 
 
 class Engine:
@@ -67,13 +71,15 @@ class Engine:
         graphs: bool = True,
         fused: bool = True,
         lane: bool = True,
+        spill_gb: float | None = None,
+        spill: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         """`num_blocks` overrides the size that the free memory gives, `block_size` what suits the attention.
 
         `attention` names a backend; without `graphs` decode steps run kernel by kernel, without `fused` through the
-        plain modules, without `lane` as prompts do. Raises EngineError when nothing fits or the backend does not
-        work here.
+        plain modules, without `lane` as prompts do. `spill_gb` as in `load`; `spill` overrides it, in bytes
+        and on a CPU too. Raises EngineError when nothing fits or the backend does not work here.
         """
         config = model.config
         on_gpu = device.type == "cuda"
@@ -110,7 +116,12 @@ class Engine:
                 raise
             raise kv_refused(plan, per_token, block_size, available_memory(device)) from None
         self._kv_bytes = self._cache.nbytes
-        self._blocks = BlockManager(num_blocks or plan.num_blocks, block_size)
+        if spill is None:
+            spill = spill_bytes(spill_gb, self._kv_bytes, available_memory(CPU)) if on_gpu else 0
+        self._host = HostKV(self._cache.kv, block_size, spill) if spill else None
+        self._cache.host = self._host
+        tier = HostTier(self._host.grow) if self._host is not None else None
+        self._blocks = BlockManager(num_blocks or plan.num_blocks, block_size, tier)
         groups = config.num_attention_heads // config.num_key_value_heads
         self._backend: AttentionBackend = make_backend(choice, self._cache, groups)
         self._attention_name = self._backend.name
@@ -168,12 +179,13 @@ class Engine:
         context: int | None = None,
         attention: str = "auto",
         graphs: bool = True,
+        spill_gb: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
 
         `model` is what `models.sources.resolve` takes, or local files; `context` is in tokens (None: as long as
-        the model and the memory allow).
+        the model and the memory allow), `spill_gb` of host memory take what a GPU evicts (None: a share of it).
         """
         choice = pick_device(device)
         picked = choice.device
@@ -194,6 +206,7 @@ class Engine:
                 context=context,
                 attention=attention,
                 graphs=graphs,
+                spill_gb=spill_gb,
                 notes=choice.notes,
             )
 
@@ -269,6 +282,7 @@ class Engine:
             notes=self._notes,
             warmed=warmed,
             bandwidth=self._bandwidth,
+            spill=self._spill_figures(),
         )
 
     def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
@@ -305,7 +319,7 @@ class Engine:
         table, copies = self._blocks.open(keys)
         try:
             self._cache.copy_blocks(copies)
-            self._blocks.reserve(table, len(keys) - table.length + more)
+            self._cache.copy_blocks(self._blocks.reserve(table, len(keys) - table.length + more))
             return function(table.blocks)
         finally:
             self._blocks.close(table)
@@ -313,6 +327,9 @@ class Engine:
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
         self._loop.close()
+        if self._host is not None:
+            self._host.close()
+            self._host = None
         for owner_of_memory in ("_cache", "_runner", "_backend", "_lane", "_stepper"):
             self.__dict__.pop(owner_of_memory, None)
 
@@ -421,6 +438,20 @@ class Engine:
 
     # -- how it is done
 
+    def _spill_figures(self) -> SpillFigures | None:
+        host, tier = self._host, self._blocks.tier
+        if host is None:
+            return None
+        costs = host.costs
+        return SpillFigures(
+            blocks=len(tier),
+            bytes=host.nbytes,
+            restored_tokens=tier.restored_rows,
+            brought_s=costs.brought,
+            computed_s=costs.computed,
+            is_used=costs.worth_it,
+        )
+
     def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool, idle: bool) -> None:
         if self._blocks.match(hidden.keys) == len(hidden):
             return  # idle work that was at the same turn has done it meanwhile
@@ -433,7 +464,7 @@ class Engine:
             try:
                 self._cache.copy_blocks(copies)
                 first = target.length
-                self._scheduler.reserve(target, len(hidden) - first, idle)
+                self._cache.copy_blocks(self._scheduler.reserve(target, len(hidden) - first, idle))
                 shift = end - start
                 if first < len(hidden):
                     self._cache.copy_rows(

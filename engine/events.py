@@ -78,6 +78,22 @@ class DraftCost:
 
 
 @dataclass(frozen=True, slots=True)
+class SpillFigures:
+    """The tier in host memory that takes evicted blocks; times in seconds a token, None before they are measured."""
+
+    blocks: int
+    """Blocks that can be brought back."""
+    bytes: int
+    """Host memory that is taken; it grows when it is needed."""
+    restored_tokens: int
+    """Tokens that were brought back so far instead of being computed."""
+    brought_s: float | None
+    computed_s: float | None
+    is_used: bool
+    """False once it is known that computing is about as fast."""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """What the engine holds and does right now; a snapshot, cheap enough to take 30 times a second."""
 
@@ -108,3 +124,5 @@ class Figures:
     """Tokens that are present of what idle work warms (the history, then the draft); None when it does not run."""
     bandwidth: float | None = None
     """Bytes/s that the device's memory reads; None where it has never been measured."""
+    spill: SpillFigures | None = None
+    """None where there is no such tier."""

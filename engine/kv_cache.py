@@ -1,12 +1,13 @@
 """The tensors behind the block ids."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
 
-from engine.blocks import RowCopy
+from engine.blocks import Copy, RowCopy
+from engine.host_kv import HostKV
 
 
 class KVCache:
@@ -30,6 +31,8 @@ class KVCache:
         self.block_size = block_size
         self.kv = torch.empty(shape, dtype=dtype, device=device)
         self.k, self.v = self.kv.unbind()
+        self.host: HostKV | None = None
+        """What takes evicted blocks."""
 
     @property
     def nbytes(self) -> int:
@@ -52,8 +55,19 @@ class KVCache:
         runs[-1] = (runs[-1][0], runs[-1][1] - (-stop) % size)
         return runs
 
-    def copy_blocks(self, copies: Sequence[RowCopy]) -> None:
-        """Copy the leading rows of blocks, all layers at once (copy-on-write), as if one after the other."""
+    def copy_blocks(self, copies: Sequence[Copy]) -> None:
+        """Copy rows from block to block (copy-on-write), and blocks from and to host memory, in this order."""
+        for within, part in groupby(copies, lambda copy: isinstance(copy, RowCopy)):
+            if within:
+                self._copy_on_write([copy for copy in part if isinstance(copy, RowCopy)])
+                continue
+            assert self.host is not None
+            for copy in part:
+                if not isinstance(copy, RowCopy):
+                    self.host.carry_out(copy)
+
+    def _copy_on_write(self, copies: Sequence[RowCopy]) -> None:
+        """Copy the leading rows of blocks, all layers at once, as if one after the other."""
         if self.kv.device.type != "cuda":
             for copy in copies:
                 source, target = copy.source * self.block_size, copy.target * self.block_size

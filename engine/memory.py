@@ -15,6 +15,12 @@ GPU_SHARE = 0.9
 foreseen: gaps in the allocator's memory, a window of the desktop."""
 SAMPLING_BYTES = 40
 """A number of the vocabulary: logits in the model's dtype and in fp32, sorted, with int64 indices, summed up."""
+SPILL_SHARE = 0.25
+"""Of the free host memory that blocks which a GPU evicts may take, where nobody says how much."""
+MOST_SPILL_SHARE = 0.75
+"""The same, whatever somebody says: it is pinned, and the system cannot take it back."""
+SPILL_CACHES = 4
+"""So many times what the KV cache holds is enough of it."""
 GRAPH_BYTES = 256 * 1024**2
 """What graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
 
@@ -67,6 +73,13 @@ def plan_kv(
     # One block more than the context fills: room for a copy-on-write while a full context is held.
     blocks = -(-min(2 * context, fits) // block_size) + 1
     return KVPlan(context, blocks)
+
+
+def spill_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> int:
+    """Most bytes of the `available` host memory for blocks that a GPU evicts; `requested_gb` None: a modest share."""
+    if requested_gb is None:
+        return min(int(available * SPILL_SHARE), SPILL_CACHES * kv_bytes)
+    return min(int(requested_gb * 1e9), int(available * MOST_SPILL_SHARE))
 
 
 def kv_refused(plan: KVPlan, bytes_per_token: int, block_size: int, available: int) -> EngineError:

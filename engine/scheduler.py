@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from engine.blocks import BlockManager, BlockTable, OutOfBlocksError, RowCopy
+from engine.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.sequence import Priority, Sequence, Status
@@ -33,7 +33,7 @@ class Step:
     """What to do next: first the copies, then the chunks in one batch."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    copies: list[RowCopy] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Scheduler:
             if budget == 0:
                 break
             count = min(sequence.pending, budget)
-            if not self._reserve(sequence, count):
+            if not self._reserve(sequence, count, step):
                 continue
             step.chunks.append(Chunk(sequence, sequence.computed, count))
             budget -= count
@@ -112,16 +112,15 @@ class Scheduler:
             if table is not None:
                 self.blocks.commit(table, chunk.sequence.rows.keys[chunk.start : chunk.start + chunk.count])
 
-    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
+    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> list[Copy]:
         """Make room for `rows` more rows in a table; unless it is `idle` itself, idle work may have to wait for that.
 
-        Raises OutOfBlocksError when there is no room.
+        Returns what to copy before anything is written. Raises OutOfBlocksError when there is no room.
         """
         while True:
             others = [s for s in self.running if s.priority is Priority.IDLE and s.table is not table]
             try:
-                self.blocks.reserve(table, rows, idle or bool(others))
-                return
+                return self.blocks.reserve(table, rows, idle or bool(others))
             except OutOfBlocksError:
                 if idle or not others:
                     raise
@@ -146,12 +145,12 @@ class Scheduler:
                 sequence.admitted = perf_counter()
                 sequence.cached_tokens = sequence.computed
 
-    def _reserve(self, sequence: Sequence, rows: int) -> bool:
+    def _reserve(self, sequence: Sequence, rows: int, step: Step) -> bool:
         """Make room; on the way others may lose their blocks, or `sequence` itself may end or have to wait."""
         assert sequence.table is not None
         while True:
             try:
-                self.reserve(sequence.table, rows, sequence.priority is Priority.IDLE)
+                step.copies += self.reserve(sequence.table, rows, sequence.priority is Priority.IDLE)
                 return True
             except OutOfBlocksError:
                 if sequence.priority is Priority.IDLE or self.running == [sequence]:

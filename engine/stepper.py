@@ -45,6 +45,7 @@ class Stepper:
             return
         step, copied, failed = Step(), False, False
         try:
+            self._judge_host()
             step = self.scheduler.next_step()
             self._report_finished()
             self.cache.copy_blocks(step.copies)
@@ -100,9 +101,10 @@ class Stepper:
         """Launch the step of the token that is not read yet. False where there is no block for its row."""
         assert sequence.table is not None
         try:
-            self.scheduler.reserve(sequence.table, 1)
+            copies = self.scheduler.reserve(sequence.table, 1)
         except OutOfBlocksError:
             return False
+        self.cache.copy_blocks(copies)
         lane.launch(len(sequence.rows), sequence.table.blocks)
         return True
 
@@ -115,7 +117,7 @@ class Stepper:
         idle = step.chunks[0].sequence.priority is Priority.IDLE
         self._share_cores(idle)
         began = perf_counter()
-        logits = self.runner.run(step.chunks)
+        logits = self._logits(step)
         self.scheduler.done(step)
         sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
         if self.lane is not None and len(sampling) == 1 and sampling[0].table is not None:
@@ -134,6 +136,21 @@ class Stepper:
             affordable = int(rows_done * IDLE_SECONDS / max(perf_counter() - began, 1e-6))
             # Grow slowly, shrink at once: a chunk must not overshoot because the one before was tiny.
             self.scheduler.idle_chunk = max(8, min(affordable, 2 * rows_done, self.scheduler.max_chunk))
+
+    def _logits(self, step: Step) -> torch.Tensor:
+        host = self.cache.host
+        if host is None or self.device.type != "cuda":
+            return self.runner.run(step.chunks)
+        rows = sum(chunk.count for chunk in step.chunks)
+        return host.costs.of_chunk(rows, lambda: self.runner.run(step.chunks))
+
+    def _judge_host(self) -> None:
+        """Do without the host tier once it is known that computing a block is about as fast as bringing it back."""
+        host = self.cache.host
+        if host is not None and not host.costs.worth_it:
+            self.cache.host = None
+            self.blocks.tier.end()
+            host.close()
 
     def _share_cores(self, idle: bool) -> None:
         """Idle work takes one core of a CPU that has more to do than it has cores."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.backend import DraftCost, Figures, ModelInfo, Progress, TurnStats
+from chatterm.backend import DraftCost, Figures, ModelInfo, Progress, SpillFigures, TurnStats
 from chatterm.cache_map import PLAIN_MARKS, cache_lines
 from chatterm.figures import (
     Live,
@@ -328,6 +328,26 @@ def test_stats_name_the_kernels() -> None:
     lines = stats_lines(80, None, SessionStats(), INFO, figures)
     assert any("flash attention · fused kernels, CUDA graph" in text_of(line) for line in lines)
     assert all(line_cells(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("spill", "said"),
+    [
+        (SpillFigures(0, 0, 0, None, None, True), "0 blocks in 0 B of host memory"),
+        (SpillFigures(12, 25_000_000, 900, None, None, True), "of host memory · 900 tokens brought back"),
+        (
+            SpillFigures(12, 25_000_000, 900, 3.21e-6, 40e-6, True),
+            "900 tokens brought back, 3.2 µs a token, computing it 40.0",
+        ),
+        (
+            SpillFigures(0, 0, 9, 3.2e-6, 3e-6, False),
+            "computed again: bringing it back takes 3.2 µs a token, computing it 3.0",
+        ),
+    ],
+)
+def test_stats_say_what_became_of_evicted_blocks(spill: SpillFigures, said: str) -> None:
+    lines = stats_lines(120, None, SessionStats(), INFO, replace(FIGURES, spill=spill))
+    assert any(said in text_of(line) for line in lines)
 
 
 def test_a_note_is_new_once() -> None:

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from engine.blocks import BlockManager, BlockTable, OutOfBlocksError
+from engine.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
+from engine.spill import HostTier, Spill
 
 
 def filled(manager: BlockManager, keys: list[int]) -> BlockTable:
@@ -143,20 +144,36 @@ def test_a_key_with_a_mark_is_another_key() -> None:
 
 
 class Blocks(RuleBasedStateMachine):
-    """Random use. The model: what each table must hold, and the rows that each block was last filled with."""
+    """Random use. The model: what each table must hold, and the rows that each block was last filled with.
+
+    A row is everything from the start up to its key: what its KV depends on.
+    """
 
     tables: Bundle[BlockTable] = Bundle("tables")
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(12, 4)
+        self.manager = BlockManager(12, 4, self.tier())
         self.content: dict[BlockTable, list[int]] = {}
         self.kept: list[int] = []
         self.memory = {block: [None] * 4 for block in range(12)}
+        self.host: dict[int, list] = {}
 
-    def _copy(self, copies: list) -> None:
+    def tier(self) -> HostTier | None:
+        return None
+
+    def _copy(self, copies: list[Copy]) -> None:
         for copy in copies:
-            self.memory[copy.target][: copy.rows] = self.memory[copy.source][: copy.rows]
+            if isinstance(copy, RowCopy):
+                self.memory[copy.target][: copy.rows] = self.memory[copy.source][: copy.rows]
+            elif isinstance(copy, Spill):
+                self.host[copy.slot] = list(self.memory[copy.block])
+            else:
+                self.memory[copy.block] = list(self.host[copy.slot])
+
+    def _on_device(self, keys: list[int]) -> int:
+        path, _, rows = self.manager._find(keys)
+        return len(path) * 4 + rows
 
     @rule(keys=st.lists(st.integers(0, 1), max_size=14))
     def keep(self, keys: list[int]) -> None:
@@ -166,19 +183,19 @@ class Blocks(RuleBasedStateMachine):
     @contextmanager
     def _evicts_rightly(self, idle: bool) -> Iterator[None]:
         """The conversation in use loses nothing to idle work, and nothing while there is something else to evict."""
-        before = self.manager.match(self.kept)
+        before = self._on_device(self.kept)
         yield
-        if self.manager.match(self.kept) < before:
+        if self._on_device(self.kept) < before:
             assert not idle
             cached = {block.id for block in self.manager.every if block.keys and not block.refs}
             assert cached <= set(self.manager.path(self.kept))
 
     @rule(target=tables, keys=st.lists(st.integers(0, 1), max_size=14), idle=st.booleans())
     def open(self, keys: list[int], idle: bool) -> BlockTable:
-        found = self.manager.match(keys)
+        there, found = self._on_device(keys), self.manager.match(keys)
         with self._evicts_rightly(idle):
             table, copies = self.manager.open(keys, idle)
-        assert found - 3 <= table.length <= found
+        assert there - 3 <= table.length <= found
         self._copy(copies)
         self.content[table] = keys[: table.length]
         return table
@@ -188,16 +205,16 @@ class Blocks(RuleBasedStateMachine):
         before = list(table.blocks)
         try:
             with self._evicts_rightly(idle):
-                self.manager.reserve(table, len(keys), idle)
+                self._copy(self.manager.reserve(table, len(keys), idle))
         except OutOfBlocksError:
             assert table.blocks == before
             return
         start = table.length
-        # A step writes the rows before it notes them: the blocks may be swapped for equal ones on commit.
-        for row, key in enumerate(keys, start):
-            self.memory[table.blocks[row // 4]][row % 4] = key
-        self.manager.commit(table, keys)
         self.content[table] += keys
+        # A step writes the rows before it notes them: the blocks may be swapped for equal ones on commit.
+        for row in range(start, start + len(keys)):
+            self.memory[table.blocks[row // 4]][row % 4] = self.content[table][: row + 1]
+        self.manager.commit(table, keys)
 
     @rule(target=tables, table=tables)
     def fork(self, table: BlockTable) -> object:
@@ -213,7 +230,7 @@ class Blocks(RuleBasedStateMachine):
     @rule(table=tables, extra=st.integers(1, 8))
     def reserve_and_give_back(self, table: BlockTable, extra: int) -> None:
         try:
-            self.manager.reserve(table, extra)
+            self._copy(self.manager.reserve(table, extra))
         except OutOfBlocksError:
             return
         self.manager.truncate(table)
@@ -233,7 +250,7 @@ class Blocks(RuleBasedStateMachine):
     @rule()
     def evict(self) -> None:
         self.manager.evict_all()
-        assert self.manager.num_cached == 0
+        assert (self.manager.num_cached, len(self.manager.tier)) == (0, 0)
 
     @invariant()
     def holds(self) -> None:
@@ -241,7 +258,7 @@ class Blocks(RuleBasedStateMachine):
         for table, keys in self.content.items():
             assert table.length == len(keys)
             rows = [self.memory[table.blocks[row // 4]][row % 4] for row in range(table.length)]
-            assert rows == keys, "a table reads what others wrote"
+            assert rows == [keys[: row + 1] for row in range(len(keys))], "a table reads what others wrote"
             assert self.manager.match(keys) == len(keys)
 
 

@@ -1,10 +1,11 @@
 """Exactness under fire: whatever people do in whatever order, every logit is that of a plain forward of the prompt.
 
-Two conversations share one engine whose cache is too small for them. Random steps are done to them, and every logit
-that a token was drawn from is compared with a reference that knows nothing of blocks, chunks or caches: one forward
-of the prompt that the template renders (`exact`), or of everything that was ever said with the think spans masked
-out for the turns after them (`mask`). Few different texts make for many equal beginnings, so that rows which must
-not be shared would be found if they could be.
+Two conversations share one engine whose cache is too small for them; most engines have a tier in host memory for
+what they evict. Random steps are done to them, and every logit that a token was drawn from is compared with a
+reference that knows nothing of blocks, chunks or caches: one forward of the prompt that the template renders
+(`exact`), or of everything that was ever said with the think spans masked out for the turns after them (`mask`).
+Few different texts make for many equal beginnings, so that rows which must not be shared would be found if they
+could be.
 
 A failure names its seed and step. Idle work runs beside the steps, so that another run of the same seed may take
 another turn; what must hold holds for all of them.
@@ -93,7 +94,7 @@ class Fire:
         def record(rows: Rows, *rest: Any) -> Sequence:
             self.started.append((rows.copy(), len(engine.scripted.logits_seen)))
             if len(self.started) == 1 and self.rng.random() < 0.1:
-                engine.evict_all()  # what was there a moment ago is gone when the prompt runs
+                self.evict(self.talk)  # what was there a moment ago is gone when the prompt runs
             return start(rows, *rest)
 
         engine.start = record  # type: ignore[method-assign]
@@ -359,7 +360,10 @@ class Fire:
             assert self.engine.cached_rows(rows) == len(rows)
 
     def evict(self, _: Talk) -> None:
-        self.engine.evict_all()
+        if self.rng.random() < 0.7:
+            self.engine.spill_all()
+        else:
+            self.engine.evict_all()
 
     def crowd(self, _: Talk) -> None:
         """Somebody else needs room."""
@@ -396,6 +400,7 @@ def test_every_logit_is_that_of_a_plain_forward(folder: Path, seed: int) -> None
         "block_size": size,
         "num_blocks": rng.choice((tight, tight, 3 * tight)),
         "max_chunk": rng.choice((7, 64)),
+        "spill": (0, 1 << 24, 1 << 24, 1 << 16)[seed % 4],
     }
     with tiny_engine(folder, CONFIG, **options) as engine:
         if seed % 3 == 0:
@@ -408,5 +413,7 @@ def test_every_logit_is_that_of_a_plain_forward(folder: Path, seed: int) -> None
             except BaseException as error:
                 error.add_note(f"seed {seed}, {options}, step {step} after {done[-8:]}")
                 raise
+        spill = engine.figures().spill
+        assert spill is None or spill.restored_tokens > 0
     assert sum(fire.compared.values()) > STEPS
     assert min(fire.compared.values()) > 0

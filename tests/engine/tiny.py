@@ -11,6 +11,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from engine.blocks import Copy
 from engine.engine import Engine
 from engine.loop import Loop
 from models.load import load_model
@@ -95,6 +96,17 @@ class TinyEngine(Engine):
 
     def evict_all(self) -> None:
         self._loop.call(self._blocks.evict_all)
+
+    def spill_all(self) -> None:
+        """Evict what is cached as if somebody needed room for it: it goes to the host tier, where there is one."""
+
+        def job() -> None:
+            copies: list[Copy] = []
+            while self._blocks.num_cached:
+                self._blocks._free_one(copies)
+            self._cache.copy_blocks(copies)
+
+        self._loop.call(job)
 
 
 @contextmanager

@@ -68,6 +68,23 @@ def tokens(engine: Engine, params: SamplingParams = GREEDY) -> list[int]:
     return [event.token_id for event in engine.stream(PROMPT, params)]
 
 
+def test_what_decoding_evicts_comes_back_from_host_memory(folder: Path) -> None:
+    other = [(7 * i) % 251 for i in range(1480)]
+
+    with an_engine(folder, num_blocks=48, spill=1 << 30) as engine:
+
+        def rows() -> torch.Tensor:
+            runs = engine._cache.slots(engine._blocks.path(other), 0, len(other))
+            return torch.cat([engine._cache.kv[:, :, first:end] for first, end in runs], dim=2).clone()
+
+        assert engine.warm(other) == len(other)
+        before = engine._loop.call(rows)
+        assert len(tokens(engine, SamplingParams(temperature=0.0, max_tokens=700))) == 700
+        assert engine.warm(other) == 0
+        assert torch.equal(engine._loop.call(rows), before)
+        engine._loop.call(engine._blocks.check)
+
+
 @pytest.mark.parametrize("options", [{}, {"graphs": False}, {"fused": False}, {"lane": False}])
 def test_greedy_tokens_are_those_of_transformers(folder: Path, options: dict[str, Any]) -> None:
     with an_engine(folder, **options) as engine:

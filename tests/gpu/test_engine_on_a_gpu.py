@@ -56,3 +56,31 @@ def test_a_chat_computes_only_what_is_new(engine: TinyEngine, think_cache: str) 
 def test_bf16_chats(folder: Path) -> None:
     with tiny_engine(folder, CONFIG, device="cuda", dtype=torch.bfloat16) as engine:
         assert len(list(engine.stream(PROMPT, SamplingParams(temperature=0.7, max_tokens=8, seed=1)))) <= 8
+
+
+def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(folder: Path) -> None:
+    """A cache of 40 blocks and prompts of 37: each evicts the one before, whose rows come back as they were."""
+    options = {"context": 150, "num_blocks": 40, "spill": 1 << 28}
+    with tiny_engine(folder, CONFIG, device="cuda", dtype=torch.bfloat16, **options) as engine:
+
+        def rows(prompt: list[int]) -> torch.Tensor:
+            def job() -> torch.Tensor:
+                slots = engine._cache.slots(engine._blocks.path(prompt), 0, len(prompt))
+                return torch.cat([engine._cache.kv[:, :, first:end] for first, end in slots], dim=2).clone()
+
+            return engine._loop.call(job)
+
+        prompts = [[i, *PROMPT[2:]] for i in range(6)]
+        computed = []
+        for prompt in prompts:
+            assert engine.warm(prompt) == len(prompt)
+            computed.append(rows(prompt))
+        for _ in range(3):
+            for prompt, before in zip(prompts, computed, strict=True):
+                assert engine.warm(prompt) == 0
+                assert torch.equal(rows(prompt), before)
+                engine.check()
+        figures = engine.figures().spill
+        assert figures is not None
+        assert figures.brought_s is not None
+        assert figures.restored_tokens > 17 * 140

@@ -1,0 +1,140 @@
+"""Bringing evicted rows back from host memory beside computing them again, in one run.
+
+    python -m benchmarks.spill --json benchmarks/results/spill.json [--shapes 0.6B,8B] [--lengths 2048,8192]
+
+Qwen3's shapes in bf16, random weights. The KV cache holds the longest prompt and little more. Each round computes a new
+prompt in an empty cache, has another one that fills the cache evict it, and asks for the first one again, all of which
+comes back. Bringing back evicts the other prompt, so its spilling is in the time. "evicting" is the time of the prompt
+that fills the cache, over that of one as long in an empty cache: what spilling costs. The lengths take turns, the first
+round is thrown away, and medians are quoted. `--device cpu --shapes tiny --lengths 64,256` tries it out.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from benchmarks.machine import Budget, Record, describe, synchronize
+from benchmarks.options import names, numbers, parse, parser_of
+from benchmarks.prefill import warm_seconds
+from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
+from engine import Engine
+from engine.attention.choose import choose_attention
+from engine.host_kv import Costs
+from models.config import ModelConfig
+
+
+class Always(Costs):
+    """The tier stays in use, so that both ways are measured whatever the engine would make of it."""
+
+    @property
+    def worth_it(self) -> bool:
+        return True
+
+
+def back_seconds(engine: Engine, prompt: list[int]) -> float:
+    """Seconds until all rows of a spilled prompt are in the cache again."""
+    began = time.perf_counter()
+    computed = engine.warm(prompt)
+    synchronize(engine.device)
+    spent = time.perf_counter() - began
+    if computed:
+        raise RuntimeError(f"{computed} of {len(prompt)} tokens had to be computed")
+    return spent
+
+
+def rounds(
+    engine: Engine, config: ModelConfig, lengths: list[int], capacity: int, repeats: int, budget: Budget
+) -> dict[int, dict[str, list[float]]]:
+    """Times in seconds, by length: "computed", "evicting", "back"."""
+    times: dict[int, dict[str, list[float]]] = {
+        n: {"computed": [], "evicting": [], "back": []} for n in lengths
+    }
+    seed = 0
+    for attempt in range(repeats + 1):
+        if not budget.allows(0.0):
+            print(f"stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
+            break
+        for length in lengths:
+            engine._loop.call(engine._blocks.evict_all)
+            seed += 2
+            prompt, filler = random_prompt(config, length, seed), random_prompt(config, capacity, seed + 1)
+            took = {
+                "computed": warm_seconds(engine, prompt),
+                "evicting": warm_seconds(engine, filler),
+                "back": back_seconds(engine, prompt),
+            }
+            for name, spent in took.items():
+                if attempt:
+                    times[length][name].append(spent)
+    return times
+
+
+def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
+    """Every length of one shape."""
+    config, device = SHAPES[shape], torch.device(arguments.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    attention = arguments.attention or "auto"
+    size = choose_attention(attention, device, dtype, config.head_dim).block_size
+    blocks = -(-max(arguments.lengths) // size)
+    token = kv_bytes(config, dtype)
+    print(f"\n{shape}: {token:,} bytes a token, blocks of {size}  [{budget.spent:.0f} s]", flush=True)
+    with random_engine(
+        config,
+        device=device,
+        dtype=dtype,
+        context=blocks * size,
+        num_blocks=blocks,
+        attention=attention,
+        lane=False,
+        spill=3 * blocks * size * token,
+    ) as (engine, _):
+        assert engine._host is not None
+        costs = engine._host.costs = Always()
+        times = rounds(engine, config, arguments.lengths, blocks * size, arguments.repeats, budget)
+    print(f"{'tokens':>10}{'computed':>12}{'back':>12}{'ratio':>8}{'GB/s':>8}{'evicting':>10}")
+    for length, runs in times.items():
+        if not runs["back"]:
+            continue
+        middle = {name: statistics.median(spent) for name, spent in runs.items()}
+        ratio = middle["computed"] / middle["back"]
+        rate = length * token / middle["back"] / 1e9
+        evicting = statistics.median(
+            one / other for one, other in zip(runs["evicting"], times[max(times)]["computed"], strict=False)
+        )
+        figures = {"ratio": ratio, "GB_per_s": rate, "evicting": evicting, "runs_s": runs}
+        record.add(figures, "shapes", shape, "lengths", str(length))
+        print(
+            f"{length:>10,}{middle['computed'] * 1e3:>9.1f} ms{middle['back'] * 1e3:>9.1f} ms{ratio:>8.2f}{rate:>8.1f}"
+            f"{evicting:>10.2f}",
+            flush=True,
+        )
+    if costs.brought is not None and costs.computed is not None:
+        used = Costs.worth_it.fget(costs)  # type: ignore[attr-defined]
+        own = {"brought_s": costs.brought, "computed_s": costs.computed, "would_use": used}
+        record.add(own, "shapes", shape, "as_the_engine_measured")
+        back, compute = costs.brought * 1e6, costs.computed * 1e6
+        print(f"as the engine measured: {back:.2f} µs a token to bring back, {compute:.2f} to compute")
+        print(f"it would {'keep' if used else 'give up'} the tier")
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--shapes", type=names, default=["0.6B", "8B"])
+    parser.add_argument("--lengths", type=numbers, default=[2048, 8192])
+    parser.set_defaults(peers=[], repeats=3)
+    arguments = parse(parser, ())
+    budget = Budget(arguments.budget_s)
+    facts = describe(torch.device(arguments.device)) | {"repeats": arguments.repeats}
+    record = Record(arguments.json, facts, arguments.merge)
+    print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
+    for shape in arguments.shapes:
+        run(shape, arguments, budget, record)
+        if arguments.device != "cpu":
+            torch.cuda.empty_cache()
+    print(f"{budget.spent:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

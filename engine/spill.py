@@ -1,0 +1,181 @@
+"""Which evicted blocks lie in host memory, and in which slot of it. Pure Python, no tensors.
+
+A device block is found by its parent's id, and ids are used again. What is spilled outlives them, so every full
+block gets a *name* when it enters the prefix index: a number that is never used twice, and that its copies keep.
+A spilled block is found by (name of its parent, keys of its rows), the chain of keys from the root: exact, without
+a hash that could collide. A block that is computed again takes the name of its spilled copy.
+
+A block that was brought back keeps its slot, so that evicting it once more copies nothing. Where slots run out, the
+block that was spilled or brought back longest ago is dropped.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+ROOT_NAME = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Copy a device block to a slot in host memory, before the next write."""
+
+    block: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Copy a slot in host memory to a device block, before the next write."""
+
+    slot: int
+    block: int
+
+
+@dataclass(slots=True, eq=False)
+class Spilled:
+    """A block in host memory. `slot` is -1 once it was dropped, `name` is ROOT_NAME for one that is not full."""
+
+    name: int
+    parent: int
+    keys: tuple[Hashable, ...]
+    slot: int
+
+
+class HostTier:
+    """The index of the host memory. Not thread-safe: it belongs to the engine's loop."""
+
+    def __init__(self, grow: Callable[[], int] = lambda: 0) -> None:
+        """`grow` takes more memory and says how many slots it has; 0 when there shall be no more. Default: none."""
+        self._grow = grow
+        self._capacity = 0
+        self._free: list[int] = []
+        self._children: dict[int, dict[tuple[Hashable, ...], Spilled]] = {}
+        self._by_age: OrderedDict[Spilled, None] = OrderedDict()
+        self._names = count(ROOT_NAME + 1)
+        self.restored_rows = 0
+        """Rows that were brought back so far instead of being computed."""
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    def name(self, parent: int, keys: tuple[Hashable, ...]) -> int:
+        """The name of a full block that enters the prefix index."""
+        known = self._children.get(parent, {}).get(keys)
+        return known.name if known is not None else next(self._names)
+
+    def put(self, name: int, parent: int, keys: tuple[Hashable, ...]) -> int | None:
+        """The slot to which a block that is evicted shall be copied; None where it is there already or has no room."""
+        siblings = self._children.get(parent, {})
+        for other in [siblings[keys]] if keys in siblings else list(siblings.values()):
+            if other.keys[: len(keys)] == keys:
+                self._by_age.move_to_end(other)
+                return None
+            if keys[: len(other.keys)] == other.keys:
+                self.drop(other)  # the same block when it had fewer rows
+        slot = self._slot()
+        if slot is None:
+            return None
+        block = Spilled(name, parent, keys, slot)
+        self._children.setdefault(parent, {})[keys] = block
+        self._by_age[block] = None
+        return slot
+
+    def follow(self, name: int, keys: Sequence[Hashable], size: int) -> list[tuple[Spilled, int]]:
+        """The blocks that continue a path after the block `name` with the rows `keys`, and how many rows of each do.
+
+        `size` is that of a block. Only the last may have rows that are not those of `keys`. Changes nothing.
+        """
+        chain: list[tuple[Spilled, int]] = []
+        for start in range(0, len(keys), size):
+            rest = tuple(keys[start : start + size])
+            siblings = self._children.get(name, {})
+            found = siblings.get(rest)
+            if found is None:
+                ranked = [(common_prefix(block.keys, rest), block) for block in siblings.values()]
+                rows, found = max(ranked, key=lambda pair: pair[0], default=(0, None))
+                return chain if found is None or rows == 0 else [*chain, (found, rows)]
+            chain.append((found, len(rest)))
+            name = found.name
+            if len(rest) < size:
+                break
+        return chain
+
+    def touch(self, chain: Sequence[tuple[Spilled, int]]) -> None:
+        """These are used now; of a path the beginning is dropped last."""
+        for block, _ in reversed(chain):
+            self._by_age.move_to_end(block)
+
+    def remove(self, name: int, parent: int, keys: tuple[Hashable, ...]) -> bool:
+        """Drop the copy of a block, if there is one. False, and no change, where spilled blocks go on from it."""
+        if name != ROOT_NAME and name in self._children:
+            return False
+        if (block := self._children.get(parent, {}).get(keys)) is not None:
+            self.drop(block)
+        return True
+
+    def forget(self, chain: Sequence[tuple[Spilled, int]], start: int) -> None:
+        """Drop the blocks of a path from number `start` on that no other path needs."""
+        for block, rows in reversed(chain[max(start, 0) :]):
+            if rows < len(block.keys) or not self.remove(block.name, block.parent, block.keys):
+                break
+
+    def drop(self, block: Spilled) -> None:
+        """Give its slot back."""
+        del self._by_age[block]
+        siblings = self._children[block.parent]
+        del siblings[block.keys]
+        if not siblings:
+            del self._children[block.parent]
+        self._free.append(block.slot)
+        block.slot = -1
+
+    def clear(self) -> None:
+        """Drop everything."""
+        for block in list(self._by_age):
+            self.drop(block)
+
+    def end(self) -> None:
+        """Drop everything and take nothing any more: the memory is gone."""
+        self.clear()
+        self._free, self._capacity, self._grow = [], 0, lambda: 0
+
+    def _slot(self) -> int | None:
+        if not self._free:
+            more = self._grow()
+            self._free.extend(reversed(range(self._capacity, self._capacity + more)))
+            self._capacity += more
+        if not self._free and self._by_age:
+            self.drop(next(iter(self._by_age)))
+        return self._free.pop() if self._free else None
+
+    def check(self, full: Sequence[tuple[int, int, tuple[Hashable, ...]]]) -> None:
+        """Raise AssertionError unless every slot is free or of one block, and every block has one name.
+
+        `full` are the full blocks of the device: name, parent's name, keys.
+        """
+        slots = [block.slot for block in self._by_age] + self._free
+        assert sorted(slots) == list(range(self._capacity)), "a slot is lost, or of two blocks"
+        found = [block for siblings in self._children.values() for block in siblings.values()]
+        assert set(found) == set(self._by_age), "a spilled block cannot be found"
+        assert len(found) == len(self._by_age)
+        for block in found:
+            assert self._children[block.parent][block.keys] is block, (
+                f"slot {block.slot} is found by other keys"
+            )
+        identities = dict.fromkeys(full) | {(b.name, b.parent, b.keys): None for b in found if b.name}
+        names = [name for name, _, _ in identities]
+        assert ROOT_NAME not in names, "a full block has no name"
+        assert len(set(names)) == len(names), "two blocks have one name"
+        assert len({(parent, keys) for _, parent, keys in identities}) == len(names), "a block has two names"
+
+
+def common_prefix(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
+    """How many leading keys are equal."""
+    rows = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        rows += 1
+    return rows

@@ -1,0 +1,339 @@
+"""The tier in host memory: what was evicted comes back, and is what it was."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from engine.blocks import BlockManager, BlockTable, OutOfBlocksError, RowCopy
+from engine.host_kv import Costs, HostKV
+from engine.kv_cache import KVCache
+from engine.memory import spill_bytes
+from engine.spill import HostTier, Restore, Spill
+from tests.engine.test_blocks import Blocks
+from tests.engine.test_chat import CONFIG, ask
+from tests.engine.test_eviction import others
+from tests.engine.tiny import TinyEngine, close_to, tiny_engine
+
+
+def pieces(*sizes: int) -> HostTier:
+    """A tier that grows by these."""
+    left = list(sizes)
+    return HostTier(lambda: left.pop(0) if left else 0)
+
+
+def fill(manager: BlockManager, keys: list) -> tuple[BlockTable, list]:
+    """An open table with these keys, and the copies that it took."""
+    table, copies = manager.open(keys)
+    rest = keys[table.length :]
+    copies += manager.reserve(table, len(rest))
+    manager.commit(table, rest)
+    manager.check()
+    return table, copies
+
+
+def used(manager: BlockManager, keys: list) -> list:
+    """The same, closed again."""
+    table, copies = fill(manager, keys)
+    manager.close(table)
+    manager.check()
+    return copies
+
+
+TALK, OTHER = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]
+
+
+def test_what_is_evicted_is_spilled_from_its_end_and_comes_back_from_its_beginning() -> None:
+    manager = BlockManager(3, 2, pieces(8))
+    assert used(manager, TALK) == []
+    spilled = used(manager, OTHER)
+    assert spilled == [Spill(2, 0), Spill(1, 1), Spill(0, 2)]
+    assert manager.match(TALK) == 6
+    table, copies = manager.open(TALK)
+    assert table.length == 6
+    assert [copy for copy in copies if isinstance(copy, Restore)] == [
+        Restore(slot, block) for slot, block in zip((2, 1, 0), table.blocks, strict=True)
+    ]
+    assert manager.tier.restored_rows == 6
+    for block in table.blocks:  # each was copied before something was written over it
+        spill = next(copy for copy in copies if isinstance(copy, Spill) and copy.block == block)
+        assert copies.index(spill) < next(
+            i for i, copy in enumerate(copies) if isinstance(copy, Restore) and copy.block == block
+        )
+    manager.check()
+
+
+def test_a_block_that_came_back_is_not_copied_again_when_it_is_evicted() -> None:
+    manager = BlockManager(3, 2, pieces(8))
+    used(manager, TALK)
+    used(manager, OTHER)
+    used(manager, TALK)
+    copies = used(manager, OTHER)
+    assert all(isinstance(copy, Restore) for copy in copies)
+    assert len(copies) == 3
+
+
+def test_the_rows_of_an_unfinished_block_and_the_beginning_of_another_branch_come_back_too() -> None:
+    manager = BlockManager(4, 4, pieces(8))
+    used(manager, [1, 2, 3, 4, 5, (6, (9, 9))])
+    used(manager, list(range(20, 36)))
+    assert manager.match([1, 2, 3, 4, 5, (6, (9, 9)), 7]) == 6
+    assert manager.match([1, 2, 3, 4, 5, 6, 7]) == 5, "a key with a mark is another key"
+    assert manager.match([1, 2, 9]) == 2
+    assert fill(manager, [1, 2, 3, 4, 5, (6, (9, 9)), 7, 8, 9])[0].length == 9
+    assert manager.tier.restored_rows == 6
+
+
+def test_equal_rows_after_different_beginnings_are_different_blocks() -> None:
+    manager = BlockManager(2, 2, pieces(8))
+    for start in (1, 2):
+        used(manager, [start, start, 7, 7])
+    used(manager, [3, 3, 4, 4])
+    for start, rows in ((1, 4), (2, 4), (3, 4), (4, 0)):
+        assert manager.match([start, start, 7, 7]) == (2 if start == 3 else rows)
+    slots = {}
+    for start in (1, 2):
+        copies = used(manager, [start, start, 7, 7])
+        slots[start] = [copy.slot for copy in copies if isinstance(copy, Restore)]
+    assert not set(slots[1]) & set(slots[2])
+
+
+def test_where_slots_run_out_the_oldest_block_goes_and_a_path_keeps_its_beginning() -> None:
+    manager = BlockManager(3, 2, pieces(1, 1))
+    used(manager, TALK)
+    used(manager, OTHER)
+    assert len(manager.tier) == 2
+    assert manager.match(TALK) == 4
+
+
+def test_of_a_path_that_came_back_the_beginning_stays_longest() -> None:
+    tier = pieces(4)
+    names = [tier.name(0, (1, 2))]
+    names += [tier.name(names[0], (3, 4))]
+    for name, parent, keys in ((names[0], 0, (1, 2)), (names[1], names[0], (3, 4)), (0, names[1], (5,))):
+        assert tier.put(name, parent, keys) is not None
+    tier.touch(tier.follow(0, [1, 2, 3, 4, 5, 6], 2))
+    left = []
+    for key in (7, 8, 9, 10):
+        tier.put(0, 0, (key,))
+        left.append([rows for _, rows in tier.follow(0, [1, 2, 3, 4, 5, 6], 2)])
+        tier.check([])
+    assert left == [[2, 2, 1], [2, 2], [2], []]
+
+
+def test_a_block_with_more_rows_takes_the_place_of_what_it_was() -> None:
+    manager = BlockManager(2, 4, pieces(8))
+    used(manager, [1, 2, 3, 4, 5])
+    used(manager, [9] * 8)
+    used(manager, [1, 2, 3, 4, 5, 6])
+    used(manager, [9] * 8)
+    assert manager.match([1, 2, 3, 4, 5, 6]) == 6
+    assert len(manager.tier) == 4
+
+
+def test_coming_back_takes_no_more_than_there_is_room_for() -> None:
+    manager = BlockManager(4, 2, pieces(1, 8))
+    used(manager, TALK)
+    held, _ = fill(manager, OTHER)
+    table, _ = manager.open(TALK)
+    assert table.length == 2, "three blocks are held"
+    manager.check()
+    with pytest.raises(OutOfBlocksError):
+        manager.reserve(table, 2)
+    manager.close(held)
+    manager.keep(OTHER)
+    assert manager.open(TALK, idle=True)[0].length == 2, "nor does idle work take the conversation in use"
+    assert manager.open(TALK)[0].length == 6
+    manager.check()
+
+
+def test_a_tier_of_one_slot_may_lose_what_should_come_back_to_what_makes_room_for_it() -> None:
+    manager = BlockManager(1, 2, pieces(1))
+    used(manager, [1, 2])
+    used(manager, [3, 4])
+    table, copies = manager.open([1, 2])
+    assert (table.length, table.blocks) == (0, [])
+    assert copies == [Spill(0, 0)]
+    manager.check()
+
+
+def test_what_is_forgotten_is_forgotten_there_too_but_not_what_others_need() -> None:
+    manager = BlockManager(3, 2, pieces(8))
+    used(manager, TALK)
+    used(manager, [1, 2, 3, 4, 9, 9])
+    used(manager, OTHER)
+    assert manager.forget(TALK, 2) == 0
+    assert (manager.match(TALK), manager.match([1, 2, 3, 4, 9, 9])) == (4, 6)
+    manager.check()
+    manager.forget([1, 2, 3, 4, 9, 8], 0)
+    assert manager.match([1, 2, 3, 4, 9, 9]) == 6, "only its beginning is that of the other path"
+    manager.forget([1, 2, 3, 4, 9, 9], 2)
+    assert manager.match([1, 2, 3, 4, 9, 9]) == 2
+    manager.check()
+    manager.evict_all()
+    assert (manager.match(TALK), len(manager.tier)) == (0, 0)
+    manager.check()
+
+
+class SpilledBlocks(Blocks):
+    """The same random use, with a tier that is too small for what is evicted."""
+
+    def tier(self) -> HostTier:
+        return pieces(2, 3, 4)
+
+    def teardown(self) -> None:
+        for block in self.manager.tier._by_age:
+            rows = self.host[block.slot][: len(block.keys)]
+            assert [row[-1] for row in rows] == list(block.keys), "a slot has what was spilled to it"
+
+
+SpilledBlocks.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestSpilledBlocks = SpilledBlocks.TestCase
+
+
+def test_copies_are_carried_out_in_their_order_and_memory_is_taken_when_it_is_needed() -> None:
+    cache = KVCache(2, 4, 4, 1, 2, torch.float32, torch.device("cpu"))
+    cache.kv.copy_(torch.arange(cache.kv.numel()).view_as(cache.kv))
+    before = cache.kv.clone()
+    cache.host = host = HostKV(cache.kv, 4, most_bytes=3 * cache.kv[:, :, :4].nbytes + 1)
+    assert host.nbytes == 0
+    assert (host.grow(), host.grow(), host.nbytes) == (3, 0, 3 * host.block_bytes)
+    cache.copy_blocks(
+        [Spill(1, 2), RowCopy(0, 1, 4), Spill(1, 0), RowCopy(3, 0, 2), Restore(0, 3), Restore(2, 2)]
+    )
+    block = [slice(4 * i, 4 * i + 4) for i in range(4)]
+    assert torch.equal(cache.kv[:, :, block[1]], before[:, :, block[0]])
+    assert torch.equal(cache.kv[:, :, block[3]], before[:, :, block[0]])
+    assert torch.equal(cache.kv[:, :, block[2]], before[:, :, block[1]])
+    assert torch.equal(cache.kv[:, :, :2], before[:, :, 12:14])
+    host.close()
+    assert (host.nbytes, host.grow()) == (0, 0)
+
+
+def test_memory_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KVCache(1, 8, 4, 1, 2, torch.float32, torch.device("cpu"))
+    block_bytes = cache.kv[:, :, :4].nbytes
+    monkeypatch.setattr("engine.host_kv.PIECE_BYTES", 3 * block_bytes + 1)
+    cache.host = host = HostKV(cache.kv, 4, most_bytes=8 * block_bytes)
+    tier = HostTier(host.grow)
+    cache.kv.copy_(torch.arange(8).repeat_interleave(4).view(1, 1, 32, 1, 1).expand_as(cache.kv))
+    for block in range(8):
+        slot = tier.put(0, 0, (block,))
+        assert slot == block
+        cache.copy_blocks([Spill(block, slot)])
+    assert host.nbytes == 8 * block_bytes
+    cache.kv.zero_()
+    cache.copy_blocks([Restore(slot, 7 - slot) for slot in range(8)])
+    assert cache.k[0, ::4, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+def test_how_much_memory_is_taken() -> None:
+    assert spill_bytes(None, kv_bytes=10**9, available=100 * 10**9) == 4 * 10**9
+    assert spill_bytes(None, kv_bytes=10**10, available=100 * 10**9) == 25 * 10**9
+    assert spill_bytes(2.5, kv_bytes=10**9, available=100 * 10**9) == 2.5e9
+    assert spill_bytes(500, kv_bytes=10**9, available=100 * 10**9) == 75 * 10**9
+    assert spill_bytes(0, kv_bytes=10**9, available=100 * 10**9) == 0
+
+
+class FakeEvent:
+    """Of a GPU on which chunks take what `seconds` says, and are done at once where it says so."""
+
+    seconds = 0.0
+    is_done = True
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.is_done
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        return 1e3 * self.seconds
+
+
+def test_costs_are_those_of_the_fastest_long_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    costs = Costs()
+    for rows, seconds in ((1000, 0.02), (255, 1e-9), (512, 0.002), (4096, 0.04)):
+        FakeEvent.seconds = seconds
+        assert costs.of_chunk(rows, lambda: "logits") == "logits"
+        costs.of_chunk(1, lambda: None)
+    assert costs.computed == pytest.approx(0.002 / 512)
+    assert costs.worth_it, "nothing was brought back yet"
+    costs.brought = 0.002 / 512 / 1.3
+    assert costs.worth_it
+    costs.brought = 0.002 / 512 / 1.1
+    assert not costs.worth_it
+
+
+def test_a_chunk_that_still_runs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    monkeypatch.setattr(FakeEvent, "is_done", False)
+    costs = Costs()
+    for _ in range(3):
+        assert costs.of_chunk(1000, lambda: 1) == 1
+    assert costs.computed is None
+
+
+@pytest.fixture
+def small(folder: Path) -> Iterator[TinyEngine]:
+    """An engine whose cache holds one context, and whose tier holds much more."""
+    with tiny_engine(folder, CONFIG, context=512, num_blocks=129, spill=1 << 28) as engine:
+        yield engine
+
+
+def test_a_prompt_that_was_evicted_is_brought_back_and_gives_the_same_logits(small: TinyEngine) -> None:
+    prompt = others(400)
+    small.warm(prompt)
+    small.warm([5, *others(450)])
+    small.warm([6, *others(450)])
+    small.check()
+    computed = small.scripted.rows_computed
+    events = list(small.stream(prompt, small.default_params(temperature=0.0, max_tokens=1)))
+    assert small.scripted.rows_computed == computed + 1, "the last row alone"
+    brought = small.scripted.logits_seen[-1]
+    figures = small.figures().spill
+    assert figures is not None
+    assert (figures.restored_tokens, figures.is_used) == (399, True)
+    assert figures.bytes >= figures.blocks * 4
+    small.evict_all()
+    assert list(small.stream(prompt, small.default_params(temperature=0.0, max_tokens=1))) == events
+    assert torch.equal(small.scripted.logits_seen[-1], brought) or close_to(
+        small.scripted.logits_seen[-1], brought
+    )
+
+
+@pytest.mark.parametrize("think_cache", ["exact", "mask"])
+def test_a_conversation_that_was_left_is_there_when_one_comes_back(
+    small: TinyEngine, think_cache: str
+) -> None:
+    chat = small.chat(system="You are terse.", think_cache=think_cache)  # type: ignore[arg-type]
+    for i in range(3):
+        ask(small, chat, f"question {i}", "thoughts", f"the answer with the number {i}")
+        chat.settle(wait=True)
+    history = chat.history
+    small.warm(others(500))
+    assert small.cached_rows(history) == len(history)
+    computed = small.scripted.rows_computed
+    chat.settle(wait=True)
+    assert small.scripted.rows_computed == computed, "not even thoughts are thought again"
+    small.check()
+
+
+def test_a_tier_that_loses_is_given_up(small: TinyEngine) -> None:
+    small.warm(others(500))
+    small.warm([5, *others(500)])
+    host = small._host
+    assert host is not None
+    host.costs.brought, host.costs.computed = 1e-6, 1.1e-6
+    small.warm([6, *others(500)])
+    figures = small.figures().spill
+    assert figures is not None
+    assert (figures.is_used, figures.blocks, figures.bytes) == (False, 0, 0)
+    assert small.warm(others(500)) == 500
+    small.check()
