@@ -395,12 +395,12 @@ class Engine:
         end: int,
         follow: Follow | None = None,
         priority: Priority = Priority.PERSON,
-        keep: bool = False,
+        keep_rows: bool = False,
     ) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
-        What of `rows` is not present is computed first; `follow` as in `warm_rows`. With `keep`, `rows` stay as
-        cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when there is no
+        What of `rows` is not present is computed first; `follow` as in `warm_rows`. With `keep_rows`, `rows`
+        stay as cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when there is no
         room, EngineError when computing or copying fails.
         """
         hidden = rows.hide(start, end)
@@ -410,14 +410,14 @@ class Engine:
                 self.keep(rows)  # until they have moved, whatever idle work there is
             self.warm_rows(rows, follow, priority)
             try:
-                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep, idle))
+                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep_rows, idle))
             except (RuntimeError, MemoryError) as error:
                 raise explain(error) from error
         return hidden
 
     # -- how it is done
 
-    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool, idle: bool) -> None:
+    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep_rows: bool, idle: bool) -> None:
         if self._blocks.match(hidden.keys) == len(hidden):
             return  # idle work that was at the same turn has done it meanwhile
         source, copies = self._blocks.open(rows.keys, idle)
@@ -442,7 +442,7 @@ class Engine:
                 self._blocks.close(target)
         finally:
             self._blocks.close(source)
-        if not keep:
+        if not keep_rows:
             self._blocks.forget(rows.keys, start)
 
     def _check(self, rows: Rows, spare: int) -> None:

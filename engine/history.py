@@ -66,7 +66,7 @@ class History:
         segments = self._segments(turns)
         rows = self._masked(before, segments)
         if self._engine.cached_rows(rows) >= rows.masked_until:
-            self._hide(rows, turn, segments[len(before)], keep=not turn.answer.is_complete)
+            self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
 
     def _segments(self, turns: Items[Turn]) -> list[list[int]]:
         return self._format.segments(self.system, [turn.user for turn in turns], generate=False)
@@ -99,7 +99,7 @@ class History:
         segment: list[int],
         follow: "Follow | None" = None,
         priority: Priority = Priority.PERSON,
-        keep: bool = False,
+        keep_rows: bool = False,
     ) -> Rows | None:
         """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
         rows, start, end = spoken(before, turn, segment)
@@ -109,7 +109,7 @@ class History:
         if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
             return None
         try:
-            return engine.hide(rows, start, end, follow, priority, keep)
+            return engine.hide(rows, start, end, follow, priority, keep_rows)
         except (OutOfBlocksError, MaskedRowsEvictedError):
             return None
 
