@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from chatterm.backend import Figures, ModelInfo, Progress, TurnStats
 from chatterm.markdown.lines import Line
@@ -99,12 +99,10 @@ class SessionStats:
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, float]]) -> "SessionStats":
         """The sums over turns as they are stored: what `TurnStats.to_dict` gives; {} for one without figures."""
-        names = [item.name for item in fields(TurnStats)]
         session = cls()
         for turn in turns:
             if turn:
-                values = {name: turn.get(name, 0) for name in names}
-                session.add(TurnStats(**values))  # type: ignore[arg-type]
+                session.add(TurnStats.of(turn))
         return session
 
     def copy(self) -> "SessionStats":

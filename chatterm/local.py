@@ -273,13 +273,12 @@ def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
     """An exchange as the engine knows it; tokens of another model mean nothing here."""
     from engine.turns import Answer, Turn
 
-    known = {name: value for name, value in exchange.stats.items() if name in TurnStats.__slots__}
     answer = Answer(
         text=exchange.text,
         reasoning=exchange.reasoning,
         token_ids=list(exchange.token_ids) if same_model else [],
         finish_reason=_reason(exchange.finish_reason),
-        stats=TurnStats(**known),  # type: ignore[arg-type]
+        stats=TurnStats.of(exchange.stats),
         shown=exchange.shown,
     )
     return Turn(exchange.user, answer, list(exchange.opening) if same_model else [])

@@ -1,6 +1,7 @@
 """The engine: owns the pieces, and says what the loop thread does with them."""
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -146,6 +147,7 @@ class Engine:
             self._runner,
             self._lane,
         )
+        self._pauses = count(1)
         self._loop = loop
         # Not the stepper's own methods: the loop outlives it (see `close`).
         loop.work(
@@ -240,11 +242,8 @@ class Engine:
     def figures(self) -> Figures:
         """What the engine holds and does right now."""
         done = total = 0
-        warmed = None
         for sequence in list(self._scheduler.running):
-            if sequence.priority is Priority.IDLE:
-                warmed = sequence.computed
-            elif sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
+            if sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
                 done = max(sequence.computed - sequence.cached_tokens, 0)
                 total = sequence.prompt_tokens - sequence.cached_tokens
         return Figures(
@@ -263,7 +262,6 @@ class Engine:
             prefill_total=total,
             decode=self._lane.name if self._lane is not None else "plain modules",
             notes=self._notes,
-            warmed=warmed,
             bandwidth=self._bandwidth,
         )
 
@@ -325,19 +323,25 @@ class Engine:
         params: SamplingParams,
         output: Output | None = None,
         earlier: list[int] | None = None,
+        origin: int = 0,
     ) -> Sequence:
         """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does.
 
         `earlier` are the last tokens of `rows` when they are an answer that goes on; `max_tokens` counts them too.
+        `origin` is that of the sequence.
         """
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
-        sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params))
+        sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params), origin=origin)
         sequence.generated = list(earlier or ())
         sequence.earlier = len(sequence.generated)
         self.submit(sequence)
         return sequence
+
+    def new_pause(self) -> int:
+        """A number for the idle work of the time between two answers (see `Sequence.origin`)."""
+        return next(self._pauses)
 
     def submit(self, sequence: Sequence) -> None:
         """Hand a sequence to the loop."""
@@ -364,14 +368,18 @@ class Engine:
         sequence.cancelled = True
 
     def warm_rows(
-        self, rows: Rows, follow: Follow | None = None, priority: Priority = Priority.PERSON
+        self,
+        rows: Rows,
+        follow: Follow | None = None,
+        priority: Priority = Priority.PERSON,
+        origin: int = 0,
     ) -> int:
         """Make the KV of `rows` present. Returns how many rows had to be computed.
 
-        `follow` gets the sequence that does it, to cancel it.
+        `follow` gets the sequence that does it, to cancel it; `origin` is that of the sequence.
         """
         self._check(rows, spare=0)
-        sequence = Sequence(rows, priority)
+        sequence = Sequence(rows, priority, origin=origin)
         self.submit(sequence)
         if follow is not None:
             follow(sequence)
@@ -395,20 +403,21 @@ class Engine:
         end: int,
         follow: Follow | None = None,
         priority: Priority = Priority.PERSON,
+        origin: int = 0,
         keep_rows: bool = False,
     ) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
-        What of `rows` is not present is computed first; `follow` as in `warm_rows`. With `keep_rows`, `rows`
-        stay as cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when there is no
-        room, EngineError when computing or copying fails.
+        What of `rows` is not present is computed first; `follow` and `origin` as in `warm_rows`. With `keep_rows`,
+        `rows` stay as cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when
+        there is no room, EngineError when computing or copying fails.
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
             idle = priority is Priority.IDLE
             if not idle:
                 self.keep(rows)  # until they have moved, whatever idle work there is
-            self.warm_rows(rows, follow, priority)
+            self.warm_rows(rows, follow, priority, origin)
             try:
                 self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep_rows, idle))
             except (RuntimeError, MemoryError) as error:
@@ -429,6 +438,8 @@ class Engine:
             try:
                 self._cache.copy_blocks(copies)
                 first = target.length
+                origins = self._blocks.origins(source)
+                origins = origins[first:start] + origins[max(first, start) + end - start :]
                 self._scheduler.reserve(target, len(hidden) - first, idle)
                 shift = end - start
                 if first < len(hidden):
@@ -437,7 +448,7 @@ class Engine:
                         + self._cache.slots(source.blocks, max(first, start) + shift, len(rows)),
                         self._cache.slots(target.blocks, first, len(hidden)),
                     )
-                self._blocks.commit(target, hidden.keys[first:])
+                self._blocks.commit(target, hidden.keys[first:], origins)
             finally:
                 self._blocks.close(target)
         finally:

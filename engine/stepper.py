@@ -74,7 +74,7 @@ class Stepper:
                 ahead = self._can_go_on(sequence) and self._launch(lane, sequence)
                 self._take(sequence, lane.read())
                 if sequence.table is not None and ahead:
-                    self.blocks.commit(sequence.table, sequence.rows.keys[-1:])
+                    self.blocks.commit(sequence.table, sequence.rows.keys[-1:], (sequence.origin,))
                 if sequence.finish_reason is None and ahead:
                     return
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.events import FinishReason, Kind, TurnStats
 from engine.rows import Rows
+from engine.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -68,14 +69,32 @@ def after(rows: Rows, segment: list[int]) -> list[int]:
     return segment
 
 
-def joined(first: TurnStats | None, then: TurnStats) -> TurnStats:
+def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
     """The figures of an answer that took two prompts: the second one only went on from the first, if there was one."""
+    then = last.stats()
     if first is None:
         return then
+    lost = first.prompt_tokens - last.found.rows if last.admitted else 0  # evicted between the two
+    cached = first.cached_tokens - min(max(lost, 0), first.cached_tokens)
     return replace(
         first,
+        cached_tokens=cached,
+        warmed_tokens=min(first.warmed_tokens, cached),
+        prefilled_tokens=first.prompt_tokens - cached,
         generated_tokens=first.generated_tokens + then.generated_tokens,
         reasoning_tokens=first.reasoning_tokens + then.reasoning_tokens,
         ttft_s=first.ttft_s or then.ttft_s,
         decode_s=first.decode_s + (then.ttft_s if first.ttft_s else 0.0) + then.decode_s,
+    )
+
+
+def is_same(known: Turn | None, turn: Turn) -> bool:
+    """Whether `turn` is the one that is `known` already."""
+    return (
+        known is not None
+        and turn.answer.finish_reason is not None
+        and known.user == turn.user
+        and known.opening == turn.opening
+        and known.answer.token_ids == turn.answer.token_ids
+        and known.answer.text == turn.answer.text
     )
