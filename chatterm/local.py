@@ -111,6 +111,12 @@ class LocalBackend:
     def _seen(self, found: "BlockMap") -> None:
         self._map, self._looking = found, False
 
+    def token_text(self, token_id: int) -> str | None:
+        engine = self._engine
+        if engine is None or not 0 <= token_id < engine.tokenizer.vocab_size:
+            return None
+        return engine.tokenizer.decode([token_id], skip_special=False)
+
     def stop(self) -> None:
         if (chat := self._chat) is not None:
             chat.stop()

@@ -112,6 +112,13 @@ class ScriptedBackend:
     def blocks(self) -> BlockMap | None:
         return self.map
 
+    def token_text(self, token_id: int) -> str | None:
+        return (
+            {1: "<think>", 2: "Water", 3: " gauge", 4: " river"}.get(token_id)
+            if self.info is not None
+            else None
+        )
+
     def stop(self) -> None:
         self._stop.set()
 

@@ -23,6 +23,7 @@ from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.stats import ProcessFigures
 from engine.block_map import BlockMap, BlockState
+from engine.events import Cause, Parting
 from tests.chatterm.driving import Driver
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -150,6 +151,34 @@ async def cache(driver: Driver) -> None:
     await command(driver, "/cache")
 
 
+async def cache_why(driver: Driver) -> None:
+    """Three turns: the first, one after thinking, one whose draft was changed in a session that goes on."""
+    messages = (
+        "How does a river move sediment, and how is that measured?",
+        "Which gauge is the best?",
+        "Why?",
+    )
+    for message in messages:
+        await driver.send(message)
+    thinking = Parting(48, 1, True, 1, 2, Cause.THINKING)
+    draft = Parting(1216, 3, False, 3, 4, Cause.DRAFT)
+    figures = (
+        TurnStats(48, 0, 48),
+        TurnStats(263, 251, 12, warmed_tokens=203, parting=thinking),
+        TurnStats(
+            1241,
+            1216,
+            25,
+            warmed_tokens=953,
+            parting=replace(thinking, row=263, message=2),
+            draft_parting=draft,
+        ),
+    )
+    for exchange, stats in zip(driver.app.chat.conversation.path, figures, strict=True):
+        exchange.stats = stats.to_dict()
+    await driver.send("/cache why")
+
+
 async def models(driver: Driver) -> None:
     await command(driver, "/model")
     await driver.shows("qwen3:4b")
@@ -187,6 +216,7 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "help": lambda driver: command(driver, "/help"),
     "stats": lambda driver: command(driver, "/stats"),
     "cache": cache,
+    "cache_why": cache_why,
     "models": models,
     "sessions": sessions,
     "paste": paste,
