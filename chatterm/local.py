@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backend import (
@@ -11,6 +13,7 @@ from chatterm.backend import (
     Figures,
     FinishReason,
     ModelChoice,
+    ModelError,
     ModelInfo,
     OnProgress,
     Outcome,
@@ -95,8 +98,10 @@ class LocalBackend:
         return self._think_cache
 
     def figures(self) -> Figures | None:
-        engine = self._engine
-        return engine.figures() if engine is not None else None
+        engine, chat = self._engine, self._chat
+        if engine is None or chat is None:
+            return None
+        return replace(engine.figures(), warmed=chat.present_tokens)
 
     def blocks(self) -> "BlockMap | None":
         engine = self._engine
@@ -170,7 +175,9 @@ class LocalBackend:
         path, self._path = self._path, ()
         if path:
             self.load_path(path)
-        self._count()
+        else:
+            self._count()
+            self.settle()  # the system prompt
 
     def send(self, text: str) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().send(text, self._params))
@@ -188,7 +195,7 @@ class LocalBackend:
             return
         chat.load([_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges])
         self._count()
-        chat.settle()
+        self.settle()
 
     def count(self, draft: str) -> DraftCost | None:
         return self._chat.count(draft) if self._chat is not None else None
@@ -208,6 +215,7 @@ class LocalBackend:
         if self._chat is not None:
             self._chat.system = system
             self._count()
+            self.settle()
         self._system = system
 
     def set_think(self, think: ThinkMode) -> None:
@@ -219,6 +227,7 @@ class LocalBackend:
         if self._chat is not None:
             self._chat.think_cache = think_cache
             self._count()
+            self.settle()
         self._think_cache = think_cache
 
     def set_sampling(self, sampling: Mapping[str, Any]) -> None:
@@ -232,7 +241,8 @@ class LocalBackend:
 
     def settle(self) -> None:
         if (chat := self._chat) is not None:
-            chat.settle()
+            with suppress(EngineError, ModelError):  # the next message says what is wrong
+                chat.settle()
 
     def prepare(self, draft: str) -> None:
         if (chat := self._chat) is not None and not self._power.is_low(time.monotonic()):
