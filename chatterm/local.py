@@ -175,9 +175,7 @@ class LocalBackend:
         path, self._path = self._path, ()
         if path:
             self.load_path(path)
-        else:
-            self._count()
-            self.settle()  # the system prompt
+        self._count()
 
     def send(self, text: str) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().send(text, self._params))

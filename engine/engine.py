@@ -16,6 +16,7 @@ from engine.decode import Lane
 from engine.device import FULL_SPEED, available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, TokenEvent
+from engine.idle_pace import IdlePace
 from engine.kv_cache import KVCache
 from engine.loop import Loop
 from engine.memory import (
@@ -116,7 +117,7 @@ class Engine:
         self._attention_name = self._backend.name
         self._notes = (*notes, choice.note) if choice.note else notes
         self._bandwidth = known_bandwidth(device)
-        self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
+        self._scheduler = Scheduler(self._blocks, max_chunk, IdlePace().rows)
         self._runner = Runner(model, self._backend, device)
         self._lane: Lane | None = None
         if on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:

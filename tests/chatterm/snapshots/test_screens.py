@@ -18,7 +18,7 @@ from textual.widgets import Input
 from chatterm.app import ChatApp
 from chatterm.backend import Figures, ModelChoice, Progress, TurnStats
 from chatterm.entries import AnswerEntry
-from chatterm.figures import Speedometer
+from chatterm.figures import Live, Speedometer, Watch
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.stats import ProcessFigures
@@ -85,6 +85,13 @@ class Steady(Speedometer):
 
     def history(self) -> tuple[float, ...]:
         return tuple(60 + (n * 7 % 20) for n in range(28))
+
+
+class HalfWay(Watch):
+    """A history that is being warmed, as far as it is when the picture is taken."""
+
+    def see(self, live: Live, now: float) -> Live:
+        return replace(live, present=520, left_s=9.0)
 
 
 def blocks() -> BlockMap:
@@ -179,6 +186,14 @@ async def cache_why(driver: Driver) -> None:
     await driver.send("/cache why")
 
 
+async def warming(driver: Driver) -> None:
+    """A session that was just opened."""
+    await talk(driver)
+    chat = driver.app.chat
+    chat.conversation.ended = None
+    chat._watch = HalfWay()
+
+
 async def models(driver: Driver) -> None:
     await command(driver, "/model")
     await driver.shows("qwen3:4b")
@@ -215,6 +230,7 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "selected": selected,
     "help": lambda driver: command(driver, "/help"),
     "stats": lambda driver: command(driver, "/stats"),
+    "warming": warming,
     "cache": cache,
     "cache_why": cache_why,
     "models": models,
