@@ -319,8 +319,6 @@ class Worker:
         info = self._backend.info
         if info is not None:
             self._reports.append(Loaded(info))
-            if self._jobs.empty():
-                self._backend.settle()  # the system prompt, or the session that is opened
 
     def _answer(self, events: Iterator[TokenEvent]) -> None:
         for event in events:
