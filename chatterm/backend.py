@@ -157,6 +157,9 @@ class Backend(Protocol):
     def blocks(self) -> "BlockMap | None":
         """The KV blocks as this conversation sees them, at most a moment old; None when there is nothing to tell."""
 
+    def token_text(self, token_id: int) -> str | None:
+        """What one token of the model stands for; None when there is no such token or no model."""
+
     def stop(self) -> None:
         """End the running answer; what was produced is kept. Nothing happens when none is running."""
 

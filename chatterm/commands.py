@@ -172,7 +172,14 @@ COMMANDS: tuple[Command, ...] = (
         {"alt+s": None},
     ),
     Command("stats", "", "Figures of this turn and of the session", lambda a, _: a.show_stats(), {"f2": ""}),
-    Command("cache", "", "A map of the KV cache", lambda a, _: a.show_cache(), {"f3": ""}),
+    Command(
+        "cache",
+        "[why]",
+        "A map of the KV cache; why: what each turn reused",
+        lambda a, text: a.cache(text),
+        {"f3": ""},
+        choices=("why",),
+    ),
     Command("panel", "", "Show or hide the figures beside", lambda a, _: a.toggle_panel(), {"f4": ""}),
     Command(
         "theme",

@@ -168,6 +168,11 @@ class Conversation:
             sampling=dict(self.sampling),
         )
 
+    def aim(self, exchange: Exchange | None) -> None:
+        """What is being typed will be asked instead of `exchange`, or after everything: make that the history."""
+        if self.turn is None and not self.waiting:
+            self._hold(self.tree.head if exchange is None else exchange.parent)
+
     def _hold(self, head: int | None) -> None:
         """Make the backend's history the branch that ends with `head`."""
         path = self.tree.path(head)

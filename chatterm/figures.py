@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from chatterm.backend import Figures, ModelInfo, Progress, TurnStats
 from chatterm.markdown.lines import Line
@@ -11,6 +11,8 @@ from models.units import bytes_text
 _BARS = "▁▂▃▄▅▆▇"
 _WINDOW = 1.0
 """Seconds that "tokens/s now" looks back."""
+_QUIET = 0.8
+"""Seconds of warming that are not worth telling."""
 _ENOUGH = 32
 """Tokens that were computed at once, from which their rate tells how long more of them will take."""
 
@@ -99,12 +101,10 @@ class SessionStats:
     @classmethod
     def of(cls, turns: Iterable[Mapping[str, float]]) -> "SessionStats":
         """The sums over turns as they are stored: what `TurnStats.to_dict` gives; {} for one without figures."""
-        names = [item.name for item in fields(TurnStats)]
         session = cls()
         for turn in turns:
             if turn:
-                values = {name: turn.get(name, 0) for name in names}
-                session.add(TurnStats(**values))  # type: ignore[arg-type]
+                session.add(TurnStats.of(turn))
         return session
 
     def copy(self) -> "SessionStats":
@@ -141,7 +141,12 @@ class Live:
     progress_rate: float | None = None
     """Bytes/s of what is being downloaded or loaded."""
     left_s: float | None = None
-    """Seconds until the progress, or the prefill, will be done."""
+    """Seconds until the progress, the prefill or the warming of the history will be done."""
+
+    @property
+    def is_warming(self) -> bool:
+        """Idle work makes the history present, and there is something left of it."""
+        return self.phase == "ready" and self.present is not None and self.present < self.used
 
     @property
     def bandwidth_share(self) -> float | None:
@@ -194,6 +199,7 @@ class Watch:
     def __init__(self) -> None:
         self._what: object = None
         self._pace = Pace()
+        self._warming_since: float | None = None
         self._prefill_rate: float | None = None
         """The latest that is worth something."""
 
@@ -209,14 +215,25 @@ class Watch:
             rate, left = self._pace.rate(now), self._pace.left(now, figures.prefill_total)
             self._prefill_rate = rate or self._prefill_rate
             return replace(live, prefill_rate=rate, left_s=left)
-        self._what = None
         if live.prefill_rate and (live.computed or 0) >= _ENOUGH:
             self._prefill_rate = live.prefill_rate
         live = replace(live, prefill_rate=self._prefill_rate)
         if figures is not None and live.present is None:
-            warmed = live.used if figures.warmed is None else figures.warmed
-            return replace(live, present=min(live.used, warmed))
+            return self._warming(live, live.used if figures.warmed is None else figures.warmed, now)
+        self._what = self._warming_since = None
         return live
+
+    def _warming(self, live: Live, warmed: int, now: float) -> Live:
+        """What is soon done is as good as done: nothing flickers for a short history."""
+        if warmed >= live.used:
+            self._what = self._warming_since = None
+            return replace(live, present=live.used)
+        if self._warming_since is None:
+            self._warming_since = now
+        self._follow("warming", warmed, now)
+        if now - self._warming_since < _QUIET:
+            return replace(live, present=live.used)
+        return replace(live, present=warmed, left_s=self._pace.left(now, live.used))
 
     def _follow(self, what: object, done: float, now: float) -> None:
         if what != self._what:

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backend import (
@@ -11,6 +13,7 @@ from chatterm.backend import (
     Figures,
     FinishReason,
     ModelChoice,
+    ModelError,
     ModelInfo,
     OnProgress,
     Outcome,
@@ -97,8 +100,10 @@ class LocalBackend:
         return self._think_cache
 
     def figures(self) -> Figures | None:
-        engine = self._engine
-        return engine.figures() if engine is not None else None
+        engine, chat = self._engine, self._chat
+        if engine is None or chat is None:
+            return None
+        return replace(engine.figures(), warmed=chat.present_tokens)
 
     def blocks(self) -> "BlockMap | None":
         engine = self._engine
@@ -112,6 +117,12 @@ class LocalBackend:
 
     def _seen(self, found: "BlockMap") -> None:
         self._map, self._looking = found, False
+
+    def token_text(self, token_id: int) -> str | None:
+        engine = self._engine
+        if engine is None or not 0 <= token_id < engine.tokenizer.vocab_size:
+            return None
+        return engine.tokenizer.decode([token_id], skip_special=False)
 
     def stop(self) -> None:
         if (chat := self._chat) is not None:
@@ -186,7 +197,7 @@ class LocalBackend:
         turns = [_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
         chat.load(turns, self._params)
         self._count()
-        chat.settle()
+        self.settle()
 
     def count(self, draft: str) -> DraftCost | None:
         return self._chat.count(draft) if self._chat is not None else None
@@ -206,6 +217,7 @@ class LocalBackend:
         if self._chat is not None:
             self._chat.system = system
             self._count()
+            self.settle()
         self._system = system
 
     def set_think(self, think: ThinkMode) -> None:
@@ -217,6 +229,7 @@ class LocalBackend:
         if self._chat is not None:
             self._chat.think_cache = think_cache
             self._count()
+            self.settle()
         self._think_cache = think_cache
 
     def set_sampling(self, sampling: Mapping[str, Any]) -> None:
@@ -230,7 +243,8 @@ class LocalBackend:
 
     def settle(self) -> None:
         if (chat := self._chat) is not None:
-            chat.settle()
+            with suppress(EngineError, ModelError):  # the next message says what is wrong
+                chat.settle()
 
     def prepare(self, draft: str) -> None:
         if (chat := self._chat) is not None and not self._power.is_low(time.monotonic()):
@@ -277,13 +291,12 @@ def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
     """An exchange as the engine knows it; tokens of another model mean nothing here."""
     from engine.turns import Answer, Turn
 
-    known = {name: value for name, value in exchange.stats.items() if name in TurnStats.__slots__}
     answer = Answer(
         text=exchange.text,
         reasoning=exchange.reasoning,
         token_ids=list(exchange.token_ids) if same_model else [],
         finish_reason=_reason(exchange.finish_reason),
-        stats=TurnStats(**known),  # type: ignore[arg-type]
+        stats=TurnStats.of(exchange.stats),
         shown=exchange.shown,
         seed=exchange.seed,
         ends_at=exchange.ends_at,

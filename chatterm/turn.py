@@ -1,7 +1,7 @@
 """One question and its answer while it comes: from reports of the worker to an exchange, an entry and figures."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from chatterm.backend import Backend, Figures, FinishReason, Outcome, TokenEvent, TurnStats
 from chatterm.entries import AnswerEntry, UserEntry
@@ -154,9 +154,10 @@ class Turn:
         """The figures of the exchange, those of its latest run being `latest`."""
         exchange = self.exchange
         exchange.stats = dict(latest.stats.to_dict())
-        if self.is_resumed:  # the answer is that of all runs, the prompt that of the first
-            for name, value in self._stats_before.items():
-                exchange.stats[name] = value + (exchange.stats[name] if name in _OF_ANSWER else 0)
+        if self.is_resumed and (before := self._stats_before):
+            # The answer is that of all runs, the prompt that of the first.
+            added = {name: before.get(name, 0) + exchange.stats[name] for name in _OF_ANSWER}
+            exchange.stats = {**before, **added}
             exchange.stats.pop("decode_tokens_per_s", None)
 
     def end(self, outcome: Outcome | None, now: float) -> None:
@@ -235,8 +236,7 @@ def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
 
 def stats_of(exchange: Exchange) -> TurnStats | None:
     """The figures of an answer, where they were kept."""
-    values = {item.name: exchange.stats.get(item.name, 0) for item in fields(TurnStats)}
-    return TurnStats(**values) if exchange.stats else None  # type: ignore[arg-type]
+    return TurnStats.of(exchange.stats) if exchange.stats else None
 
 
 def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:

@@ -24,7 +24,7 @@ where every path begins, goes last. Who finds too little computes it again, or, 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, repeat
 
 from engine.spill import ROOT_NAME, HostTier, Restore, Spill, Spilled, common_prefix
 
@@ -47,6 +47,8 @@ class Block:
     refs: int = 0
     parent: int = ROOT
     keys: list[Key] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    """For each of `keys` who had it computed (see `Sequence.origin`); 0: nobody asks."""
     children: set[int] = field(default_factory=set)
     indexed: bool = False
     last_used: int = 0
@@ -176,7 +178,7 @@ class BlockManager:
         finally:
             self._release(partial)
         table.blocks.append(copy)
-        self.commit(table, source.keys[:rows])
+        self.commit(table, source.keys[:rows], source.origins)
         return table, [*copies, RowCopy(partial, copy, rows)]
 
     def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> list[Copy]:
@@ -193,18 +195,19 @@ class BlockManager:
             table.blocks.append(self._take(table.blocks[-1] if table.blocks else ROOT, copies))
         return copies
 
-    def commit(self, table: BlockTable, keys: Iterable[Key]) -> None:
-        """Note that the next rows of `table` are written (or will be, before anyone else reads them).
+    def commit(self, table: BlockTable, keys: Iterable[Key], origins: Iterable[int] = repeat(0)) -> None:
+        """Note that the next rows of `table` are written (or will be, before anyone else reads them), and for whom.
 
         From now on they can be found. A block that becomes equal to one already known is replaced by it in the
         table, so that equal paths share their blocks.
         """
-        for key in keys:
+        for key, origin in zip(keys, origins, strict=False):
             index, row = divmod(table.length, self.block_size)
             block = self._blocks[table.blocks[index]]
             if row == 0:
                 self._link(block, table.blocks[index - 1] if index else ROOT)
             block.keys.append(key)
+            block.origins.append(origin)
             table.length += 1
             if row == self.block_size - 1:
                 self._index_full(table, index)
@@ -232,7 +235,7 @@ class BlockManager:
         source = table.blocks[full]
         copies: list[Copy] = []
         twin.blocks.append(self._take(source, copies))
-        self.commit(twin, self._blocks[source].keys)
+        self.commit(twin, self._blocks[source].keys, self._blocks[source].origins)
         return twin, [*copies, RowCopy(source, twin.blocks[full], rest)]
 
     def close(self, table: BlockTable) -> None:
@@ -245,6 +248,10 @@ class BlockManager:
         table.blocks.clear()
         table.length = 0
         self._kept = None  # some of them may be on the path that is kept
+
+    def origins(self, table: BlockTable) -> list[int]:
+        """For each row of `table` who had it computed."""
+        return [origin for id in table.blocks for origin in self._blocks[id].origins]
 
     def forget(self, keys: Sequence[Key], start: int) -> int:
         """Free the cached blocks on the path of `keys` that hold nothing before row `start`; the host tier's too.
@@ -309,7 +316,8 @@ class BlockManager:
 
     # -- the index
 
-    def _children(self, parent: int) -> set[int]:
+    def children(self, parent: int) -> set[int]:
+        """The blocks that follow a block, or begin a path for ROOT. Not to be changed."""
         return self._roots if parent == ROOT else self._blocks[parent].children
 
     def _find(self, keys: Sequence[Key]) -> tuple[list[int], int | None, int]:
@@ -325,7 +333,7 @@ class BlockManager:
             position += self.block_size
         best, best_rank = None, (0, False)
         rest = keys[position : position + self.block_size]
-        for child in self._children(parent):
+        for child in self.children(parent):
             block = self._blocks[child]
             rows = common_prefix(block.keys, rest)
             # Of equals, take one that can be used in place rather than copied.
@@ -336,7 +344,7 @@ class BlockManager:
 
     def _link(self, block: Block, parent: int) -> None:
         block.parent = parent
-        self._children(parent).add(block.id)
+        self.children(parent).add(block.id)
 
     def _index_full(self, table: BlockTable, index: int) -> None:
         block = self._blocks[table.blocks[index]]
@@ -437,12 +445,12 @@ class BlockManager:
     def _drop(self, block: Block) -> None:
         """Take a block that nobody holds out of the tree and put it into the free list."""
         if block.keys:
-            self._children(block.parent).discard(block.id)
+            self.children(block.parent).discard(block.id)
             if block.indexed:
                 del self._full[(block.parent, tuple(block.keys))]
             if block.parent != ROOT:
                 self._offer(self._blocks[block.parent])
-        block.parent, block.keys, block.indexed, block.name = ROOT, [], False, ROOT_NAME
+        block.parent, block.keys, block.origins, block.indexed, block.name = ROOT, [], [], False, ROOT_NAME
         if self._kept:
             self._kept.discard(block.id)
         self._free.add(block.id)
@@ -482,8 +490,8 @@ class BlockManager:
                 assert free or block.refs, f"block {block.id} is lost"
                 continue
             cached += block.refs == 0
-            assert block.id in self._children(block.parent), f"block {block.id} is not a child of its parent"
-            assert len(block.keys) <= self.block_size
+            assert block.id in self.children(block.parent), f"block {block.id} is not a child of its parent"
+            assert len(block.origins) == len(block.keys) <= self.block_size
             assert block.indexed == (len(block.keys) == self.block_size), (
                 f"block {block.id} is not indexed rightly"
             )

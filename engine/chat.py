@@ -8,7 +8,7 @@ from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
-from engine.errors import ContextFullError, EngineError
+from engine.errors import EngineError, check_room
 from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
 from engine.history import History, IdleWork, ThinkCache
 from engine.params import SamplingParams
@@ -16,7 +16,8 @@ from engine.prompt import PromptFormat
 from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError
 from engine.sequence import Sequence
-from engine.turns import Answer, Turn, gone_on, joined, same
+from engine.turns import Answer, Turn, gone_on, is_same, joined
+from engine.why import Explainer, Question
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -55,6 +56,12 @@ class Chat:
         self._running: Sequence | None = None
         self._stopped = False
         self._hurried: Sequence | None = None
+        self._explainer = Explainer()
+        self._question: Question | None = None
+        self._asked: Sequence | None = None
+        """The sequence that computed the prompt of the latest answer."""
+        self._draft = ""
+        """What was warmed last of a message that is being typed."""
 
     @property
     def last(self) -> Answer | None:
@@ -96,6 +103,11 @@ class Chat:
     def used_tokens(self) -> int:
         """Tokens of the context that the history takes."""
         return len(self.history)
+
+    @property
+    def present_tokens(self) -> int | None:
+        """How many tokens of the history are present while idle work is at them; None: all, or an answer runs."""
+        return self._idle.present
 
     @property
     def history(self) -> Rows:
@@ -155,7 +167,7 @@ class Chat:
         self._idle.stop()
         known = dict(enumerate(self.turns))
         self.turns = [
-            known[index] if same(known.get(index), turn) else self._adopted(turn, params)
+            known[index] if is_same(known.get(index), turn) else self._adopted(turn, params)
             for index, turn in enumerate(turns)
         ]
 
@@ -196,11 +208,12 @@ class Chat:
         """
         if not draft.strip():
             return self.settle(wait)
+        self._draft = draft
         if params is not None and not params.stop and params.max_tokens != 1:
             rows = self._history.prompt(self.turns, draft, self._thinking)
             if not rows.masked_until:
                 output = self._engine.output(params, self._format.inside(self._thinking))
-                return self._idle.draw(self._asked(self.turns, draft, params), rows, params, output, wait)
+                return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
         # The draft itself comes last: what a message was tokenised to is remembered until the next one.
         typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
         tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
@@ -242,6 +255,9 @@ class Chat:
     ) -> Iterator[TokenEvent]:
         """Answer `text`, or go on with the `unfinished` turn that did."""
         params = params or self._engine.default_params()
+        draft, self._draft = self._draft, ""
+        asks = Question(tuple(before), text, self.system, self.think_cache, draft)
+        self._question = asks if unfinished is None else None
         if unfinished is not None:
             self._idle.stop()
         elif (begun := self._begun(before, text, params)) is not None:
@@ -268,7 +284,7 @@ class Chat:
         earlier = [] if unfinished is None else unfinished.answer.token_ids
         if rows.masked_until and (
             rows.next_position + len(earlier) >= self._engine.max_positions
-            or not self._history.restore(before, self._follow)
+            or not self._history.restore(before, self._follow, origin=-self._idle.pause)
         ):
             rows = self._history.prompt(before, text, think, exact=True)
         self._engine.keep(rows)
@@ -280,10 +296,12 @@ class Chat:
                 turn.answer.add(event.text, event.kind)
             rows.extend(earlier)
             params = gone_on(params, unfinished.answer)
-        self._check_room(len(rows) + 1, unfinished is not None)
-        return self._engine.start(rows, params, output, turn.answer.token_ids), turn
+        check_room(len(rows) + 1, self._engine.context_length, goes_on=unfinished is not None)
+        origin = -self._idle.pause
+        self._asked = self._engine.start(rows, params, output, turn.answer.token_ids, origin)
+        return self._asked, turn
 
-    def _asked(self, before: list[Turn], text: str, params: SamplingParams) -> object:
+    def _wanted(self, before: list[Turn], text: str, params: SamplingParams) -> object:
         """All that an answer depends on."""
         return list(before), text, params, self._thinking, self.system, self.think_cache
 
@@ -292,39 +310,26 @@ class Chat:
     ) -> tuple[Sequence, Turn, list[TokenEvent], TurnStats] | None:
         """Go on from the first token where `prepare` has drawn it: the sequence, its turn, that token, its figures."""
         began = perf_counter()
-        taken = self._idle.take(self._asked(before, text, params), self._follow)
+        taken = self._idle.take(self._wanted(before, text, params), self._follow)
         if taken is None:
             return None
         drawn, left = taken
         output = self._engine.output(params, self._format.inside(self._thinking))
         events = output.replay(drawn.generated)
+        self._asked = drawn
         params = replace(params, seed=drawn.seed)
-        sequence = self._engine.start(drawn.rows, params, output, drawn.generated)
+        sequence = self._engine.start(drawn.rows, params, output, drawn.generated, -drawn.origin)
         waited = perf_counter() - began
         present = drawn.prompt_tokens - left
         stats = replace(
-            drawn.stats(), cached_tokens=present, prefilled_tokens=left, ttft_s=waited, prefill_s=waited
+            drawn.stats(),
+            cached_tokens=present,
+            prefilled_tokens=left,
+            warmed_tokens=present - drawn.found.reused,
+            ttft_s=waited,
+            prefill_s=waited,
         )
         return sequence, Turn(text, Answer(), self._format.opening(self._thinking)), events, stats
-
-    def _check_room(self, needed: int, goes_on: bool) -> None:
-        available = self._engine.context_length
-        if needed <= available:
-            return
-        if goes_on:
-            raise ContextFullError(
-                f"The answer cannot go on: the context of {available:,} tokens is full. Drop turns with /undo or "
-                "/reset, or start with a larger --context.",
-                needed=needed,
-                available=available,
-            )
-        raise ContextFullError(
-            f"This message does not fit: it would make the conversation {needed:,} tokens long, "
-            f"{needed - available:,} more than the {available:,} of the context. "
-            "Shorten it, drop turns with /undo or /reset, or start with a larger --context.",
-            needed=needed,
-            available=available,
-        )
 
     def _run(
         self,
@@ -349,7 +354,7 @@ class Chat:
                 self.turns, began = [*before, turn], True
             answer.token_ids.append(event.token_id)
             answer.add(event.text, event.kind)
-            answer.stats = joined(first, sequence.stats())
+            answer.stats = joined(first, sequence)
             return event
 
         try:
@@ -368,7 +373,7 @@ class Chat:
                 if hurried is None:
                     sequence.finish_reason = FinishReason.CONTEXT_FULL
                     return
-                first = joined(first, sequence.stats())
+                first = joined(first, sequence)
                 sequence, closing = hurried
         finally:
             self._engine.cancel(sequence)
@@ -399,7 +404,7 @@ class Chat:
             return None
         if params.max_tokens is not None:
             params = replace(params, max_tokens=params.max_tokens + len(closing))
-        return self._engine.start(rows, params, output, said + closing), events
+        return self._engine.start(rows, params, output, said + closing, thinking.origin), events
 
     def _finish(
         self, before: list[Turn], turn: Turn, sequence: Sequence, given: int, first: TurnStats | None
@@ -407,6 +412,7 @@ class Chat:
         """Note how an answer ended that had `given` tokens when it began."""
         self._engine.wait(sequence)
         self._running = None
+        self._idle.pause = self._engine.new_pause()
         nothing = len(sequence.generated) == given
         if nothing and (sequence.error is not None or len(self.turns) > len(before)):
             return  # nothing was said: a retry that was stopped so early leaves the earlier answer
@@ -419,13 +425,22 @@ class Chat:
         answer.token_ids = list(sequence.generated)
         answer.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
         answer.ends_at = None
-        answer.stats = joined(first, sequence.stats())
+        answer.stats = joined(first, sequence)
+        self._explain(turn)
         span = sequence.output.thinking.span if sequence.output else None
         self._show(answer, span)
         self.turns = [*before, turn]
         if self.think_cache == "mask":
             with suppress(EngineError):  # the answer is there; the next turn tries again
                 self._history.hide_last(self.turns)
+
+    def _explain(self, turn: Turn) -> None:
+        """Note in the figures of a finished answer why no more of its prompt was reused."""
+        question, asked = self._question, self._asked
+        if question is not None and asked is not None and asked.admitted:
+            stats = turn.answer.stats
+            turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.found)
+        self._explainer.add([turn])
 
     def _show(self, answer: Answer, span: tuple[int, int] | None) -> None:
         """Find which tokens of a finished answer the history shows; `span` is its thinking."""

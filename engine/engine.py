@@ -1,6 +1,7 @@
 """The engine: owns the pieces, and says what the loop thread does with them."""
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from engine.device import FULL_SPEED, available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, SpillFigures, TokenEvent
 from engine.host_kv import HostKV
+from engine.idle_pace import IdlePace
 from engine.kv_cache import KVCache
 from engine.loop import Loop
 from engine.memory import (
@@ -127,7 +129,7 @@ class Engine:
         self._attention_name = self._backend.name
         self._notes = (*notes, choice.note) if choice.note else notes
         self._bandwidth = known_bandwidth(device)
-        self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
+        self._scheduler = Scheduler(self._blocks, max_chunk, IdlePace().rows)
         self._runner = Runner(model, self._backend, device)
         self._lane: Lane | None = None
         if on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
@@ -161,6 +163,7 @@ class Engine:
             self._runner,
             self._lane,
         )
+        self._pauses = count(1)
         self._loop = loop
         # Not the stepper's own methods: the loop outlives it (see `close`).
         loop.work(
@@ -257,11 +260,8 @@ class Engine:
     def figures(self) -> Figures:
         """What the engine holds and does right now."""
         done = total = 0
-        warmed = None
         for sequence in list(self._scheduler.running):
-            if sequence.priority is Priority.IDLE:
-                warmed = sequence.computed
-            elif sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
+            if sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
                 done = max(sequence.computed - sequence.cached_tokens, 0)
                 total = sequence.prompt_tokens - sequence.cached_tokens
         return Figures(
@@ -280,7 +280,6 @@ class Engine:
             prefill_total=total,
             decode=self._lane.name if self._lane is not None else "plain modules",
             notes=self._notes,
-            warmed=warmed,
             bandwidth=self._bandwidth,
             spill=self._spill_figures(),
         )
@@ -346,19 +345,25 @@ class Engine:
         params: SamplingParams,
         output: Output | None = None,
         earlier: list[int] | None = None,
+        origin: int = 0,
     ) -> Sequence:
         """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does.
 
         `earlier` are the last tokens of `rows` when they are an answer that goes on; `max_tokens` counts them too.
+        `origin` is that of the sequence.
         """
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
-        sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params))
+        sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params), origin=origin)
         sequence.generated = list(earlier or ())
         sequence.earlier = len(sequence.generated)
         self.submit(sequence)
         return sequence
+
+    def new_pause(self) -> int:
+        """A number for the idle work of the time between two answers (see `Sequence.origin`)."""
+        return next(self._pauses)
 
     def submit(self, sequence: Sequence) -> None:
         """Hand a sequence to the loop."""
@@ -385,14 +390,18 @@ class Engine:
         sequence.cancelled = True
 
     def warm_rows(
-        self, rows: Rows, follow: Follow | None = None, priority: Priority = Priority.PERSON
+        self,
+        rows: Rows,
+        follow: Follow | None = None,
+        priority: Priority = Priority.PERSON,
+        origin: int = 0,
     ) -> int:
         """Make the KV of `rows` present. Returns how many rows had to be computed.
 
-        `follow` gets the sequence that does it, to cancel it.
+        `follow` gets the sequence that does it, to cancel it; `origin` is that of the sequence.
         """
         self._check(rows, spare=0)
-        sequence = Sequence(rows, priority)
+        sequence = Sequence(rows, priority, origin=origin)
         self.submit(sequence)
         if follow is not None:
             follow(sequence)
@@ -416,22 +425,23 @@ class Engine:
         end: int,
         follow: Follow | None = None,
         priority: Priority = Priority.PERSON,
-        keep: bool = False,
+        origin: int = 0,
+        keep_rows: bool = False,
     ) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
-        What of `rows` is not present is computed first; `follow` as in `warm_rows`. With `keep`, `rows` stay as
-        cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when there is no
-        room, EngineError when computing or copying fails.
+        What of `rows` is not present is computed first; `follow` and `origin` as in `warm_rows`. With `keep_rows`,
+        `rows` stay as cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when
+        there is no room, EngineError when computing or copying fails.
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
             idle = priority is Priority.IDLE
             if not idle:
                 self.keep(rows)  # until they have moved, whatever idle work there is
-            self.warm_rows(rows, follow, priority)
+            self.warm_rows(rows, follow, priority, origin)
             try:
-                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep, idle))
+                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep_rows, idle))
             except (RuntimeError, MemoryError) as error:
                 raise explain(error) from error
         return hidden
@@ -452,7 +462,7 @@ class Engine:
             is_used=costs.worth_it,
         )
 
-    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool, idle: bool) -> None:
+    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep_rows: bool, idle: bool) -> None:
         if self._blocks.match(hidden.keys) == len(hidden):
             return  # idle work that was at the same turn has done it meanwhile
         source, copies = self._blocks.open(rows.keys, idle)
@@ -464,6 +474,8 @@ class Engine:
             try:
                 self._cache.copy_blocks(copies)
                 first = target.length
+                origins = self._blocks.origins(source)
+                origins = origins[first:start] + origins[max(first, start) + end - start :]
                 self._cache.copy_blocks(self._scheduler.reserve(target, len(hidden) - first, idle))
                 shift = end - start
                 if first < len(hidden):
@@ -472,12 +484,12 @@ class Engine:
                         + self._cache.slots(source.blocks, max(first, start) + shift, len(rows)),
                         self._cache.slots(target.blocks, first, len(hidden)),
                     )
-                self._blocks.commit(target, hidden.keys[first:])
+                self._blocks.commit(target, hidden.keys[first:], origins)
             finally:
                 self._blocks.close(target)
         finally:
             self._blocks.close(source)
-        if not keep:
+        if not keep_rows:
             self._blocks.forget(rows.keys, start)
 
     def _check(self, rows: Rows, spare: int) -> None:

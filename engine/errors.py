@@ -15,3 +15,23 @@ class ContextFullError(EngineError):
         super().__init__(message)
         self.needed = needed
         self.available = available
+
+
+def check_room(needed: int, available: int, *, goes_on: bool) -> None:
+    """Raise ContextFullError when a conversation needs more tokens than there are; `goes_on`: to continue an answer."""
+    if needed <= available:
+        return
+    if goes_on:
+        raise ContextFullError(
+            f"The answer cannot go on: the context of {available:,} tokens is full. Drop turns with /undo or "
+            "/reset, or start with a larger --context.",
+            needed=needed,
+            available=available,
+        )
+    raise ContextFullError(
+        f"This message does not fit: it would make the conversation {needed:,} tokens long, "
+        f"{needed - available:,} more than the {available:,} of the context. "
+        "Shorten it, drop turns with /undo or /reset, or start with a larger --context.",
+        needed=needed,
+        available=available,
+    )

@@ -1,8 +1,9 @@
 """What a stream yields, and the figures of a turn."""
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum, StrEnum
+from typing import Any, Literal
 
 Kind = Literal["reasoning", "answer"]
 
@@ -26,12 +27,68 @@ class TokenEvent:
     kind: Kind
 
 
+class Cause(IntEnum):
+    """Why a prompt did not go on as the cache did. The numbers are stored in sessions."""
+
+    THINKING = 1
+    """What was generated there first is thinking, which the history leaves out."""
+    TRIMMED = 2
+    """What was generated there last is no part of the answer in the history."""
+    SYSTEM = 3
+    """The system prompt was changed."""
+    EDITED = 4
+    """The message was another one."""
+    BRANCH = 5
+    """Another branch was gone through before."""
+    POLICY = 6
+    """Thinking is kept in another way (`think_cache`) than when it was computed."""
+    OPENED = 7
+    """It was said elsewhere (a saved session, another model) and had not been computed here."""
+    EVICTED = 8
+    """It was there and made room for something else."""
+    DRAFT = 9
+    """The message was warmed while it was typed, and then changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where a prompt went on otherwise than what the cache held."""
+
+    row: int
+    """So many tokens of the prompt were the same."""
+    message: int
+    """The message in or behind which they part, from 1; 0 the system prompt."""
+    in_answer: bool
+    """They part in the answer to that message."""
+    cached: int
+    """The token that the cache held next; -1: nothing."""
+    wanted: int
+    """The token of the prompt."""
+    cause: Cause
+
+    def to_dict(self, prefix: str) -> dict[str, int]:
+        """Numbers by name, every name beginning with `prefix`."""
+        return {prefix + item.name: int(getattr(self, item.name)) for item in fields(self)}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], prefix: str) -> "Parting | None":
+        """What `to_dict` wrote; None where there is nothing of it, or of a kind that is not known."""
+        found: dict[str, Any] = {item.name: values.get(prefix + item.name) for item in fields(cls)}
+        if not all(isinstance(value, int | float) for value in found.values()) or found["cause"] not in set(
+            Cause
+        ):
+            return None
+        row, message, in_answer, cached, wanted, cause = (int(value) for value in found.values())
+        return cls(row, message, bool(in_answer), cached, wanted, Cause(cause))
+
+
 @dataclass(frozen=True, slots=True)
 class TurnStats:
     """The figures of one turn; times in seconds.
 
-    `prompt_tokens == cached_tokens + prefilled_tokens`. `ttft_s` runs from the request to its first token,
-    `decode_s` from the first token to the last. `decode_tokens_per_s` counts the tokens after the first.
+    `prompt_tokens == cached_tokens + prefilled_tokens`, `cached_tokens == reused_tokens + warmed_tokens`.
+    `ttft_s` runs from the request to its first token, `decode_s` from the first token to the last.
+    `decode_tokens_per_s` counts the tokens after the first.
     """
 
     prompt_tokens: int = 0
@@ -42,6 +99,17 @@ class TurnStats:
     ttft_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    warmed_tokens: int = 0
+    """Of the cached ones those that were computed in idle time since the answer before."""
+    parting: Parting | None = None
+    """Why no more was reused than that; None where nothing more could have been."""
+    draft_parting: Parting | None = None
+    """Why no more was warmed of the message itself; None where it was not changed while it was typed."""
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens of the prompt that were there when the answer before had ended."""
+        return self.cached_tokens - self.warmed_tokens
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -52,6 +120,10 @@ class TurnStats:
 
     def to_dict(self) -> dict[str, int | float]:
         """Every figure by name, for JSON."""
+        partings = {
+            **(self.parting.to_dict("parting_") if self.parting is not None else {}),
+            **(self.draft_parting.to_dict("draft_parting_") if self.draft_parting is not None else {}),
+        }
         return {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -62,7 +134,20 @@ class TurnStats:
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
             "decode_tokens_per_s": self.decode_tokens_per_s,
+            "warmed_tokens": self.warmed_tokens,
+            **partings,
         }
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "TurnStats":
+        """What `to_dict` gave. Figures that are missing are 0."""
+        partings = ("parting", "draft_parting")
+        numbers = {item.name: values.get(item.name, 0) for item in fields(cls) if item.name not in partings}
+        return cls(
+            **numbers,
+            parting=Parting.of(values, "parting_"),
+            draft_parting=Parting.of(values, "draft_parting_"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

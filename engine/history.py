@@ -45,7 +45,11 @@ class History:
         return self._rows(turns, self._segments(turns), False)
 
     def restore(
-        self, turns: Items[Turn], follow: "Follow | None" = None, priority: Priority = Priority.PERSON
+        self,
+        turns: Items[Turn],
+        follow: "Follow | None" = None,
+        priority: Priority = Priority.PERSON,
+        origin: int = 0,
     ) -> bool:
         """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
         segments = self._segments(turns)
@@ -54,7 +58,7 @@ class History:
             return True
         rows: Rows | None = Rows()
         for turn, segment in zip(turns, segments, strict=False):
-            rows = self._hide(rows, turn, segment, follow, priority) if rows is not None else None
+            rows = self._hide(rows, turn, segment, follow, priority, origin) if rows is not None else None
         return rows is not None
 
     def hide_last(self, turns: Items[Turn]) -> None:
@@ -66,7 +70,7 @@ class History:
         segments = self._segments(turns)
         rows = self._masked(before, segments)
         if self._engine.cached_rows(rows) >= rows.masked_until:
-            self._hide(rows, turn, segments[len(before)], keep=not turn.answer.is_complete)
+            self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
 
     def _segments(self, turns: Items[Turn]) -> list[list[int]]:
         return self._format.segments(self.system, [turn.user for turn in turns], generate=False)
@@ -80,16 +84,20 @@ class History:
         rows = Rows()
         for turn, segment in zip(turns, segments, strict=False):
             rows.extend(segment)
+            rows.edges.append(len(rows))
             rows.extend(turn.answer.content_ids)
+            rows.edges.append(len(rows))
         rows.extend(segments[-1])
         return rows
 
     def _masked(self, turns: Items[Turn], segments: list[list[int]]) -> Rows:
         """The rows of `turns` with every think span hidden."""
-        rows = Rows()
+        rows, edges = Rows(), []
         for turn, segment in zip(turns, segments, strict=False):
             rows, start, end = spoken(rows, turn, segment)
             rows = rows.hide(start, end) if end > start else rows
+            edges += [start, len(rows)]
+        rows.edges = edges
         return rows
 
     def _hide(
@@ -99,7 +107,8 @@ class History:
         segment: list[int],
         follow: "Follow | None" = None,
         priority: Priority = Priority.PERSON,
-        keep: bool = False,
+        origin: int = 0,
+        keep_rows: bool = False,
     ) -> Rows | None:
         """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
         rows, start, end = spoken(before, turn, segment)
@@ -109,7 +118,7 @@ class History:
         if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
             return None
         try:
-            return engine.hide(rows, start, end, follow, priority, keep)
+            return engine.hide(rows, start, end, follow, priority, origin, keep_rows)
         except (OutOfBlocksError, MaskedRowsEvictedError):
             return None
 
@@ -131,6 +140,22 @@ class IdleWork:
         self._engine = engine
         self._history = history
         self._task = _Task()
+        self._reached = 0
+        self.pause = engine.new_pause()
+        """The number of the time since the last answer ended."""
+
+    @property
+    def present(self) -> int | None:
+        """How many rows there are of those that were to be warmed last; None: all, or somebody waits for them."""
+        sequence = self._task.sequence
+        if sequence is None or self._task.cancelled:
+            return None
+        short = (FinishReason.CANCELLED, FinishReason.CONTEXT_FULL)
+        if sequence.finished.is_set() and sequence.error is None and sequence.finish_reason not in short:
+            return None
+        if sequence.admitted:  # until then there are as many as of the draft before
+            self._reached = sequence.computed or sequence.reached
+        return self._reached
 
     def warm(self, turns: Items[Turn], rows: Rows, wait: bool) -> None:
         """Make `rows`, which begin with `turns`, present. Returns at once unless told to `wait`."""
@@ -147,7 +172,7 @@ class IdleWork:
             if wait:
                 thread.join()
             return
-        sequence = Sequence(rows, Priority.IDLE)
+        sequence = Sequence(rows, Priority.IDLE, origin=self.pause)
         self._follow(task, sequence)
         engine.submit(sequence)
         if wait:
@@ -168,7 +193,7 @@ class IdleWork:
         if len(rows) + 1 >= engine.context_length or rows.next_position + 1 >= engine.max_positions:
             return
         engine.keep(rows)
-        sequence = Sequence(rows, Priority.IDLE, replace(params, max_tokens=1), output)
+        sequence = Sequence(rows, Priority.IDLE, replace(params, max_tokens=1), output, origin=self.pause)
         self._task = _Task(sequence, asked=asked)
         engine.submit(sequence)
         if wait:
@@ -185,9 +210,10 @@ class IdleWork:
             return None
         self._task = _Task()
         sequence.priority = Priority.PERSON
-        left = 0 if sequence.finished.is_set() else sequence.prompt_tokens - sequence.computed
+        is_done, is_admitted, computed = sequence.finished.is_set(), sequence.admitted, sequence.computed
         follow(sequence)
         self._engine.wait(sequence)
+        left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.found.rows)
         if sequence.finish_reason is not FinishReason.LENGTH or sequence.error is not None:
             return None  # cancelled, or the answer ends with its first token: rare enough to go the usual way
         return sequence, left
@@ -204,8 +230,9 @@ class IdleWork:
             self._follow(task, sequence)
 
         with suppress(EngineError):  # the next message does it, and says what is wrong
-            if self._history.restore(turns, follow, Priority.IDLE) and not task.cancelled:
-                self._engine.warm_rows(rows, follow, Priority.IDLE)
+            pause = self.pause
+            if self._history.restore(turns, follow, Priority.IDLE, pause) and not task.cancelled:
+                self._engine.warm_rows(rows, follow, Priority.IDLE, pause)
 
     def _follow(self, task: _Task, sequence: Sequence) -> None:
         task.sequence = sequence

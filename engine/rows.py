@@ -28,6 +28,9 @@ class Rows:
     next_position: int = 0
     mark: tuple[int, ...] | None = None
     """Put on the key of the next row: what is hidden right before it."""
+    edges: list[int] = field(default_factory=list, compare=False)
+    """Of a prompt where its parts end: the first message with what the template writes around it, the answer to it,
+    the next message, ..."""
     masked_until: int = 0
     """Rows before this one belong to turns with a hidden think span: prefill cannot make them again."""
 
@@ -62,6 +65,7 @@ class Rows:
             self.keys.copy(),
             self.next_position,
             self.mark,
+            self.edges.copy(),
             self.masked_until,
         )
 

@@ -2,11 +2,13 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import repeat
 from time import perf_counter
 
 from engine.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError
 from engine.errors import EngineError
 from engine.events import FinishReason
+from engine.found import found
 from engine.sequence import Priority, Sequence, Status
 
 
@@ -110,7 +112,8 @@ class Scheduler:
         for chunk in step.chunks:
             table = chunk.sequence.table
             if table is not None:
-                self.blocks.commit(table, chunk.sequence.rows.keys[chunk.start : chunk.start + chunk.count])
+                sequence, stop = chunk.sequence, chunk.start + chunk.count
+                self.blocks.commit(table, sequence.rows.keys[chunk.start : stop], repeat(sequence.origin))
 
     def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> list[Copy]:
         """Make room for `rows` more rows in a table; unless it is `idle` itself, idle work may have to wait for that.
@@ -143,7 +146,7 @@ class Scheduler:
                 continue
             if sequence.admitted == 0.0:
                 sequence.admitted = perf_counter()
-                sequence.cached_tokens = sequence.computed
+                sequence.found = found(self.blocks, table, keys, sequence.origin)
 
     def _reserve(self, sequence: Sequence, rows: int, step: Step) -> bool:
         """Make room; on the way others may lose their blocks, or `sequence` itself may end or have to wait."""
@@ -169,5 +172,6 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         if sequence.table is not None:
+            sequence.reached = sequence.table.length
             self.blocks.close(sequence.table)
             sequence.table = None

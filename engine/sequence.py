@@ -9,6 +9,7 @@ from time import perf_counter
 
 from engine.blocks import BlockTable
 from engine.events import FinishReason, TokenEvent, TurnStats
+from engine.found import Found
 from engine.output import Output
 from engine.params import SamplingParams
 from engine.rows import Rows
@@ -54,7 +55,12 @@ class Sequence:
     tail: str = ""
     """Text that was held back when the sequence was cut short."""
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    origin: int = 0
+    """Who asks: n for idle work of the n-th pause, -n for the request that ends it; 0: nobody keeps count."""
+    found: Found = field(default_factory=Found)
+    """What was present of the prompt when the sequence was admitted first."""
+    reached: int = 0
+    """How many rows were present when it ended, or was sent back."""
     generated: list[int] = field(default_factory=list)
     """The tokens of the answer; the last ones of `rows`."""
     earlier: int = 0
@@ -78,6 +84,11 @@ class Sequence:
         return 0 if table is None else table.length
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were there before anybody waited for them."""
+        return self.found.rows - self.found.own
+
+    @property
     def pending(self) -> int:
         """Rows whose KV is yet to be computed."""
         return len(self.rows) - self.computed
@@ -94,4 +105,5 @@ class Sequence:
             ttft_s=reached - self.created if self.first_token else 0.0,
             prefill_s=reached - self.admitted if self.admitted else 0.0,
             decode_s=self.last_token - self.first_token if self.first_token else 0.0,
+            warmed_tokens=self.found.warmed,
         )

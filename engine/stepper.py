@@ -10,15 +10,13 @@ from engine.blocks import BlockManager, OutOfBlocksError
 from engine.decode import Lane
 from engine.errors import EngineError
 from engine.events import FinishReason
+from engine.idle_pace import IdlePace
 from engine.kv_cache import KVCache
 from engine.memory import is_out_of_memory
 from engine.runner import Runner
 from engine.sampler import SamplerState, sample
 from engine.scheduler import Scheduler, Step
 from engine.sequence import Priority, Sequence
-
-IDLE_SECONDS = 0.05
-"""An idle chunk takes about this long: the most that a person waits for idle work to give way."""
 
 
 @dataclass(slots=True)
@@ -34,6 +32,7 @@ class Stepper:
     cache: KVCache
     runner: Runner
     lane: Lane | None
+    pace: IdlePace = field(default_factory=IdlePace)
     threads: int = field(default_factory=torch.get_num_threads)
     """Cores that a person's request gets."""
 
@@ -75,7 +74,7 @@ class Stepper:
                 ahead = self._can_go_on(sequence) and self._launch(lane, sequence)
                 self._take(sequence, lane.read())
                 if sequence.table is not None and ahead:
-                    self.blocks.commit(sequence.table, sequence.rows.keys[-1:])
+                    self.blocks.commit(sequence.table, sequence.rows.keys[-1:], (sequence.origin,))
                 if sequence.finish_reason is None and ahead:
                     return
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
@@ -128,14 +127,12 @@ class Stepper:
         else:
             for sequence, row in zip(sampling, logits, strict=True):
                 self._take(sequence, self._sample(sequence, row))
-        if idle:
-            if self.device.type == "cuda":
-                # Otherwise chunk after chunk is queued, and a person waits for all of them.
-                torch.cuda.synchronize(self.device)
-            rows_done = sum(chunk.count for chunk in step.chunks)
-            affordable = int(rows_done * IDLE_SECONDS / max(perf_counter() - began, 1e-6))
-            # Grow slowly, shrink at once: a chunk must not overshoot because the one before was tiny.
-            self.scheduler.idle_chunk = max(8, min(affordable, 2 * rows_done, self.scheduler.max_chunk))
+        if idle and self.device.type == "cuda":
+            # Otherwise chunk after chunk is queued, and a person waits for all of them.
+            torch.cuda.synchronize(self.device)
+        count = sum(chunk.count for chunk in step.chunks)
+        self.pace.saw(count, perf_counter() - began, self.scheduler.max_chunk, idle)
+        self.scheduler.idle_chunk = self.pace.rows
 
     def _logits(self, step: Step) -> torch.Tensor:
         host = self.cache.host

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from engine.events import FinishReason, Kind, TurnStats
 from engine.params import SamplingParams
 from engine.rows import Rows
+from engine.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -73,12 +74,18 @@ def after(rows: Rows, segment: list[int]) -> list[int]:
     return segment
 
 
-def joined(first: TurnStats | None, then: TurnStats) -> TurnStats:
+def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
     """The figures of an answer that took two prompts: the second one only went on from the first, if there was one."""
+    then = last.stats()
     if first is None:
         return then
+    lost = first.prompt_tokens - last.found.rows if last.admitted else 0  # evicted between the two
+    cached = first.cached_tokens - min(max(lost, 0), first.cached_tokens)
     return replace(
         first,
+        cached_tokens=cached,
+        warmed_tokens=min(first.warmed_tokens, cached),
+        prefilled_tokens=first.prompt_tokens - cached,
         generated_tokens=first.generated_tokens + then.generated_tokens,
         reasoning_tokens=first.reasoning_tokens + then.reasoning_tokens,
         ttft_s=first.ttft_s or then.ttft_s,
@@ -94,7 +101,7 @@ def gone_on(params: SamplingParams, answer: Answer) -> SamplingParams:
     return replace(params, max_tokens=limit, seed=answer.seed if params.seed is None else params.seed)
 
 
-def same(known: Turn | None, turn: Turn) -> bool:
+def is_same(known: Turn | None, turn: Turn) -> bool:
     """Whether `turn` is one that the chat holds already."""
     return (
         known is not None

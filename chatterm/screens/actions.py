@@ -32,10 +32,21 @@ class ChatActions(MessageActions, SessionActions):
         )
         screen.add(BuiltEntry(lines))
 
-    def show_cache(self) -> None:
-        from chatterm.screens.cache import CacheScreen
+    def cache(self, what: str) -> None:
+        if what:
+            self._explain_cache()
+        else:
+            from chatterm.screens.cache import CacheScreen
 
-        self.screen.app.push_screen(CacheScreen(self.screen.backend.blocks))
+            self.screen.app.push_screen(CacheScreen(self.screen.backend.blocks))
+
+    def _explain_cache(self) -> None:
+        from chatterm.cache_why import explained, why_lines
+
+        backend = self.screen.backend
+        models = (self.screen.model_name, backend.model) if self.screen.info is not None else ()
+        turns = explained(self.conversation.path, models, backend.token_text)
+        self.screen.add(BuiltEntry(partial(why_lines, turns)))
 
     def toggle_panel(self) -> None:
         self.screen.show_panel(not self.screen.panel.display)

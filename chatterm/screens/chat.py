@@ -225,8 +225,8 @@ class ChatScreen(Screen[None]):
             self._say_problem()
         if not reports and turn is None:
             if now >= self._figures_after:  # idle work goes on
-                self._figures_after = now + _IDLE_FIGURES
-                self._show_live(now)
+                is_warming = self._show_live(now).is_warming
+                self._figures_after = now + (_FIGURES if is_warming else _IDLE_FIGURES)
             return
         tokens = [report for report in reports if isinstance(report, worker.Token)]
         told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
@@ -362,7 +362,7 @@ class ChatScreen(Screen[None]):
         selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
         self._status.hint(selected or self.writing.hint)
 
-    def _show_live(self, now: float) -> None:
+    def _show_live(self, now: float) -> Live:
         talk = self.conversation
         phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
         idle = Live(phase, self._model, self.info, self._progress)
@@ -371,6 +371,7 @@ class ChatScreen(Screen[None]):
         self.panel.show(live)
         self._welcome.show(live)
         self._note.show(live, self._cost)
+        return live
 
     # --- selected messages ---
 
@@ -424,13 +425,14 @@ class ChatScreen(Screen[None]):
             return
         now = monotonic()
         self._draft_at = now + _PAUSE
-        if self._settings.composer.prepare_drafts and not self.writing.is_editing:
+        if self._settings.composer.prepare_drafts:
             if self._warm_at is None:
                 self._warm_latest = now + _WARM_LATEST
             self._warm_at = now + _WARM_PAUSE
 
     def _prepare(self, job: type[worker.Prepare | worker.Count]) -> None:
         if self.conversation.turn is None and self.info is not None and not self.is_loading:
+            self.writing.aim()
             self.submit(job(self.composer.sending_text))
 
     @on(Completion.Chosen)

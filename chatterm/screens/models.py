@@ -1,20 +1,18 @@
 """The model picker: what is on this machine and in the catalogue, with sizes and whether it fits."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from textual import events, on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from chatterm.backend import ModelChoice
 from chatterm.markdown.lines import Line, cells, elided, padded, styled
 from chatterm.sanitize import one_line
-from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+from chatterm.screens.picker import Picker, PickerList
+from chatterm.widgets.canvas import Canvas
 from models.units import bytes_text
 
 _PLACE = 16
@@ -23,30 +21,16 @@ _SIZE = 9
 _FITS = 14
 
 
-class ModelPicker(ModalScreen[str | None]):
+class ModelPicker(Picker):
     """Dismisses with the chosen name, or with None. What is typed filters the list; a name that is in no list
     (a Hub id, a path) can be typed too."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,ctrl+c", "close", "Back to the conversation", priority=True),
-        Binding("up", "move(-1)", "Up", priority=True),
-        Binding("down", "move(1)", "Down", priority=True),
-        Binding("pageup", "move(-10)", "Page up", priority=True),
-        Binding("pagedown", "move(10)", "Page down", priority=True),
-        Binding("enter", "choose", "Take it", priority=True),
-    ]
     DEFAULT_CSS = """
-    ModelPicker { align: center middle; background: $background 70%; }
-    ModelPicker > Vertical {
-        width: 92%; max-width: 96; height: auto; max-height: 90%; padding: 1 2; background: $surface;
-    }
-    ModelPicker Input, ModelPicker Input:focus {
-        border: none; height: 1; padding: 0; margin: 1 0; background: $panel; color: $foreground;
-    }
+    ModelPicker > Vertical { max-width: 96; }
     ModelPicker PickerLine { height: 1; }
     ModelPicker #picker-foot { margin-top: 1; }
     """
+    AROUND = 8
 
     def __init__(self, choices: Sequence[ModelChoice], current: str = "") -> None:
         super().__init__()
@@ -61,10 +45,6 @@ class ModelPicker(ModalScreen[str | None]):
             foot = "Enter takes it, and downloads what is missing · Esc goes back"
             yield PickerLine([(foot, "muted")], id="picker-foot")
 
-    def on_resize(self, event: events.Resize) -> None:
-        # All but the list takes 8 lines; what does not fit is scrolled to.
-        self._list.styles.max_height = max(event.size.height * 9 // 10 - 8, 1)
-
     @property
     def _list(self) -> "ModelList":
         return self.query_one(ModelList)
@@ -76,15 +56,9 @@ class ModelPicker(ModalScreen[str | None]):
     def on_model_list_chosen(self, message: "ModelList.Chosen") -> None:
         self.dismiss(message.name)
 
-    def action_move(self, step: int) -> None:
-        self._list.move(step)
-
-    def action_choose(self) -> None:
+    def action_accept(self) -> None:
         if (name := self._list.chosen) is not None:
             self.dismiss(name)
-
-    def action_close(self) -> None:
-        self.dismiss(None)
 
 
 class PickerLine(Canvas):
@@ -98,7 +72,7 @@ class PickerLine(Canvas):
         return [self._line]
 
 
-class ModelList(Canvas):
+class ModelList(PickerList):
     """The choices that match, one a line, one of them chosen."""
 
     class Chosen(Message):
@@ -116,7 +90,10 @@ class ModelList(Canvas):
         self._matching = list(choices)
         names = [choice.name for choice in choices]
         self._index = names.index(current) if current in names else 0
-        self._first = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._matching)
 
     @property
     def chosen(self) -> str | None:
@@ -131,23 +108,14 @@ class ModelList(Canvas):
         words = self._typed.lower().split()
         self._matching = [c for c in self._choices if all(word in c.name.lower() for word in words)]
         self._index = self._first = 0
-        self._resized()
-
-    def move(self, step: int) -> None:
-        """Choose another, `step` lines further."""
-        self._index = min(max(self._index + step, 0), max(len(self._matching) - 1, 0))
-        self.refresh()
+        self.resized()
 
     def on_mount(self) -> None:
-        self._resized()
-
-    def _resized(self) -> None:
-        self.styles.height = max(len(self._matching), 1)
-        self.refresh(layout=True)
+        self.resized()
 
     def on_click(self, event: events.Click) -> None:
-        row = self._first + event.y
-        if row < len(self._matching):
+        row = self.clicked(event)
+        if row is not None:
             event.stop()
             self.post_message(self.Chosen(self._matching[row].name))
 
@@ -155,12 +123,9 @@ class ModelList(Canvas):
         if not self._matching:
             typed = elided(self._typed, width - 20)
             return [[("Nothing matches; ", "muted"), ("Enter takes ", "muted"), (typed, "primary")]]
-        height = max(self.size.height, 1)
-        self._first = min(max(self._first, self._index - height + 1), self._index)
-        shown = self._matching[self._first : self._first + height]
         return [
-            choice_line(choice, width, chosen=self._first + row == self._index, current=self._current)
-            for row, choice in enumerate(shown)
+            choice_line(self._matching[row], width, chosen=row == self._index, current=self._current)
+            for row in self.in_view()
         ]
 
 

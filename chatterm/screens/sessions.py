@@ -10,16 +10,16 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.geometry import Size
 from textual.message import Message
-from textual.screen import ModalScreen
 from textual.widgets import Input
 
 from chatterm.markdown.lines import Line, cells, elided, padded, styled, wrap
 from chatterm.sanitize import one_line
+from chatterm.screens.picker import Picker, PickerList
 from chatterm.sessions.dates import when_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.titles import given_title, messages_text
-from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+from chatterm.widgets.canvas import Canvas
 
 _PAUSE = 0.05
 """Seconds without a key before the database is searched."""
@@ -28,36 +28,24 @@ _COUNT, _MODEL, _WHEN = 14, 18, 12
 """Columns of what stands behind a title."""
 
 
-class SessionPicker(ModalScreen[str | None]):
+class SessionPicker(Picker):
     """Dismisses with the id of the chosen session, or with None. Nothing here waits for the disk.
 
     `current`, the session that one is in, is marked and cannot be deleted.
     """
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,ctrl+c", "back", "Back", priority=True),
-        Binding("up", "move(-1)", "Up", priority=True),
-        Binding("down", "move(1)", "Down", priority=True),
-        Binding("pageup", "move(-10)", "Page up", priority=True),
-        Binding("pagedown", "move(10)", "Page down", priority=True),
-        Binding("enter", "accept", "Open", priority=True),
         Binding("f2,ctrl+r", "rename", "Rename", priority=True),
         Binding("ctrl+d", "delete", "Delete", priority=True),
     ]
     DEFAULT_CSS = """
-    SessionPicker { align: center middle; background: $background 70%; }
-    SessionPicker > Vertical {
-        width: 92%; max-width: 110; height: auto; max-height: 90%; padding: 1 2; background: $surface;
-    }
-    SessionPicker Input, SessionPicker Input:focus {
-        border: none; height: 1; padding: 0; margin: 1 0; background: $panel; color: $foreground;
-    }
+    SessionPicker > Vertical { max-width: 110; }
     SessionPicker SessionList { height: auto; }
     SessionPicker Note { height: auto; }
     SessionPicker #session-note { display: none; margin-top: 1; }
     SessionPicker #session-foot { margin-top: 1; }
     """
+    AROUND = 10
 
     def __init__(self, store: Store, current: str | None = None) -> None:
         super().__init__()
@@ -81,10 +69,6 @@ class SessionPicker(ModalScreen[str | None]):
         self._list = self.query_one(SessionList)
         self._show_mode()
         self._look(0.0)
-
-    def on_resize(self, event: events.Resize) -> None:
-        # All but the list takes 10 lines at most; what does not fit is scrolled to.
-        self._list.styles.max_height = max(event.size.height * 9 // 10 - 10, 1)
 
     # --- searching ---
 
@@ -301,7 +285,7 @@ class Choices(Note):
                 self.post_message(self.Chosen(action))
 
 
-class SessionList(Canvas):
+class SessionList(PickerList):
     """Sessions, one a line, one of them chosen."""
 
     class Chosen(Message):
@@ -316,8 +300,10 @@ class SessionList(Canvas):
         self.sessions: list[SessionInfo] = []
         self._current = current
         self._nothing = ""
-        self._index = 0
-        self._first = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.sessions)
 
     @property
     def chosen(self) -> SessionInfo | None:
@@ -329,48 +315,28 @@ class SessionList(Canvas):
         self.sessions, self._nothing = sessions, nothing
         ids = [session.id for session in sessions]
         self._index = ids.index(before.id) if before is not None and before.id in ids else 0
-        self._resized()
+        self.resized()
 
     def drop(self, id: str) -> None:
         self.sessions = [session for session in self.sessions if session.id != id]
         self._index = min(self._index, max(len(self.sessions) - 1, 0))
-        self._resized()
-
-    def move(self, step: int) -> None:
-        """Choose another, `step` lines further."""
-        self._index = min(max(self._index + step, 0), max(len(self.sessions) - 1, 0))
-        self.refresh()
-
-    def _resized(self) -> None:
-        self.styles.height = max(len(self.sessions), 1)
-        self.refresh(layout=True)
+        self.resized()
 
     def on_click(self, event: events.Click) -> None:
-        row = self._first + event.y
-        if row < len(self.sessions):
+        row = self.clicked(event)
+        if row is not None:
             event.stop()
             self._index = row
             self.refresh()
             self.post_message(self.Chosen(self.sessions[row].id))
 
-    def on_mouse_scroll_up(self) -> None:
-        self.move(-1)
-
-    def on_mouse_scroll_down(self) -> None:
-        self.move(1)
-
     def build(self, width: int) -> list[Line]:
         if not self.sessions:
             return [[(self._nothing, "muted")]]
-        height = max(self.size.height, 1)
-        self._first = min(max(self._first, self._index - height + 1), self._index, len(self.sessions) - 1)
         now = time()
-        shown = self.sessions[self._first : self._first + height]
         return [
-            session_line(
-                info, width, now, chosen=self._first + row == self._index, current=info.id == self._current
-            )
-            for row, info in enumerate(shown)
+            session_line(info, width, now, chosen=row == self._index, current=info.id == self._current)
+            for row, info in ((row, self.sessions[row]) for row in self.in_view())
         ]
 
 

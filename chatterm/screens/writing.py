@@ -11,14 +11,14 @@ _EDITING = "Enter asks this anew, as a branch of its own; Esc leaves the message
 
 
 class Writing(ScreenPart):
-    _editing: Exchange | None = None
+    editing: Exchange | None = None
     """The message that is being written anew."""
     _shelved = ""
     """What stood in the composer before something else came into it."""
 
     @property
     def is_editing(self) -> bool:
-        return self._editing is not None
+        return self.editing is not None
 
     @property
     def hint(self) -> str:
@@ -34,8 +34,8 @@ class Writing(ScreenPart):
             screen.attempt(partial(self._run, text.strip()))
         elif screen.info is None and not screen.is_loading:
             screen.say("No model is loaded. /model chooses one; your text is kept.", "error")
-        elif self._editing is not None:
-            screen.attempt(partial(self._send_edit, self._editing, text.strip("\n"), recall))
+        elif self.editing is not None:
+            screen.attempt(partial(self._send_edit, self.editing, text.strip("\n"), recall))
         else:
             screen.composer.take_sent()
             screen.keeper.draft("")
@@ -62,19 +62,26 @@ class Writing(ScreenPart):
     def begin_edit(self, exchange: Exchange) -> None:
         """Its text comes into the composer; Enter makes a new branch of it."""
         self._shelve()
-        self._editing = exchange
+        self.editing = exchange
         self.screen.back_to_composer()
         self.screen.composer.put(cleaned(exchange.user))
 
     def end_edit(self) -> None:
-        if self._editing is not None:
-            self._editing = None
+        if self.editing is not None:
+            self.editing = None
             self._unshelve()
+            self.aim()
             self.screen.show_standing_hint()
+
+    def aim(self) -> None:
+        """The backend's history becomes what stands before the text in the composer, where there is a backend."""
+        if self.screen.info is not None and not self.screen.is_loading:
+            self.conversation.aim(self.editing)
 
     def begin_command(self, command: Command) -> None:
         """The command comes into the composer, for its argument."""
         self._shelve()
+        self.aim()
         self.screen.back_to_composer()
         self.screen.composer.put(f"/{command.name} ")
 
@@ -101,7 +108,7 @@ class Writing(ScreenPart):
     def _shelve(self) -> None:
         text = self.screen.composer.full_text
         if self.is_editing:
-            self._editing = None
+            self.editing = None
         elif text.strip() and not is_command(text):
             self._shelved = text
 

@@ -124,6 +124,9 @@ def _context(live: Live, width: int) -> list[Line]:
     lines.append(_pair(f"{live.used:,} of {live.context:,}", f"{share:.0%}", width))
     if live.present is not None and live.used:
         lines.append(_pair("cached", f"{min(live.present, live.used):,}", width))
+    if live.is_warming:
+        left = f" · {left_text(live.left_s)}" if live.left_s is not None else ""
+        lines += wrap([(f"warming the history{left}", "muted")], width)
     if context_style(share) != "primary":
         lines.append([(f"{max(live.context - live.used, 0):,} tokens left", context_style(share))])
     return lines

@@ -79,6 +79,10 @@ def _parts(live: Live) -> list[Line]:
     if live.phase == "absent":
         return [[("no model: /model NAME loads one", "warning")]]
     parts: list[Line] = []
+    if live.is_warming:
+        parts.append([(f"warming {live.present:,} of {live.used:,} tokens", "muted")])
+        if live.left_s is not None:
+            parts.append([(left_text(live.left_s), "muted")])
     if live.phase == "reading":
         figures = live.figures
         if figures is not None and figures.prefill_total:

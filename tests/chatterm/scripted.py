@@ -80,6 +80,8 @@ class ScriptedBackend:
     map: BlockMap | None = None
     """What `blocks` shows."""
     load_path_error: BaseException | None = None
+    warmed: int | None = None
+    """What `figures` tells of idle work."""
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
@@ -107,10 +109,18 @@ class ScriptedBackend:
             blocks_held=36,
             prefill_done=0,
             prefill_total=0,
+            warmed=self.warmed,
         )
 
     def blocks(self) -> BlockMap | None:
         return self.map
+
+    def token_text(self, token_id: int) -> str | None:
+        return (
+            {1: "<think>", 2: "Water", 3: " gauge", 4: " river"}.get(token_id)
+            if self.info is not None
+            else None
+        )
 
     def stop(self) -> None:
         self._stop.set()

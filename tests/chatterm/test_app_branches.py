@@ -236,3 +236,18 @@ async def test_a_message_that_waits_for_another_model_has_the_history() -> None:
         assert backend.history == [("a", "one"), ("b", "two")]
         await driver.send("c")
         assert backend.history == [("a", "one"), ("b", "two"), ("c", "two")]
+
+
+async def test_what_is_written_anew_is_warmed_where_it_will_stand() -> None:
+    backend = ScriptedBackend()
+    async with driven(backend) as driver:
+        for text in ("one", "two", "three"):
+            await driver.send(text)
+        backend.calls.clear()
+        await driver.send("/edit 2", wait=False)
+        await driver.types("!")
+        await driver.until(lambda: ("prepare", "two!") in backend.calls)
+        assert ("load_path", (1,)) in backend.calls
+        backend.calls.clear()
+        await driver.pilot.press("escape")
+        await driver.until(lambda: ("load_path", (1, 2, 3)) in backend.calls)

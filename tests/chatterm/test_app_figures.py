@@ -103,9 +103,23 @@ def test_the_watch_tells_rates_of_a_download_and_of_a_prompt() -> None:
 def test_the_watch_tells_what_idle_work_has_done() -> None:
     live = Live("ready", "m", INFO, used=100, figures=FIGURES)
     assert Watch().see(live, 1).present == 100
-    for warmed, present in ((40, 40), (300, 100)):  # with a draft it warms more than the history
-        figures = replace(FIGURES, warmed=warmed)
-        assert Watch().see(replace(live, figures=figures), 1).present == present
+    watch = Watch()
+    looks = (
+        (1, 40, 100),
+        (1.5, 50, 100),
+        (2, 60, 60),
+        (3, 80, 80),
+        (4, 300, 100),
+        (5, None, 100),
+        (6, 40, 100),
+    )
+    for now, warmed, present in looks:  # with a draft it warms more than the history
+        seen = watch.see(replace(live, figures=replace(FIGURES, warmed=warmed)), now)
+        assert seen.present == present, "what is soon done is not told, what takes long is"
+        assert seen.is_warming == (present < 100)
+        assert seen.left_s == (
+            pytest.approx(1.0) if present == 80 else pytest.approx(2.0) if present == 60 else None
+        )
 
 
 def test_the_share_of_the_bandwidth_counts_weights_and_context() -> None:

@@ -82,8 +82,8 @@ def test_half_a_character_of_a_cut_thought_is_no_answer(
     engine.scripted.script = list(half)
     commit, tokens = engine._blocks.commit, []
 
-    def fail_after_half(table: object, keys: list[int]) -> None:
-        commit(table, keys)  # type: ignore[arg-type]
+    def fail_after_half(table: object, keys: list[int], origins: object) -> None:
+        commit(table, keys, origins)  # type: ignore[arg-type]
         tokens.extend(keys)
         if tokens[-len(half) :] == half:
             raise RuntimeError("cut")

@@ -235,7 +235,11 @@ class Fire:
         said.ended = last.finish_reason is FinishReason.EOS
         talk.said = [*before, said]
         stats = last.stats
-        assert stats.prompt_tokens == stats.cached_tokens + stats.prefilled_tokens
+        assert stats.prompt_tokens == stats.reused_tokens + stats.warmed_tokens + stats.prefilled_tokens
+        assert min(stats.reused_tokens, stats.warmed_tokens, stats.prefilled_tokens) >= 0
+        if new and stats.parting is not None:
+            assert stats.parting.wanted == self.started[-1][0].token_ids[stats.parting.row]
+            assert stats.parting.cached != stats.parting.wanted
         self.compare(talk, before, said, len(earlier))
         if self.rng.random() < 0.3:
             turns = [Turn(t.user, replace(t.answer), list(t.opening)) for t in talk.chat.turns]

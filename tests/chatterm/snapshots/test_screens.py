@@ -18,11 +18,12 @@ from textual.widgets import Input
 from chatterm.app import ChatApp
 from chatterm.backend import Figures, ModelChoice, Progress, TurnStats
 from chatterm.entries import AnswerEntry
-from chatterm.figures import Speedometer
+from chatterm.figures import Live, Speedometer, Watch
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.stats import ProcessFigures
 from engine.block_map import BlockMap, BlockState
+from engine.events import Cause, Parting
 from tests.chatterm.driving import Driver
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -84,6 +85,13 @@ class Steady(Speedometer):
 
     def history(self) -> tuple[float, ...]:
         return tuple(60 + (n * 7 % 20) for n in range(28))
+
+
+class HalfWay(Watch):
+    """A history that is being warmed, as far as it is when the picture is taken."""
+
+    def see(self, live: Live, now: float) -> Live:
+        return replace(live, present=520, left_s=9.0)
 
 
 def blocks() -> BlockMap:
@@ -150,6 +158,42 @@ async def cache(driver: Driver) -> None:
     await command(driver, "/cache")
 
 
+async def cache_why(driver: Driver) -> None:
+    """Three turns: the first, one after thinking, one whose draft was changed in a session that goes on."""
+    messages = (
+        "How does a river move sediment, and how is that measured?",
+        "Which gauge is the best?",
+        "Why?",
+    )
+    for message in messages:
+        await driver.send(message)
+    thinking = Parting(48, 1, True, 1, 2, Cause.THINKING)
+    draft = Parting(1216, 3, False, 3, 4, Cause.DRAFT)
+    figures = (
+        TurnStats(48, 0, 48),
+        TurnStats(263, 251, 12, warmed_tokens=203, parting=thinking),
+        TurnStats(
+            1241,
+            1216,
+            25,
+            warmed_tokens=953,
+            parting=replace(thinking, row=263, message=2),
+            draft_parting=draft,
+        ),
+    )
+    for exchange, stats in zip(driver.app.chat.conversation.path, figures, strict=True):
+        exchange.stats = stats.to_dict()
+    await driver.send("/cache why")
+
+
+async def warming(driver: Driver) -> None:
+    """A session that was just opened."""
+    await talk(driver)
+    chat = driver.app.chat
+    chat.conversation.ended = None
+    chat._watch = HalfWay()
+
+
 async def models(driver: Driver) -> None:
     await command(driver, "/model")
     await driver.shows("qwen3:4b")
@@ -186,7 +230,9 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "selected": selected,
     "help": lambda driver: command(driver, "/help"),
     "stats": lambda driver: command(driver, "/stats"),
+    "warming": warming,
     "cache": cache,
+    "cache_why": cache_why,
     "models": models,
     "sessions": sessions,
     "paste": paste,

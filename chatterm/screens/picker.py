@@ -1,0 +1,86 @@
+"""What the pickers share: a box over the conversation with a line to type in, a list, and the keys to move in it."""
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+
+
+class Picker(ModalScreen[str | None]):
+    """Dismisses with what was chosen, or with None. A subclass composes a Vertical with an Input and a PickerList."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+c", "back", "Back to the conversation", priority=True),
+        Binding("up", "move(-1)", "Up", priority=True),
+        Binding("down", "move(1)", "Down", priority=True),
+        Binding("pageup", "move(-10)", "Page up", priority=True),
+        Binding("pagedown", "move(10)", "Page down", priority=True),
+        Binding("enter", "accept", "Take it", priority=True),
+    ]
+    DEFAULT_CSS = """
+    Picker { align: center middle; background: $background 70%; }
+    Picker > Vertical { width: 92%; height: auto; max-height: 90%; padding: 1 2; background: $surface; }
+    Picker Input, Picker Input:focus {
+        border: none; height: 1; padding: 0; margin: 1 0; background: $panel; color: $foreground;
+    }
+    """
+    AROUND: ClassVar[int]
+    """Lines that all but the list takes at most."""
+
+    def on_resize(self, event: events.Resize) -> None:
+        # What does not fit is scrolled to.
+        height = max(event.size.height * 9 // 10 - self.AROUND, 1)
+        self.query_one(PickerList).styles.max_height = height
+
+    def action_move(self, step: int) -> None:
+        self.query_one(PickerList).move(step)
+
+    def action_accept(self) -> None:
+        """Enter."""
+        raise NotImplementedError
+
+    def action_back(self) -> None:
+        self.dismiss(None)
+
+
+class PickerList(Canvas):
+    """Lines of which one is chosen; where there is too little room they scroll with it."""
+
+    _index = 0
+    _first = 0
+
+    @property
+    def count(self) -> int:
+        """How many there are to choose from."""
+        raise NotImplementedError
+
+    def move(self, step: int) -> None:
+        """Choose another, `step` lines further."""
+        self._index = min(max(self._index + step, 0), max(self.count - 1, 0))
+        self.refresh()
+
+    def resized(self) -> None:
+        """There are more or fewer lines than before."""
+        self.styles.height = max(self.count, 1)
+        self.refresh(layout=True)
+
+    def in_view(self) -> range:
+        """The lines to show. There must be one."""
+        height = max(self.size.height, 1)
+        self._first = min(max(self._first, self._index - height + 1), self._index, self.count - 1)
+        return range(self._first, min(self._first + height, self.count))
+
+    def clicked(self, event: events.Click) -> int | None:
+        """The line under the pointer."""
+        row = self._first + event.y
+        return row if row < self.count else None
+
+    def on_mouse_scroll_up(self) -> None:
+        self.move(-1)
+
+    def on_mouse_scroll_down(self) -> None:
+        self.move(1)
