@@ -1,0 +1,89 @@
+"""Weights that stay quantised, in the block formats of GGUF: how they lie in memory, the layers that hold them, and
+the plain product with them, which dequantises some rows at a time.
+
+How a weight lies in memory
+---------------------------
+A weight [rows, columns] is one `QuantizedTensor`: `rows` output features, `columns` input features, every row a whole
+number of blocks. `data` is uint8 [rows, row_bytes], contiguous: row r begins at `data.data_ptr() + r * row_bytes`, and
+its blocks follow each other without a gap. `qtype` is the type's number in GGUF files. Little-endian; f16 is an IEEE
+half; nibbles are written low first, so byte j of a 32-block holds number j (low) and number j + 16 (high).
+
+    qtype  name  numbers  bytes  a block is
+        2  Q4_0       32     18  f16 d, u8 qs[16]                        d * (q - 8)
+        3  Q4_1       32     20  f16 d, f16 m, u8 qs[16]                 d * q + m
+        8  Q8_0       32     34  f16 d, i8 qs[32]                        d * q
+       12  Q4_K      256    144  f16 d, f16 dmin, u8 scales[12], u8 qs[128]
+       13  Q5_K      256    176  f16 d, f16 dmin, u8 scales[12], u8 qh[32], u8 qs[128]
+       14  Q6_K      256    210  u8 ql[128], u8 qh[64], i8 scales[16], f16 d
+
+No other type reaches a layer: what a file holds in another one becomes Q8_0 at load. Promises and limits:
+
+- The memory may be a read-only mapping of the model file: never write to it. It lives as long as the tensor does.
+- Any address is possible. Files align a tensor to 32 bytes as a rule, but blocks of 18, 20, 34 and 210 bytes leave
+  their fields at any even address, and a file may ask for another alignment: load without assuming one.
+- Nothing may be read past `data[rows - 1]`: it can be the last byte of the mapping.
+- The blocks are those of the file. Scales may be zero, negative, denormal, and in a damaged file infinite or NaN.
+- Rows lie in the order in which the layer yields its outputs: the q and k rows of a Llama file, which interleaves the
+  two halves of every head, are put in order at load (those are copies, all else is a view of the mapping).
+- `columns` is a multiple of the block. `rows` is any positive number.
+
+`QuantizedLinear.weights` holds the parts of a packed layer in packing order (q, k, v; gate, up), each with a type of
+its own; `bias` is one parameter over all of them, in the dtype of the model, or None. `QuantizedEmbedding.weight` is
+one tensor; where the embedding is tied, `lm_head.weights[0]` is the same object. Norms are parameters in the dtype of
+the model, as everywhere.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import gguf
+import torch
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor, nn
+
+KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+"""The types that a layer can hold."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedTensor:
+    """A weight [rows, columns] in blocks; see above for how they lie."""
+
+    data: Tensor
+    """uint8 [rows, row_bytes], contiguous; perhaps memory that must not be written."""
+    qtype: int
+    """The number of the type in GGUF files: one of KINDS."""
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        block, block_bytes = gguf.GGML_QUANT_SIZES[Kind(self.qtype)]
+        assert self.qtype in KINDS
+        assert self.columns % block == 0
+        assert self.data.dtype == torch.uint8
+        assert self.data.is_contiguous()
+        assert self.data.shape == (self.rows, self.columns // block * block_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+class QuantizedLinear(nn.Module):
+    """One or several linear layers over the same input, each with a weight of its own, side by side in the output."""
+
+    weights: list[QuantizedTensor]
+    """One a part, in packing order."""
+    bias: nn.Parameter | None
+
+    def __init__(self, in_features: int, parts: Mapping[str, int], bias: bool) -> None:
+        super().__init__()
+
+
+class QuantizedEmbedding(nn.Module):
+    """One row of `weight` a token."""
+
+    weight: QuantizedTensor
+
+
+__all__ = ["KINDS", "Iterator", "QuantizedEmbedding", "QuantizedLinear", "QuantizedTensor"]
