@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor
 
 from models.config import ModelConfig
-from models.dequantize import chunks, decoder
+from models.dequantize import Bytes, chunks, decoder
 from models.errors import ModelError
 from models.gguf import GGUFFile, GGUFTensor
 from models.staging import Extent
-from models.weights import StoredTensor
+from models.weights import Blocks, StoredTensor
 
 Order = np.ndarray[Any, np.dtype[Any]]
 _MODULES = {
@@ -84,7 +85,27 @@ def _stored(path: Path, tensor: GGUFTensor, config: ModelConfig) -> StoredTensor
         if near is not out:
             out.copy_(near)
 
-    return StoredTensor(name, tensor.shape, tensor.data.nbytes, copy_into, _extent(path, tensor, order))
+    def rows() -> Tensor:
+        data = _view(tensor.data)
+        return data if order is None else data.index_select(0, torch.from_numpy(order))
+
+    packed = len(tensor.shape) == 2 and gguf.GGML_QUANT_SIZES[tensor.kind][0] > 1
+    return StoredTensor(
+        name,
+        tensor.shape,
+        tensor.data.nbytes,
+        copy_into,
+        _extent(path, tensor, order),
+        lambda: chunks(tensor.data, tensor.kind, order),
+        Blocks(tensor.kind, rows) if packed else None,
+    )
+
+
+def _view(data: Bytes) -> Tensor:
+    """The same memory, of which torch warns that it must not be written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(data)
 
 
 def _extent(path: Path, tensor: GGUFTensor, order: Order | None) -> Extent | None:

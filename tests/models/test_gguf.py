@@ -33,7 +33,7 @@ K_QUANTS = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return load_model(files_of(path), dtype=dtype, device=CPU)
+    return load_model(files_of(path), dtype=dtype, device=CPU, quantize="none")
 
 
 def refusal(path: Path) -> str:
