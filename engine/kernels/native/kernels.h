@@ -1,0 +1,83 @@
+// What a variant of the kernels offers, and what a product reads. Every variant is compiled from kernels_impl.h.
+#pragma once
+
+#include "chatterm_native.h"
+
+namespace chatterm {
+
+// The input of a product in the forms that the formats want. Blocks of 32: q in -127..127 with x = scale * q.
+// Blocks of 256 (the K formats): the same with one scale for 256.
+struct Activation {
+  const float* x;    // [n]
+  int8_t* q;         // [n]
+  float* pair;       // [n / 32][2]: scale, scale * sum of the q of the block
+  int32_t* fours;    // [n / 32][8]: sums of four q side by side
+  int8_t* wide;      // [n]: the q of blocks of 256
+  float* wide_scale; // [n / 256]
+  int16_t* sums;     // [n / 16]: sums of 16 of `wide`
+};
+
+enum Form : int32_t { FORM_FLOAT = 1, FORM_32 = 2, FORM_256 = 4 };
+
+// out[rows] = matrix rows times the activation
+using Product = void (*)(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns,
+                         const Activation& activation, float* out);
+
+// One KV head of a layer: `groups` query heads over rows first..end of the sequence.
+struct Attend {
+  const float* q;  // [groups, dim], scaled
+  const uint8_t* k;
+  const uint8_t* v;
+  const int32_t* table;
+  int64_t stride;  // bytes from slot to slot
+  int32_t type;
+  int32_t block_size;
+  int32_t groups;
+  int32_t dim;
+  int32_t first;
+  int32_t end;
+  float* scores;  // [groups, ATTEND_ROWS] of scratch
+  float* out;     // [groups, dim], not divided by the sum
+  float* most;    // [groups]: the largest score
+  float* sum;     // [groups]: sum of exp(score - most)
+};
+
+constexpr int32_t ATTEND_ROWS = 64;  // rows that are scored before their values are added up
+
+struct Kernels {
+  const char* name;
+  Product (*product_of)(int32_t type);  // null where there is no such type
+  void (*quantize)(const float* x, int32_t n, Activation& out);
+  void (*quantize_wide)(const float* x, int32_t n, Activation& out);
+  void (*norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
+  void (*rotate)(float* head, const float* cos_sin, int32_t dim);
+  void (*gate)(const float* gate, const float* up, int32_t n, float* out);
+  void (*attend)(const Attend& given);
+  // parts [count][dim] with their `most` and `sum` (`stride` numbers from part to part) -> out [dim]
+  void (*combine)(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride,
+                  int32_t heads, int32_t dim, float* out);
+  void (*store)(const float* x, int32_t n, int32_t type, uint8_t* out);
+  uint64_t (*read)(const uint8_t* data, int64_t bytes);
+};
+
+// The form of the activation that a type is multiplied with; 0 for a type without kernels.
+int32_t form_of(int32_t type);
+// Numbers and bytes of a block; 0 for a type without kernels.
+int32_t block_of(int32_t type);
+int32_t block_bytes_of(int32_t type);
+void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* out);
+// Whether rows, columns and row_bytes of a matrix fit together.
+bool is_sound(const ct_matrix& matrix);
+
+extern const Kernels portable_kernels;
+#ifdef CT_HAVE_AVX2
+extern const Kernels avx2_kernels;
+#endif
+#ifdef CT_HAVE_AVXVNNI
+extern const Kernels avxvnni_kernels;
+#endif
+#ifdef CT_HAVE_AVX512
+extern const Kernels avx512_kernels;
+#endif
+
+}  // namespace chatterm
