@@ -23,6 +23,12 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
+_MOST_HEADER_BYTES = 64 << 20
+"""Four times what the largest vocabularies take; it bounds the memory that a damaged header can ask for."""
+_MOST_VALUES = 8 << 20
+"""In all arrays together."""
+_MOST_ENTRIES = 1 << 16
+"""Of metadata, and tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ModelError(f"{path} is empty; fetch it again.") from None
     try:
         return _parse(path, data)
-    except (struct.error, ValueError, OverflowError, RecursionError) as error:
+    except (struct.error, ValueError, OverflowError, MemoryError, RecursionError) as error:
         reason = " ".join(str(error).split())[:160]
         raise ModelError(f"{path} is damaged or incomplete ({reason}); fetch it again.") from None
 
@@ -92,8 +98,9 @@ class _Cursor:
     """Reads little-endian values one after the other. Raises ValueError or struct.error past the end."""
 
     def __init__(self, data: memoryview) -> None:
-        self.data = data
+        self.data = data[:_MOST_HEADER_BYTES]
         self.offset = 0
+        self.values_left = _MOST_VALUES
 
     def number(self, code: str) -> Any:
         (value,) = struct.unpack_from(f"<{code}", self.data, self.offset)
@@ -110,7 +117,7 @@ class _Cursor:
             start = offset + 8
             offset = start + unpack(data, offset)[0]
             if offset > len(data):
-                raise ValueError("a string runs past the end of the file")
+                raise ValueError("a string runs past the end of the header")
             values.append(str(data[start:offset], "utf-8"))
         self.offset = offset
         return values
@@ -134,8 +141,9 @@ class _Cursor:
 
     def _possible(self, count: int, size: int) -> int:
         """`count`, unless so many values of at least `size` bytes cannot follow."""
-        if count * size > len(self.data) - self.offset:
-            raise ValueError(f"{count} values announced, more than the file holds")
+        self.values_left -= count
+        if count * size > len(self.data) - self.offset or self.values_left < 0:
+            raise ValueError(f"{count} values announced, more than the header holds")
         return count
 
 
@@ -150,9 +158,14 @@ def _parse(path: Path, data: Bytes) -> GGUFFile:
             f"{path} has the GGUF version {version}, which is not supported; supported: 2 and 3."
         )
     tensor_count, value_count = cursor.number("Q"), cursor.number("Q")
-    metadata = {}
+    for count in (tensor_count, value_count):
+        if count > _MOST_ENTRIES:
+            raise ValueError(f"{count} entries announced")
+    metadata: dict[str, Any] = {}
     for _ in range(value_count):
         key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"the key {key[:80]} appears twice")
         metadata[key] = cursor.value(cursor.number("I"))
     if metadata.get("split.count", 0) not in (0, 1):
         raise ModelError(
@@ -190,8 +203,10 @@ def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset:
         ) from None
     if shape[-1] % block:
         raise ValueError(f"{name[:80]} has rows of {shape[-1]}, no multiple of {block}")
-    rest = data[offset:]
+    if 0 in shape:
+        raise ValueError(f"{name[:80]} is empty")
     rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
-    if rows * row_bytes > len(rest):
+    if offset + rows * row_bytes > len(data):
         raise ValueError(f"{name[:80]} runs past the end of the file")
-    return GGUFTensor(name, shape, kind, rest[: rows * row_bytes].reshape(rows, row_bytes), offset)
+    packed = data[offset : offset + rows * row_bytes].reshape(rows, row_bytes)
+    return GGUFTensor(name, shape, kind, packed, offset)
