@@ -9,7 +9,7 @@ namespace chatterm {
 namespace {
 
 constexpr int SPINS_BEFORE_SLEEP = 20'000;  // some hundred microseconds: sampling between two steps takes as long
-constexpr int SPINS_BEFORE_YIELD = 4'000;
+constexpr int SPINS_BEFORE_YIELD = 1'000;
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
