@@ -187,20 +187,20 @@ def test_random_damage(header: Header, tmp_path: Path) -> None:
     assert peak_kb() - before < MOST_GROWTH_KB
 
 
+def an_array(kind: int, count: int, nbytes: int) -> bytes:
+    """The key "a" with an array of `count` values of `kind`, of which `nbytes` bytes of zeros follow."""
+    return struct.pack("<Q1sIIQ", 1, b"a", 9, kind, count) + bytes(nbytes)
+
+
 @pytest.mark.parametrize(
     ("body", "counts"),
     [
         pytest.param(bytes(1 << 22), (0, 2**32), id="an endless list of empty keys"),
         pytest.param(bytes(1 << 22), (2**32, 0), id="an endless list of empty tensors"),
-        pytest.param(
-            struct.pack("<Q1sIIQ", 1, b"a", 9, 0, 1 << 27) + bytes(1 << 27), (0, 1), id="bytes as numbers"
-        ),
-        pytest.param(
-            struct.pack("<Q1sIIQ", 1, b"a", 9, 8, 1 << 24) + bytes(1 << 27), (0, 1), id="empty strings"
-        ),
-        pytest.param(
-            struct.pack("<Q1sIIQ", 1, b"a", 9, 9, 1 << 23) + bytes(1 << 27), (0, 1), id="empty arrays"
-        ),
+        pytest.param(an_array(0, 60 << 20, 60 << 20), (0, 1), id="bytes that would be numbers"),
+        pytest.param(an_array(0, 1 << 27, 1 << 27), (0, 1), id="more than a header"),
+        pytest.param(an_array(8, 1 << 24, 1 << 27), (0, 1), id="empty strings"),
+        pytest.param(an_array(9, 1 << 23, 1 << 27), (0, 1), id="empty arrays"),
         pytest.param(
             struct.pack("<Q1sI", 1, b"a", 9) + struct.pack("<IQ", 9, 1) * 5000, (0, 1), id="deep arrays"
         ),
