@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 Attention = Literal["auto", "flash", "triton", "sdpa"]
+Quantize = Literal["auto", "none", "int8", "int4"]
 ThinkMode = Literal["auto", "on", "off"]
 ThinkCache = Literal["exact", "mask"]
 
@@ -49,6 +50,7 @@ class ChatOptions:
 
     device: str = "auto"
     dtype: str = "auto"
+    quantize: Quantize = "auto"
     context: int | None = None
     """Tokens that the conversation may hold."""
     attention: Attention = "auto"

@@ -191,6 +191,13 @@ def run(
         Literal["auto", "bfloat16", "float32", "float16"],
         typer.Option(help="The numbers it computes with.", rich_help_panel=_MACHINE),
     ] = "auto",
+    quantize: Annotated[
+        Literal["auto", "none", "int8", "int4"],
+        typer.Option(
+            help="The weights on a CPU: as GGUF files hold them, expanded, or quantised to 8 or 4 bits.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = "auto",
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens the conversation may hold.", rich_help_panel=_MACHINE)
     ] = None,
@@ -226,6 +233,7 @@ def run(
     options = ChatOptions(
         device=device,
         dtype=dtype,
+        quantize=quantize,
         context=context,
         attention=attention,
         graphs=not no_graph,

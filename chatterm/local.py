@@ -139,6 +139,7 @@ class LocalBackend:
             files,
             device=options.device,
             dtype=options.dtype,
+            quantize=options.quantize,
             context=options.context,
             attention=options.attention,
             graphs=options.graphs,

@@ -38,6 +38,7 @@ from engine.sequence import Priority, Sequence
 from models.decoder import DecoderModel
 from models.load import load_model
 from models.progress import OnProgress, Progress
+from models.quantized import weight_bytes
 from models.sources import ModelFiles, resolve
 from models.tokenizer import Tokenizer, load_tokenizer
 
@@ -97,7 +98,7 @@ class Engine:
         self.max_positions = model.positions
         self.context_length = plan.context_length
         self._vocab_size = config.vocab_size
-        self._weight_bytes = sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
+        self._weight_bytes = weight_bytes(model)
         try:
             self._cache = KVCache(
                 config.num_hidden_layers,
@@ -149,6 +150,7 @@ class Engine:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str = "auto",
         context: int | None = None,
         attention: str = "auto",
         graphs: bool = True,
@@ -156,8 +158,8 @@ class Engine:
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
 
-        `model` is what `models.sources.resolve` takes, or local files; `context` is in tokens (None: as long as
-        the model and the memory allow).
+        `model` is what `models.sources.resolve` takes, or local files; `quantize` is how weights are held, see
+        `models.load`; `context` is in tokens (None: as long as the model and the memory allow).
         """
         choice = pick_device(device)
         picked = choice.device
@@ -167,7 +169,9 @@ class Engine:
         loop = Loop()
 
         def build() -> Engine:
-            network = load_model(files, dtype=picked_dtype, device=picked, on_progress=on_progress)
+            network = load_model(
+                files, dtype=picked_dtype, device=picked, on_progress=on_progress, quantize=quantize
+            )
             return cls(
                 loop,
                 network,
