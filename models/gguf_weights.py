@@ -86,8 +86,7 @@ def _stored(path: Path, tensor: GGUFTensor, config: ModelConfig) -> StoredTensor
             out.copy_(near)
 
     def rows() -> Tensor:
-        data = _view(tensor.data)
-        return data if order is None else data.index_select(0, torch.from_numpy(order))
+        return _view(tensor.data) if order is None else torch.from_numpy(tensor.data[order])
 
     packed = len(tensor.shape) == 2 and gguf.GGML_QUANT_SIZES[tensor.kind][0] > 1
     return StoredTensor(
