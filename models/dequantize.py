@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
+
+from models.block_formats import BLOCKS, Kind
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -23,13 +23,13 @@ def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tupl
     `order` lists which row of the file comes at each place. fp32, but bf16 and fp16 tensors keep their dtype.
     Raises NotImplementedError for a type that neither this file nor the gguf package reads.
     """
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    block, block_bytes = BLOCKS[kind]
     decode = decoder(kind)
     step = max(1, _CHUNK * block_bytes // (block * max(1, data.shape[1])))
     for start in range(0, len(data), step):
         part = data[start : start + step] if order is None else data[order[start : start + step]]
         if decode is None:
-            yield start, torch.from_numpy(gguf.dequantize(part, kind))
+            yield start, _rare(part, kind)
         else:
             # A copy, for torch cannot hold memory that may not be written.
             yield start, decode(torch.from_numpy(np.array(part)).flatten()).view(len(part), -1)
@@ -43,7 +43,7 @@ def decoder(kind: Kind) -> Callable[[Tensor], Tensor] | None:
         return lambda packed: packed.view(_PLAIN[kind])
     if kind not in _READERS:
         return None
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    block, block_bytes = BLOCKS[kind]
 
     def decode(packed: Tensor) -> Tensor:
         out = torch.empty(packed.numel() // block_bytes * block, device=packed.device)
@@ -58,12 +58,18 @@ def dequantize(data: Tensor, kind: Kind, out: Tensor) -> None:
 
     `kind` must have a `decoder`. The numbers are computed in fp32 and rounded where `out` has another dtype.
     """
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    block, block_bytes = BLOCKS[kind]
     wide = out if out.dtype == torch.float32 else torch.empty(out.shape, device=out.device)
     blocks = data.view(len(data), -1, block_bytes)
     _READERS[kind](blocks, wide.view(*blocks.shape[:2], block))
     if wide is not out:
         out.copy_(wide)
+
+
+def _rare(part: Bytes, kind: Kind) -> Tensor:
+    import gguf
+
+    return torch.from_numpy(gguf.dequantize(part, gguf.GGMLQuantizationType(kind)))
 
 
 def _half(scales: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from models.block_formats import BLOCKS, Kind
 from models.config import ModelConfig
 from models.errors import ModelError
 
@@ -38,7 +38,7 @@ class GGUFTensor:
     name: str
     shape: tuple[int, ...]
     """In torch's order: the last dimension is contiguous."""
-    kind: GGMLQuantizationType
+    kind: Kind
     data: Bytes
     """The bytes, memory-mapped, [rows, bytes a row]; a row is the last dimension."""
     offset: int
@@ -84,7 +84,7 @@ def config_of(file: GGUFFile) -> ModelConfig:
 
 
 def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
-    if tensor.kind != GGMLQuantizationType.F32:
+    if tensor.kind != Kind.F32:
         raise ModelError(
             f"{tensor.name} in {path} is of type {tensor.kind.name} and not F32; fetch it again."
         )
@@ -195,8 +195,8 @@ def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset: int) -> GGUFTensor:
     try:
-        kind = GGMLQuantizationType(number)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
+        kind = Kind(number)
+        block, block_bytes = BLOCKS[kind]
     except (ValueError, KeyError):
         raise ModelError(
             f"The tensor {name[:80]} has the GGUF type {number}, which is not supported."

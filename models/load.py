@@ -7,9 +7,9 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 import torch
-from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 
+from models.block_formats import Kind
 from models.config import ModelConfig, load_config
 from models.decoder import DecoderModel
 from models.errors import ModelError

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from models.block_formats import Kind
 from models.errors import ModelError
 from models.quantized import KINDS, row_bytes
 from models.weights import StoredTensor

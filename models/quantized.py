@@ -37,11 +37,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-import gguf
 import torch
-from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 
+from models.block_formats import BLOCKS, Kind
 from models.decoder import DecoderModel
 from models.dequantize import dequantize
 from models.layers import Embedding, Linear, Slot, choose_product, compute_dtype
@@ -86,7 +85,7 @@ class QuantizedTensor:
 
 def row_bytes(kind: int, columns: int) -> int:
     """Bytes of a row of `columns` numbers, a multiple of the block."""
-    block, block_bytes = gguf.GGML_QUANT_SIZES[Kind(kind)]
+    block, block_bytes = BLOCKS[Kind(kind)]
     assert columns % block == 0
     return int(columns // block * block_bytes)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from models.block_formats import Kind
 from models.config import read_json
 from models.errors import ModelError
 from models.staging import Extent
@@ -26,7 +26,7 @@ _PART = (1 << 15) - 1
 class Blocks:
     """A matrix as it is stored: in blocks of one of GGUF's types."""
 
-    kind: GGMLQuantizationType
+    kind: Kind
     rows: Callable[[], Tensor]
     """uint8 [rows, bytes a row], in order: memory of the file that must not be written, or else a copy."""
 

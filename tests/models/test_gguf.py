@@ -10,6 +10,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from models import block_formats
+from models.block_formats import BLOCKS
 from models.dequantize import chunks
 from models.errors import ModelError
 from models.gguf import config_of, read_gguf
@@ -293,3 +295,10 @@ def test_damaged_bytes_in_the_header_are_never_a_traceback(path: Path) -> None:
         except ModelError:
             refused += 1
     assert refused > 100
+
+
+def test_the_table_of_types_is_that_of_the_gguf_package() -> None:
+    theirs = {int(kind): (kind.name, size) for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    ours = {int(kind): (kind.name, size) for kind, size in BLOCKS.items()}
+    assert ours.items() <= theirs.items()
+    assert len(ours) == len(block_formats.Kind) == 32
