@@ -7,6 +7,7 @@ vocabulary: 2.3 s against 0.1 s for 49,152 tokens.
 import math
 import struct
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ class GGUFFile:
 def read_gguf(path: Path) -> GGUFFile:
     """Parse the header of a GGUF file. Raises ModelError when it is no GGUF file, damaged or incomplete."""
     try:
-        data = np.memmap(path, dtype=np.uint8, mode="r")
+        with path.open("rb") as file:
+            mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; check the name.") from None
     except OSError as error:
@@ -66,7 +68,7 @@ def read_gguf(path: Path) -> GGUFFile:
     except ValueError:
         raise ModelError(f"{path} is empty; fetch it again.") from None
     try:
-        return _parse(path, data)
+        return _parse(path, mapped)
     except (struct.error, ValueError, OverflowError, MemoryError, RecursionError) as error:
         reason = " ".join(str(error).split())[:160]
         raise ModelError(f"{path} is damaged or incomplete ({reason}); fetch it again.") from None
@@ -97,8 +99,9 @@ def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
 class _Cursor:
     """Reads little-endian values one after the other. Raises ValueError or struct.error past the end."""
 
-    def __init__(self, data: memoryview) -> None:
-        self.data = data[:_MOST_HEADER_BYTES]
+    def __init__(self, data: mmap) -> None:
+        self.data = data
+        self.end = min(len(data), _MOST_HEADER_BYTES)
         self.offset = 0
         self.values_left = _MOST_VALUES
 
@@ -111,14 +114,15 @@ class _Cursor:
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
-        data, offset, unpack, values = self.data, self.offset, struct.Struct("<Q").unpack_from, []
+        data, offset, end, values = self.data, self.offset, self.end, []
+        unpack = struct.Struct("<Q").unpack_from
         # A tight loop: a vocabulary and its merges are some hundred thousand strings.
         for _ in range(self._possible(count, 8)):
             start = offset + 8
             offset = start + unpack(data, offset)[0]
-            if offset > len(data):
+            if offset > end:
                 raise ValueError("a string runs past the end of the header")
-            values.append(str(data[start:offset], "utf-8"))
+            values.append(data[start:offset].decode())
         self.offset = offset
         return values
 
@@ -142,14 +146,14 @@ class _Cursor:
     def _possible(self, count: int, size: int) -> int:
         """`count`, unless so many values of at least `size` bytes cannot follow."""
         self.values_left -= count
-        if count * size > len(self.data) - self.offset or self.values_left < 0:
+        if count * size > self.end - self.offset or self.values_left < 0:
             raise ValueError(f"{count} values announced, more than the header holds")
         return count
 
 
-def _parse(path: Path, data: Bytes) -> GGUFFile:
-    cursor = _Cursor(data.data)
-    if bytes(data[:4]) != b"GGUF":
+def _parse(path: Path, mapped: mmap) -> GGUFFile:
+    cursor = _Cursor(mapped)
+    if mapped[:4] != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file; name one, or a folder in Hugging Face layout.")
     cursor.offset = 4
     version = cursor.number("I")
@@ -176,6 +180,7 @@ def _parse(path: Path, data: Bytes) -> GGUFFile:
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment}")
     start = -(-cursor.offset // alignment) * alignment
+    data = np.frombuffer(mapped, dtype=np.uint8)
     tensors: dict[str, GGUFTensor] = {}
     for name, shape, number, offset in headers:
         if name in tensors:
