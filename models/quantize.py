@@ -1,6 +1,6 @@
 """From numbers to blocks of 32, and which weights of a checkpoint are held in which blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -63,12 +63,19 @@ def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
         return blocks.rows()
     if blocks is not None and (blocks.kind, kind) == (Kind.Q5_0, Kind.Q8_0):
         return _widen_q5_0(blocks.rows())
-    assert tensor.parts is not None
     rows, columns = tensor.shape
     out = torch.empty(rows, row_bytes(kind, columns), dtype=torch.uint8)
-    for start, values in tensor.parts():
+    for start, values in tensor.parts() if tensor.parts is not None else _whole(tensor):
         out[start : start + len(values)] = quantize(values.float(), kind)
     return out
+
+
+def _whole(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
+    """A matrix that cannot be read in parts: all of it, then row by row."""
+    values = torch.empty(tensor.shape)
+    tensor.copy_into(values)
+    for start, row in enumerate(values):
+        yield start, row.unsqueeze(0)
 
 
 def quantize(values: Tensor, kind: Kind) -> Tensor:
