@@ -19,9 +19,20 @@ struct Activation {
 
 enum Form : int32_t { FORM_FLOAT = 1, FORM_32 = 2, FORM_256 = 4 };
 
-// out[rows] = matrix rows times the activation
-using Product = void (*)(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns,
-                         const Activation& activation, float* out);
+// Rows of a matrix to multiply, and the first byte of what the thread multiplies after them: memory is asked for
+// AHEAD bytes before it is read, across the end of the rows. Hardware does not foresee where a thread reads next.
+struct Rows {
+  const uint8_t* data;
+  size_t row_bytes;
+  int32_t count;
+  int32_t columns;
+  const uint8_t* next;
+};
+
+constexpr size_t AHEAD = 16384;
+
+// out[count] = the rows times the activation
+using Product = void (*)(const Rows& rows, const Activation& activation, float* out);
 
 // One KV head of a layer: `groups` query heads over rows first..end of the sequence.
 struct Attend {

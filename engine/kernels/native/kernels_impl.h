@@ -11,21 +11,22 @@ namespace {
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
 
 template <typename Type>
-void multiply_plain(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& given,
-                    float* out) {
+void multiply_plain(const Rows& rows, const Activation& given, float* out) {
   const float* x = given.x;
-  const int32_t even = columns / 16 * 16;
-  for (int32_t r = 0; r < count; ++r) {
-    const uint8_t* row = rows + size_t(r) * row_bytes;
-    Floats first{}, second{};
-    for (int32_t i = 0; i < even; i += 16) {
-      __builtin_prefetch(row + i * Type::BYTES + 2048);
-      first += Type::eight(row + i * Type::BYTES) * load(x + i);
-      second += Type::eight(row + (i + 8) * Type::BYTES) * load(x + i + 8);
+  const int32_t columns = rows.columns, even = columns / 32 * 32;
+  const uint8_t* end = rows.data + size_t(rows.count) * rows.row_bytes;
+  for (int32_t r = 0; r < rows.count; ++r) {
+    const uint8_t* row = rows.data + size_t(r) * rows.row_bytes;
+    const uintptr_t ahead = AHEAD + (AHEAD < size_t(end - row) ? 0 : uintptr_t(rows.next) - uintptr_t(end));
+    Floats sums[4] = {};
+    for (int32_t i = 0; i < even; i += 32) {
+      const uint8_t* from = row + i * Type::BYTES;
+      for (int j = 0; j < 32 * Type::BYTES; j += 64) __builtin_prefetch((const char*)(uintptr_t(from + j) + ahead));
+      for (int j = 0; j < 4; ++j) sums[j] += Type::eight(from + 8 * j * Type::BYTES) * load(x + i + 8 * j);
     }
     float rest = 0.0f;
     for (int32_t i = even; i < columns; ++i) rest += Type::one(row + i * Type::BYTES) * x[i];
-    out[r] = sum_of(first + second) + rest;
+    out[r] = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
   }
 }
 
@@ -167,7 +168,12 @@ void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* c
   float* scores = a.scores;
   float* out = a.out + group * a.dim;
   int32_t r = 0;
-  for (; r + ROWS <= count; r += ROWS) score<Type, G, ROWS>(q, a.dim, k + r, scores + r);
+  for (; r + ROWS <= count; r += ROWS) {
+    for (int i = 0; i < ROWS; ++i) {
+      for (int32_t at = 0; at < a.dim * Type::BYTES; at += 64) __builtin_prefetch(v[r + i] + at);
+    }
+    score<Type, G, ROWS>(q, a.dim, k + r, scores + r);
+  }
   for (; r < count; ++r) score<Type, G, 1>(q, a.dim, k + r, scores + r);
   for (int g = 0; g < G; ++g) {
     float* mine = scores + g * ATTEND_ROWS;

@@ -20,9 +20,11 @@ struct OneProduct {
 void multiply_share(void* given, int32_t thread) {
   auto& job = *static_cast<OneProduct*>(given);
   Deal deal(job.pool, thread, job.matrix.rows, 4);
-  for (int32_t first, end; deal.next(first, end);) {
-    const uint8_t* rows = job.matrix.data + first * job.matrix.row_bytes;
-    job.product(rows, size_t(job.matrix.row_bytes), end - first, job.matrix.columns, job.x, job.out + first);
+  const size_t bytes = size_t(job.matrix.row_bytes);
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    const uint8_t* next = job.matrix.data + size_t(after < 0 ? 0 : after) * bytes;
+    job.product({job.matrix.data + size_t(first) * bytes, bytes, end - first, job.matrix.columns, next}, job.x,
+                job.out + first);
   }
 }
 

@@ -1,7 +1,7 @@
 // Products with quantised rows for AVX2, with VNNI where the compiler was told so.
 //
 // ROWS rows are multiplied at once: they share the loads of the activation, and their sums hide each other's latency.
-// PREFETCH bytes ahead lie the rows that come next, for a matrix is one stretch of memory.
+// While they are, what lies `ahead` bytes further is asked for.
 #pragma once
 
 #include <immintrin.h>
@@ -12,7 +12,10 @@
 namespace chatterm {
 namespace {
 
-constexpr int PREFETCH = 3072;
+// An address that is never read need not be one of ours.
+inline void ask_for(const uint8_t* p, ptrdiff_t ahead) {
+  _mm_prefetch((const char*)(uintptr_t(p) + uintptr_t(ahead)), _MM_HINT_T0);
+}
 
 inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
 
@@ -59,7 +62,8 @@ inline __m256 add_scaled(__m256 sum, __m256i dot, __m256 scale) {
 
 template <int ROWS>
 struct Q4_1Rows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, const Activation& x, float* out) {
+  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
+                  float* out) {
     __m256 sums[ROWS];
     __m128 lows[ROWS];
     for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps(), lows[r] = _mm_setzero_ps();
@@ -68,7 +72,7 @@ struct Q4_1Rows {
       const __m128 pair = _mm_castpd_ps(_mm_load_sd((const double*)(x.pair + 2 * b)));
       for (int r = 0; r < ROWS; ++r) {
         const uint8_t* block = rows + size_t(r) * row_bytes + b * Q4_1_BYTES;
-        _mm_prefetch((const char*)block + PREFETCH, _MM_HINT_T0);
+        ask_for(block, ahead);
         const __m128 both = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int32_t(load_u32(block)))), pair);
         lows[r] = _mm_add_ps(lows[r], both);
         const __m256i dot = add_dot(_mm256_setzero_si256(), nibbles(block + 4), q);
@@ -81,7 +85,8 @@ struct Q4_1Rows {
 
 template <int ROWS>
 struct Q4_0Rows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, const Activation& x, float* out) {
+  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
+                  float* out) {
     __m256 sums[ROWS];
     for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps();
     for (int32_t b = 0; b < columns / 32; ++b) {
@@ -91,7 +96,7 @@ struct Q4_0Rows {
       const __m256 scale = _mm256_set1_ps(x.pair[2 * b]);
       for (int r = 0; r < ROWS; ++r) {
         const uint8_t* block = rows + size_t(r) * row_bytes + b * Q4_0_BYTES;
-        _mm_prefetch((const char*)block + PREFETCH, _MM_HINT_T0);
+        ask_for(block, ahead);
         const __m256i dot = add_dot(begin, nibbles(block + 2), q);
         sums[r] = add_scaled(sums[r], dot, _mm256_mul_ps(one_half(block), scale));
       }
@@ -102,7 +107,8 @@ struct Q4_0Rows {
 
 template <int ROWS>
 struct Q8_0Rows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, const Activation& x, float* out) {
+  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
+                  float* out) {
     __m256 sums[ROWS];
     for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps();
     for (int32_t b = 0; b < columns / 32; ++b) {
@@ -115,7 +121,7 @@ struct Q8_0Rows {
 #endif
       for (int r = 0; r < ROWS; ++r) {
         const uint8_t* block = rows + size_t(r) * row_bytes + b * Q8_0_BYTES;
-        _mm_prefetch((const char*)block + PREFETCH, _MM_HINT_T0);
+        ask_for(block, ahead);
         const __m256i w = load_bytes(block + 2);
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
         const __m256i dot = add_dot(begin, _mm256_xor_si256(w, sign), q);
@@ -145,7 +151,8 @@ inline __m256i spread(__m256i eight, int j) {
 
 // Q4_K, and Q5_K where FIFTH.
 template <bool FIFTH, int ROWS>
-inline void k_rows(const uint8_t* rows, size_t row_bytes, int32_t columns, const Activation& x, float* out) {
+inline void k_rows(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
+                   float* out) {
   constexpr int BYTES = FIFTH ? Q5_K_BYTES : Q4_K_BYTES;
   const __m256i fifteen = _mm256_set1_epi8(15);
   __m256 sums[ROWS];
@@ -158,7 +165,7 @@ inline void k_rows(const uint8_t* rows, size_t row_bytes, int32_t columns, const
     const __m128 scale = _mm_set1_ps(x.wide_scale[b]);
     for (int r = 0; r < ROWS; ++r) {
       const uint8_t* block = rows + size_t(r) * row_bytes + b * BYTES;
-      for (int i = 0; i < BYTES; i += 64) _mm_prefetch((const char*)block + PREFETCH + i, _MM_HINT_T0);
+      for (int i = 0; i < BYTES; i += 64) ask_for(block + i, ahead);
       const __m128 both = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int32_t(load_u32(block)))), scale);
       const __m256i packed = k_scales(block + 4);
       const __m128i low = _mm_madd_epi16(_mm256_extracti128_si256(packed, 1), wholes);
@@ -190,21 +197,24 @@ inline void k_rows(const uint8_t* rows, size_t row_bytes, int32_t columns, const
 
 template <int ROWS>
 struct Q4_KRows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, const Activation& x, float* out) {
-    k_rows<false, ROWS>(rows, row_bytes, columns, x, out);
+  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
+                  float* out) {
+    k_rows<false, ROWS>(rows, row_bytes, columns, ahead, x, out);
   }
 };
 
 template <int ROWS>
 struct Q5_KRows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, const Activation& x, float* out) {
-    k_rows<true, ROWS>(rows, row_bytes, columns, x, out);
+  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
+                  float* out) {
+    k_rows<true, ROWS>(rows, row_bytes, columns, ahead, x, out);
   }
 };
 
 template <int ROWS>
 struct Q6_KRows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, const Activation& x, float* out) {
+  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
+                  float* out) {
     const __m256i fifteen = _mm256_set1_epi8(15), three = _mm256_set1_epi8(3);
     __m256 sums[ROWS];
     for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps();
@@ -214,7 +224,7 @@ struct Q6_KRows {
       const __m256 scale = _mm256_set1_ps(x.wide_scale[b]);
       for (int r = 0; r < ROWS; ++r) {
         const uint8_t* block = rows + size_t(r) * row_bytes + b * Q6_K_BYTES;
-        for (int i = 0; i < Q6_K_BYTES; i += 64) _mm_prefetch((const char*)block + PREFETCH + i, _MM_HINT_T0);
+        for (int i = 0; i < Q6_K_BYTES; i += 64) ask_for(block + i, ahead);
         const __m128i scales = _mm_loadu_si128((const __m128i*)(block + 192));
         const __m256i extra = _mm256_madd_epi16(_mm256_cvtepi8_epi16(scales), sixteens);
         __m256i total = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(extra, 5));
@@ -241,43 +251,36 @@ struct Q6_KRows {
   }
 };
 
-template <template <int> class Rows, int ROWS>
-inline void each_row(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                     float* out) {
-  int32_t r = 0;
-  for (; r + ROWS <= count; r += ROWS) Rows<ROWS>::run(rows + size_t(r) * row_bytes, row_bytes, columns, x, out + r);
-  for (; r < count; ++r) Rows<1>::run(rows + size_t(r) * row_bytes, row_bytes, columns, x, out + r);
+template <template <int> class Kernel, int ROWS>
+inline void each_row(const Rows& rows, const Activation& x, float* out) {
+  const size_t bytes = rows.row_bytes;
+  const uint8_t* end = rows.data + size_t(rows.count) * bytes;
+  const size_t lead = AHEAD > ROWS * bytes ? AHEAD : ROWS * bytes;
+  for (int32_t r = 0; r < rows.count;) {
+    const uint8_t* row = rows.data + size_t(r) * bytes;
+    const bool within = lead < size_t(end - row);
+    const ptrdiff_t ahead = ptrdiff_t(lead + (within ? 0 : uintptr_t(rows.next) - uintptr_t(end)));
+    if (r + ROWS <= rows.count) {
+      Kernel<ROWS>::run(row, bytes, rows.columns, ahead, x, out + r);
+      r += ROWS;
+    } else {
+      Kernel<1>::run(row, bytes, rows.columns, ahead, x, out + r);
+      r += 1;
+    }
+  }
 }
 
-void multiply_q4_0(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_row<Q4_0Rows, 4>(rows, row_bytes, count, columns, x, out);
-}
+void multiply_q4_0(const Rows& rows, const Activation& x, float* out) { each_row<Q4_0Rows, 4>(rows, x, out); }
 
-void multiply_q4_1(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_row<Q4_1Rows, 4>(rows, row_bytes, count, columns, x, out);
-}
+void multiply_q4_1(const Rows& rows, const Activation& x, float* out) { each_row<Q4_1Rows, 4>(rows, x, out); }
 
-void multiply_q8_0(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_row<Q8_0Rows, 4>(rows, row_bytes, count, columns, x, out);
-}
+void multiply_q8_0(const Rows& rows, const Activation& x, float* out) { each_row<Q8_0Rows, 4>(rows, x, out); }
 
-void multiply_q4_k(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_row<Q4_KRows, 2>(rows, row_bytes, count, columns, x, out);
-}
+void multiply_q4_k(const Rows& rows, const Activation& x, float* out) { each_row<Q4_KRows, 2>(rows, x, out); }
 
-void multiply_q5_k(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_row<Q5_KRows, 2>(rows, row_bytes, count, columns, x, out);
-}
+void multiply_q5_k(const Rows& rows, const Activation& x, float* out) { each_row<Q5_KRows, 2>(rows, x, out); }
 
-void multiply_q6_k(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_row<Q6_KRows, 2>(rows, row_bytes, count, columns, x, out);
-}
+void multiply_q6_k(const Rows& rows, const Activation& x, float* out) { each_row<Q6_KRows, 2>(rows, x, out); }
 
 }  // namespace
 }  // namespace chatterm

@@ -13,12 +13,11 @@ inline void add_fours(const int8_t* q, int32_t* out) {
 
 // Calls block(row's block, index) for every block and adds up what it returns.
 template <int SIZE, int BYTES, typename Block>
-inline void each_block(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, float* out,
-                       Block block) {
-  for (int32_t r = 0; r < count; ++r) {
-    const uint8_t* row = rows + size_t(r) * row_bytes;
+inline void each_block(const Rows& rows, float* out, Block block) {
+  for (int32_t r = 0; r < rows.count; ++r) {
+    const uint8_t* row = rows.data + size_t(r) * rows.row_bytes;
     float sum = 0.0f;
-    for (int32_t b = 0; b < columns / SIZE; ++b) sum += block(row + b * BYTES, b);
+    for (int32_t b = 0; b < rows.columns / SIZE; ++b) sum += block(row + b * BYTES, b);
     out[r] = sum;
   }
 }
@@ -29,25 +28,22 @@ inline int32_t nibble_dot(const uint8_t* packed, const int8_t* q) {
   return dot;
 }
 
-void multiply_q4_0(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_block<32, Q4_0_BYTES>(rows, row_bytes, count, columns, out, [&](const uint8_t* block, int32_t b) {
+void multiply_q4_0(const Rows& rows, const Activation& x, float* out) {
+  each_block<32, Q4_0_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
     const float dot = x.pair[2 * b] * float(nibble_dot(block + 2, x.q + 32 * b));
     return load_half(block) * (dot - 8.0f * x.pair[2 * b + 1]);
   });
 }
 
-void multiply_q4_1(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_block<32, Q4_1_BYTES>(rows, row_bytes, count, columns, out, [&](const uint8_t* block, int32_t b) {
+void multiply_q4_1(const Rows& rows, const Activation& x, float* out) {
+  each_block<32, Q4_1_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
     const float dot = x.pair[2 * b] * float(nibble_dot(block + 4, x.q + 32 * b));
     return load_half(block) * dot + load_half(block + 2) * x.pair[2 * b + 1];
   });
 }
 
-void multiply_q8_0(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_block<32, Q8_0_BYTES>(rows, row_bytes, count, columns, out, [&](const uint8_t* block, int32_t b) {
+void multiply_q8_0(const Rows& rows, const Activation& x, float* out) {
+  each_block<32, Q8_0_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
     int32_t dot = 0;
     for (int i = 0; i < 32; ++i) dot += int32_t(int8_t(block[2 + i])) * x.q[32 * b + i];
     return load_half(block) * x.pair[2 * b] * float(dot);
@@ -68,27 +64,24 @@ inline float k_block(const uint8_t* block, const uint8_t* digits, const Activati
   return x.wide_scale[b] * (load_half(block) * float(total) - load_half(block + 2) * float(low));
 }
 
-void multiply_q4_k(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_block<256, Q4_K_BYTES>(rows, row_bytes, count, columns, out, [&](const uint8_t* block, int32_t b) {
+void multiply_q4_k(const Rows& rows, const Activation& x, float* out) {
+  each_block<256, Q4_K_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
     uint8_t digits[256];
     q4_k_digits(block, digits);
     return k_block(block, digits, x, b);
   });
 }
 
-void multiply_q5_k(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_block<256, Q5_K_BYTES>(rows, row_bytes, count, columns, out, [&](const uint8_t* block, int32_t b) {
+void multiply_q5_k(const Rows& rows, const Activation& x, float* out) {
+  each_block<256, Q5_K_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
     uint8_t digits[256];
     q5_k_digits(block, digits);
     return k_block(block, digits, x, b);
   });
 }
 
-void multiply_q6_k(const uint8_t* rows, size_t row_bytes, int32_t count, int32_t columns, const Activation& x,
-                   float* out) {
-  each_block<256, Q6_K_BYTES>(rows, row_bytes, count, columns, out, [&](const uint8_t* block, int32_t b) {
+void multiply_q6_k(const Rows& rows, const Activation& x, float* out) {
+  each_block<256, Q6_K_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
     uint8_t digits[256];
     q6_k_digits(block, digits);
     int32_t total = 0;

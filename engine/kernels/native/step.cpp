@@ -50,17 +50,25 @@ bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
   return rows_of(linear) == rows;
 }
 
-// Rows first..end of a linear layer, bias included, to out[0..].
+const uint8_t* row_of(const ct_linear& linear, int32_t row) {
+  int32_t p = 0;
+  for (; p < linear.count - 1 && row >= linear.parts[p].rows; ++p) row -= linear.parts[p].rows;
+  return linear.parts[p].data + row * linear.parts[p].row_bytes;
+}
+
+// Rows first..end of a linear layer, bias included, to out[0..]. `next` is what the thread reads after them.
 void multiply(const Kernels& kernels, const ct_linear& linear, int32_t first, int32_t end, const Activation& x,
-              float* out) {
+              float* out, const uint8_t* next) {
   int32_t start = 0;
   for (int32_t p = 0; p < linear.count; ++p) {
     const ct_matrix& part = linear.parts[p];
     const int32_t from = first > start ? first : start;
     const int32_t to = end < start + part.rows ? end : start + part.rows;
     if (from < to) {
-      const uint8_t* rows = part.data + int64_t(from - start) * part.row_bytes;
-      kernels.product_of(part.type)(rows, size_t(part.row_bytes), to - from, part.columns, x, out + from - first);
+      const uint8_t* after = to < end ? linear.parts[p + 1].data : next;
+      kernels.product_of(part.type)({part.data + int64_t(from - start) * part.row_bytes, size_t(part.row_bytes),
+                                     to - from, part.columns, after},
+                                    x, out + from - first);
     }
     start += part.rows;
   }
@@ -132,13 +140,17 @@ struct Step {
 
  private:
   const Activation& normed(const float* weight, int32_t forms, Bench& bench);
-  void qkv(const ct_layer& layer, int32_t thread);
+  // Where a thread begins in the first `rows` outputs of a layer.
+  const uint8_t* begin(const ct_linear& linear, int32_t rows, int32_t thread) const {
+    return row_of(linear, Deal::begin(decoder.pool, thread, rows, GRAIN));
+  }
+  void qkv(int32_t index, int32_t thread);
   void attention(int32_t index, int32_t thread);
   void attend_part(int32_t index, int32_t head, int32_t part, Bench& bench);
-  void add(const ct_linear& linear, const Activation& given, int32_t thread);
-  void output(const ct_layer& layer, int32_t thread);
-  void gate_up(const ct_layer& layer, int32_t thread);
-  void down(const ct_layer& layer, int32_t thread);
+  void add(const ct_linear& linear, const Activation& given, int32_t thread, const uint8_t* next);
+  void output(int32_t index, int32_t thread);
+  void gate_up(int32_t index, int32_t thread);
+  void down(int32_t index, int32_t thread);
   void head(int32_t thread);
 };
 
@@ -149,12 +161,15 @@ const Activation& Step::normed(const float* weight, int32_t forms, Bench& bench)
   return bench.quantized.of(decoder.kernels, out, hidden, forms);
 }
 
-void Step::qkv(const ct_layer& layer, int32_t thread) {
+void Step::qkv(int32_t index, int32_t thread) {
+  const ct_layer& layer = decoder.layers[size_t(index)];
   const Activation& given = normed(layer.input_norm, forms_of(layer.qkv), decoder.benches[size_t(thread)]);
+  const uint8_t* later = begin(layer.output, decoder.model.hidden, thread);
   Deal deal(decoder.pool, thread, decoder.q_size + 2 * decoder.kv_size, GRAIN);
   float* heads = decoder.heads.as<float>();
-  for (int32_t first, end; deal.next(first, end);) {
-    multiply(decoder.kernels, layer.qkv, first, end, given, heads + first);
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    const uint8_t* next = after < 0 ? later : row_of(layer.qkv, after);
+    multiply(decoder.kernels, layer.qkv, first, end, given, heads + first, next);
   }
 }
 
@@ -209,53 +224,66 @@ void Step::attend_part(int32_t index, int32_t head, int32_t part, Bench& bench) 
                   decoder.most.as<float>() + place, decoder.sum.as<float>() + place});
 }
 
-void Step::add(const ct_linear& linear, const Activation& given, int32_t thread) {
+void Step::add(const ct_linear& linear, const Activation& given, int32_t thread, const uint8_t* later) {
   float* x = decoder.x.as<float>();
   float* aside = decoder.benches[size_t(thread)].aside.as<float>();
   Deal deal(decoder.pool, thread, decoder.model.hidden, GRAIN);
-  for (int32_t first, end; deal.next(first, end);) {
+  for (int32_t first, end, after; deal.next(first, end, after);) {
     for (int32_t from = first; from < end; from += ADD_ROWS) {
       const int32_t to = from + ADD_ROWS < end ? from + ADD_ROWS : end;
-      multiply(decoder.kernels, linear, from, to, given, aside);
+      const uint8_t* next = to < end ? row_of(linear, to) : after < 0 ? later : row_of(linear, after);
+      multiply(decoder.kernels, linear, from, to, given, aside, next);
       for (int32_t r = from; r < to; ++r) x[r] += aside[r - from];
     }
   }
 }
 
-void Step::output(const ct_layer& layer, int32_t thread) {
+void Step::output(int32_t index, int32_t thread) {
   const ct_model& model = decoder.model;
+  const ct_layer& layer = decoder.layers[size_t(index)];
   Bench& bench = decoder.benches[size_t(thread)];
   float* mixed = bench.normed.as<float>();
   decoder.kernels.combine(decoder.parts.as<float>(), decoder.most.as<float>(), decoder.sum.as<float>(), part_count,
                           decoder.q_size, model.q_heads, model.head_dim, mixed);
-  add(layer.output, bench.quantized.of(decoder.kernels, mixed, decoder.q_size, forms_of(layer.output)), thread);
+  const Activation& given = bench.quantized.of(decoder.kernels, mixed, decoder.q_size, forms_of(layer.output));
+  add(layer.output, given, thread, begin(layer.gate_up, model.inner, thread));
 }
 
-void Step::gate_up(const ct_layer& layer, int32_t thread) {
+void Step::gate_up(int32_t index, int32_t thread) {
   const int32_t size = decoder.model.inner;
+  const ct_layer& layer = decoder.layers[size_t(index)];
+  const ct_linear& linear = layer.gate_up;
   Bench& bench = decoder.benches[size_t(thread)];
-  const Activation& given = normed(layer.mlp_norm, forms_of(layer.gate_up), bench);
+  const Activation& given = normed(layer.mlp_norm, forms_of(linear), bench);
+  const uint8_t* later = begin(layer.down, decoder.model.hidden, thread);
   float *gate = bench.aside.as<float>(), *up = gate + size;
   Deal deal(decoder.pool, thread, size, GRAIN);
-  for (int32_t first, end; deal.next(first, end);) {
-    multiply(decoder.kernels, layer.gate_up, first, end, given, gate);
-    multiply(decoder.kernels, layer.gate_up, size + first, size + end, given, up);
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    multiply(decoder.kernels, linear, first, end, given, gate, row_of(linear, size + first));
+    const uint8_t* next = after < 0 ? later : row_of(linear, after);
+    multiply(decoder.kernels, linear, size + first, size + end, given, up, next);
     decoder.kernels.gate(gate, up, end - first, decoder.inner.as<float>() + first);
   }
 }
 
-void Step::down(const ct_layer& layer, int32_t thread) {
+void Step::down(int32_t index, int32_t thread) {
+  const ct_model& model = decoder.model;
+  const ct_linear& linear = decoder.layers[size_t(index)].down;
   Bench& bench = decoder.benches[size_t(thread)];
-  float* inner = decoder.inner.as<float>();
-  add(layer.down, bench.quantized.of(decoder.kernels, inner, decoder.model.inner, forms_of(layer.down)), thread);
+  const Activation& given =
+      bench.quantized.of(decoder.kernels, decoder.inner.as<float>(), model.inner, forms_of(linear));
+  const uint8_t* later = index + 1 == model.layer_count
+                             ? begin(model.head, rows_of(model.head), thread)
+                             : begin(decoder.layers[size_t(index) + 1].qkv, decoder.q_size + 2 * decoder.kv_size, thread);
+  add(linear, given, thread, later);
 }
 
 void Step::head(int32_t thread) {
   const ct_linear& linear = decoder.model.head;
   const Activation& given = normed(decoder.model.final_norm, forms_of(linear), decoder.benches[size_t(thread)]);
   Deal deal(decoder.pool, thread, rows_of(linear), GRAIN);
-  for (int32_t first, end; deal.next(first, end);) {
-    multiply(decoder.kernels, linear, first, end, given, logits + first);
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    multiply(decoder.kernels, linear, first, end, given, logits + first, row_of(linear, after < 0 ? first : after));
   }
 }
 
@@ -277,16 +305,15 @@ void Step::run(int32_t thread) {
   }
   done(&ct_times::embed);
   for (int32_t index = 0; index < decoder.model.layer_count; ++index) {
-    const ct_layer& layer = decoder.layers[size_t(index)];
-    qkv(layer, thread);
+    qkv(index, thread);
     done(&ct_times::qkv);
     attention(index, thread);
     done(&ct_times::attention);
-    output(layer, thread);
+    output(index, thread);
     done(&ct_times::output);
-    gate_up(layer, thread);
+    gate_up(index, thread);
     done(&ct_times::gate_up);
-    down(layer, thread);
+    down(index, thread);
     done(&ct_times::down);
   }
   head(thread);

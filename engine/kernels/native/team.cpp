@@ -11,28 +11,35 @@ constexpr int32_t MOST_THREADS = 256;
 
 constexpr int32_t PIECES = 16;  // of a thread's part: few enough that taking one costs nothing
 
-}  // namespace
-
-Deal::Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain) : pool_(pool), thread_(thread), rows_(rows) {
-  const int32_t share = rows / pool.size();
-  own_ = pool.size() == 1 ? rows : share * 3 / 4 / grain * grain;
-  piece_ = share / PIECES > grain ? share / PIECES / grain * grain : grain;
+int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
+  return pool.size() == 1 ? rows : rows / pool.size() * 3 / 4 / grain * grain;
 }
 
-bool Deal::next(int32_t& first, int32_t& end) {
-  if (!begun_) {
-    begun_ = true;
-    if (own_ > 0) {
-      first = thread_ * own_;
-      end = first + own_;
-      return true;
-    }
-  }
-  if (pool_.size() == 1 && own_ > 0) return false;
-  first = pool_.size() * own_ + pool_.claim() * piece_;
-  if (first >= rows_) return false;
-  end = first + piece_ < rows_ ? first + piece_ : rows_;
+}  // namespace
+
+Deal::Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain)
+    : pool_(pool), rows_(rows), own_(own_rows(pool, rows, grain)), first_(thread * own_), end_(first_ + own_) {
+  const int32_t share = rows / pool.size();
+  piece_ = share / PIECES > grain ? share / PIECES / grain * grain : grain;
+  if (own_ == 0) take();
+}
+
+void Deal::take() {
+  first_ = pool_.size() * own_ + pool_.claim() * piece_;
+  end_ = first_ + piece_ < rows_ ? first_ + piece_ : rows_;
+}
+
+bool Deal::next(int32_t& first, int32_t& end, int32_t& after) {
+  if (first_ >= rows_) return false;
+  first = first_;
+  end = end_;
+  take();
+  after = first_ < rows_ ? first_ : -1;
   return true;
+}
+
+int32_t Deal::begin(const Pool& pool, int32_t thread, int32_t rows, int32_t grain) {
+  return thread * own_rows(pool, rows, grain);
 }
 
 }  // namespace chatterm
