@@ -8,6 +8,10 @@
 namespace chatterm {
 namespace {
 
+// Small fixed loops over what is to stay in registers.
+#define CT_UNROLL _Pragma("GCC unroll 8")
+
+constexpr float LEAST = -60.0f;  // of a score below the largest one: its weight is under 1e-26
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
 
 template <typename Type>
@@ -125,16 +129,21 @@ inline void score(const float* q, int32_t dim, const uint8_t* const* rows, float
   Floats sums[G][ROWS] = {};
   for (int32_t d = 0; d < dim; d += 8) {
     Floats query[G];
+    CT_UNROLL
     for (int g = 0; g < G; ++g) query[g] = load(q + g * dim + d);
+    CT_UNROLL
     for (int r = 0; r < ROWS; ++r) {
       const Floats key = Type::eight(rows[r] + d * Type::BYTES);
+      CT_UNROLL
       for (int g = 0; g < G; ++g) sums[g][r] += query[g] * key;
     }
   }
+  CT_UNROLL
   for (int g = 0; g < G; ++g) {
     if (ROWS == 4) {
       sum_four(sums[g][0], sums[g][1 % ROWS], sums[g][2 % ROWS], sums[g][3 % ROWS], scores + g * ATTEND_ROWS);
     } else {
+      CT_UNROLL
       for (int r = 0; r < ROWS; ++r) scores[g * ATTEND_ROWS + r] = sum_of(sums[g][r]);
     }
   }
@@ -144,25 +153,33 @@ inline void score(const float* q, int32_t dim, const uint8_t* const* rows, float
 template <typename Type, int G, int WIDE>
 inline void mix(const float* weights, const uint8_t* const* rows, int32_t count, int32_t dim, int32_t d, float* out) {
   Floats sums[G][WIDE];
+  CT_UNROLL
   for (int g = 0; g < G; ++g) {
+    CT_UNROLL
     for (int w = 0; w < WIDE; ++w) sums[g][w] = load(out + g * dim + d + 8 * w);
   }
   for (int32_t r = 0; r < count; ++r) {
     Floats value[WIDE];
+    CT_UNROLL
     for (int w = 0; w < WIDE; ++w) value[w] = Type::eight(rows[r] + (d + 8 * w) * Type::BYTES);
+    CT_UNROLL
     for (int g = 0; g < G; ++g) {
       const float weight = weights[g * ATTEND_ROWS + r];
+      CT_UNROLL
       for (int w = 0; w < WIDE; ++w) sums[g][w] += value[w] * weight;
     }
   }
+  CT_UNROLL
   for (int g = 0; g < G; ++g) {
+    CT_UNROLL
     for (int w = 0; w < WIDE; ++w) store(out + g * dim + d + 8 * w, sums[g][w]);
   }
 }
 
-// ROWS rows at once where their sums and the query fit the registers.
+// ROWS rows at once where their sums and the query fit the registers. `later` are the keys to ask for meanwhile.
 template <typename Type, int G>
-void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* const* k, const uint8_t* const* v) {
+void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* const* k, const uint8_t* const* v,
+                 const uint8_t* const* later) {
   constexpr int ROWS = G <= 3 ? 4 : 2;
   const float* q = a.q + group * a.dim;
   float* scores = a.scores;
@@ -170,7 +187,10 @@ void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* c
   int32_t r = 0;
   for (; r + ROWS <= count; r += ROWS) {
     for (int i = 0; i < ROWS; ++i) {
-      for (int32_t at = 0; at < a.dim * Type::BYTES; at += 64) __builtin_prefetch(v[r + i] + at);
+      for (int32_t at = 0; at < a.dim * Type::BYTES; at += 64) {
+        __builtin_prefetch(v[r + i] + at);
+        __builtin_prefetch(later[r + i] + at);
+      }
     }
     score<Type, G, ROWS>(q, a.dim, k + r, scores + r);
   }
@@ -178,18 +198,19 @@ void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* c
   for (int g = 0; g < G; ++g) {
     float* mine = scores + g * ATTEND_ROWS;
     float& most = a.most[group + g];
-    float now = most;
-    for (r = 0; r < count; ++r) now = mine[r] > now ? mine[r] : now;
     for (r = count; r % 8; ++r) mine[r] = -__builtin_inff();
+    Floats peaks = splat(most);
+    for (r = 0; r < count; r += 8) peaks = larger(load(mine + r), peaks);
+    const float now = largest_of(peaks);
     const float kept = exponential(splat(most - now))[0];
     Floats sum{};
     for (r = 0; r < count; r += 8) {
-      const Floats weight = exponential(load(mine + r) - now);
-      // Past the end the exponential is tiny, not zero.
+      const Floats below = load(mine + r) - now;
+      // What adds nothing is zero, for products with denormals are slow.
+      const Floats weight = below < splat(LEAST) ? Floats{} : exponential(below);
       store(mine + r, weight);
+      sum += weight;
     }
-    for (r = count; r % 8; ++r) mine[r] = 0.0f;
-    for (r = 0; r < count; r += 8) sum += load(mine + r);
     a.sum[group + g] = a.sum[group + g] * kept + sum_of(sum);
     most = now;
     if (kept != 1.0f) {
@@ -202,6 +223,19 @@ void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* c
   for (; d < a.dim; d += 8) mix<Type, G, 1>(scores, v, count, a.dim, d, out);
 }
 
+// Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are.
+inline int32_t locate(const Attend& a, int32_t row, const uint8_t** k, const uint8_t** v) {
+  const int32_t count = a.end - row < ATTEND_ROWS ? a.end - row : ATTEND_ROWS;
+  int32_t block = row / a.block_size, within = row % a.block_size;
+  for (int32_t i = 0; i < count; ++i) {
+    const int64_t offset = (int64_t(a.table[block]) * a.block_size + within) * a.stride;
+    k[i] = a.k + offset;
+    v[i] = a.v + offset;
+    if (++within == a.block_size) ++block, within = 0;
+  }
+  return count;
+}
+
 template <typename Type>
 void attend_rows(const Attend& a) {
   for (int32_t g = 0; g < a.groups; ++g) {
@@ -209,29 +243,30 @@ void attend_rows(const Attend& a) {
     a.sum[g] = 0.0f;
   }
   for (int32_t i = 0; i < a.groups * a.dim; ++i) a.out[i] = 0.0f;
-  for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS) {
-    const int32_t count = a.end - row < ATTEND_ROWS ? a.end - row : ATTEND_ROWS;
-    const uint8_t *k[ATTEND_ROWS], *v[ATTEND_ROWS];
-    for (int32_t i = 0; i < count; ++i) {
-      const int64_t slot = int64_t(a.table[(row + i) / a.block_size]) * a.block_size + (row + i) % a.block_size;
-      k[i] = a.k + slot * a.stride;
-      v[i] = a.v + slot * a.stride;
-    }
+  const uint8_t *k[2][ATTEND_ROWS], *v[2][ATTEND_ROWS];
+  int32_t count = locate(a, a.first, k[0], v[0]), tile = 0;
+  for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS, tile ^= 1) {
+    const uint8_t* const* now = k[tile];
+    const uint8_t* const* values = v[tile];
+    const int32_t after = a.end - row > ATTEND_ROWS ? locate(a, row + ATTEND_ROWS, k[tile ^ 1], v[tile ^ 1]) : 0;
+    for (int32_t i = after; i < count; ++i) k[tile ^ 1][i] = now[i];
+    const uint8_t* const* later = k[tile ^ 1];
     int32_t group = 0;
-    for (; group + 4 <= a.groups; group += 4) attend_tile<Type, 4>(a, group, count, k, v);
+    for (; group + 4 <= a.groups; group += 4) attend_tile<Type, 4>(a, group, count, now, values, later);
     switch (a.groups - group) {
       case 3:
-        attend_tile<Type, 3>(a, group, count, k, v);
+        attend_tile<Type, 3>(a, group, count, now, values, later);
         break;
       case 2:
-        attend_tile<Type, 2>(a, group, count, k, v);
+        attend_tile<Type, 2>(a, group, count, now, values, later);
         break;
       case 1:
-        attend_tile<Type, 1>(a, group, count, k, v);
+        attend_tile<Type, 1>(a, group, count, now, values, later);
         break;
       default:
         break;
     }
+    count = after;
   }
 }
 

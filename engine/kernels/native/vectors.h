@@ -76,9 +76,13 @@ struct F32 {
 struct BF16 {
   static constexpr int BYTES = 2;
   static Floats eight(const uint8_t* p) {
+#ifdef __AVX2__
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
     Shorts v;
     std::memcpy(&v, p, sizeof v);
     return (Floats)(__builtin_convertvector(v, Ints) << 16);
+#endif
   }
   static float one(const uint8_t* p) { return load_bf16(p); }
   static void put(uint8_t* p, float value) {
