@@ -14,7 +14,7 @@ every block then holds numbers of 32 different blocks of the file.
 import argparse
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +28,8 @@ from models.config import ModelConfig
 from models.decoder import DecoderModel
 from models.layers import choose_product
 from models.load import build_model, fill_model, load_model
-from models.quantized import hold_quantized, weight_bytes
+from models.quantize import choose_kinds
+from models.quantized import hold_quantized, quantized_weights, weight_bytes
 from models.sources import resolve
 from models.tokenizer import load_tokenizer
 from models.weights import StoredTensor
@@ -45,18 +46,29 @@ class Way:
     """How weights are held and computed with."""
 
     name: str
-    body: Kind | None
-    """None: bf16."""
-    head: Kind | None = None
+    kinds: Callable[[list[StoredTensor]], dict[str, Kind]]
+    """The type of every matrix; empty: bf16."""
     dtype: torch.dtype = torch.float32
 
 
+def option(value: str) -> Callable[[list[StoredTensor]], dict[str, Kind]]:
+    """What `--quantize` does."""
+    return lambda tensors: choose_kinds(tensors, value, CPU)
+
+
+def uniform(body: Kind, head: Kind) -> Callable[[list[StoredTensor]], dict[str, Kind]]:
+    """One type for the layers, one for the embedding and the head."""
+    return lambda tensors: {t.name: head if t.name in HEAD else body for t in tensors if len(t.shape) == 2}
+
+
+PLAIN = Way("bf16", option("none"))
 WAYS = (
-    Way("bf16, bf16 activations", None, dtype=torch.bfloat16),
-    Way("int8", Kind.Q8_0, Kind.Q8_0),
-    Way("int4", Kind.Q4_1, Kind.Q8_0),
-    Way("int4, head in 4 bits", Kind.Q4_1, Kind.Q4_1),
-    Way("int4 without minimum (Q4_0)", Kind.Q4_0, Kind.Q8_0),
+    Way("bf16, bf16 activations", option("none"), torch.bfloat16),
+    Way("int8", option("int8")),
+    Way("int4", option("int4")),
+    Way("all but the head in Q4_1", uniform(Kind.Q4_1, Kind.Q8_0)),
+    Way("all in Q4_1", uniform(Kind.Q4_1, Kind.Q4_1)),
+    Way("all but the head in Q4_0", uniform(Kind.Q4_0, Kind.Q8_0)),
 )
 
 
@@ -160,10 +172,9 @@ def shuffled(tensors: Mapping[str, Tensor], config: ModelConfig, seed: int = 0) 
 def build(config: ModelConfig, tensors: Mapping[str, Tensor], way: Way, positions: int) -> DecoderModel:
     """A model of the weights, held in some way."""
     model = build_model(config, choose_product(way.dtype, CPU))
-    names = {name for name, _, slot in model.slots() if len(slot.shape) == 2}
-    if way.body is not None and way.head is not None:
-        hold_quantized(model, {name: way.head if name in HEAD else way.body for name in names}, way.dtype)
     stored = [_stored(name, tensor) for name, tensor in tensors.items()]
+    if kinds := way.kinds(stored):
+        hold_quantized(model, kinds, way.dtype)
     fill_model(model, stored, way.dtype, CPU, None, positions)
     return model
 
@@ -189,13 +200,13 @@ def measure(name: str, text: str, tokens: int) -> list[Quality]:
         tensors = shuffled(tensors, config)
     del whole
     numbers = sum(t.numel() for n, t in tensors.items() if not (config.tie_word_embeddings and n == HEAD[1]))
-    plain = build(config, tensors, Way("bf16", None), WINDOW)
+    plain = build(config, tensors, PLAIN, WINDOW)
     reference = log_probabilities(plain, windows)
     del plain
     results = [compare(windows, reference, reference, "bf16", 16.0)]
     for way in WAYS:
         model = build(config, tensors, way, WINDOW)
-        bits = 16.0 if way.body is None else 8 * weight_bytes(model) / numbers
+        bits = 8 * weight_bytes(model) / numbers if quantized_weights(model) else 16.0
         results.append(compare(windows, reference, log_probabilities(model, windows), way.name, bits))
     return results
 

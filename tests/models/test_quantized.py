@@ -301,13 +301,14 @@ def test_safetensors_become_blocks(name: str, most: float, folder: Path) -> None
     assert len(list(folder.glob("*.safetensors"))) > 2
     model, plain = load(folder, name), load(folder)
     kinds = {Kind(weight.qtype) for layer in model.layers for weight in quantized_weights(layer)}
-    assert kinds == {Kind.Q8_0 if name == "int8" else Kind.Q4_1}
+    assert kinds == ({Kind.Q8_0} if name == "int8" else {Kind.Q8_0, Kind.Q4_1})
     assert model.embed_tokens.weight.qtype == model.lm_head.weights[0].qtype == Kind.Q8_0
     assert quantized_weights(plain) == []
     assert 0 < relative_error(run(model, TOKENS), run(plain, TOKENS)) < most
     # The parts of a packed layer lie where they belong, and the bias is the packed one.
     whole = plain.layers[1].self_attn.qkv_proj
     ours = model.layers[1].self_attn.qkv_proj
+    assert ours.weights[2].qtype == Kind.Q8_0  # the values
     assert relative_error(torch.cat([numbers(w) for w in ours.weights]), whole.weight) < 0.09
     assert torch.equal(ours.bias, whole.bias)
 
@@ -388,6 +389,22 @@ def test_a_file_with_rows_of_odd_length_is_dequantised() -> None:
     assert choose_kinds(tensors[1:], "auto", CPU) == {"b": Kind.Q8_0}
     assert choose_kinds(tensors[1:], "auto", torch.device("cuda")) == {}
     assert choose_kinds(tensors[1:], "none", CPU) == {}
+
+
+def test_what_stays_in_eight_bits_among_four() -> None:
+    names = [
+        f"model.layers.{layer}.{part}.weight"
+        for layer in range(16)
+        for part in ("v_proj", "down_proj", "up_proj")
+    ]
+    tensors = [named(name, (4, 64), None) for name in [*names, "lm_head.weight", "model.embed_tokens.weight"]]
+    kinds = choose_kinds(tensors, "int4", CPU)
+    wide = {name for name, kind in kinds.items() if kind == Kind.Q8_0}
+    expected = {f"model.layers.{layer}.v_proj.weight" for layer in range(16)}
+    expected |= {f"model.layers.{layer}.down_proj.weight" for layer in (0, 1, 14, 15)}
+    assert wide == expected | {"lm_head.weight", "model.embed_tokens.weight"}
+    assert set(kinds.values()) == {Kind.Q8_0, Kind.Q4_1}
+    assert set(choose_kinds(tensors, "int8", CPU).values()) == {Kind.Q8_0}
 
 
 def named(name: str, shape: tuple[int, ...], kind: Kind | None) -> Any:
