@@ -120,12 +120,19 @@ def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
             raise _damaged(path, error) from None
 
     def parts() -> Iterator[tuple[int, Tensor]]:
-        step = max(1, _PART // max(1, shape[-1]))
-        for start in range(0, shape[0], step):
-            try:
-                yield start, part[start : start + step]
-            except SafetensorError as error:
-                raise _damaged(path, error) from None
+        # Read and not mapped: what was read would count as this process's memory, though nothing needs it again.
+        rows, columns = shape
+        step = max(1, _PART // max(1, columns))
+        try:
+            with path.open("rb", buffering=0) as raw:
+                raw.seek(offset)
+                for start in range(0, rows, step):
+                    data = bytearray(min(step, rows - start) * columns * dtype.itemsize)
+                    if raw.readinto(data) != len(data):
+                        raise OSError("it ended too early")
+                    yield start, torch.frombuffer(data, dtype=dtype).view(-1, columns)
+        except OSError as error:
+            raise _damaged(path, error) from None
 
     nbytes = count * dtype.itemsize
     extent = Extent(path, offset, nbytes, count, dtype.itemsize, lambda staged: staged.view(dtype))

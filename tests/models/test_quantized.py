@@ -19,7 +19,7 @@ from models.gguf import GGUFFile, config_of, read_gguf
 from models.gguf_weights import hugging_face_name, stored_tensors
 from models.load import build_model, fill_model, load_model, needed_bytes
 from models.progress import Progress
-from models.quantize import choose_kinds, quantize
+from models.quantize import choose_kinds, packed_rows, quantize
 from models.quantized import (
     KINDS,
     QuantizedLinear,
@@ -330,6 +330,14 @@ def test_quantising_reads_a_tensor_in_parts(folder: Path) -> None:
             assert max(part.numel() for _, part in parts) <= 1 << 15
             assert [start for start, _ in parts] == np.cumsum([0, *(len(p) for _, p in parts)])[:-1].tolist()
             assert torch.equal(torch.cat([part for _, part in parts]), whole)
+
+
+def test_a_file_that_ends_while_it_is_quantised(folder: Path, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, LLAMA) / "model.safetensors"
+    last = [tensor for tensor in read_safetensors(tmp_path) if len(tensor.shape) == 2][-1]
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(ModelError, match="it ended too early"):
+        packed_rows(last, Kind.Q8_0)
 
 
 class CancelledError(Exception):
