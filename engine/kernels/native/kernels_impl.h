@@ -245,6 +245,9 @@ void attend_rows(const Attend& a) {
   for (int32_t i = 0; i < a.groups * a.dim; ++i) a.out[i] = 0.0f;
   const uint8_t *k[2][ATTEND_ROWS], *v[2][ATTEND_ROWS];
   int32_t count = locate(a, a.first, k[0], v[0]), tile = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    for (int32_t at = 0; at < a.dim * Type::BYTES; at += 64) __builtin_prefetch(k[0][i] + at);
+  }
   for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS, tile ^= 1) {
     const uint8_t* const* now = k[tile];
     const uint8_t* const* values = v[tile];

@@ -92,8 +92,8 @@ def random_blocks(kind: int, rows: int, columns: int, seed: int) -> QuantizedTen
     def put(scale: float) -> np.ndarray[Any, Any]:
         for at, value in zip(halves, (scale, minimum * scale), strict=False):
             blocks[..., at : at + 2] = np.frombuffer(np.float16(value).tobytes(), dtype=np.uint8)
-        flat = blocks.reshape(rows, -1)
-        return gguf.dequantize(flat, Kind(kind))
+        numbers: np.ndarray[Any, Any] = gguf.dequantize(blocks.reshape(rows, -1), Kind(kind))
+        return numbers
 
     put(columns**-0.5 * 2.0**-8 / put(2.0**-8).std())
     return QuantizedTensor(torch.from_numpy(blocks.reshape(rows, -1)), int(kind), rows, columns)
@@ -263,7 +263,7 @@ def test_weights_that_are_no_numbers_show_in_the_logits(
     checkpoint: Path, config: PretrainedConfig, pool: Pool
 ) -> None:
     model = plain_model(checkpoint, config)
-    model.layers[1].mlp.down_proj.weight[3, 5] = float("nan")  # type: ignore[union-attr,index]
+    model.get_parameter("layers.1.mlp.down_proj.weight")[3, 5] = float("nan")
     logits = NativeDecoder(model, cache_for(model, torch.float32), pool).run(1, 0, 0, [0])
     assert logits.isnan().all()
 
