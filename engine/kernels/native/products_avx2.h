@@ -60,6 +60,9 @@ inline __m256 add_scaled(__m256 sum, __m256i dot, __m256 scale) {
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
 }
 
+#if defined(__AVX512VNNI__)
+#include "products_avx512.h"
+#else
 template <int ROWS>
 struct Q4_1Rows {
   static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
@@ -114,7 +117,7 @@ struct Q8_0Rows {
     for (int32_t b = 0; b < columns / 32; ++b) {
       const __m256i q = load_bytes(x.q + 32 * b);
       const __m256 scale = _mm256_set1_ps(x.pair[2 * b]);
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVXVNNI__)
       // The weights become unsigned by adding 128, which is taken off again through the sums of the activation.
       const __m256i sign = _mm256_set1_epi8(-128);
       const __m256i begin = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(load_bytes(x.fours + 8 * b), 7));
@@ -123,7 +126,7 @@ struct Q8_0Rows {
         const uint8_t* block = rows + size_t(r) * row_bytes + b * Q8_0_BYTES;
         ask_for(block, ahead);
         const __m256i w = load_bytes(block + 2);
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVXVNNI__)
         const __m256i dot = add_dot(begin, _mm256_xor_si256(w, sign), q);
 #else
         const __m256i dot = add_dot(_mm256_setzero_si256(), _mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
@@ -134,6 +137,8 @@ struct Q8_0Rows {
     for (int r = 0; r < ROWS; ++r) out[r] = sum_of((Floats)sums[r]);
   }
 };
+
+#endif
 
 // Scales and minima of a Q4_K or Q5_K block as 8 + 8 numbers of 16 bits.
 inline __m256i k_scales(const uint8_t* packed) {
