@@ -4,8 +4,9 @@
     python -m benchmarks.native_kernels --gguf FILE [--llama-python PYTHON] [--threads 2] [--contexts 16 512 2048]
 
 The rate of a format is quoted beside plain reading by the same threads, in the same round. The decode steps of both
-programs take turns on the same file with the same threads; medians, and the ratio of each round. `--llama-python` is an
-interpreter with llama-cpp-python where this one has none. Where the time of a step goes is printed as a table.
+programs take turns on the same file with the same threads; medians, and the median of the ratios of the rounds, and
+beside them the quickest rounds, which a busy machine disturbs least. `--llama-python` is an interpreter with
+llama-cpp-python where this one has none. Where the time of a step goes is printed, too.
 """
 
 import argparse
@@ -101,7 +102,7 @@ def rounds(
 def decoding(arguments: argparse.Namespace, pool: Pool) -> None:
     """Tokens/s of the decode step at every context, and the parts of a step."""
     most = max(arguments.contexts) + arguments.tokens + BLOCK
-    variant = pool.library.variants[arguments.variant] if arguments.variant else pool.library.best
+    variant = pool.library.variants[arguments.variant or list(pool.library.variants)[-1]]
     ours = Ours(arguments.gguf, pool, variant, most)
     peer = None
     if arguments.llama_python is not None:
@@ -112,7 +113,11 @@ def decoding(arguments: argparse.Namespace, pool: Pool) -> None:
         pairs = list(rounds(ours, peer, context, arguments.tokens, arguments.repeats))
         mine, its = (1 / statistics.median(side) for side in zip(*pairs, strict=True))
         ratio = statistics.median(b / a for a, b in pairs)
-        print(f"context {context:5}: {mine:7.1f} tokens/s, llama.cpp {its:7.1f}, ratio {ratio:.2f}")
+        quickest = min(b for _, b in pairs) / min(a for a, _ in pairs)
+        print(
+            f"context {context:5}: {mine:7.1f} tokens/s, llama.cpp {its:7.1f}, ratio {ratio:.2f} "
+            f"(of the quickest rounds: {1 / min(a for a, _ in pairs):.1f} tokens/s, {quickest:.2f})"
+        )
         parts = ours.parts(context, arguments.tokens)
         total = sum(parts.values())
         print(
@@ -125,7 +130,7 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, help="a model to decode with; without one only the formats")
     parser.add_argument("--llama-python", help="an interpreter with llama-cpp-python to compare with")
     parser.add_argument("--threads", type=int, help="default: physical cores, less one for the screen")
-    parser.add_argument("--variant", help="of the kernels; default: the best")
+    parser.add_argument("--variant", choices=native.VARIANT_NAMES, help="of the kernels; default: the best")
     parser.add_argument("--contexts", type=int, nargs="+", default=[16, 512, 2048])
     parser.add_argument("--tokens", type=int, default=32, help="of a round")
     parser.add_argument("--repeats", type=int, default=7)
@@ -133,7 +138,8 @@ def main() -> None:
     if (reason := native.problem()) is not None:
         sys.exit(f"There is nothing to measure: {reason}.")
     pool = Pool(arguments.threads)
-    print(f"{pool.library.best_name}, {pool.threads} threads")
+    name = native.VARIANT_NAMES[arguments.variant] if arguments.variant else pool.library.best_name
+    print(f"{name}, {pool.threads} threads")
     if arguments.gguf is None:
         formats(pool, arguments.repeats)
     else:
