@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["available_bytes", "build_model", "fill_model", "load_config", "load_model", "needed_bytes"]
 
+_INT4_BYTES = 0.75
+"""Of a weight with `--quantize int4`, what stays in 8 bits included."""
+
 _MODELS: dict[str, type[DecoderModel]] = {
     "Qwen3ForCausalLM": Qwen3Model,
     "LlamaForCausalLM": LlamaModel,
@@ -105,7 +108,7 @@ def fill_model(
     needed = needed_bytes(model, dtype, positions)
     available = available_bytes(device)
     if available is not None and needed > available:
-        raise ModelError(_too_large(needed, available, dtype, device))
+        raise ModelError(_too_large(needed, available, dtype, device, bool(quantized_weights(model))))
     total = sum(filling.tensor.nbytes for filling in fillings)
     done = 0
 
@@ -240,11 +243,16 @@ def needed_bytes(model: DecoderModel, dtype: torch.dtype, positions: int) -> int
     return numbers * dtype.itemsize + sum(weight.nbytes for weight in quantized_weights(model))
 
 
-def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device) -> str:
+def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:
     """One line: what the model needs, what is free, and what would fit."""
-    ways = [f"choose a smaller model (about {_count(available // dtype.itemsize)} parameters fit)"]
-    if dtype.itemsize > 2:
-        ways.append("use --dtype bfloat16, which takes half")
+    if quantized:
+        ways = [f"choose a model of at most {bytes_text(available)}"]
+    else:
+        ways = [f"choose a smaller model (about {_count(available // dtype.itemsize)} parameters fit)"]
+        if dtype.itemsize > 2:
+            ways.append("use --dtype bfloat16, which takes half")
+        if device.type == "cpu" and needed * _INT4_BYTES / dtype.itemsize < available:
+            ways.append("use --quantize int4")
     on_cpu = None if device.type == "cpu" else available_bytes(torch.device("cpu"))
     if on_cpu is not None and needed < on_cpu:
         ways.append(f"use --device cpu, where {bytes_text(on_cpu)} are free")

@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 import models.load
+from models.block_formats import BLOCKS
 from models.config import ModelConfig
 from models.errors import ModelError
 from models.gguf import GGUFFile, config_of, read_gguf
@@ -145,6 +146,19 @@ def test_the_buffer_is_no_larger_than_a_tile() -> None:
     assert product._buffer.numel() == 4096
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_blocks_may_lie_at_any_address(kind: Kind, shift: int) -> None:
+    block, _ = BLOCKS[kind]
+    for rows, columns in ((3, 512), (1, block)):
+        weight = random_weight(kind, rows, columns)
+        memory = torch.zeros(weight.nbytes + shift, dtype=torch.uint8)
+        data = memory[shift:].view(weight.data.shape).copy_(weight.data)
+        out = torch.empty(rows, columns)
+        dequantize_rows(QuantizedTensor(data, weight.qtype, rows, columns), 0, rows, out)
+        assert torch.equal(out, numbers(weight))
+
+
 # -- GGUF files
 
 
@@ -214,6 +228,23 @@ def test_a_file_of_plain_numbers_keeps_them(kind: Kind, tmp_path: Path) -> None:
     model = load(write_gguf(tmp_path / "model.gguf", random_model(LLAMA), kind), dtype=torch.bfloat16)
     assert quantized_weights(model) == []
     assert model.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_a_model_that_does_not_fit_is_told_what_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = write_gguf(tmp_path / "packed.gguf", random_model(LLAMA), Kind.Q8_0)
+    plain = write_gguf(tmp_path / "plain.gguf", random_model(LLAMA), Kind.F16)
+    for free, path, words, others in (
+        (1_000_000, packed, "choose a model of at most 1.0 MB", "--dtype"),
+        (2_000_000, plain, "use --quantize int4", "--dtype"),
+        (200_000, plain, "choose a smaller model", "--quantize"),
+    ):
+        monkeypatch.setattr(models.load, "available_bytes", lambda _, free=free: free)
+        with pytest.raises(ModelError) as caught:
+            load(path, dtype=torch.bfloat16)
+        assert words in str(caught.value)
+        assert others not in str(caught.value)
 
 
 def test_what_a_model_weighs(tmp_path: Path) -> None:
