@@ -33,7 +33,7 @@ one tensor; where the embedding is tied, `lm_head.weights[0]` is the same object
 the model, as everywhere. A model is quantised as a whole or not at all: `isinstance(model.lm_head, QuantizedLinear)`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -95,6 +95,10 @@ def dequantize_rows(weight: QuantizedTensor, start: int, stop: int, out: Tensor)
     dequantize(weight.data[start:stop], Kind(weight.qtype), out)
 
 
+Dequantize = Callable[[QuantizedTensor, int, int, Tensor], None]
+"""See `dequantize_rows`."""
+
+
 class QuantizedProduct(Protocol):
     """What a packed layer computes."""
 
@@ -106,16 +110,15 @@ class QuantizedProduct(Protocol):
 
 
 class TiledProduct:
-    """The plain product: `TILE` weights at a time become numbers, in one buffer for all layers that share it.
+    """The plain product: `tile` weights at a time become numbers, in one buffer for all layers that share it."""
 
-    `dequantize` may be replaced by a faster function that does what `dequantize_rows` does.
-    """
-
-    def __init__(self, dtype: torch.dtype, tile: int = TILE) -> None:
-        """`dtype` is that of the activations."""
+    def __init__(
+        self, dtype: torch.dtype, tile: int = TILE, dequantize: Dequantize = dequantize_rows
+    ) -> None:
+        """`dtype` is that of the activations; `dequantize` does what `dequantize_rows` does, perhaps faster."""
         self.dtype = compute_dtype(dtype)
         """What tiles and products are computed in: fp32, or bf16 where the machine multiplies it faster."""
-        self.dequantize = dequantize_rows
+        self._dequantize = dequantize
         self._product = choose_product(self.dtype, torch.device("cpu"))
         self._tile = tile
         self._buffer = torch.empty(0, dtype=self.dtype)
@@ -145,7 +148,7 @@ class TiledProduct:
         for weight in weights:
             low, high = max(start, first), min(stop, first + weight.rows)
             if low < high:
-                self.dequantize(weight, low - first, high - first, tile[low - start : high - start])
+                self._dequantize(weight, low - first, high - first, tile[low - start : high - start])
             first += weight.rows
         return tile
 

@@ -133,8 +133,7 @@ def test_a_faster_dequantiser_takes_the_place_of_the_plain_one() -> None:
         asked.append((weights.index(weight), start, stop))
         dequantize_rows(weight, start, stop, out)
 
-    product = TiledProduct(torch.float32, 64 * 8)
-    product.dequantize = noted
+    product = TiledProduct(torch.float32, 64 * 8, noted)
     x = torch.eye(64)
     assert_close(product(x, weights, None), torch.cat([numbers(weight) for weight in weights]).T)
     assert asked == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (1, 0, 4), (1, 4, 10)]
