@@ -23,7 +23,7 @@ namespace {
 
 constexpr int32_t GRAIN = 16;          // outputs of a cache line, so that threads do not write to the same one
 constexpr int32_t MOST_DIM = 512;      // of a head
-constexpr int32_t PARTS_A_THREAD = 4;  // attention is cut into about so many, that the threads finish together
+constexpr int32_t PARTS_A_THREAD = 8;  // attention is cut into about so many, that the threads finish together
 constexpr int32_t ADD_ROWS = 256;      // outputs that are kept aside before they are added
 
 double now() {
