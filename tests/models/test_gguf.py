@@ -302,3 +302,10 @@ def test_the_table_of_types_is_that_of_the_gguf_package() -> None:
     ours = {int(kind): (kind.name, size) for kind, size in BLOCKS.items()}
     assert ours.items() <= theirs.items()
     assert len(ours) == len(block_formats.Kind) == 32
+
+
+def test_a_line_break_in_a_name_is_none_in_the_message(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"blk.0.ffn_up.weight", b"blk.0.f\nn\x1eup.weight"))
+    message = refusal(path)
+    assert "blk.0.f n up.weight" in message
+    assert len(message.splitlines()) == 1
