@@ -317,7 +317,7 @@ void Step::run(int32_t thread) {
     done(&ct_times::down);
   }
   head(thread);
-  if (timed) times->head += now() - before;
+  done(&ct_times::head);
 }
 
 const char* misfit(const ct_model& model, const ct_cache& cache) {
