@@ -28,7 +28,7 @@ chat: $(VENV)/installed
 	fi
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

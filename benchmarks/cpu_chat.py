@@ -123,9 +123,10 @@ def serve(pipe: Connection, functions: dict[str, Callable[..., Any]]) -> None:
 class Side:
     """One peer in its own process."""
 
-    def __init__(self, target: Callable[[Connection], None]) -> None:
+    def __init__(self, target: Callable[..., None], *options: Any) -> None:
+        """`target` gets its end of the pipe and the `options`."""
         self._pipe, theirs = mp.Pipe()
-        self._process = mp.get_context("spawn").Process(target=target, args=(theirs,), daemon=True)
+        self._process = mp.get_context("spawn").Process(target=target, args=(theirs, *options), daemon=True)
         self._process.start()
         self._pipe.recv()
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
 SIZE = (120, 40)
+_PATIENCE = 120.0
+"""Seconds after which an answer counts as not coming."""
 QUESTION = "Tell me about rivers, with lists, code and a table."
 TEMPLATE = """\
 {% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}\
@@ -153,6 +155,9 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
         def submit(self, sequence: Sequence) -> None:
             sequence.finished.set()
 
+        def keep(self, rows: Rows) -> None:
+            """It has no cache."""
+
         @property
         def on_loop_thread(self) -> bool:
             return False
@@ -262,23 +267,26 @@ class Screen:
 async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     """Send a question to the running application and wait for the whole answer."""
     from chatterm.entries import AnswerEntry
+    from chatterm.widgets.composer import Composer
     from chatterm.widgets.transcript import Transcript
 
     chat, frames = app.chat, 0
-    ended_at = 0.0
+    begun, ended_at = False, 0.0
     transcript = chat.query_one(Transcript)
 
     def displayed() -> None:
-        nonlocal frames, ended_at
+        nonlocal frames, begun, ended_at
         frames += 1
-        if chat.is_idle and not ended_at:
+        begun = begun or not chat.is_idle  # a frame may come before the question does
+        if begun and chat.is_idle and not ended_at:
             ended_at = time.perf_counter()
 
     ui = threading.get_ident()
     app.post_display_hook = displayed  # type: ignore[method-assign]
     busy, began = cpu_seconds(ui), time.perf_counter()
-    chat._submit(QUESTION)
-    while not ended_at:
+    composer = chat.query_one(Composer)
+    composer.post_message(Composer.Submitted(QUESTION))
+    while not ended_at and time.perf_counter() < began + _PATIENCE:
         await asyncio.sleep(0.05)
     busy = cpu_seconds(ui) - busy
     assert backend._chat is not None

@@ -95,8 +95,8 @@ def run_app(
         ended = app.worker.close()
     finally:
         gc.enable()
-        if store is not None:
-            store.close()
+        if store is not None and not store.close():
+            print(f"chatterm: {store.problem or 'The session database does not answer.'}", file=sys.stderr)
     code = app.return_code or 0
     if not ended:
         sys.stdout.flush()

@@ -194,6 +194,7 @@ COMMANDS: tuple[Command, ...] = (
 KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send"),
     ("Ctrl+J", "Break the line (Shift+Enter where the terminal tells it apart)"),
+    ("c e r y t [ ]", "On a selected message: copy, edit, retry, copy its code, thinking, branch"),
     ("Up, Down", "Earlier messages of yours, at the edges of the text"),
     ("Tab", "Take what is offered (commands, @paths)"),
     ("Ctrl+C", "Copy what is selected; stop; twice: quit"),

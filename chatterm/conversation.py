@@ -238,6 +238,8 @@ class Conversation:
             self._held = None  # who knows how much of it the history holds
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
             self.keeper.save(turn.session, turn.exchange)
+            if not turn.is_dropped:
+                self._hold(self.tree.head)
         elif turn.is_dropped:
             self.keeper.drop(turn.session, turn.exchange.id)
         else:

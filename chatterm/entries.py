@@ -211,8 +211,9 @@ class AnswerEntry(Entry):
         if not self.body.is_empty:
             sections.append(Section([[]] if sections else [], _MARGIN))
             sections.append(Section(self.body.lines(room), _MARGIN))
-        elif self.activity:
-            sections.append(Section([[(self.activity, "muted")]], _MARGIN))
+        if self.activity:
+            above: list[Line] = [[]] if sections and not self.body.is_empty else []
+            sections.append(Section([*above, [(self.activity, "muted")]], _MARGIN))
         marks = _branch_runs(self.branch)
         if self.footer or marks:
             gap: Line = [(" ", "")] if marks and self.footer else []

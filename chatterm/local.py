@@ -1,5 +1,6 @@
 """The engine in this process as a Backend."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from chatterm.backend import (
     TokenEvent,
     TurnStats,
 )
+from chatterm.power import Power
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class LocalBackend:
         self._engine: Engine | None = None
         self._chat: Chat | None = None
         self._params: SamplingParams | None = None
+        self._power = Power()
         self._info: ModelInfo | None = None
         self._used = 0
         self._keys: list[Key] = []
@@ -227,8 +230,8 @@ class LocalBackend:
             chat.settle()
 
     def prepare(self, draft: str) -> None:
-        if (chat := self._chat) is not None:
-            chat.prepare(draft)
+        if (chat := self._chat) is not None and not self._power.is_low(time.monotonic()):
+            chat.prepare(draft, params=self._params)
 
     def models(self) -> list[str]:
         from models.sources import local_models

@@ -18,6 +18,9 @@ _REASONS = {
     FinishReason.CONTEXT_FULL: "the context is full: /reset, /undo, or start with a larger --context",
 }
 
+_OF_ANSWER = ("generated_tokens", "reasoning_tokens", "decode_s")
+"""Figures of an answer that add up when it is continued."""
+
 
 class Turn:
     """Times are those of `time.monotonic()`."""
@@ -51,6 +54,7 @@ class Turn:
         self.is_undone = False
         """It shall be taken back as soon as it has stopped."""
         self._thought_s = answer.thinking_s
+        self._stats_before = dict(exchange.stats)
         self.stats: TurnStats | None = None
         """The backend's figures, once the answer is over."""
         self._thinking_since: float | None = None
@@ -95,7 +99,7 @@ class Turn:
         if answer.is_thinking and self._thinking_since is not None:
             answer.thinking_s = self._thought_s + now - self._thinking_since
             answer.activity = ""
-        elif answer.body.is_empty:
+        elif answer.body.is_empty or (self.is_resumed and not self.has_begun):
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
             if what == "reading" and figures is not None and figures.prefill_total:
                 what += f" · {figures.prefill_done:,} of {figures.prefill_total:,} tokens"
@@ -103,6 +107,8 @@ class Turn:
             if activity == answer.activity:
                 return False
             answer.activity = activity
+        elif answer.activity:
+            answer.activity = ""
         else:
             return False
         answer.changed()
@@ -120,11 +126,16 @@ class Turn:
         exchange.token_ids = list(latest.token_ids)
         exchange.shown, exchange.opening = latest.shown, list(latest.opening)
         exchange.stats = dict(latest.stats.to_dict())
+        if self.is_resumed:  # the answer is that of all runs, the prompt that of the first
+            for name, value in self._stats_before.items():
+                exchange.stats[name] = value + (exchange.stats[name] if name in _OF_ANSWER else 0)
+            exchange.stats.pop("decode_tokens_per_s", None)
         exchange.finish_reason = str(latest.finish_reason) if latest.finish_reason is not None else None
 
     def end(self, outcome: Outcome | None, now: float) -> None:
         """The answer is over."""
         answer = self.answer
+        answer.source = ["".join(answer.source)]  # thousands of short strings take ten times as much memory
         if answer.is_thinking:
             self._end_thinking(now)
         self.keep(outcome)
@@ -132,12 +143,13 @@ class Turn:
             self.exchange.finish_reason = str(FinishReason.CANCELLED)
         if outcome is not None:
             answer.settle_text(outcome.text)
-        answer.activity = "" if answer.has_thought else "The model said nothing."
+        silent = answer.body.is_empty and not answer.has_thought
+        answer.activity = "The model said nothing." if silent else ""
         self.stats = outcome.stats if outcome is not None else None
         reason = outcome.finish_reason if outcome is not None else None
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
-        answer.footer = footer_line(self.stats, reason)
+        answer.footer = footer_line(stats_of(self.exchange) if self.stats is not None else None, reason)
         answer.changed()
 
     def _end_thinking(self, now: float) -> None:

@@ -10,6 +10,14 @@ a leaf and is found by comparing rows.
 
 A block is free (in the free list), cached (nobody holds it, the index can find it) or held (in the tables of
 `refs` holders). A holder of a block holds all blocks before it, so evicting leaves first never breaks a path.
+
+Where room is needed, one cached leaf after the other is evicted by this rule:
+
+1. of the leaves off the path that `keep` named, the conversation in use, the one that was used longest ago;
+2. when there are none, the end of that path, but never for idle work.
+
+So other branches go before what the branches share, the conversation shrinks from its end, and the system prompt,
+where every path begins, goes last. Who finds too little computes it again.
 """
 
 import heapq
@@ -75,6 +83,8 @@ class BlockManager:
         self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
+        self._in_use: Sequence[Key] = ()
+        self._kept: set[int] | None = set()
 
     # -- figures
 
@@ -107,6 +117,14 @@ class BlockManager:
         path, partial, _ = self._find(keys)
         return path if partial is None else [*path, partial]
 
+    def keep(self, keys: Sequence[Key]) -> None:
+        """The path of `keys` is the conversation in use: evicted last, and by no idle work. It need not be present.
+
+        It takes the place of the path that was named before.
+        """
+        self._in_use = list(keys)
+        self._kept = None
+
     # -- the life of a table
 
     def match(self, keys: Sequence[Key]) -> int:
@@ -114,8 +132,8 @@ class BlockManager:
         path, partial, rows = self._find(keys)
         return len(path) * self.block_size + (rows if partial is not None else 0)
 
-    def open(self, keys: Sequence[Key]) -> tuple[BlockTable, list[RowCopy]]:
-        """A new table that holds the longest cached prefix of `keys`.
+    def open(self, keys: Sequence[Key], idle: bool = False) -> tuple[BlockTable, list[RowCopy]]:
+        """A new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
 
         The matching part of a block that goes on differently, or that somebody else may still write, is copied
         into a fresh block: do the copies returned before anything is written. Where no block can be had for
@@ -136,7 +154,7 @@ class BlockManager:
             return table, []
         self._hold(partial)
         try:
-            if not self._free and self._cached == 0:
+            if not self._has_room(1, idle):
                 return table, []
             copy = self._take(after=partial)
         finally:
@@ -145,13 +163,14 @@ class BlockManager:
         self.commit(table, source.keys[:rows])
         return table, [RowCopy(partial, copy, rows)]
 
-    def reserve(self, table: BlockTable, rows: int) -> None:
+    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
         """Make room for `rows` more rows in `table`, evicting cached blocks where needed.
 
-        Raises OutOfBlocksError, and changes nothing, when there is no room.
+        `idle`: nobody waits for them, so the conversation in use is left alone. Raises OutOfBlocksError, and changes
+        nothing, when there is no room.
         """
         missing = self.blocks_for(table.length + rows) - len(table.blocks)
-        if missing > len(self._free) + self._cached:
+        if not self._has_room(missing, idle):
             raise OutOfBlocksError
         for _ in range(missing):
             table.blocks.append(self._take(after=table.blocks[-1] if table.blocks else ROOT))
@@ -184,7 +203,7 @@ class BlockManager:
         Raises OutOfBlocksError, and changes nothing, when no block is left for the tail.
         """
         full, rest = divmod(table.length, self.block_size)
-        if rest and not self._free and self._cached == 0:
+        if rest and not self._has_room(1, idle=False):
             raise OutOfBlocksError
         twin = BlockTable(table.blocks[:full], full * self.block_size)
         for id in twin.blocks:
@@ -206,6 +225,7 @@ class BlockManager:
             self._release(id)
         table.blocks.clear()
         table.length = 0
+        self._kept = None  # some of them may be on the path that is kept
 
     def forget(self, keys: Sequence[Key], start: int) -> int:
         """Free the cached blocks on the path of `keys` that hold nothing before row `start`.
@@ -279,6 +299,18 @@ class BlockManager:
 
     # -- holding, releasing, evicting
 
+    def _has_room(self, blocks: int, idle: bool) -> bool:
+        if blocks <= len(self._free):
+            return True
+        spared = sum(self._blocks[id].refs == 0 for id in self._kept_blocks()) if idle else 0
+        return blocks <= len(self._free) + self._cached - spared
+
+    def _kept_blocks(self) -> set[int]:
+        """The blocks of the conversation in use, looked up when somebody needs room and they may have changed."""
+        if self._kept is None:
+            self._kept = set(self.path(self._in_use))
+        return self._kept
+
     def _hold(self, id: int) -> None:
         block = self._blocks[id]
         if block.refs == 0:
@@ -316,12 +348,23 @@ class BlockManager:
         return id
 
     def _free_one(self) -> None:
-        while True:
+        """Evict the leaf whose turn it is (see above). There must be one, or for idle work one off the kept path."""
+        kept = self._kept_blocks()
+        end_of_kept: Block | None = None  # a path has one leaf
+        while self._evictable:
             last_used, id = heapq.heappop(self._evictable)
             block = self._blocks[id]
-            if block.refs == 0 and block.keys and not block.children and block.last_used == last_used:
-                self._evict(block)
-                return
+            if block.refs or not block.keys or block.children or block.last_used != last_used:
+                continue  # that has changed since it was put there
+            if id in kept:
+                end_of_kept = block
+                continue
+            self._evict(block)
+            if end_of_kept is not None:
+                self._offer(end_of_kept)
+            return
+        assert end_of_kept is not None, "nothing can be evicted"
+        self._evict(end_of_kept)
 
     def _evict(self, block: Block) -> None:
         self._cached -= 1
@@ -336,6 +379,8 @@ class BlockManager:
             if block.parent != ROOT:
                 self._offer(self._blocks[block.parent])
         block.parent, block.keys, block.indexed = ROOT, [], False
+        if self._kept:
+            self._kept.discard(block.id)
         self._free.add(block.id)
         heapq.heappush(self._free_heap, block.id)
 
@@ -385,6 +430,9 @@ class BlockManager:
                 assert self._full.get((block.parent, tuple(block.keys))) == block.id
             for child in block.children:
                 assert block.refs or not self._blocks[child].refs, f"block {child} is held but not its parent"
+        assert not (self._kept or set()) & self._free, (
+            "a free block is taken for one of the conversation in use"
+        )
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
         assert len(self._full) == sum(block.indexed for block in self._blocks), "the index has stale entries"
 

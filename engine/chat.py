@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from threading import Thread
+from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from engine.errors import ContextFullError, EngineError
@@ -184,10 +185,19 @@ class Chat:
         """Warm the history as the next turn will see it, in idle time. Returns at once unless told to `wait`."""
         self._idle.warm(self.turns, self._history.rows(self.turns), wait)
 
-    def prepare(self, draft: str, wait: bool = False) -> None:
-        """Warm a message that is still being typed, up to the last token that typing on cannot change."""
+    def prepare(self, draft: str, wait: bool = False, params: SamplingParams | None = None) -> None:
+        """Warm a message that is still being typed, up to the last token that typing on cannot change.
+
+        With `params`, those of the next `send`, it is warmed as if Enter came now, and the first token of the answer
+        is drawn: where Enter does come then, the answer is there at once. Typing on costs the tokens of the glue.
+        """
         if not draft.strip():
             return self.settle(wait)
+        if params is not None and not params.stop and params.max_tokens != 1:
+            rows = self._history.prompt(self.turns, draft, self._thinking)
+            if not rows.masked_until:
+                output = self._engine.output(params, self._format.inside(self._thinking))
+                return self._idle.draw(self._asked(self.turns, draft, params), rows, params, output, wait)
         # The draft itself comes last: what a message was tokenised to is remembered until the next one.
         typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
         tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
@@ -228,11 +238,14 @@ class Chat:
         self, before: list[Turn], text: str, params: SamplingParams | None, unfinished: Turn | None = None
     ) -> Iterator[TokenEvent]:
         """Answer `text`, or go on with the `unfinished` turn that did."""
-        self._idle.stop()
+        params = params or self._engine.default_params()
+        if unfinished is not None:
+            self._idle.stop()
+        elif (begun := self._begun(before, text, params)) is not None:
+            sequence, turn, events, figures = begun
+            return (yield from self._run(before, turn, sequence, events, figures))
         for exact in (False, False, True):
-            sequence, turn = self._start(
-                before, text, params or self._engine.default_params(), exact, unfinished
-            )
+            sequence, turn = self._start(before, text, params, exact, unfinished)
             given = sequence.earlier
             try:
                 return (yield from self._run(before, turn, sequence))
@@ -249,12 +262,17 @@ class Chat:
         """Queue the prompt; rows of masked turns that were evicted are computed again first."""
         think = self._thinking if unfinished is None else self._thinking_of(unfinished)
         rows = self._history.prompt(before, text, think, exact)
-        if rows.masked_until and not self._history.restore(before, self._follow):
+        earlier = [] if unfinished is None else unfinished.answer.token_ids
+        if rows.masked_until and (
+            rows.next_position + len(earlier) >= self._engine.max_positions
+            or not self._history.restore(before, self._follow)
+        ):
             rows = self._history.prompt(before, text, think, exact=True)
+        self._engine.keep(rows)
         turn = Turn(text, Answer(), self._format.opening(think))
         output = self._engine.output(params, inside_think=self._format.inside(think))
         if unfinished is not None:
-            earlier = turn.answer.token_ids = list(unfinished.answer.token_ids)
+            turn.answer.token_ids = list(earlier)
             for event in output.replay(earlier):
                 turn.answer.add(event.text, event.kind)
             rows.extend(earlier)
@@ -262,6 +280,29 @@ class Chat:
                 params = replace(params, max_tokens=params.max_tokens + len(earlier))
         self._check_room(len(rows) + 1, unfinished is not None)
         return self._engine.start(rows, params, output, turn.answer.token_ids), turn
+
+    def _asked(self, before: list[Turn], text: str, params: SamplingParams) -> object:
+        """All that an answer depends on."""
+        return list(before), text, params, self._thinking, self.system, self.think_cache
+
+    def _begun(
+        self, before: list[Turn], text: str, params: SamplingParams
+    ) -> tuple[Sequence, Turn, list[TokenEvent], TurnStats] | None:
+        """Go on from the first token where `prepare` has drawn it: the sequence, its turn, that token, its figures."""
+        began = perf_counter()
+        taken = self._idle.take(self._asked(before, text, params), self._follow)
+        if taken is None:
+            return None
+        drawn, left = taken
+        output = self._engine.output(params, self._format.inside(self._thinking))
+        events = output.replay(drawn.generated)
+        sequence = self._engine.start(drawn.rows, params, output, drawn.generated)
+        waited = perf_counter() - began
+        present = drawn.prompt_tokens - left
+        stats = replace(
+            drawn.stats(), cached_tokens=present, prefilled_tokens=left, ttft_s=waited, prefill_s=waited
+        )
+        return sequence, Turn(text, Answer(), self._format.opening(self._thinking)), events, stats
 
     def _check_room(self, needed: int, goes_on: bool) -> None:
         available = self._engine.context_length
@@ -282,10 +323,20 @@ class Chat:
             available=available,
         )
 
-    def _run(self, before: list[Turn], turn: Turn, sequence: Sequence) -> Iterator[TokenEvent]:
-        answer, given = turn.answer, sequence.earlier
-        first: TurnStats | None = None  # of the thinking, where that was ended by `answer_now`
-        closing: list[TokenEvent] = []
+    def _run(
+        self,
+        before: list[Turn],
+        turn: Turn,
+        sequence: Sequence,
+        closing: Iterable[TokenEvent] = (),
+        first: TurnStats | None = None,
+    ) -> Iterator[TokenEvent]:
+        """The events of a sequence: first the `closing` ones, of tokens that it began with and that are new.
+
+        `first` are the figures of these, or of the thinking where that was ended by `answer_now`.
+        """
+        answer = turn.answer
+        given = len(answer.token_ids)
         began = False
 
         def taken(event: TokenEvent) -> TokenEvent:
@@ -308,8 +359,12 @@ class Chat:
                     return
                 if sequence.finish_reason is not FinishReason.CANCELLED:
                     return  # it had ended before
+                hurried = self._hurry(sequence)
+                if hurried is None:
+                    sequence.finish_reason = FinishReason.CONTEXT_FULL
+                    return
                 first = joined(first, sequence.stats())
-                sequence, closing = self._hurry(sequence)
+                sequence, closing = hurried
         finally:
             self._engine.cancel(sequence)
             finish = (before, turn, sequence, given, first)
@@ -318,10 +373,10 @@ class Chat:
             else:
                 self._finish(*finish)
 
-    def _hurry(self, thinking: Sequence) -> tuple[Sequence, list[TokenEvent]]:
+    def _hurry(self, thinking: Sequence) -> tuple[Sequence, list[TokenEvent]] | None:
         """Go on from a sequence that was ended in its thinking: its tokens, those that close the span, the answer.
 
-        Returns the new sequence and the events of the tokens that were put in.
+        Returns the new sequence and the events of the tokens that were put in; None when these have no room.
         """
         assert thinking.output is not None
         assert thinking.params is not None
@@ -335,6 +390,8 @@ class Chat:
         events = output.replay(closing)
         rows = thinking.rows.copy()
         rows.extend(closing)
+        if len(rows) >= self._engine.context_length or rows.next_position >= self._engine.max_positions:
+            return None
         if params.max_tokens is not None:
             params = replace(params, max_tokens=params.max_tokens + len(closing))
         return self._engine.start(rows, params, output, said + closing), events
@@ -391,7 +448,10 @@ class Chat:
                 return Turn(turn.user, answer, list(turn.opening))
         ids = self._format.answer_ids(turn.answer.text)
         reason = turn.answer.finish_reason or FinishReason.CANCELLED
-        return Turn(turn.user, replace(turn.answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason))
+        answer = replace(turn.answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason)
+        ours = any(turn.opening == self._format.opening(think) for think in (None, False, True))
+        # Stopped before its first token: nothing of it is in the history, but it may yet go on from its prompt.
+        return Turn(turn.user, answer, list(turn.opening) if ours and not ids else [])
 
     def _recovered(self, cut: Answer, turn: Turn) -> Answer:
         """An answer that was cut off by a crash, as far as its tokens go."""

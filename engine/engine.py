@@ -1,8 +1,6 @@
 """The engine: owns the pieces, and says what the loop thread does with them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from time import perf_counter
 from typing import Any, TypeVar
 
 import torch
@@ -11,12 +9,12 @@ from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
 from engine.bandwidth import known_bandwidth
 from engine.block_map import BlockMap, block_map
-from engine.blocks import BlockManager, Key, OutOfBlocksError
+from engine.blocks import BlockManager, Key
 from engine.chat import Chat, Think, ThinkCache
 from engine.decode import Lane
 from engine.device import FULL_SPEED, available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
-from engine.events import Figures, FinishReason, TokenEvent
+from engine.events import Figures, TokenEvent
 from engine.kv_cache import KVCache
 from engine.loop import Loop
 from engine.memory import (
@@ -32,9 +30,9 @@ from engine.params import SamplingParams
 from engine.reasoning import ThinkTracker
 from engine.rows import Rows
 from engine.runner import Runner
-from engine.sampler import SamplerState, sample
-from engine.scheduler import MaskedRowsEvictedError, Scheduler, Step
+from engine.scheduler import MaskedRowsEvictedError, Scheduler
 from engine.sequence import Priority, Sequence
+from engine.stepper import Stepper, explain
 from models.decoder import DecoderModel
 from models.load import load_model
 from models.progress import OnProgress, Progress
@@ -44,8 +42,6 @@ from models.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
-IDLE_SECONDS = 0.05
-"""An idle chunk takes about this long: the most that a person waits for idle work to give way."""
 
 
 class Engine:
@@ -140,8 +136,24 @@ class Engine:
                 )
             if self._lane is not None and self._lane.problem is not None:
                 self._notes += (f"CUDA graphs are off, decoding is slower ({self._lane.problem}).",)
+        self._stepper = Stepper(
+            device,
+            tokenizer.stop_ids,
+            self.context_length,
+            self.max_positions,
+            self._scheduler,
+            self._blocks,
+            self._cache,
+            self._runner,
+            self._lane,
+        )
         self._loop = loop
-        loop.work(lambda: self._scheduler.has_work, self._step, self._end)
+        # Not the stepper's own methods: the loop outlives it (see `close`).
+        loop.work(
+            lambda: self._scheduler.has_work,
+            lambda: self._stepper.step(),
+            lambda error: self._stepper.end(error),
+        )
 
     @classmethod
     def load(
@@ -301,7 +313,7 @@ class Engine:
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
         self._loop.close()
-        for owner_of_memory in ("_cache", "_runner", "_backend", "_lane"):
+        for owner_of_memory in ("_cache", "_runner", "_backend", "_lane", "_stepper"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what Chat uses
@@ -372,6 +384,10 @@ class Engine:
             raise sequence.error
         return sequence.prompt_tokens - sequence.cached_tokens
 
+    def keep(self, rows: Rows) -> None:
+        """The conversation in use has these rows: they are evicted last, and by no idle work. Returns at once."""
+        self._loop.post(lambda: self._blocks.keep(rows.keys))
+
     def cached_rows(self, rows: Rows) -> int:
         """How many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
@@ -393,185 +409,31 @@ class Engine:
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
+            idle = priority is Priority.IDLE
+            if not idle:
+                self.keep(rows)  # until they have moved, whatever idle work there is
             self.warm_rows(rows, follow, priority)
             try:
-                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep))
+                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep, idle))
             except (RuntimeError, MemoryError) as error:
-                raise _explain(error) from error
+                raise explain(error) from error
         return hidden
 
-    # -- the loop thread
+    # -- how it is done
 
-    def _step(self) -> None:
-        if self._lane is not None and self._lane.sequence is not None:
-            self._decode(self._lane, self._lane.sequence)
-            self._report_finished()
-            return
-        step, copied, failed = Step(), False, False
-        try:
-            step = self._scheduler.next_step()
-            self._report_finished()
-            self._cache.copy_blocks(step.copies)
-            copied = True
-            if step.chunks:
-                self._run(step)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
-            failed = True
-            ended = [chunk.sequence for chunk in step.chunks]
-            if not copied:
-                ended = [*self._scheduler.waiting, *self._scheduler.running]
-            for sequence in ended:
-                self._scheduler.finish(sequence, None, _explain(error))
-            if not copied:  # the index promises rows that were never copied
-                self._blocks.evict_all()
-        if failed:
-            self._give_memory_back()
-        self._report_finished()
-
-    def _decode(self, lane: Lane, sequence: Sequence) -> None:
-        """One token of the sequence in the lane: launch the step after it, then read it."""
-        failed = False
-        try:
-            if sequence.cancelled:
-                self._scheduler.finish(sequence, FinishReason.CANCELLED)
-            else:
-                ahead = self._can_go_on(sequence) and self._launch(lane, sequence)
-                self._take(sequence, lane.read())
-                if sequence.table is not None and ahead:
-                    self._blocks.commit(sequence.table, sequence.rows.keys[-1:])
-                if sequence.finish_reason is None and ahead:
-                    return
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
-            failed = True
-            self._scheduler.finish(sequence, None, _explain(error))
-        lane.sequence = None
-        if failed:
-            self._give_memory_back()
-
-    def _can_go_on(self, sequence: Sequence) -> bool:
-        """Whether another step may follow the token that is not read yet, and nobody else wants to run."""
-        assert sequence.params is not None
-        rows = sequence.rows
-        others = [*self._scheduler.waiting, *self._scheduler.running]
-        return (
-            len(sequence.generated) + 1 != sequence.params.max_tokens
-            and len(rows) + 1 < self.context_length
-            and rows.next_position + 1 < self.max_positions
-            and not any(s.priority is Priority.PERSON for s in others if s is not sequence)
-        )
-
-    def _launch(self, lane: Lane, sequence: Sequence) -> bool:
-        """Launch the step of the token that is not read yet. False where there is no block for its row."""
-        assert sequence.table is not None
-        try:
-            self._blocks.reserve(sequence.table, 1)
-        except OutOfBlocksError:
-            return False
-        lane.launch(len(sequence.rows), sequence.table.blocks)
-        return True
-
-    def _give_memory_back(self) -> None:
-        # After the except block: until then the error's frames hold what was being computed.
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _run(self, step: Step) -> None:
-        began = perf_counter()
-        logits = self._runner.run(step.chunks)
-        self._scheduler.done(step)
-        sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
-        if self._lane is not None and len(sampling) == 1 and sampling[0].table is not None:
-            sequence = sampling[0]
-            rows = sequence.rows
-            assert sequence.table is not None
-            self._lane.begin(sequence, logits[0], len(rows), rows.next_position, sequence.table.blocks)
-        else:
-            for sequence, row in zip(sampling, logits, strict=True):
-                self._take(sequence, self._sample(sequence, row))
-        if step.chunks[0].sequence.priority is Priority.IDLE:
-            rows_done = sum(chunk.count for chunk in step.chunks)
-            affordable = int(rows_done * IDLE_SECONDS / max(perf_counter() - began, 1e-6))
-            # Grow slowly, shrink at once: a chunk must not overshoot because the one before was tiny.
-            self._scheduler.idle_chunk = max(8, min(affordable, 2 * rows_done, self._scheduler.max_chunk))
-
-    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
-        """The next token; -1 where the logits are not numbers."""
-        if self._lane is not None:
-            return self._lane.sample(sequence, logits)
-        assert sequence.params is not None
-        if sequence.sampler is None:
-            sequence.sampler = SamplerState.create(
-                sequence.params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
-            )
-        if not torch.isfinite(logits.max()):
-            return -1
-        token_id = int(sample(logits, sequence.sampler))
-        sequence.sampler.note(token_id)
-        return token_id
-
-    def _take(self, sequence: Sequence, token_id: int) -> None:
-        """What a new token means for its sequence: text, events, whether it goes on."""
-        params, output = sequence.params, sequence.output
-        assert params is not None
-        assert output is not None
-        if token_id < 0:
-            raise EngineError(
-                "The model's output is not a number; its weights are damaged, or the dtype is too narrow for it: "
-                "try --dtype float32."
-            )
-        sequence.last_token = perf_counter()
-        sequence.first_token = sequence.first_token or sequence.last_token
-        sequence.generated.append(token_id)
-        sequence.rows.append(token_id)
-        reason = None
-        if token_id in self.tokenizer.stop_ids:
-            event, reason = output.end(token_id), FinishReason.EOS
-        else:
-            event = output.push(token_id)
-            if output.stopped:
-                reason = FinishReason.STOP
-            elif len(sequence.generated) == params.max_tokens:
-                reason = FinishReason.LENGTH
-            elif (
-                len(sequence.rows) >= self.context_length or sequence.rows.next_position >= self.max_positions
-            ):
-                reason = FinishReason.CONTEXT_FULL
-            if reason is not None:
-                event = replace(event, text=event.text + output.flush())
-        sequence.events.put(event)
-        if reason is not None:
-            self._scheduler.finish(sequence, reason)
-
-    def _report_finished(self) -> None:
-        for sequence in self._scheduler.finished:
-            self._report(sequence)
-        self._scheduler.finished.clear()
-
-    def _report(self, sequence: Sequence) -> None:
-        if sequence.output is not None:
-            sequence.tail = sequence.output.flush()
-        sequence.finished.set()
-        sequence.events.put(None)
-
-    def _end(self, error: EngineError | None) -> None:
-        # Nothing of the scheduler or the blocks is needed any more, and they may be what failed.
-        scheduler = self._scheduler
-        for sequence in [*scheduler.waiting, *scheduler.running, *scheduler.finished]:
-            sequence.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
-            sequence.error = sequence.error or error
-            self._report(sequence)
-
-    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool) -> None:
-        source, copies = self._blocks.open(rows.keys)
+    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep: bool, idle: bool) -> None:
+        if self._blocks.match(hidden.keys) == len(hidden):
+            return  # idle work that was at the same turn has done it meanwhile
+        source, copies = self._blocks.open(rows.keys, idle)
         try:
             self._cache.copy_blocks(copies)
             if source.length < len(rows):
                 raise MaskedRowsEvictedError("masked rows were evicted")
-            target, copies = self._blocks.open(hidden.keys)
+            target, copies = self._blocks.open(hidden.keys, idle)
             try:
                 self._cache.copy_blocks(copies)
                 first = target.length
-                self._blocks.reserve(target, len(hidden) - first)
+                self._scheduler.reserve(target, len(hidden) - first, idle)
                 shift = end - start
                 if first < len(hidden):
                     self._cache.copy_rows(
@@ -604,15 +466,3 @@ class Engine:
 
 def _one_line(error: Exception) -> str:
     return (str(error).splitlines() or [repr(error)])[0][:200]
-
-
-def _explain(error: Exception) -> EngineError:
-    """One line for people. The engine lives on: the step was not noted, its blocks are given back."""
-    if is_out_of_memory(error):
-        return EngineError(
-            "Out of memory while computing; the chat goes on. Close programs or use a smaller --context."
-        )
-    if isinstance(error, EngineError):
-        return error
-    text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
-    return EngineError(f"The computation failed ({text[:200]}); the chat goes on. Try again.")

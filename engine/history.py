@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 from engine.blocks import OutOfBlocksError
 from engine.errors import EngineError
+from engine.events import FinishReason
+from engine.output import Output
+from engine.params import SamplingParams
 from engine.prompt import PromptFormat
 from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError
@@ -117,6 +120,8 @@ class _Task:
 
     sequence: Sequence | None = None
     cancelled: bool = False
+    asked: object = None
+    """What the first token was drawn for, with which sampling; None where rows are only warmed."""
 
 
 class IdleWork:
@@ -133,6 +138,7 @@ class IdleWork:
         engine = self._engine
         if not rows or len(rows) > engine.context_length:
             return
+        engine.keep(rows)
         task = self._task = _Task()
         if rows.masked_until and engine.cached_rows(rows) < rows.masked_until:
             # One masked turn after the other: somebody has to wait for each.
@@ -146,6 +152,45 @@ class IdleWork:
         engine.submit(sequence)
         if wait:
             engine.wait(sequence)
+
+    def draw(self, asked: object, rows: Rows, params: SamplingParams, output: Output, wait: bool) -> None:
+        """Make the prompt `rows` present and draw the first token of its answer, for `take` with the same `asked`.
+
+        Returns at once unless told to `wait`. For prompts without masked turns.
+        """
+        task = self._task
+        if task.asked == asked and not task.cancelled:
+            if wait and task.sequence is not None:
+                self._engine.wait(task.sequence)
+            return
+        self.stop()
+        engine = self._engine
+        if len(rows) + 1 >= engine.context_length or rows.next_position + 1 >= engine.max_positions:
+            return
+        engine.keep(rows)
+        sequence = Sequence(rows, Priority.IDLE, replace(params, max_tokens=1), output)
+        self._task = _Task(sequence, asked=asked)
+        engine.submit(sequence)
+        if wait:
+            engine.wait(sequence)
+
+    def take(self, asked: object, follow: "Follow") -> tuple[Sequence, int] | None:
+        """What was drawn for `asked`, and how many rows were not there yet: a person waits for these now.
+
+        None when it is not there; then idle work has ended, as with `stop`.
+        """
+        task, sequence = self._task, self._task.sequence
+        if sequence is None or task.cancelled or task.asked is None or task.asked != asked:
+            self.stop()
+            return None
+        self._task = _Task()
+        sequence.priority = Priority.PERSON
+        left = 0 if sequence.finished.is_set() else sequence.prompt_tokens - sequence.computed
+        follow(sequence)
+        self._engine.wait(sequence)
+        if sequence.finish_reason is not FinishReason.LENGTH or sequence.error is not None:
+            return None  # cancelled, or the answer ends with its first token: rare enough to go the usual way
+        return sequence, left
 
     def stop(self) -> None:
         """End the work within one step. Returns at once."""

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from engine.blocks import BlockManager, OutOfBlocksError, RowCopy
+from engine.blocks import BlockManager, BlockTable, OutOfBlocksError, RowCopy
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.sequence import Priority, Sequence, Status
@@ -41,7 +41,9 @@ class Scheduler:
     """People first: idle work runs only while no person waits for anything, in chunks short enough to give way.
 
     A sequence waits, runs (it holds a block table) and finishes. Where blocks run out, idle work ends. A person's
-    sequence sends idle work back to waiting, then the youngest that runs; what it had computed stays as cache.
+    sequence first takes what idle work may have too, then sends idle work back to waiting, then takes what the
+    conversation in use has cached beyond the sequence's own blocks, then sends back the youngest that runs. What a
+    sequence that is sent back had computed stays as cache.
     """
 
     blocks: BlockManager
@@ -110,11 +112,28 @@ class Scheduler:
             if table is not None:
                 self.blocks.commit(table, chunk.sequence.rows.keys[chunk.start : chunk.start + chunk.count])
 
+    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
+        """Make room for `rows` more rows in a table; unless it is `idle` itself, idle work may have to wait for that.
+
+        Raises OutOfBlocksError when there is no room.
+        """
+        while True:
+            others = [s for s in self.running if s.priority is Priority.IDLE and s.table is not table]
+            try:
+                self.blocks.reserve(table, rows, idle or bool(others))
+                return
+            except OutOfBlocksError:
+                if idle or not others:
+                    raise
+                self._send_back(others[-1])
+
     def _admit(self, level: Priority, step: Step) -> None:
         for sequence in [s for s in self.waiting if s.priority is level]:
             keys = sequence.rows.keys
             # The last row of a prompt is always computed: its logits are needed.
-            table, copies = self.blocks.open(keys[:-1] if sequence.params is not None else keys)
+            table, copies = self.blocks.open(
+                keys[:-1] if sequence.params is not None else keys, level is Priority.IDLE
+            )
             sequence.table = table
             sequence.status = Status.RUNNING
             self.waiting.remove(sequence)
@@ -132,22 +151,16 @@ class Scheduler:
         assert sequence.table is not None
         while True:
             try:
-                self.blocks.reserve(sequence.table, rows)
+                self.reserve(sequence.table, rows, sequence.priority is Priority.IDLE)
+                return True
             except OutOfBlocksError:
-                others = [s for s in self.running if s is not sequence]
-                idle = [s for s in others if s.priority is Priority.IDLE]
-                if sequence.priority is Priority.IDLE or not others:
+                if sequence.priority is Priority.IDLE or self.running == [sequence]:
                     self.finish(sequence, FinishReason.CONTEXT_FULL)
                     return False
-                if idle:
-                    self._send_back(idle[-1])
-                elif self.running[-1] is sequence:
-                    self._send_back(sequence)
+                youngest = self.running[-1]
+                self._send_back(youngest)
+                if youngest is sequence:
                     return False
-                else:
-                    self._send_back(self.running[-1])
-            else:
-                return True
 
     def _send_back(self, sequence: Sequence) -> None:
         self._release(sequence)

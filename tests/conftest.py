@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from models import catalogue
 from models.errors import ModelError
@@ -12,6 +13,10 @@ from models.errors import ModelError
 if not torch.cuda.is_available():
     # Triton's kernels run in its interpreter; it asks for this when it is imported, and nothing above imports it.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

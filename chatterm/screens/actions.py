@@ -91,7 +91,11 @@ class ChatActions(MessageActions, SessionActions):
         app = self.screen.app
         assert isinstance(app, LookApp)
         if not name:
-            self.screen.say(f"Theme: {app.chosen_theme}. There are {', '.join(theme_names())}.")
+            names = ", ".join(theme_names())
+            keep = f"chatterm config set screen.theme {app.chosen_theme}"
+            self.screen.say(
+                f"Theme: {app.chosen_theme}. There are {names}.\n`{keep}` keeps it for the next time."
+            )
         elif note := app.use_theme(name):
             self.screen.say(note)
 

@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
 from chatterm import clipboard, worker
-from chatterm.backend import Backend, DraftCost, EngineError, ModelInfo, Progress
+from chatterm.backend import Backend, DraftCost, ModelInfo, Progress
 from chatterm.commands import COMMANDS, Command, is_command
 from chatterm.conversation import Conversation
 from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
@@ -22,8 +22,9 @@ from chatterm.figures import Live, Watch, new_notes
 from chatterm.garbage import collect_now, collect_rarely
 from chatterm.keeper import Keeper
 from chatterm.reports import THINKING
-from chatterm.sanitize import one_line
+from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
+from chatterm.screens.parts import problem_text
 from chatterm.screens.writing import Writing
 from chatterm.settings import Settings
 from chatterm.turn import live_figures
@@ -48,10 +49,12 @@ _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
 _AGAIN = 3.0
 """Seconds in which a second Ctrl+C quits."""
-_REST = 2.0
+_REST = 1.0
 """Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
 _PAUSE = 0.6
-"""Seconds without a key after which a draft is warmed."""
+"""Seconds without a key after which it is said what a draft will cost."""
+_WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
+"""Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
 
 
 def command_bindings() -> list[BindingType]:
@@ -105,6 +108,8 @@ class ChatScreen(Screen[None]):
         self._paint_after = 0.0
         self._figures_after = 0.0
         self._draft_at: float | None = None
+        self._warm_at: float | None = None
+        self._warm_latest = 0.0
         self._problem = ""
         self._noted: set[str] = set()
 
@@ -183,21 +188,18 @@ class ChatScreen(Screen[None]):
 
         async def go() -> None:
             try:
-                value = await asyncio.to_thread(work)
-                then(value)
-            except EngineError as error:
-                self.say(str(error), "error")
-            except OSError as error:
-                self.say(one_line(f"{error.strerror or error}: {error.filename or ''}"), "error")
+                then(await asyncio.to_thread(work))
+            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
+                self.say(problem_text(error), "error")
 
-        self.run_worker(go(), exit_on_error=True)
+        self.run_worker(go())
 
     def attempt(self, action: Callable[[], None]) -> None:
         """Do something; what cannot be done is said."""
         try:
             action()
-        except EngineError as error:
-            self.say(str(error), "error")
+        except Exception as error:  # noqa: BLE001 (as above)
+            self.say(problem_text(error), "error")
 
     def switch_model(self, name: str) -> None:
         self.conversation.stop()
@@ -212,9 +214,12 @@ class ChatScreen(Screen[None]):
         if self._hint_until and now > self._hint_until:
             self._hint_until = 0.0
             self.show_standing_hint()
+        if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
+            self._warm_at = None
+            self._prepare(worker.Prepare)
         if self._draft_at is not None and now > self._draft_at:
             self._draft_at = None
-            self._prepare()
+            self._prepare(worker.Count)
         reports = self.worker_thread.take()
         turn = self.conversation.turn
         if self.keeper.problem != self._problem:
@@ -343,7 +348,7 @@ class ChatScreen(Screen[None]):
         self.transcript.display = True
 
     def give_back(self, text: str) -> None:
-        self.composer.put_back(text)
+        self.composer.put_back(cleaned(text))
 
     def hint(self, text: str, seconds: float) -> None:
         """Say something below the composer for a moment."""
@@ -413,14 +418,19 @@ class ChatScreen(Screen[None]):
         if self._cost is not None:  # it was that of another text
             self._cost = None
             self._show_live(monotonic())
-        self._draft_at = monotonic() + _PAUSE if text.strip() and not is_command(text) else None
+        if not text.strip() or is_command(text):
+            self._draft_at = self._warm_at = None
+            return
+        now = monotonic()
+        self._draft_at = now + _PAUSE
+        if self._settings.composer.prepare_drafts and not self.writing.is_editing:
+            if self._warm_at is None:
+                self._warm_latest = now + _WARM_LATEST
+            self._warm_at = now + _WARM_PAUSE
 
-    def _prepare(self) -> None:
+    def _prepare(self, job: type[worker.Prepare | worker.Count]) -> None:
         if self.conversation.turn is None and self.info is not None and not self.is_loading:
-            text = self.composer.sending_text
-            if self._settings.composer.prepare_drafts and not self.writing.is_editing:
-                self.submit(worker.Prepare(text))
-            self.submit(worker.Count(text))
+            self.submit(job(self.composer.sending_text))
 
     @on(Completion.Chosen)
     def _clicked(self, message: Completion.Chosen) -> None:
@@ -462,7 +472,7 @@ class ChatScreen(Screen[None]):
         elif self.writing.give_up():
             pass
         elif self.is_loading:
-            self.hint("/stop leaves the model unloaded; Esc alone does not.", 3.0)
+            self.hint("Loading goes on; /stop ends it.", 3.0)
         else:
             self.clear_selection()
 

@@ -1,9 +1,11 @@
 """What the commands of the chat screen share."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chatterm.backend import EngineError
-from chatterm.entries import AnswerEntry, Entry, UserEntry
+from chatterm.backend import EngineError, ModelError
+from chatterm.entries import AnswerEntry, Entry
+from chatterm.sanitize import one_line
 from chatterm.sessions.records import Exchange
 
 if TYPE_CHECKING:
@@ -12,6 +14,25 @@ if TYPE_CHECKING:
     from chatterm.widgets.transcript import Transcript
 
 LOADING = "The model is still loading."
+
+
+def problem_text(error: Exception) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, EngineError | ModelError):
+        return one_line(str(error))
+    if isinstance(error, OSError):
+        return one_line(f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + ".")
+    return one_line(f"An unexpected error: {type(error).__name__}: {error}. The chat goes on.", limit=300)
+
+
+def file_path(text: str) -> Path:
+    """A path as a person writes it, also with ~ and in quotes. Raises EngineError for the home of nobody."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise EngineError(f"{text.split('/')[0]} is nobody's home here; write the whole path.") from None
 
 
 class ScreenPart:
@@ -55,6 +76,3 @@ class ScreenPart:
 
     def answer_of(self, exchange: Exchange) -> AnswerEntry:
         return self.conversation.entries_of(exchange)[1]
-
-    def message_of(self, exchange: Exchange) -> UserEntry:
-        return self.conversation.entries_of(exchange)[0]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from chatterm import worker
 from chatterm.backend import EngineError
-from chatterm.screens.parts import ScreenPart
+from chatterm.sanitize import cleaned
+from chatterm.screens.parts import ScreenPart, file_path
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import given_title, pick, title_of
 from chatterm.sessions.tree import Tree
@@ -44,7 +45,7 @@ class SessionActions(ScreenPart):
         store = screen.keeper.store
         if store is None:
             return
-        screen.in_thread(store.prompts, screen.composer.load_history)
+        screen.in_thread(lambda: list(map(cleaned, store.prompts())), screen.composer.load_history)
         if session is not None:
             screen.in_thread(partial(store.load, session), lambda found: self.show_session(session, *found))
         else:
@@ -113,24 +114,23 @@ class SessionActions(ScreenPart):
         if not self.conversation.path:
             raise EngineError("There is nothing to export yet.")
         info, tree = self.session_info(), self.conversation.tree
-        form = chosen or (format_of(Path(target)) if target else "md")
-        path = Path(target or file_name(info, form)).expanduser()
+        place = file_path(target) if target else None
+        form = chosen or (format_of(place) if place else "md")
+        path = place or Path(file_name(info, form))
 
         def write() -> Path:
-            place = path
-            number = 2
-            while not target and place.exists():  # a name of our own choice gives way
-                place = path.with_stem(f"{path.stem}-{number}")
-                number += 1
-            write_export(place, exported(info, tree, form))
-            return place.absolute()
+            free, number = path, 2
+            while not target and free.exists():  # a name of our own choice gives way
+                free, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+            write_export(free, exported(info, tree, form))
+            return free.absolute()
 
-        self.screen.in_thread(write, lambda place: self.screen.say(f"Written to {place}."))
+        self.screen.in_thread(write, lambda written: self.screen.say(f"Written to {written}."))
 
     def import_session(self, path: str) -> None:
         from chatterm.sessions.export import read_import
 
-        self.screen.in_thread(partial(read_import, Path(path).expanduser()), self._imported)
+        self.screen.in_thread(partial(read_import, file_path(path)), self._imported)
 
     def _imported(self, found: tuple[SessionInfo, Tree]) -> None:
         info, tree = found

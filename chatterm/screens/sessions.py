@@ -53,7 +53,7 @@ class SessionPicker(ModalScreen[str | None]):
     SessionPicker Input, SessionPicker Input:focus {
         border: none; height: 1; padding: 0; margin: 1 0; background: $panel; color: $foreground;
     }
-    SessionPicker SessionList { height: auto; max-height: 70vh; }
+    SessionPicker SessionList { height: auto; }
     SessionPicker Note { height: auto; }
     SessionPicker #session-note { display: none; margin-top: 1; }
     SessionPicker #session-foot { margin-top: 1; }
@@ -81,6 +81,10 @@ class SessionPicker(ModalScreen[str | None]):
         self._list = self.query_one(SessionList)
         self._show_mode()
         self._look(0.0)
+
+    def on_resize(self, event: events.Resize) -> None:
+        # All but the list takes 10 lines at most; what does not fit is scrolled to.
+        self._list.styles.max_height = max(event.size.height * 9 // 10 - 10, 1)
 
     # --- searching ---
 

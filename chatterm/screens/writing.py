@@ -3,6 +3,7 @@
 from functools import partial
 
 from chatterm.commands import Command, is_command, parse
+from chatterm.sanitize import cleaned
 from chatterm.screens.parts import ScreenPart
 from chatterm.sessions.records import Exchange
 
@@ -63,7 +64,7 @@ class Writing(ScreenPart):
         self._shelve()
         self._editing = exchange
         self.screen.back_to_composer()
-        self.screen.composer.put(exchange.user)
+        self.screen.composer.put(cleaned(exchange.user))
 
     def end_edit(self) -> None:
         if self._editing is not None:
@@ -95,7 +96,7 @@ class Writing(ScreenPart):
     def show_draft(self, draft: str) -> None:
         """What was being written when the program ended."""
         if draft and not self.screen.composer.text:
-            self.screen.composer.put(draft)
+            self.screen.composer.put(cleaned(draft))
 
     def _shelve(self) -> None:
         text = self.screen.composer.full_text

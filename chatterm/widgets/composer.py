@@ -125,11 +125,18 @@ class Composer(FoldingArea):
     # --- keys ---
 
     async def _on_key(self, event: events.Key) -> None:
-        if self._used(event.key):
+        if self._used(event.key) or await self._acted(event.key):
             event.stop()
             event.prevent_default()
         else:
             await super()._on_key(event)
+
+    async def _acted(self, key: str) -> bool:
+        """Do what a key is bound to at once. Left to bubble it would come after letters that were typed after it."""
+        for binding in self._bindings.key_to_bindings.get(key, []):
+            if await self.app.run_action(binding.action, self):
+                return True
+        return False
 
     def _used(self, key: str) -> bool:
         """Do what `key` means here, if anything."""

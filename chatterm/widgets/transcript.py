@@ -112,10 +112,6 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.entries += entries
         self._reflow()
 
-    def insert_after(self, place: Entry, entry: Entry) -> None:
-        self.entries.insert(self.entries.index(place) + 1, entry)
-        self._reflow()
-
     def drop(self, *entries: Entry) -> None:
         self.entries = [entry for entry in self.entries if entry not in entries]
         self._reflow()

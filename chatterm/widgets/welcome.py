@@ -1,14 +1,18 @@
 """What stands where the conversation will be."""
 
+from chatterm.commands import COMMANDS
 from chatterm.figures import Live, meter, progress_parts
 from chatterm.markdown.lines import Line, wrap
 from chatterm.widgets.canvas import Canvas
 
+_KEY_OF = {command.name: command.key for command in COMMANDS}
 _KEYS = (
     ("Enter", "send"),
     ("Ctrl+J", "new line (Shift+Enter where the terminal knows it)"),
     ("Esc", "stop the answer; what was said stays"),
     ("/", "commands"),
+    (_KEY_OF["sessions"], "earlier conversations"),
+    (_KEY_OF["help"], "all commands and keys"),
     ("Ctrl+C", "stop; twice to quit"),
 )
 

@@ -29,7 +29,7 @@ async def test_a_question_and_its_answer() -> None:
         await driver.types("Capital?")
         await driver.pilot.press("enter")
         await driver.idle()
-        assert backend.calls[1] == ("send", "Capital?")
+        assert [call for call in backend.calls if call[0] != "prepare"][1] == ("send", "Capital?")
         assert driver.composer.text == ""
         text = driver.text()
         assert "▌ Capital?" in text
@@ -95,7 +95,7 @@ async def test_nothing_is_sent_for_nothing() -> None:
     backend = ScriptedBackend()
     async with driven(backend) as driver:
         await driver.send("  \n ")
-        assert [name for name, _ in backend.calls] == ["open"]
+        assert "send" not in [name for name, _ in backend.calls]
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ async def test_a_command_is_not_warmed() -> None:
     backend = ScriptedBackend()
     async with driven(backend) as driver:
         await driver.types("/sta")
-        assert driver.app.chat._draft_at is None
+        assert driver.app.chat._draft_at is driver.app.chat._warm_at is None
         assert await prepared(driver, backend) == []
 
 
@@ -494,7 +494,7 @@ async def test_a_load_can_be_stopped_and_begun_again() -> None:
     async with driven(backend, ready=False) as driver:
         await driver.shows("download")
         await driver.pilot.press("escape")
-        await driver.shows("/stop leaves the model unloaded")
+        await driver.shows("Loading goes on; /stop ends it.")
         await driver.send("/stop", wait=False)
         await driver.until(lambda: driver.errors)
         assert driver.errors[0].startswith("Loading was stopped; what is downloaded already is kept. /model")

@@ -171,6 +171,9 @@ async def test_a_stopped_answer_goes_on_from_there() -> None:
         assert ("resume", None) in backend.calls
         exchange = driver.app.chat.conversation.path[0]
         assert (exchange.text, exchange.finish_reason) == ("one two three four", "eos")
+        assert exchange.stats["generated_tokens"] == 5
+        assert exchange.stats["prompt_tokens"] == 10
+        assert "5 tokens · " in driver.text()
         await driver.send("/continue")
         assert "The answer is complete" in driver.errors[-1]
 

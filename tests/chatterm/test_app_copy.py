@@ -70,18 +70,23 @@ async def test_a_click_on_a_code_block_copies_it() -> None:
             await driver.until(lambda code=code: driver.app.clipboard == code)  # type: ignore[misc]
 
 
+async def copies_to_the_end(driver: Driver, begin: str) -> None:
+    """Drag the mouse from the line with `begin` to the line "end", and copy."""
+    lines = driver.text().split("\n")
+    first = next(y for y, line in enumerate(lines) if begin in line)
+    last = next(y for y, line in enumerate(lines) if line.strip() == "end")
+    await driver.pilot.mouse_down(offset=(2, first))
+    await driver.pilot.hover(offset=(30, last))
+    await driver.pilot.mouse_up(offset=(30, last))
+    await driver.pilot.press("ctrl+c")
+    await driver.until(lambda: driver.app.clipboard)
+
+
 async def test_a_selection_has_no_borders_and_no_padding() -> None:
     text = "- one\n\n> quoted\n\n```py\nx = 1\n\n  y\n```\n\nend"
     async with driven(ScriptedBackend([Script(text)])) as driver:
         await answered(driver)
-        lines = driver.text().split("\n")
-        first = next(y for y, line in enumerate(lines) if "▌ q" in line)
-        last = next(y for y, line in enumerate(lines) if line.strip() == "end")
-        await driver.pilot.mouse_down(offset=(2, first))
-        await driver.pilot.hover(offset=(30, last))
-        await driver.pilot.mouse_up(offset=(30, last))
-        await driver.pilot.press("ctrl+c")
-        await driver.until(lambda: driver.app.clipboard)
+        await copies_to_the_end(driver, "▌ q")
         assert driver.app.clipboard == "q\n\n• one\n\nquoted\n\nx = 1\n\n  y\n\nend"
 
 
@@ -155,12 +160,5 @@ async def test_a_selection_has_no_line_breaks_but_those_of_the_model() -> None:
     text = f"{prose}\n\n```py\n{code}\n```\n\nend"
     async with driven(ScriptedBackend([Script(text)])) as driver:
         await answered(driver)
-        lines = driver.text().split("\n")
-        first = next(y for y, line in enumerate(lines) if "A paragraph" in line)
-        last = next(y for y, line in enumerate(lines) if line.strip() == "end")
-        await driver.pilot.mouse_down(offset=(2, first))
-        await driver.pilot.hover(offset=(30, last))
-        await driver.pilot.mouse_up(offset=(30, last))
-        await driver.pilot.press("ctrl+c")
-        await driver.until(lambda: driver.app.clipboard)
+        await copies_to_the_end(driver, "A paragraph")
         assert driver.app.clipboard == f"{prose}\n\n{code}\n\nend"

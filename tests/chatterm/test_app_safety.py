@@ -11,6 +11,9 @@ from rich.segment import Segment
 from textual import events
 
 from chatterm.backend import EngineError, ModelChoice, ModelError
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.store import Store
+from chatterm.sessions.tree import Tree
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -104,6 +107,35 @@ async def test_names_and_errors() -> None:
         await driver.send(f"/model {HOSTILE}")
         await driver.shows("Now chatting with")
         await checked(driver)
+
+
+async def test_a_session_that_somebody_else_wrote(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "sessions.db")
+    tree = Tree()
+    for user in (HOSTILE, HOSTILE + "2"):
+        exchange = tree.add(None, user, HOSTILE.replace("\ud800", ""))
+        exchange.text, exchange.reasoning, exchange.finish_reason = HOSTILE, HOSTILE, "\x1b[2J"
+    info = SessionInfo(title=HOSTILE, model=HOSTILE, system=HOSTILE)
+    session = store.add(info, tree.exchanges, tree.head)
+    async with driven(ScriptedBackend(thinks=True), (140, 40), store=store) as driver:
+        await driver.send("/sessions")
+        await driver.shows("2 messages")
+        await checked(driver)
+        await driver.pilot.press("enter")
+        await driver.shows("< 2/2 >")
+        await driver.idle()
+        await driver.pilot.press("ctrl+t", "alt+up")
+        await checked(driver)
+        await driver.pilot.press("alt+left", "e")
+        await checked(driver)
+        await driver.pilot.press("escape")
+        await driver.send("/export md " + str(tmp_path / "out.md"))
+        await driver.until(lambda: (tmp_path / "out.md").exists())
+        await driver.send("/rename " + HOSTILE.replace("\n", " "))
+        await checked(driver)
+    assert "\x1b" not in (tmp_path / "out.md").read_text()
+    assert store.load(session)[1].exchanges[0].text == HOSTILE.replace("\ud800", "?")
+    store.close()
 
 
 PROGRAM = """

@@ -164,7 +164,12 @@ async def test_export_and_import(store: Store, tmp_path: Path, monkeypatch: pyte
         await driver.pilot.press("alt+left")
         assert driver.answers == ["**one**"]
         assert len(store.find()) == 2
-        for command in ("/import missing.json", "/import a-question.md"):
+        for command in (
+            "/import missing.json",
+            "/import a-question.md",
+            "/import ~nobody-at-all/x.json",
+            "/export .",
+        ):
             count = len(driver.errors)
             await driver.send(command)
             await driver.until(lambda count=count: len(driver.errors) > count)  # type: ignore[misc]

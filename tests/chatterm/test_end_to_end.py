@@ -55,7 +55,14 @@ def runs(*options: str) -> Person:
         sys.executable,
         ["-m", "chatterm", "run", *options, "--temperature", "0"],
         cwd=str(Path(__file__).parents[2]),
-        env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
+        env={
+            **os.environ,
+            "TERM": "xterm-256color",
+            "LC_ALL": "C.UTF-8",
+            # The terminal gets its size once the program runs, and a busy machine may be too late with it.
+            "COLUMNS": str(COLUMNS),
+            "LINES": str(ROWS),
+        },
         dimensions=(ROWS, COLUMNS),
         encoding="utf-8",
         codec_errors="replace",

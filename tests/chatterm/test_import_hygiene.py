@@ -1,8 +1,8 @@
 """What a command must not import, proven in fresh processes."""
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -56,12 +56,13 @@ def test_the_screen_stands_before_torch_is_there() -> None:
     assert found.isdisjoint({"torch", "transformers", "numpy"})
 
 
-def test_help_answers_in_under_300_ms() -> None:
+def test_help_takes_less_than_300_ms_of_work() -> None:
     best = float("inf")
-    for _ in range(8):  # the best of several: other work on the machine must not decide
-        start = time.perf_counter()
+    for _ in range(8):  # processor time, and the best of several: other work on the machine must not decide
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = run("-m", "chatterm", "--help")
-        best = min(best, time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
         assert done.returncode == 0
         assert "run" in done.stdout
         if best < 0.3:

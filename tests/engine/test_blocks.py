@@ -1,5 +1,8 @@
 """BlockManager against a plain model of what must be true."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -57,6 +60,48 @@ def test_the_oldest_leaf_is_evicted_first_and_an_ancestor_after_its_children() -
     manager.check()
 
 
+SYSTEM, TALK, SIBLING = [1, 2], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]
+
+
+def test_siblings_go_before_the_conversation_which_shrinks_from_its_end_the_system_prompt_last() -> None:
+    manager = BlockManager(4, 2)
+    manager.close(filled(manager, TALK))
+    manager.close(filled(manager, SIBLING))
+    manager.keep(TALK)
+    table, left = manager.open([])[0], []
+    for rows in (2, 4, 6):
+        manager.reserve(table, rows)
+        left.append((manager.match(TALK), manager.match(SIBLING)))
+        manager.check()
+    assert left == [(6, 4), (4, 4), (2, 2)], "the sibling is the younger one, and yet it goes first"
+
+
+def test_idle_work_does_without_blocks_rather_than_take_those_of_the_conversation_in_use() -> None:
+    manager = BlockManager(5, 2)
+    manager.keep(TALK)  # named before it is there
+    manager.close(filled(manager, TALK))
+    manager.close(filled(manager, SIBLING))
+    table = manager.open([])[0]
+    manager.reserve(table, 4, idle=True)
+    assert (manager.match(TALK), manager.match(SIBLING)) == (6, 4)
+    with pytest.raises(OutOfBlocksError):
+        manager.reserve(table, 5, idle=True)
+    assert manager.open([1, 2, 3, 9], idle=True)[0].length == 2, "there is no block for a copy"
+    manager.reserve(table, 5)
+    assert manager.match(TALK) == 4, "a person has it"
+    manager.check()
+
+
+def test_another_conversation_in_use_takes_the_place_of_the_one_before() -> None:
+    manager = BlockManager(4, 2)
+    for keys in (TALK, SIBLING):
+        manager.close(filled(manager, keys))
+    manager.keep(TALK)
+    manager.keep(SIBLING)
+    manager.reserve(manager.open([])[0], 2, idle=True)
+    assert (manager.match(TALK), manager.match(SIBLING)) == (4, 6)
+
+
 def test_equal_paths_share_their_blocks_once_they_are_full() -> None:
     manager = BlockManager(8, 2)
     first, second = manager.open([])[0], manager.open([])[0]
@@ -106,26 +151,44 @@ class Blocks(RuleBasedStateMachine):
         super().__init__()
         self.manager = BlockManager(12, 4)
         self.content: dict[BlockTable, list[int]] = {}
+        self.kept: list[int] = []
         self.memory = {block: [None] * 4 for block in range(12)}
 
     def _copy(self, copies: list) -> None:
         for copy in copies:
             self.memory[copy.target][: copy.rows] = self.memory[copy.source][: copy.rows]
 
-    @rule(target=tables, keys=st.lists(st.integers(0, 1), max_size=14))
-    def open(self, keys: list[int]) -> BlockTable:
+    @rule(keys=st.lists(st.integers(0, 1), max_size=14))
+    def keep(self, keys: list[int]) -> None:
+        self.kept = keys
+        self.manager.keep(keys)
+
+    @contextmanager
+    def _evicts_rightly(self, idle: bool) -> Iterator[None]:
+        """The conversation in use loses nothing to idle work, and nothing while there is something else to evict."""
+        before = self.manager.match(self.kept)
+        yield
+        if self.manager.match(self.kept) < before:
+            assert not idle
+            cached = {block.id for block in self.manager.every if block.keys and not block.refs}
+            assert cached <= set(self.manager.path(self.kept))
+
+    @rule(target=tables, keys=st.lists(st.integers(0, 1), max_size=14), idle=st.booleans())
+    def open(self, keys: list[int], idle: bool) -> BlockTable:
         found = self.manager.match(keys)
-        table, copies = self.manager.open(keys)
+        with self._evicts_rightly(idle):
+            table, copies = self.manager.open(keys, idle)
         assert found - 3 <= table.length <= found
         self._copy(copies)
         self.content[table] = keys[: table.length]
         return table
 
-    @rule(table=tables, keys=st.lists(st.integers(0, 1), min_size=1, max_size=9))
-    def append(self, table: BlockTable, keys: list[int]) -> None:
+    @rule(table=tables, keys=st.lists(st.integers(0, 1), min_size=1, max_size=9), idle=st.booleans())
+    def append(self, table: BlockTable, keys: list[int], idle: bool) -> None:
         before = list(table.blocks)
         try:
-            self.manager.reserve(table, len(keys))
+            with self._evicts_rightly(idle):
+                self.manager.reserve(table, len(keys), idle)
         except OutOfBlocksError:
             assert table.blocks == before
             return
@@ -139,7 +202,8 @@ class Blocks(RuleBasedStateMachine):
     @rule(target=tables, table=tables)
     def fork(self, table: BlockTable) -> object:
         try:
-            twin, copies = self.manager.fork(table)
+            with self._evicts_rightly(idle=False):
+                twin, copies = self.manager.fork(table)
         except OutOfBlocksError:
             return multiple()
         self._copy(copies)

@@ -9,7 +9,6 @@ import torch
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams
 from engine.rows import Rows
-from engine.sequence import Priority, Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.models.checkpoints import run
 
@@ -105,19 +104,6 @@ def test_the_max_of_tokens_and_the_end_of_turn(engine: TinyEngine) -> None:
     assert "".join(event.text for event in engine.events(sequence)) == "he"
     assert sequence.finish_reason is FinishReason.LENGTH
     engine.scripted.script.clear()
-
-
-def test_a_person_goes_before_idle_work_which_gives_way_within_a_chunk(engine: TinyEngine) -> None:
-    idle = Sequence(Rows.of(PROMPT * 6), Priority.IDLE)
-    engine.submit(idle)
-    while not idle.computed:
-        time.sleep(0.0005)
-    computed = engine._loop.call(lambda: idle.computed)
-    assert len(ids(engine, PROMPT[5:60])) == 12
-    assert engine._loop.call(lambda: idle.computed) - computed <= 2 * engine._scheduler.max_chunk
-    assert not idle.finished.is_set()
-    engine.wait(idle)
-    assert engine.warm(PROMPT * 6) == 0
 
 
 def test_a_step_that_fails_ends_its_stream_with_one_line_and_the_engine_lives_on(engine: TinyEngine) -> None:

@@ -83,6 +83,36 @@ def test_idle_work_is_dropped_when_a_person_needs_its_blocks() -> None:
     assert idle.status is Status.WAITING
 
 
+def test_idle_work_ends_rather_than_take_blocks_of_the_conversation_in_use() -> None:
+    s = scheduler(blocks=5, idle_chunk=64)
+    talk, idle = prompt(list(range(12)), generate=False), prompt([50] * 12, Priority.IDLE, generate=False)
+    s.blocks.keep(talk.rows.keys)
+    for sequence in (talk, idle):
+        s.add(sequence)
+        while s.has_work:
+            play(s)
+    assert (idle.status, idle.finish_reason) == (Status.FINISHED, FinishReason.CONTEXT_FULL)
+    assert s.blocks.match(talk.rows.keys) == 12
+
+
+def test_a_person_takes_blocks_of_idle_work_before_those_of_the_conversation_in_use() -> None:
+    s = scheduler(blocks=6, max_chunk=64, idle_chunk=64)
+    talk, idle = prompt(list(range(8)), generate=False), prompt([50] * 12, Priority.IDLE, generate=False)
+    s.blocks.keep(talk.rows.keys)
+    s.add(talk)
+    while s.has_work:
+        play(s)
+    idle.rows.extend([50] * 4)
+    s.add(idle)
+    s.idle_chunk = 12
+    play(s)
+    assert idle.computed == 12
+    person = prompt(list(range(100, 108)))
+    s.add(person)
+    assert [chunk.sequence for chunk in play(s).chunks] == [person]
+    assert (idle.status, s.blocks.match(talk.rows.keys)) == (Status.WAITING, 8)
+
+
 def test_the_youngest_gives_way_when_blocks_run_out_and_loses_nothing_it_was_given() -> None:
     s = scheduler(blocks=4, max_chunk=64)
     old, young = prompt([1] * 7), prompt([2] * 7)

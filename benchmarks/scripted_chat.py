@@ -1,0 +1,124 @@
+"""A chat that is the same for everybody: messages, a stream of thinking and answer for each, and every prompt.
+
+There is no small thinking model, so the weights are those of the default model and the thinking is scripted: its
+chat template leaves think spans out of the history as Qwen3's does, and two of its unused tokens mark them.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+
+from benchmarks.rivers import prose
+from engine import Engine
+from engine.sequence import Sequence as Request
+from engine.stepper import Stepper
+from models.gguf import read_gguf
+from models.gguf_tokenizer import parts_from_gguf
+from models.tokenizer import Message, Tokenizer
+
+TEMPLATE = """\
+{%- for message in messages %}
+{%- set content = message.content %}
+{%- if message.role == 'assistant' %}{%- set content = content.split('<repo_name>')[-1].lstrip('\\n') %}{%- endif %}
+{{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<reponame>\\n\\n<repo_name>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+"""What Qwen3's template does, with this model's markers."""
+THINK_START, THINK_END = "<reponame>", "<repo_name>"
+MESSAGES = (12, 24, 50, 100, 200, 400)
+"""Tokens of the messages, in turn: from a short question to a page that was pasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One exchange of the script."""
+
+    user: str
+    stream: list[int]
+    """What the model writes: thinking and answer, markers and end of turn included."""
+    prompt: list[int]
+    """What the chat template makes of the conversation up to `user`, tokenised as one text."""
+
+
+def thinking_tokenizer(gguf: Path) -> Tokenizer:
+    """The tokenizer of the default model as one of a model that thinks."""
+    tokenizer = Tokenizer(replace(parts_from_gguf(read_gguf(gguf).metadata), chat_template=TEMPLATE))
+    tokenizer.think_start, tokenizer.think_end = map(tokenizer.token_id, (THINK_START, THINK_END))
+    return tokenizer
+
+
+def script(tokenizer: Tokenizer, turns: int, think: int, answer: int, seed: int) -> tuple[str, list[Turn]]:
+    """The system prompt and the turns; `think` and `answer` are in tokens, and exact."""
+    rng = random.Random(seed)
+    end = tokenizer.token_id("<|im_end|>")
+    assert None not in (end, tokenizer.think_start, tokenizer.think_end)
+    system = f"You know about rivers and towns. This is conversation {seed}."
+    messages: list[Message] = [{"role": "system", "content": system}]
+    made = []
+    for index in range(turns):
+        user = tokenizer.decode(_text(tokenizer, rng, MESSAGES[index % len(MESSAGES)]))
+        said = _text(tokenizer, rng, answer)
+        # The markers and the line breaks around them are tokens too: `think` counts them.
+        opening, closing = [tokenizer.think_start, *tokenizer.encode("\n")], tokenizer.encode("\n")
+        breaks = tokenizer.encode("\n\n")
+        thought = _text(tokenizer, rng, think - len(opening) - len(closing) - 1 - len(breaks))
+        stream = [*opening, *thought, *closing, tokenizer.think_end, *breaks, *said, end]
+        messages.append({"role": "user", "content": user})
+        prompt = tokenizer.encode(tokenizer.render(messages, add_generation_prompt=True))
+        messages.append({"role": "assistant", "content": tokenizer.decode(said)})
+        made.append(Turn(user, [token for token in stream if token is not None], prompt))
+    return system, made
+
+
+def _text(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> list[int]:
+    """Text of so many tokens that is tokenised to just these."""
+    while True:
+        ids = tokenizer.encode_plain(prose(rng, 2 + tokens // 8))[:tokens]
+        text = tokenizer.decode(ids)
+        if len(ids) == tokens and text.strip() == text and tokenizer.encode_plain(text) == ids:
+            return ids
+
+
+@dataclass(slots=True)
+class ScriptedStepper(Stepper):
+    """Computes and samples as always, and then takes the script's token instead.
+
+    The first token of an answer is a step of its own. The following ones are taken `stride` at a time and computed in
+    one step, which leaves the same rows in the cache as one by one and makes a chat of 20 turns a matter of a minute.
+    """
+
+    stride: int = 64
+    answer: Sequence[int] = ()
+    """The answer to the message that is being written."""
+
+    def _sample(self, sequence: Request, logits: torch.Tensor) -> int:
+        Stepper._sample(self, sequence, logits)
+        at = len(sequence.generated)
+        now = self.answer[at : at + self.stride] if at else self.answer[:1]
+        for token_id in now[:-1]:
+            self._take(sequence, token_id)
+        return now[-1]
+
+
+def follow_script(engine: Engine, stride: int = 64) -> ScriptedStepper:
+    """From now on the engine writes what the stepper's `answer` says."""
+    before = engine._stepper
+    engine._stepper = stepper = ScriptedStepper(
+        **{field.name: getattr(before, field.name) for field in fields(Stepper)}, stride=stride
+    )
+    return stepper
+
+
+def strokes(message: str, seconds: float, rate: float) -> list[tuple[float, str]]:
+    """When the draft changes, in seconds after the first key, and to what; Enter comes after `seconds`.
+
+    A person types `rate` characters a second, and Enter is a key like the others. What does not fit into the time
+    stood there before: it was pasted.
+    """
+    keys = min(max(int(seconds * rate), 1), len(message))
+    return [(key / rate, message[: len(message) - keys + key + 1]) for key in range(keys)]

@@ -1,0 +1,230 @@
+"""One turn of the loop: run the chunks that the scheduler chose, or one token of the lane, and say what came of it."""
+
+import os
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import torch
+
+from engine.blocks import BlockManager, OutOfBlocksError
+from engine.decode import Lane
+from engine.errors import EngineError
+from engine.events import FinishReason
+from engine.kv_cache import KVCache
+from engine.memory import is_out_of_memory
+from engine.runner import Runner
+from engine.sampler import SamplerState, sample
+from engine.scheduler import Scheduler, Step
+from engine.sequence import Priority, Sequence
+
+IDLE_SECONDS = 0.05
+"""An idle chunk takes about this long: the most that a person waits for idle work to give way."""
+
+
+@dataclass(slots=True)
+class Stepper:
+    """Everything here belongs to the loop thread."""
+
+    device: torch.device
+    stop_ids: frozenset[int]
+    context_length: int
+    max_positions: int
+    scheduler: Scheduler
+    blocks: BlockManager
+    cache: KVCache
+    runner: Runner
+    lane: Lane | None
+    threads: int = field(default_factory=torch.get_num_threads)
+    """Cores that a person's request gets."""
+
+    def step(self) -> None:
+        """Run what the scheduler chose, or one token of the sequence in the lane."""
+        if self.lane is not None and self.lane.sequence is not None:
+            self._decode(self.lane, self.lane.sequence)
+            self._report_finished()
+            return
+        step, copied, failed = Step(), False, False
+        try:
+            step = self.scheduler.next_step()
+            self._report_finished()
+            self.cache.copy_blocks(step.copies)
+            copied = True
+            if step.chunks:
+                self._run(step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            failed = True
+            ended = [chunk.sequence for chunk in step.chunks]
+            if not copied:
+                ended = [*self.scheduler.waiting, *self.scheduler.running]
+            for sequence in ended:
+                self.scheduler.finish(sequence, None, explain(error))
+            if not copied:  # the index promises rows that were never copied
+                self.blocks.evict_all()
+        if failed:
+            self._give_memory_back()
+        self._report_finished()
+
+    def _decode(self, lane: Lane, sequence: Sequence) -> None:
+        """One token of the sequence in the lane: launch the step after it, then read it."""
+        failed = False
+        try:
+            if sequence.cancelled:
+                self.scheduler.finish(sequence, FinishReason.CANCELLED)
+            else:
+                ahead = self._can_go_on(sequence) and self._launch(lane, sequence)
+                self._take(sequence, lane.read())
+                if sequence.table is not None and ahead:
+                    self.blocks.commit(sequence.table, sequence.rows.keys[-1:])
+                if sequence.finish_reason is None and ahead:
+                    return
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            failed = True
+            self.scheduler.finish(sequence, None, explain(error))
+        lane.sequence = None
+        if failed:
+            self._give_memory_back()
+
+    def _can_go_on(self, sequence: Sequence) -> bool:
+        """Whether another step may follow the token that is not read yet, and nobody else wants to run."""
+        assert sequence.params is not None
+        rows = sequence.rows
+        others = [*self.scheduler.waiting, *self.scheduler.running]
+        return (
+            len(sequence.generated) + 1 != sequence.params.max_tokens
+            and len(rows) + 1 < self.context_length
+            and rows.next_position + 1 < self.max_positions
+            and not any(s.priority is Priority.PERSON for s in others if s is not sequence)
+        )
+
+    def _launch(self, lane: Lane, sequence: Sequence) -> bool:
+        """Launch the step of the token that is not read yet. False where there is no block for its row."""
+        assert sequence.table is not None
+        try:
+            self.scheduler.reserve(sequence.table, 1)
+        except OutOfBlocksError:
+            return False
+        lane.launch(len(sequence.rows), sequence.table.blocks)
+        return True
+
+    def _give_memory_back(self) -> None:
+        # After the except block: until then the error's frames hold what was being computed.
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _run(self, step: Step) -> None:
+        idle = step.chunks[0].sequence.priority is Priority.IDLE
+        self._share_cores(idle)
+        began = perf_counter()
+        logits = self.runner.run(step.chunks)
+        self.scheduler.done(step)
+        sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
+        if self.lane is not None and len(sampling) == 1 and sampling[0].table is not None:
+            sequence = sampling[0]
+            rows = sequence.rows
+            assert sequence.table is not None
+            self.lane.begin(sequence, logits[0], len(rows), rows.next_position, sequence.table.blocks)
+        else:
+            for sequence, row in zip(sampling, logits, strict=True):
+                self._take(sequence, self._sample(sequence, row))
+        if idle:
+            if self.device.type == "cuda":
+                # Otherwise chunk after chunk is queued, and a person waits for all of them.
+                torch.cuda.synchronize(self.device)
+            rows_done = sum(chunk.count for chunk in step.chunks)
+            affordable = int(rows_done * IDLE_SECONDS / max(perf_counter() - began, 1e-6))
+            # Grow slowly, shrink at once: a chunk must not overshoot because the one before was tiny.
+            self.scheduler.idle_chunk = max(8, min(affordable, 2 * rows_done, self.scheduler.max_chunk))
+
+    def _share_cores(self, idle: bool) -> None:
+        """Idle work takes one core of a CPU that has more to do than it has cores."""
+        if self.device.type != "cpu":
+            return
+        wanted = 1 if idle and _is_busy() else self.threads
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
+
+    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
+        """The next token; -1 where the logits are not numbers."""
+        if self.lane is not None:
+            return self.lane.sample(sequence, logits)
+        assert sequence.params is not None
+        if sequence.sampler is None:
+            sequence.sampler = SamplerState.create(
+                sequence.params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
+            )
+        if not torch.isfinite(logits.max()):
+            return -1
+        token_id = int(sample(logits, sequence.sampler))
+        sequence.sampler.note(token_id)
+        return token_id
+
+    def _take(self, sequence: Sequence, token_id: int) -> None:
+        """What a new token means for its sequence: text, events, whether it goes on."""
+        params, output = sequence.params, sequence.output
+        assert params is not None
+        assert output is not None
+        if token_id < 0:
+            raise EngineError(
+                "The model's output is not a number; its weights are damaged, or the dtype is too narrow for it: "
+                "try --dtype float32."
+            )
+        sequence.last_token = perf_counter()
+        sequence.first_token = sequence.first_token or sequence.last_token
+        sequence.generated.append(token_id)
+        sequence.rows.append(token_id)
+        reason = None
+        if token_id in self.stop_ids:
+            event, reason = output.end(token_id), FinishReason.EOS
+        else:
+            event = output.push(token_id)
+            if output.stopped:
+                reason = FinishReason.STOP
+            elif len(sequence.generated) == params.max_tokens:
+                reason = FinishReason.LENGTH
+            elif (
+                len(sequence.rows) >= self.context_length or sequence.rows.next_position >= self.max_positions
+            ):
+                reason = FinishReason.CONTEXT_FULL
+            if reason is not None:
+                event = replace(event, text=event.text + output.flush())
+        sequence.events.put(event)
+        if reason is not None:
+            self.scheduler.finish(sequence, reason)
+
+    def _report_finished(self) -> None:
+        for sequence in self.scheduler.finished:
+            self._report(sequence)
+        self.scheduler.finished.clear()
+
+    def _report(self, sequence: Sequence) -> None:
+        if sequence.output is not None:
+            sequence.tail = sequence.output.flush()
+        sequence.finished.set()
+        sequence.events.put(None)
+
+    def end(self, error: EngineError | None) -> None:
+        """The loop ends, because of `error` if any: nobody may go on waiting."""
+        # Nothing of the scheduler or the blocks is needed any more, and they may be what failed.
+        scheduler = self.scheduler
+        for sequence in [*scheduler.waiting, *scheduler.running, *scheduler.finished]:
+            sequence.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
+            sequence.error = sequence.error or error
+            self._report(sequence)
+
+
+def explain(error: Exception) -> EngineError:
+    """One line for people. The engine lives on: the step was not noted, its blocks are given back."""
+    if is_out_of_memory(error):
+        return EngineError(
+            "Out of memory while computing; the chat goes on. Close programs or use a smaller --context."
+        )
+    if isinstance(error, EngineError):
+        return error
+    text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
+    return EngineError(f"The computation failed ({text[:200]}); the chat goes on. Try again.")
+
+
+def _is_busy() -> bool:
+    """Whether more programs wanted to run in the last minute than there are cores."""
+    cores = os.cpu_count()
+    return hasattr(os, "getloadavg") and cores is not None and os.getloadavg()[0] > cores

@@ -1,0 +1,126 @@
+"""What the benchmark of long chats claims: everybody is asked the same, and who keeps a cache computes the same."""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.chart import Chart, Line, page
+from benchmarks.multi_turn import KEPT, LLAMA, OURS, table, verdicts
+from benchmarks.peers.chats import KeptCache, LlamaCppChat, Recompute
+from benchmarks.scripted_chat import MESSAGES, follow_script, script, strokes, thinking_tokenizer
+from engine import Engine, SamplingParams
+from models.sources import ModelFiles
+
+
+def test_the_script_has_the_lengths_it_says_and_prompts_leave_the_thinking_out(smollm2: Path) -> None:
+    tokenizer = thinking_tokenizer(smollm2)
+    system, turns = script(tokenizer, 7, 40, 15, seed=3)
+    assert (system, turns) == script(tokenizer, 7, 40, 15, seed=3)
+    assert [len(turn.stream) for turn in turns] == [40 + 15 + 1] * 7
+    lengths = [len(tokenizer.encode_plain(turn.user)) for turn in turns]
+    assert lengths == [*MESSAGES, MESSAGES[0]]
+    for before, after in pairwise(turns):
+        # The next prompt goes on with the answer and without its thinking.
+        assert after.prompt[: len(before.prompt)] == before.prompt
+        answer = before.stream[40:]
+        assert after.prompt[len(before.prompt) :][: len(answer)] == answer
+        assert tokenizer.think_start not in after.prompt
+
+
+def test_the_engine_follows_the_script_and_is_asked_its_prompts(smollm2: Path) -> None:
+    params = SamplingParams(temperature=0.0)
+    engine = Engine.load(ModelFiles("smollm2", gguf=smollm2), device="cpu", context=512)
+    engine.tokenizer = thinking_tokenizer(smollm2)
+    stepper = follow_script(engine, 16)
+    try:
+        system, turns = script(engine.tokenizer, 2, 40, 15, seed=3)
+        chat = engine.chat(system=system)
+        for turn, ahead in zip(turns, (params, None), strict=True):
+            stepper.answer = turn.stream
+            chat.prepare(turn.user, wait=True, params=ahead)
+            list(chat.send(turn.user, params))
+            assert chat.last is not None
+            assert chat.last.token_ids == turn.stream
+            assert chat.history.token_ids[: len(turn.prompt)] == turn.prompt
+            assert chat.last.stats.prompt_tokens == len(turn.prompt)
+            assert (chat.last.stats.prefilled_tokens == 0) is (ahead is not None)
+            assert chat.last.stats.prefilled_tokens <= 16
+    finally:
+        engine.close()
+
+
+def test_a_message_grows_by_one_stroke_at_a_time_until_enter() -> None:
+    message = "pasted, then typed"
+    times, drafts = zip(*strokes(message, 2.0, 5.0), strict=True)
+    assert drafts[-1] == message
+    assert drafts[0] == message[:-9]
+    assert [len(after) - len(before) for before, after in pairwise(drafts)] == [1] * 9
+    assert times[-1] == pytest.approx(1.8)
+    assert [draft for _, draft in strokes("hi", 2.0, 5.0)] == ["h", "hi"]
+
+
+def tiny_network() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def test_a_kept_cache_computes_what_parts_and_ends_as_a_fresh_one() -> None:
+    network = tiny_network()
+    anew, kept = Recompute(network), KeptCache(network)
+    first, stream = list(range(10)), [40, 41, 42, 43, 44]
+    assert (anew.ask(first).computed, kept.ask(first).computed) == (10, 10)
+    kept.hear(stream)
+    second = [*first, 43, 44, 20, 21]  # the thinking 40 41 42 is left out
+    assert anew.ask(second).computed == 14
+    assert kept.ask(second).computed == 4
+    assert kept.ask(second).computed == 1  # the logits of the last token are needed
+    fresh = KeptCache(network)
+    fresh.ask(second)
+    for mine, theirs in zip(kept._cache.layers, fresh._cache.layers, strict=True):
+        assert torch.allclose(mine.keys, theirs.keys, atol=1e-5)
+        assert torch.allclose(mine.values, theirs.values, atol=1e-5)
+
+
+def test_a_missing_llama_cpp_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="cannot be run: No such file") as missing:
+        LlamaCppChat(tmp_path / "python", tmp_path / "model.gguf", 64, 1)
+    assert "\n" not in str(missing.value)
+    python = Path(sys.executable)
+    with pytest.raises(RuntimeError) as broken:
+        LlamaCppChat(python, tmp_path / "model.gguf", 64, 1)
+    assert "\n" not in str(broken.value)
+
+
+def test_verdicts() -> None:
+    computed = {OURS: [7, 8, 9], KEPT: [30, 200, 200], LLAMA: [30, 200, 190]}
+    found = verdicts(computed, {OURS: [0.5, 0.02, 0.03]})
+    assert [met for _, _, met in found] == [False, True, True]
+    assert "17.5 times fewer than llama.cpp" in found[2][1]
+    assert "1.50 times" in found[0][1]
+    found = verdicts({OURS: [0, 17], LLAMA: [0, 40]}, {OURS: [0.5, 0.02]})
+    assert [met for _, _, met in found] == [True, False, False]
+    assert "40 tok" in table({OURS: [40]}, {OURS: [None]})
+
+
+def test_the_picture_is_valid_and_nothing_lies_outside() -> None:
+    lines = [Line("a <b>", "#123456", [0.0, 10.0, 2000.0]), Line("c", "#654321", [3.0, None, 5.0])]
+    root = ElementTree.fromstring(page("title & more", [Chart("one", lines), Chart("two", lines)], "below"))
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    circles = [element for element in root.iter() if element.tag.endswith("circle")]
+    assert len(circles) == 2 * (3 + 2)
+    for circle in circles:
+        assert 0 < float(circle.attrib["cx"]) < width
+        assert 0 < float(circle.attrib["cy"]) < height

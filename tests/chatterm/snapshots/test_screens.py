@@ -1,0 +1,269 @@
+"""What every screen looks like, in a dark and in a light theme, small and large.
+
+After a change that is meant: `pytest tests/chatterm/snapshots --snapshot-update`, look at the pictures, commit them.
+"""
+
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual import events
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from chatterm.app import ChatApp
+from chatterm.backend import Figures, ModelChoice, Progress, TurnStats
+from chatterm.entries import AnswerEntry
+from chatterm.figures import Speedometer
+from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.store import Store
+from chatterm.stats import ProcessFigures
+from engine.block_map import BlockMap, BlockState
+from tests.chatterm.driving import Driver
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+pytest.importorskip("pytest_textual_snapshot")
+
+NOW = 1_790_000_000.0
+ANSWER = """\
+Water moves sediment in **three ways**, and a gauge sees them differently:
+
+- *bed load* rolls and hops along the bottom,
+- *suspended load* travels with the current,
+- *dissolved load* cannot be seen at all.
+
+| Load | Share | Moves |
+|---|---:|---|
+| bed | 12% | in floods |
+| suspended | 61% | most of the year |
+| dissolved | 27% | always |
+
+```python
+def discharge(width: float, depths: list[float], speed: float) -> float:
+    \"\"\"Cubic metres in a second.\"\"\"
+    return width * sum(depths) / len(depths) * speed  # mean depth
+```
+
+Measure at `two thirds` of the depth.
+"""
+THOUGHT = "The question is about sediment. A list and a table will do, and a short function."
+
+
+class Still(ScriptedBackend):
+    """Measures nothing: every figure is always the same."""
+
+    def _stats(self, *_: object) -> TurnStats:
+        return TurnStats(1216, 1144, 72, 180, 20, 0.142, 0.088, 2.4)
+
+    @property
+    def used_tokens(self) -> int:
+        return 1396 if self.history else 0
+
+    def figures(self) -> Figures | None:
+        figures = super().figures()
+        return replace(figures, bandwidth=46e9) if figures is not None else None
+
+
+class Steady(Speedometer):
+    """A speed that does not depend on the machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.count = 100.0, 180
+
+    def now(self, time: float) -> float:
+        return 75.3
+
+    @property
+    def average(self) -> float:
+        return 74.1
+
+    def history(self) -> tuple[float, ...]:
+        return tuple(60 + (n * 7 % 20) for n in range(28))
+
+
+def blocks() -> BlockMap:
+    free, cached, held, shared, _ = BlockState
+    path = range(88)
+    states = [shared] * 60 + [held] * 28 + [cached] * 9 + [free] * 14 + [cached] * 31 + [free] * 200
+    return BlockMap(16, bytes(states), tuple(path), 1396, 1396, 960, 0, 2)
+
+
+async def still(driver: Driver) -> None:
+    """Take out what depends on when the picture is taken."""
+    chat = driver.app.chat
+    driver.composer.cursor_blink = False
+    for entry in driver.transcript.entries:
+        if isinstance(entry, AnswerEntry):
+            entry.thinking_s = 1.2
+            entry.changed()
+    for turn in (chat.conversation.turn, chat.conversation.ended):
+        if turn is not None:
+            turn.speed, turn.started = Steady(), 99.8
+    driver.transcript.update()
+    chat._show_live(time.monotonic())
+    await driver.pilot.pause()
+
+
+async def talk(driver: Driver) -> None:
+    await driver.send("How does a river move sediment, and how is that measured?")
+
+
+async def command(driver: Driver, text: str) -> None:
+    await talk(driver)
+    await driver.send(text)
+
+
+async def welcome(driver: Driver) -> None:
+    """Nothing has been said yet."""
+
+
+async def loading(driver: Driver) -> None:
+    await driver.until(lambda: driver.app.chat._progress is not None)
+    await driver.shows("41 of 98 MB")
+
+
+async def answering(driver: Driver) -> None:
+    await driver.send("How does a river move sediment?", wait=False)
+    await driver.shows("dissolved")
+
+
+async def completion(driver: Driver) -> None:
+    await talk(driver)
+    await driver.types("/")
+
+
+async def selected(driver: Driver) -> None:
+    await talk(driver)
+    await driver.pilot.press("alt+up")
+
+
+async def nearly_full(driver: Driver) -> None:
+    await talk(driver)
+
+
+async def cache(driver: Driver) -> None:
+    await command(driver, "/cache")
+
+
+async def models(driver: Driver) -> None:
+    await command(driver, "/model")
+    await driver.shows("qwen3:4b")
+    driver.app.screen.query_one(Input).cursor_blink = False
+
+
+async def sessions(driver: Driver) -> None:
+    await command(driver, "/sessions")
+    await driver.shows("Tide tables")
+    driver.app.screen.query_one(Input).cursor_blink = False
+
+
+async def paste(driver: Driver) -> None:
+    text = "".join(f"{hour:02d}:00  {70 + hour * 3 % 11} m3/s\n" for hour in range(24))
+    driver.composer.post_message(events.Paste(text))
+    await driver.shows("[pasted 24 lines]")
+    await driver.pilot.press("ctrl+o")
+    await driver.shows("03:00")
+
+
+async def palette(driver: Driver) -> None:
+    await driver.pilot.press("ctrl+p")
+    await driver.shows("Show commands and keys")
+    driver.app.screen.query_one(Input).cursor_blink = False
+
+
+SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
+    "welcome": welcome,
+    "loading": loading,
+    "conversation": talk,
+    "answering": answering,
+    "nearly_full": nearly_full,
+    "completion": completion,
+    "selected": selected,
+    "help": lambda driver: command(driver, "/help"),
+    "stats": lambda driver: command(driver, "/stats"),
+    "cache": cache,
+    "models": models,
+    "sessions": sessions,
+    "paste": paste,
+    "palette": palette,
+}
+
+
+def backend_for(name: str, gate: threading.Event) -> ScriptedBackend:
+    stops = {"gate": gate, "gate_after": 100} if name == "answering" else {}
+    script = Script(ANSWER, THOUGHT, cached=1144, prompt=1216, **stops)
+    backend = Still(
+        [script], thinks=True, map=blocks(), context_length=1480 if name == "nearly_full" else 8192
+    )
+    backend.choices = [
+        ModelChoice("scripted", 98_362_432, True, True),
+        ModelChoice("Qwen/Qwen3-0.6B", 1_503_300_328, True, True),
+        ModelChoice("qwen3:1.7b", 3_440_000_000, False, True),
+        ModelChoice("qwen3:4b", 8_040_000_000, False, None),
+        ModelChoice("qwen3:32b", 65_500_000_000, False, False),
+    ]
+    if name == "loading":
+        backend.load_gate = gate
+        backend.load_progress = (Progress("download", "scripted.gguf", 41_000_000, 98_362_432),)
+    return backend
+
+
+def stored(path: Path, clock: list[float]) -> Store:
+    """A store with two sessions of the time before `clock`."""
+    store = Store.open(path)
+    for hours, title, count in ((50, "Tide tables", 3), (2, "How a river moves sediment", 12)):
+        clock[0] = NOW - 3600 * hours
+        info = SessionInfo(title=title, model="Qwen/Qwen3-0.6B", created=clock[0])
+        exchanges = [
+            Exchange(n, n - 1 or None, f"question {n}", "answer", finish_reason="eos", created=info.created)
+            for n in range(1, count + 1)
+        ]
+        store.load(store.add(info, exchanges, count))  # it is written by then
+    clock[0] = NOW
+    return store
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 45)], ids=["80x24", "160x45"])
+@pytest.mark.parametrize("theme", ["graphite", "paper"])
+@pytest.mark.parametrize("name", SCREENS)
+def test_screen(
+    name: str,
+    theme: str,
+    size: tuple[int, int],
+    snap_compare: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("chatterm.stats.process_figures", lambda _: ProcessFigures(95.0, 12.5, 612_000_000))
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    gate = threading.Event()
+    store = None
+    if name == "sessions":
+        clock = [NOW]
+        for module in ("store", "database"):
+            monkeypatch.setattr(f"chatterm.sessions.{module}.time", lambda: clock[0])
+        monkeypatch.setattr("chatterm.screens.sessions.time", lambda: NOW)
+        store = stored(tmp_path / "sessions.db", clock)
+    app = ChatApp(backend_for(name, gate), theme=theme, store=store)
+
+    async def prepare(pilot: Pilot[int]) -> None:
+        driver = Driver(app, pilot)
+        await pilot.pause()
+        if name != "loading":
+            await driver.idle()
+        await SCREENS[name](driver)
+        await still(driver)
+
+    try:
+        assert snap_compare(app, terminal_size=size, run_before=prepare)
+    finally:
+        gate.set()
+        assert app.worker.close()
+        if store is not None:
+            store.close()
