@@ -38,10 +38,9 @@ def supports(model: DecoderModel) -> str | None:
 class NativeDecoder:
     """One token through the model, from the host's values to logits."""
 
-    name = "native kernels"
-
     def __init__(self, model: DecoderModel, cache: KVCache, pool: Pool, variant: int | None = None) -> None:
         """`variant` is a number of `pool.library.variants`, None the best. Raises NativeError for what does not fit."""
+        self.name = f"native kernels, {pool.library.best_name}"
         self._pool = pool
         self._functions = pool.library.functions
         # Everything whose address the library gets.
