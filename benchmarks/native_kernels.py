@@ -1,9 +1,11 @@
-"""The native kernels of the CPU: bytes of weights a second in every format, and a decode step beside llama.cpp.
+"""The native kernels of the CPU: bytes of weights a second in every format; prefill and decode beside llama.cpp.
 
     python -m benchmarks.native_kernels                                    formats and variants
     python -m benchmarks.native_kernels --gguf FILE [--llama-python PYTHON] [--threads 2] [--contexts 16 512 2048]
+                                        [--prompts 32 512 2048]
 
-The rate of a format is quoted beside plain reading by the same threads, in the same round. The decode steps of both
+The rate of a format is quoted beside plain reading by the same threads, in the same round, and below it how many
+products with the same rows a second many activations at once come to. The prompts and the decode steps of both
 programs take turns on the same file with the same threads; medians, and the median of the ratios of the rounds, and
 beside them the quickest rounds, which a busy machine disturbs least. `--llama-python` is an interpreter with
 llama-cpp-python where this one has none. Where the time of a step goes is printed, too.
@@ -12,7 +14,7 @@ llama-cpp-python where this one has none. Where the time of a step goes is print
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -65,8 +67,34 @@ def formats(pool: Pool, repeats: int) -> None:
         print(f"{kind.name:8}" + "".join(f"{rate:10.1f}" for rate in medians.values()) + f"{share:13.2f}")
 
 
+def many_rows(pool: Pool, counts: Sequence[int], repeats: int) -> None:
+    """Billions of multiplications a second for several rows of activations at once; the quickest of the repeats."""
+    functions = pool.library.functions
+    variants = pool.library.variants
+    print("\n10^9/s  rows" + "".join(f"{count:>8}" for count in counts))
+    for kind in KINDS:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        if block == 1:
+            continue
+        rows = 6144
+        data = np.random.default_rng(0).integers(0, 60, rows * COLUMNS // block * size, dtype=np.uint8)
+        matrix = Matrix(data.ctypes.data, len(data) // rows, int(kind), rows, COLUMNS)
+        for name, variant in variants.items():
+            rates = []
+            for count in counts:
+                x, out = np.ones((count, COLUMNS), np.float32), np.empty((count, rows), np.float32)
+                times = []
+                with pool.held() as handle:
+                    for _ in range(repeats):
+                        began = perf_counter()
+                        functions.ct_products(handle, variant, matrix, count, x.ctypes.data, out.ctypes.data)
+                        times.append(perf_counter() - began)
+                rates.append(count * rows * COLUMNS / min(times) / 1e9)
+            print(f"{kind.name} {name:<9}" + "".join(f"{rate:8.0f}" for rate in rates))
+
+
 class Ours:
-    """The decode step alone, on a cache that holds anything."""
+    """Prompts and decode steps alone, on a cache that holds anything."""
 
     def __init__(self, path: Path, pool: Pool, variant: int, context: int) -> None:
         model = load_model(ModelFiles(path.name, gguf=path), dtype=torch.bfloat16, device=torch.device("cpu"))
@@ -85,6 +113,17 @@ class Ours:
             self._decoder.run(2000 + i, context + i, context + i, self._table)
         return (perf_counter() - began) / tokens
 
+    def prefill(self, tokens: int) -> float:
+        """Seconds from a prompt of `tokens` to its logits."""
+        began = perf_counter()
+        self._decoder.run_chunk([1000 + i % 1000 for i in range(tokens)], 0, range(tokens), self._table)
+        return perf_counter() - began
+
+    def prefill_parts(self, tokens: int) -> dict[str, float]:
+        """Seconds of each part of such a prompt."""
+        ids = [1000 + i % 1000 for i in range(tokens)]
+        return self._decoder.time_chunk(ids, 0, range(tokens), self._table)
+
     def parts(self, context: int, tokens: int) -> dict[str, float]:
         """Median seconds of each part of a step."""
         steps = [self._decoder.time(2000 + i, context + i, context + i, self._table) for i in range(tokens)]
@@ -99,30 +138,45 @@ def rounds(
         yield ours.decode(context, tokens), peer.decode(context, tokens) if peer is not None else float("nan")
 
 
-def decoding(arguments: argparse.Namespace, pool: Pool) -> None:
-    """Tokens/s of the decode step at every context, and the parts of a step."""
-    most = max(arguments.contexts) + arguments.tokens + BLOCK
+def compared(name: str, tokens: int, pairs: list[tuple[float, float]]) -> None:
+    """Print the tokens/s of rounds of `tokens` and their ratio; `pairs` are the seconds of both."""
+    mine, its = (tokens / statistics.median(side) for side in zip(*pairs, strict=True))
+    ratio = statistics.median(b / a for a, b in pairs)
+    best, quickest = (min(side) for side in zip(*pairs, strict=True))
+    print(
+        f"{name}: {mine:7.1f} tokens/s, llama.cpp {its:7.1f}, ratio {ratio:.2f} "
+        f"(of the quickest rounds: {tokens / best:.1f} tokens/s, {quickest / best:.2f})"
+    )
+
+
+def split(parts: dict[str, float]) -> None:
+    """Print where the time goes."""
+    total = sum(parts.values())
+    print("  " + ", ".join(f"{name} {1e3 * s:.2f} ms ({100 * s / total:.0f}%)" for name, s in parts.items()))
+
+
+def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
+    """Tokens/s of prompts and of the decode step at every context, and the parts of both."""
+    most = max(*arguments.prompts, max(arguments.contexts) + arguments.tokens) + BLOCK
     variant = pool.library.variants[arguments.variant or list(pool.library.variants)[-1]]
     ours = Ours(arguments.gguf, pool, variant, most)
     peer = None
     if arguments.llama_python is not None:
         peer = LlamaCppPython(arguments.llama_python, arguments.gguf, pool.threads, most)
         print(f"llama-cpp-python {peer.version}, {pool.threads} threads")
+    for prompt in arguments.prompts:
+        pairs = []
+        for _ in range(arguments.repeats + 1):
+            theirs = peer.prefill(prompt) if peer is not None else float("nan")
+            pairs.append((ours.prefill(prompt), theirs))
+        compared(f"prompt  {prompt:5}", prompt, pairs[1:])
+        split(ours.prefill_parts(prompt))
     for context in arguments.contexts:
         list(rounds(ours, peer, context, 4, 2))  # pages, clocks and caches
-        pairs = list(rounds(ours, peer, context, arguments.tokens, arguments.repeats))
-        mine, its = (1 / statistics.median(side) for side in zip(*pairs, strict=True))
-        ratio = statistics.median(b / a for a, b in pairs)
-        quickest = min(b for _, b in pairs) / min(a for a, _ in pairs)
-        print(
-            f"context {context:5}: {mine:7.1f} tokens/s, llama.cpp {its:7.1f}, ratio {ratio:.2f} "
-            f"(of the quickest rounds: {1 / min(a for a, _ in pairs):.1f} tokens/s, {quickest:.2f})"
+        compared(
+            f"context {context:5}", 1, list(rounds(ours, peer, context, arguments.tokens, arguments.repeats))
         )
-        parts = ours.parts(context, arguments.tokens)
-        total = sum(parts.values())
-        print(
-            "  " + ", ".join(f"{name} {1e3 * s:.2f} ms ({100 * s / total:.0f}%)" for name, s in parts.items())
-        )
+        split(ours.parts(context, arguments.tokens))
 
 
 def main() -> None:
@@ -132,6 +186,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="default: physical cores, less one for the screen")
     parser.add_argument("--variant", choices=native.VARIANT_NAMES, help="of the kernels; default: the best")
     parser.add_argument("--contexts", type=int, nargs="+", default=[16, 512, 2048])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[32, 512, 2048])
     parser.add_argument("--tokens", type=int, default=32, help="of a round")
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
@@ -142,8 +197,9 @@ def main() -> None:
     print(f"{name}, {pool.threads} threads")
     if arguments.gguf is None:
         formats(pool, arguments.repeats)
+        many_rows(pool, (2, 4, 8, 16, 32, 128, 512), arguments.repeats)
     else:
-        decoding(arguments, pool)
+        side_by_side(arguments, pool)
 
 
 if __name__ == "__main__":

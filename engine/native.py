@@ -113,6 +113,20 @@ class Input(ctypes.Structure):
     ]
 
 
+class Chunk(ctypes.Structure):
+    """ct_chunk"""
+
+    _fields_: ClassVar = [
+        ("table", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("blocks", ctypes.c_int32),
+        ("row", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+
 class Times(ctypes.Structure):
     """ct_times: seconds in each part of a step."""
 
@@ -141,6 +155,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "ct_decoder_destroy": (None, (_Pointer,)),
     "ct_decoder_run": (ctypes.c_char_p, (_Pointer, ctypes.POINTER(Input), _Pointer, ctypes.POINTER(Times))),
+    "ct_decoder_run_chunk": (
+        ctypes.c_char_p,
+        (_Pointer, ctypes.POINTER(Chunk), _Pointer, ctypes.POINTER(Times)),
+    ),
+    "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_product": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Pointer, _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
     "ct_read": (ctypes.c_uint64, (_Pointer, _Pointer, ctypes.c_int64)),

@@ -1,7 +1,8 @@
 """llama.cpp through llama-cpp-python, on the CPU, in a process of its own. Run as a program it is that process.
 
 It answers one JSON line for every JSON line it reads: {"context": c, "tokens": n} with the seconds of n decode steps
-that begin at row c. Only the standard library and llama_cpp are imported, so that any Python with llama_cpp will do.
+that begin at row c, {"prefill": n} with the seconds of a prompt of n tokens in an empty context. Only the standard
+library and llama_cpp are imported, so that any Python with llama_cpp will do.
 """
 
 import json
@@ -26,10 +27,11 @@ class LlamaCppPython:
 
     def decode(self, context: int, tokens: int) -> float:
         """Seconds a token of `tokens` decode steps from row `context` on."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"context": context, "tokens": tokens}) + "\n")
-        self._process.stdin.flush()
-        return float(self._answer()["seconds"]) / tokens
+        return self._ask({"context": context, "tokens": tokens}) / tokens
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds from a prompt of `tokens` to its logits."""
+        return self._ask({"prefill": tokens})
 
     def __enter__(self) -> Self:
         return self
@@ -39,6 +41,12 @@ class LlamaCppPython:
     ) -> None:
         self._process.terminate()
         self._process.wait()
+
+    def _ask(self, question: dict[str, int]) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["seconds"])
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -59,6 +67,14 @@ def serve(gguf: str, threads: int, context: int) -> None:
     present = 0
     for line in sys.stdin:
         asked = json.loads(line)
+        if "prefill" in asked:
+            model.n_tokens = 0
+            prompt = [1000 + i % 1000 for i in range(asked["prefill"])]
+            began = perf_counter()
+            model.eval(prompt)
+            print(json.dumps({"seconds": perf_counter() - began}), flush=True)
+            present = len(prompt)
+            continue
         start, tokens = asked["context"], asked["tokens"]
         if start < present:
             model.n_tokens = present = start  # what lies beyond is dropped by the next call

@@ -85,6 +85,17 @@ struct ct_input {
   int32_t position;
 };
 
+// `count` tokens of one sequence in its rows from `row` on, with a position each.
+struct ct_chunk {
+  const int32_t* table;
+  const int32_t* tokens;
+  const int32_t* positions;
+  int32_t blocks;
+  int32_t row;
+  int32_t count;
+  int32_t unused;
+};
+
 // Seconds spent in each part of a step, measured on the calling thread, waiting for the others included.
 struct ct_times {
   double embed, qkv, attention, output, gate_up, down, head;
@@ -118,8 +129,14 @@ void ct_decoder_destroy(ct_decoder* decoder);
 // input (a static string). One call at a time for a pool. `times` may be null.
 const char* ct_decoder_run(ct_decoder* decoder, const ct_input* input, float* logits, ct_times* times);
 
+// Several tokens at once, of models whose weights are all quantised: writes K and V of their rows and, unless `logits`
+// is null, the logits that follow the last one. What products read is rounded to int8 by 32 numbers, in every format.
+const char* ct_decoder_run_chunk(ct_decoder* decoder, const ct_chunk* chunk, float* logits, ct_times* times);
+
 // For tests and benchmarks. x fp32 [columns] -> out fp32 [rows]; false for what cannot be multiplied.
 int32_t ct_product(ct_pool* pool, int32_t variant, const ct_matrix* matrix, const float* x, float* out);
+// x fp32 [count, columns] -> out fp32 [count, rows], as chunks compute it; false for what cannot be multiplied.
+int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x, float* out);
 // The numbers of one row, fp32 [columns].
 int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out);
 // The bytes of `data` added up by all threads: what the memory gives at best.

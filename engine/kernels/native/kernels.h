@@ -34,7 +34,27 @@ constexpr size_t AHEAD = 16384;
 // out[count] = the rows times the activation
 using Product = void (*)(const Rows& rows, const Activation& activation, float* out);
 
-// One KV head of a layer: `groups` query heads over rows first..end of the sequence.
+constexpr int32_t PANEL = 16;  // rows of a weight that are multiplied side by side
+constexpr int32_t TILE = 8;    // rows of activations that lie side by side
+
+// Up to 16 rows of a weight, unpacked. A group is 32 columns, in Q6_K 16.
+struct Panel {
+  uint32_t* digits;  // [columns / 4][PANEL], four digits each
+  float* scale;      // [groups][PANEL]
+  float* low;        // [groups][PANEL]
+  int32_t type;
+  int32_t columns;
+};
+
+// Rows of activations as products with panels read them: x = scale * q, with one scale for 32 columns.
+struct Grid {
+  uint32_t* q;    // [rows / TILE][columns / 4][TILE], four q each
+  float* scale;   // [rows / TILE][columns / 32][TILE]
+  float* low;     // [rows / TILE][columns / 32][TILE]: scale * sum of the q of 32 columns
+  float* low_16;  // [rows / TILE][columns / 16][TILE]: of 16 columns
+};
+
+// One KV head of a layer: query heads over rows first..end of the sequence.
 struct Attend {
   const float* q;  // [groups, dim], scaled
   const uint8_t* k;
@@ -43,7 +63,8 @@ struct Attend {
   int64_t stride;  // bytes from slot to slot
   int32_t type;
   int32_t block_size;
-  int32_t groups;
+  int32_t groups;   // queries; `heads` of them belong to each of the newest rows, in the order of the rows
+  int32_t heads;    // and see nothing after it
   int32_t dim;
   int32_t first;
   int32_t end;
@@ -60,6 +81,11 @@ struct Kernels {
   Product (*product_of)(int32_t type);  // null where there is no such type
   void (*quantize)(const float* x, int32_t n, Activation& out);
   void (*quantize_wide)(const float* x, int32_t n, Activation& out);
+  // Rows first..first + count of a quantised weight, and row r of a grid from its n numbers.
+  void (*unpack)(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out);
+  void (*quantize_row)(const float* x, int32_t n, int32_t r, Grid& out);
+  // out[rows, rounded up to TILE][PANEL] = the grid times the panel
+  void (*multiply_panel)(const Panel& panel, const Grid& grid, int32_t rows, float* out);
   void (*norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
   void (*rotate)(float* head, const float* cos_sin, int32_t dim);
   void (*gate)(const float* gate, const float* up, int32_t n, float* out);

@@ -11,35 +11,18 @@
 #include <chrono>
 #include <cstring>
 #include <new>
-#include <vector>
 
-#include "scratch.h"
-#include "team.h"
+#include "decoder.h"
 #include "variants.h"
 
 namespace chatterm {
 
 namespace {
 
-constexpr int32_t GRAIN = 16;          // outputs of a cache line, so that threads do not write to the same one
-constexpr int32_t MOST_DIM = 512;      // of a head
-constexpr int32_t PARTS_A_THREAD = 8;  // attention is cut into about so many, that the threads finish together
-constexpr int32_t ADD_ROWS = 256;      // outputs that are kept aside before they are added
+constexpr int32_t MOST_DIM = 512;  // of a head
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-int32_t forms_of(const ct_linear& linear) {
-  int32_t forms = 0;
-  for (int32_t p = 0; p < linear.count; ++p) forms |= form_of(linear.parts[p].type);
-  return forms;
-}
-
-int32_t rows_of(const ct_linear& linear) {
-  int32_t rows = 0;
-  for (int32_t p = 0; p < linear.count; ++p) rows += linear.parts[p].rows;
-  return rows;
 }
 
 bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
@@ -77,53 +60,42 @@ void multiply(const Kernels& kernels, const ct_linear& linear, int32_t first, in
   }
 }
 
-// What one thread has for itself.
-struct Bench {
-  Buffer normed, query, scores, aside;
-  Quantized quantized;
-
-  Bench(int32_t widest, int32_t groups, int32_t dim, int32_t inner)
-      : normed(size_t(widest) * sizeof(float)),
-        query(size_t(groups + 1) * size_t(dim) * sizeof(float)),
-        scores(4 * ATTEND_ROWS * sizeof(float)),
-        aside(size_t(inner > ADD_ROWS ? 2 * inner : 2 * ADD_ROWS) * sizeof(float)),
-        quantized(widest) {}
-};
+const Activation& normed(Decoder& decoder, const float* weight, int32_t forms, Bench& bench) {
+  const int32_t hidden = decoder.model.hidden;
+  float* out = bench.normed.as<float>();
+  decoder.kernels.norm(decoder.x.as<float>(), weight, hidden, decoder.model.eps, out);
+  return bench.quantized.of(decoder.kernels, out, hidden, forms);
+}
 
 }  // namespace
 
-struct Decoder {
-  const ct_model model;
-  const ct_cache cache;
-  Pool& pool;
-  const Kernels& kernels;
-  std::vector<ct_layer> layers;
-  std::vector<Bench> benches;
-  const int32_t groups, q_size, kv_size, most_parts, number_bytes;
-  Buffer x, heads, parts, most, sum, inner;
+Clock::Clock(ct_times* times) : times_(times), before_(times == nullptr ? 0.0 : now()) {}
 
-  Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen)
-      : model(given),
-        cache(kv),
-        pool(team),
-        kernels(chosen),
-        layers(given.layers, given.layers + given.layer_count),
-        groups(given.q_heads / given.kv_heads),
-        q_size(given.q_heads * given.head_dim),
-        kv_size(given.kv_heads * given.head_dim),
-        most_parts((PARTS_A_THREAD * team.size() + given.kv_heads - 1) / given.kv_heads),
-        number_bytes(kv.type == CT_F32 ? 4 : 2),
-        x(size_t(given.hidden) * sizeof(float)),
-        heads(size_t(q_size + 2 * kv_size) * sizeof(float)),
-        parts(size_t(most_parts) * size_t(q_size) * sizeof(float)),
-        most(size_t(most_parts) * size_t(given.q_heads) * sizeof(float)),
-        sum(size_t(most_parts) * size_t(given.q_heads) * sizeof(float)),
-        inner(size_t(given.inner) * sizeof(float)) {
-    int32_t widest = given.hidden;
-    for (int32_t size : {q_size, given.inner}) widest = size > widest ? size : widest;
-    for (int32_t t = 0; t < team.size(); ++t) benches.emplace_back(widest, groups, given.head_dim, given.inner);
+void Clock::add(double ct_times::* part) {
+  if (times_ == nullptr) return;
+  const double after = now();
+  times_->*part += after - before_;
+  before_ = after;
+}
+
+const char* misfit_of_table(const Decoder& decoder, const int32_t* table, int32_t blocks, int64_t last) {
+  const int64_t size = decoder.cache.block_size;
+  if (last / size >= blocks) return "the row lies outside the block table";
+  for (int32_t i = 0; i <= last / size; ++i) {
+    if (table[i] < 0 || table[i] >= decoder.cache.slots / size) return "there is no such block";
   }
-};
+  return nullptr;
+}
+
+void compute_head(Decoder& decoder, int32_t thread, float* logits) {
+  const ct_linear& linear = decoder.model.head;
+  const Activation& given =
+      normed(decoder, decoder.model.final_norm, forms_of(linear), decoder.benches[size_t(thread)]);
+  Deal deal(decoder.pool, thread, rows_of(linear), GRAIN);
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    multiply(decoder.kernels, linear, first, end, given, logits + first, row_of(linear, after < 0 ? first : after));
+  }
+}
 
 namespace {
 
@@ -139,7 +111,6 @@ struct Step {
   void run(int32_t thread);
 
  private:
-  const Activation& normed(const float* weight, int32_t forms, Bench& bench);
   // Where a thread begins in the first `rows` outputs of a layer.
   const uint8_t* begin(const ct_linear& linear, int32_t rows, int32_t thread) const {
     return row_of(linear, Deal::begin(decoder.pool, thread, rows, GRAIN));
@@ -151,19 +122,11 @@ struct Step {
   void output(int32_t index, int32_t thread);
   void gate_up(int32_t index, int32_t thread);
   void down(int32_t index, int32_t thread);
-  void head(int32_t thread);
 };
-
-const Activation& Step::normed(const float* weight, int32_t forms, Bench& bench) {
-  const int32_t hidden = decoder.model.hidden;
-  float* out = bench.normed.as<float>();
-  decoder.kernels.norm(decoder.x.as<float>(), weight, hidden, decoder.model.eps, out);
-  return bench.quantized.of(decoder.kernels, out, hidden, forms);
-}
 
 void Step::qkv(int32_t index, int32_t thread) {
   const ct_layer& layer = decoder.layers[size_t(index)];
-  const Activation& given = normed(layer.input_norm, forms_of(layer.qkv), decoder.benches[size_t(thread)]);
+  const Activation& given = normed(decoder, layer.input_norm, forms_of(layer.qkv), decoder.benches[size_t(thread)]);
   const uint8_t* later = begin(layer.output, decoder.model.hidden, thread);
   Deal deal(decoder.pool, thread, decoder.q_size + 2 * decoder.kv_size, GRAIN);
   float* heads = decoder.heads.as<float>();
@@ -219,7 +182,7 @@ void Step::attend_part(int32_t index, int32_t head, int32_t part, Bench& bench) 
     kernels.store(heads + (model.q_heads + model.kv_heads + head) * dim, dim, cache.type, v + slot * stride);
   }
   const int64_t place = int64_t(part) * model.q_heads + head * groups;
-  kernels.attend({query, k, v, input.table, stride, cache.type, cache.block_size, groups, dim, first, end,
+  kernels.attend({query, k, v, input.table, stride, cache.type, cache.block_size, groups, groups, dim, first, end,
                   bench.scores.as<float>(), decoder.parts.as<float>() + place * dim,
                   decoder.most.as<float>() + place, decoder.sum.as<float>() + place});
 }
@@ -254,7 +217,7 @@ void Step::gate_up(int32_t index, int32_t thread) {
   const ct_layer& layer = decoder.layers[size_t(index)];
   const ct_linear& linear = layer.gate_up;
   Bench& bench = decoder.benches[size_t(thread)];
-  const Activation& given = normed(layer.mlp_norm, forms_of(linear), bench);
+  const Activation& given = normed(decoder, layer.mlp_norm, forms_of(linear), bench);
   const uint8_t* later = begin(layer.down, decoder.model.hidden, thread);
   float *gate = bench.aside.as<float>(), *up = gate + size;
   Deal deal(decoder.pool, thread, size, GRAIN);
@@ -278,25 +241,11 @@ void Step::down(int32_t index, int32_t thread) {
   add(linear, given, thread, later);
 }
 
-void Step::head(int32_t thread) {
-  const ct_linear& linear = decoder.model.head;
-  const Activation& given = normed(decoder.model.final_norm, forms_of(linear), decoder.benches[size_t(thread)]);
-  Deal deal(decoder.pool, thread, rows_of(linear), GRAIN);
-  for (int32_t first, end, after; deal.next(first, end, after);) {
-    multiply(decoder.kernels, linear, first, end, given, logits + first, row_of(linear, after < 0 ? first : after));
-  }
-}
-
 void Step::run(int32_t thread) {
-  const bool timed = times != nullptr && thread == 0;
-  double before = timed ? now() : 0.0;
+  Clock clock(thread == 0 ? times : nullptr);
   auto done = [&](double ct_times::* part) {
     decoder.pool.barrier();
-    if (timed) {
-      const double after = now();
-      times->*part += after - before;
-      before = after;
-    }
+    clock.add(part);
   };
   if (thread == 0) {
     const ct_matrix& embedding = decoder.model.embedding;
@@ -316,7 +265,7 @@ void Step::run(int32_t thread) {
     down(index, thread);
     done(&ct_times::down);
   }
-  head(thread);
+  compute_head(decoder, thread, logits);
   done(&ct_times::head);
 }
 
@@ -346,14 +295,10 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
 }
 
 const char* misuse(const Decoder& decoder, const ct_input& input) {
-  const ct_cache& cache = decoder.cache;
   if (input.token < 0 || input.token >= decoder.model.embedding.rows) return "there is no such token";
   if (input.position < 0 || input.position >= decoder.model.positions) return "the position is out of range";
-  if (input.row < 0 || input.row / cache.block_size >= input.blocks) return "the row lies outside the block table";
-  for (int32_t i = 0; i <= input.row / cache.block_size; ++i) {
-    if (input.table[i] < 0 || input.table[i] >= cache.slots / cache.block_size) return "there is no such block";
-  }
-  return nullptr;
+  if (input.row < 0) return "the row lies outside the block table";
+  return misfit_of_table(decoder, input.table, input.blocks, input.row);
 }
 
 void step_of(void* step, int32_t thread) { static_cast<Step*>(step)->run(thread); }
@@ -363,10 +308,6 @@ void step_of(void* step, int32_t thread) { static_cast<Step*>(step)->run(thread)
 }  // namespace chatterm
 
 using namespace chatterm;
-
-struct ct_decoder : Decoder {
-  using Decoder::Decoder;
-};
 
 ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_pool* pool, int32_t variant,
                               const char** problem) {

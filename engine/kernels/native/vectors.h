@@ -30,11 +30,11 @@ inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 inline Floats magnitude(Floats v) { return (Floats)((Ints)v & 0x7fffffff); }
 
+// In the order of `sum_four`.
 inline float sum_of(Floats v) {
 #ifdef __AVX2__
-  __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+  const __m256 twos = _mm256_hadd_ps((__m256)v, (__m256)v), fours = _mm256_hadd_ps(twos, twos);
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
 #else
   return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
 #endif

@@ -65,7 +65,7 @@ class RoundedProduct:
         for weight in weights:
             size = gguf.GGML_QUANT_SIZES[Kind(weight.qtype)][0]
             blocks = x.view(len(x), -1, size)
-            step = blocks.abs().amax(-1, keepdim=True) / 127
+            step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
             rounded = (blocks / step).round().mul(step).view_as(x)
             numbers = torch.empty(weight.rows, weight.columns)
             dequantize_rows(weight, 0, weight.rows, numbers)

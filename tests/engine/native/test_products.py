@@ -220,3 +220,84 @@ def test_what_does_not_fit_together_is_refused(pool: Pool) -> None:
             call = pool.library.functions.ct_product
             assert not call(handle, pool.library.best, wrong, x.ctypes.data, out.ctypes.data)
             assert not call(handle, 99, weight.matrix, x.ctypes.data, out.ctypes.data)
+
+
+def multiply_many(pool: Pool, variant: int, weight: Weight, x: Array) -> Array:
+    """x [count, columns] -> [count, rows], as chunks of a prompt are multiplied."""
+    out = np.full((len(x), len(weight.data)), np.nan, dtype=np.float32)
+    with pool.held() as handle:
+        done = pool.library.functions.ct_products(
+            handle, variant, weight.matrix, len(x), x.ctypes.data, out.ctypes.data
+        )
+    assert done
+    return out
+
+
+QUANTIZED = [kind for kind in KINDS if kind not in PLAIN]
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("rows", [1, 16, 37])
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 13])
+def test_many_rows_are_within_what_rounding_them_explains(
+    pool: Pool, variant: int, kind: Kind, rows: int, count: int
+) -> None:
+    columns = max(gguf.GGML_QUANT_SIZES[kind][0], 96)
+    weight = random_weight(kind, rows, columns, seed=rows, offset=1)
+    x = np.random.default_rng(count).standard_normal((count, columns)).astype(np.float32)
+    x *= np.repeat(np.float32(10.0) ** np.arange(columns // 32) % 977, 32)
+    found = multiply_many(pool, variant, weight, x)
+    assert found.shape == (count, rows)
+    for one, given in zip(found, x, strict=True):
+        exact = weight.numbers @ given.astype(np.float64)
+        # Every format with a scale for 32 numbers of the activation.
+        assert (np.abs(one - exact) <= bound(weight, Kind.Q8_0, given)).all()
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_a_row_has_the_same_product_whatever_is_beside_it(pool: Pool, variant: int, kind: Kind) -> None:
+    weight = random_weight(kind, 40, 512)
+    x = np.random.default_rng(3).standard_normal((21, 512)).astype(np.float32)
+    together = multiply_many(pool, variant, weight, x)
+    for first, end in ((0, 1), (1, 6), (6, 21)):
+        np.testing.assert_array_equal(multiply_many(pool, variant, weight, x[first:end]), together[first:end])
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_extreme_rows_do_not_overflow(pool: Pool, variant: int, kind: Kind) -> None:
+    """Every digit at its largest: what is added up in 16 bits must fit them."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    for byte in (0x00, 0x80, 0x81, 0xFF):
+        data = np.full((5, 2, size), byte, dtype=np.uint8)
+        one = np.frombuffer(np.float16(0.5).tobytes(), dtype=np.uint8)
+        for at in {Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,)}.get(kind, (0, 2)):
+            data[..., at : at + 2] = one
+        flat = data.reshape(5, -1)
+        weight = place(flat, kind, 2 * block, numbers_of(flat, kind))
+        x = np.ones((2, 2 * block), dtype=np.float32)
+        x[1] = -1.0
+        exact = x.astype(np.float64) @ weight.numbers.T
+        size_of_terms = np.abs(weight.numbers).sum(1).max()
+        np.testing.assert_allclose(
+            multiply_many(pool, variant, weight, x), exact, rtol=1e-5, atol=1e-5 * size_of_terms + 1e-4
+        )
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_a_row_that_is_no_number_spoils_no_other(pool: Pool, variant: int, kind: Kind) -> None:
+    x = np.ones((3, 512), dtype=np.float32)
+    x[1, 300] = np.nan
+    found = multiply_many(pool, variant, random_weight(kind, 20, 512), x)
+    assert not np.isfinite(found[1]).any()
+    np.testing.assert_array_equal(found[0], found[2])
+    assert np.isfinite(found[0]).all()
+
+
+def test_many_rows_that_do_not_fit_together_are_refused(pool: Pool) -> None:
+    plain, packed = random_weight(Kind.F32, 2, 64), random_weight(Kind.Q8_0, 2, 64)
+    x, out = np.zeros(64, np.float32), np.zeros(2, np.float32)
+    call, best = pool.library.functions.ct_products, pool.library.best
+    with pool.held() as handle:
+        assert not call(handle, best, plain.matrix, 1, x.ctypes.data, out.ctypes.data)
+        assert not call(handle, best, packed.matrix, -1, x.ctypes.data, out.ctypes.data)
+        assert not call(handle, 99, packed.matrix, 1, x.ctypes.data, out.ctypes.data)
