@@ -25,6 +25,8 @@ from engine.memory import (
     plan_kv,
     reserved_bytes,
 )
+from engine.native import NativeError, default_threads
+from engine.native import problem as native_problem
 from engine.output import Output
 from engine.params import SamplingParams
 from engine.reasoning import ThinkTracker
@@ -67,13 +69,14 @@ class Engine:
         graphs: bool = True,
         fused: bool = True,
         lane: bool = True,
+        threads: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         """`num_blocks` overrides the size that the free memory gives, `block_size` what suits the attention.
 
         `attention` names a backend; without `graphs` decode steps run kernel by kernel, without `fused` through the
-        plain modules, without `lane` as prompts do. Raises EngineError when nothing fits or the backend does not
-        work here.
+        plain modules, without `lane` as prompts do. `threads` are those of a CPU (None: `default_threads`). Raises
+        EngineError when nothing fits or the backend does not work here.
         """
         config = model.config
         on_gpu = device.type == "cuda"
@@ -119,6 +122,12 @@ class Engine:
         self._scheduler = Scheduler(self._blocks, max_chunk, idle_chunk=32)
         self._runner = Runner(model, self._backend, device)
         self._lane: Lane | None = None
+        threads = threads or default_threads()
+        if device.type == "cpu" and fused:
+            try:
+                self._runner.go_native(model, self._cache, threads)
+            except NativeError as error:
+                self._notes += (f"Tokens are decoded by the plain modules, which is slower ({error}).",)
         if on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
             try:
                 if fused:
@@ -136,6 +145,7 @@ class Engine:
                 )
             if self._lane is not None and self._lane.problem is not None:
                 self._notes += (f"CUDA graphs are off, decoding is slower ({self._lane.problem}).",)
+        self._decode_name = self._runner.name
         self._stepper = Stepper(
             device,
             tokenizer.stop_ids,
@@ -146,6 +156,7 @@ class Engine:
             self._cache,
             self._runner,
             self._lane,
+            threads,
         )
         self._loop = loop
         # Not the stepper's own methods: the loop outlives it (see `close`).
@@ -166,12 +177,14 @@ class Engine:
         context: int | None = None,
         attention: str = "auto",
         graphs: bool = True,
+        threads: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
 
         `model` is what `models.sources.resolve` takes, or local files; `quantize` is how weights are held, see
-        `models.load`; `context` is in tokens (None: as long as the model and the memory allow).
+        `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
+        a CPU (None: the physical cores, less one for the screen where there are more than two).
         """
         choice = pick_device(device)
         picked = choice.device
@@ -179,8 +192,13 @@ class Engine:
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
         tokenizer = load_tokenizer(files)
         loop = Loop()
+        threads = threads or default_threads()
+        if picked.type == "cpu" and quantize == "auto" and native_problem() is not None:
+            quantize = "none"  # torch has no kernels of its own that read the blocks
 
         def build() -> Engine:
+            if picked.type == "cpu":
+                torch.set_num_threads(threads)
             network = load_model(
                 files, dtype=picked_dtype, device=picked, on_progress=on_progress, quantize=quantize
             )
@@ -194,6 +212,7 @@ class Engine:
                 context=context,
                 attention=attention,
                 graphs=graphs,
+                threads=threads,
                 notes=choice.notes,
             )
 
@@ -265,7 +284,7 @@ class Engine:
             blocks_held=self._blocks.num_held,
             prefill_done=done,
             prefill_total=total,
-            decode=self._lane.name if self._lane is not None else "plain modules",
+            decode=self._lane.name if self._lane is not None else self._decode_name,
             notes=self._notes,
             warmed=warmed,
             bandwidth=self._bandwidth,

@@ -1,5 +1,6 @@
 """From a scheduled batch to logits."""
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor
 
 from engine.attention import AttentionBackend
 from engine.batch import Batch, Span
+from engine.kv_cache import KVCache
+from engine.native import Pool
+from engine.native_decode import NativeDecoder, supports
 from engine.scheduler import Chunk
 from models.attention import Attention
 from models.decoder import DecoderModel
@@ -25,12 +29,29 @@ class Decoder(Protocol):
 
 
 class Runner:
-    """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch."""
+    """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch.
+
+    On a CPU native kernels, where there are some for the model, compute the rows that are sampled from, one by one.
+    """
 
     def __init__(self, model: Decoder, backend: AttentionBackend, device: torch.device) -> None:
         self._model = model
         self._backend = backend
         self._device = device
+        self._native: NativeDecoder | None = None
+
+    @property
+    def name(self) -> str:
+        """The program of a decode step, for people."""
+        return self._native.name if self._native is not None else "plain modules"
+
+    def go_native(self, model: DecoderModel, cache: KVCache, threads: int) -> None:
+        """Compute single rows with native kernels from now on, where there are some for `model`.
+
+        Raises NativeError when they cannot be had after all.
+        """
+        if supports(model) is None:
+            self._native = NativeDecoder(model, cache, Pool(threads))
 
     @torch.inference_mode()
     def fuse(self, model: DecoderModel) -> None:
@@ -48,9 +69,38 @@ class Runner:
         hidden = self._model.forward(ids, ids, self._backend.plan(Batch((Span((0,), 0, 16),))))
         self._model.logits(hidden[-1:])
 
+    def uses_torch(self, chunks: list[Chunk]) -> bool:
+        """Whether the plain modules have something to compute for `chunks`."""
+        return self._native is None or any(chunk.count > 1 for chunk in chunks)
+
     @torch.inference_mode()
-    def run(self, chunks: list[Chunk]) -> Tensor:
-        """Compute the rows of `chunks` and return the logits [n, vocab] of the n chunks that sample, in order."""
+    def run(self, chunks: list[Chunk]) -> list[Tensor]:
+        """Compute the rows of `chunks` and return the logits [vocab] of each chunk that samples, in order.
+
+        The next call may overwrite them.
+        """
+        if self._native is None:
+            return self._run(chunks)
+        # Whatever is sampled from is native: for one row the plain modules would expand all weights.
+        last = [chunk for chunk in chunks if _ends_native(chunk)]
+        before = [replace(chunk, count=chunk.count - _ends_native(chunk)) for chunk in chunks]
+        if before := [chunk for chunk in before if chunk.count > 0]:
+            self._run(before)
+        logits = []
+        for chunk in last:
+            row = self._run_native(self._native, chunk)
+            if chunk.samples:
+                logits.append(row if len(last) == 1 else row.clone())
+        return logits
+
+    def _run_native(self, native: NativeDecoder, chunk: Chunk) -> Tensor:
+        """Logits [vocab] after the last row of a chunk, the others of which are there."""
+        sequence, row = chunk.sequence, chunk.start + chunk.count - 1
+        assert sequence.table is not None
+        rows = sequence.rows
+        return native.run(rows.token_ids[row], row, rows.positions[row], sequence.table.blocks)
+
+    def _run(self, chunks: list[Chunk]) -> list[Tensor]:
         token_ids: list[int] = []
         positions: list[int] = []
         spans: list[Span] = []
@@ -69,4 +119,8 @@ class Runner:
             self._backend.plan(Batch(tuple(spans))),
         )
         # Only the rows that are sampled from go through the head.
-        return self._model.logits(hidden[last])
+        return list(self._model.logits(hidden[last])) if last else []
+
+
+def _ends_native(chunk: Chunk) -> bool:
+    return chunk.samples or chunk.count == 1
