@@ -31,7 +31,8 @@ class Decoder(Protocol):
 class Runner:
     """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch.
 
-    On a CPU native kernels, where there are some for the model, compute the rows that are sampled from, one by one.
+    On a CPU native kernels, where there are some for the model, compute every chunk by itself; of a model whose
+    weights are not quantised only single rows and those that are sampled from.
     """
 
     def __init__(self, model: Decoder, backend: AttentionBackend, device: torch.device) -> None:
@@ -71,7 +72,8 @@ class Runner:
 
     def uses_torch(self, chunks: list[Chunk]) -> bool:
         """Whether the plain modules have something to compute for `chunks`."""
-        return self._native is None or any(chunk.count > 1 for chunk in chunks)
+        native = self._native
+        return native is None or (not native.takes_chunks and any(chunk.count > 1 for chunk in chunks))
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> list[Tensor]:
@@ -81,24 +83,26 @@ class Runner:
         """
         if self._native is None:
             return self._run(chunks)
-        # Whatever is sampled from is native: for one row the plain modules would expand all weights.
-        last = [chunk for chunk in chunks if _ends_native(chunk)]
-        before = [replace(chunk, count=chunk.count - _ends_native(chunk)) for chunk in chunks]
-        if before := [chunk for chunk in before if chunk.count > 0]:
-            self._run(before)
+        if not self._native.takes_chunks:
+            chunks = self._run_before(chunks)
         logits = []
-        for chunk in last:
-            row = self._run_native(self._native, chunk)
-            if chunk.samples:
-                logits.append(row if len(last) == 1 else row.clone())
+        for chunk in chunks:
+            row = _run_native(self._native, chunk)
+            if row is not None:
+                logits.append(row if len(chunks) == 1 else row.clone())
         return logits
 
-    def _run_native(self, native: NativeDecoder, chunk: Chunk) -> Tensor:
-        """Logits [vocab] after the last row of a chunk, the others of which are there."""
-        sequence, row = chunk.sequence, chunk.start + chunk.count - 1
-        assert sequence.table is not None
-        rows = sequence.rows
-        return native.run(rows.token_ids[row], row, rows.positions[row], sequence.table.blocks)
+    def _run_before(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Leave of each chunk the last row, where it samples, or all of a single one."""
+        left = [chunk.count if chunk.count == 1 else int(chunk.samples) for chunk in chunks]
+        before = [replace(chunk, count=chunk.count - rows) for chunk, rows in zip(chunks, left, strict=True)]
+        if before := [chunk for chunk in before if chunk.count > 0]:
+            self._run(before)
+        return [
+            replace(chunk, start=chunk.start + chunk.count - 1, count=1)
+            for chunk, rows in zip(chunks, left, strict=True)
+            if rows
+        ]
 
     def _run(self, chunks: list[Chunk]) -> list[Tensor]:
         token_ids: list[int] = []
@@ -122,5 +126,12 @@ class Runner:
         return list(self._model.logits(hidden[last])) if last else []
 
 
-def _ends_native(chunk: Chunk) -> bool:
-    return chunk.samples or chunk.count == 1
+def _run_native(native: NativeDecoder, chunk: Chunk) -> Tensor | None:
+    sequence, start, stop = chunk.sequence, chunk.start, chunk.start + chunk.count
+    assert sequence.table is not None
+    rows, blocks = sequence.rows, sequence.table.blocks
+    if chunk.count == 1:
+        logits = native.run(rows.token_ids[start], start, rows.positions[start], blocks)
+        return logits if chunk.samples else None
+    tokens, positions = rows.token_ids[start:stop], rows.positions[start:stop]
+    return native.run_chunk(tokens, start, positions, blocks, chunk.samples)
