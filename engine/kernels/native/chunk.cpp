@@ -12,7 +12,7 @@ namespace chatterm {
 namespace {
 
 constexpr int32_t MOST_ROWS = 128;    // more share the unpacking no better, and their numbers leave the cache
-constexpr int32_t MOST_QUERIES = 16;  // rows whose queries read K and V together
+constexpr int32_t MOST_QUERIES = 32;  // rows whose queries read K and V together
 constexpr int32_t LEAST_QUERIES = 4;
 
 size_t up_to(int32_t count, int32_t unit) { return size_t((count + unit - 1) / unit * unit); }
@@ -65,7 +65,7 @@ void PanelRoom::multiply(const Kernels& kernels, const ct_linear& linear, int32_
 
 // What one thread has for itself.
 struct ChunkBench {
-  Buffer normed, tile, other_tile, query, mixed, most, sum, scores;
+  Buffer normed, tile, other_tile, query, mixed, most, sum, scores, keys, values;
   PanelRoom panel;
 
   ChunkBench(int32_t widest, int32_t queries, int32_t dim)
@@ -73,10 +73,12 @@ struct ChunkBench {
         tile(room<float>(MOST_ROWS * PANEL)),
         other_tile(room<float>(MOST_ROWS * PANEL)),
         query(room<float>(size_t(queries) * size_t(dim))),
-        mixed(room<float>(size_t(queries) * size_t(dim))),
+        mixed(room<float>(size_t(queries) * size_t(padded(dim)))),
         most(room<float>(size_t(queries))),
         sum(room<float>(size_t(queries))),
-        scores(room<float>(4 * ATTEND_ROWS)),
+        scores(room<float>(size_t(queries) * ATTEND_ROWS)),
+        keys(room<float>(size_t(dim) * ATTEND_ROWS)),
+        values(room<float>(size_t(padded(dim)) * ATTEND_ROWS)),
         panel(widest, MOST_ROWS) {}
 };
 
@@ -207,20 +209,21 @@ void Chunk::attend_some(int32_t index, int32_t head, int32_t first, ChunkBench& 
   const int32_t dim = decoder.model.head_dim, groups = decoder.groups, size = groups * dim;
   const int32_t some = first + queries < count ? queries : count - first;
   const float scale = 1.0f / __builtin_sqrtf(float(dim));
-  float *query = bench.query.as<float>(), *out = bench.mixed.as<float>(), *sum = bench.sum.as<float>();
+  float *query = bench.query.as<float>(), *out = bench.mixed.as<float>();
   for (int32_t r = 0; r < some; ++r) {
     const float* from = heads(first + r) + head * size;
     for (int32_t i = 0; i < size; ++i) query[r * size + i] = from[i] * scale;
   }
   const int64_t offset = int64_t(head) * dim * decoder.number_bytes;
-  decoder.kernels.attend({query, cached(decoder.cache.k, index) + offset, cached(decoder.cache.v, index) + offset,
-                          table, slot_bytes(), decoder.cache.type, decoder.cache.block_size, some * groups, groups,
-                          dim, 0, row + first + some, bench.scores.as<float>(), out, bench.most.as<float>(), sum});
+  decoder.kernels.attend_chunk(
+      {query, cached(decoder.cache.k, index) + offset, cached(decoder.cache.v, index) + offset, table, slot_bytes(),
+       decoder.cache.type, decoder.cache.block_size, some * groups, groups, dim, row + first + some,
+       bench.keys.as<float>(), bench.values.as<float>(), bench.scores.as<float>(), out, bench.most.as<float>(),
+       bench.sum.as<float>()});
   for (int32_t r = 0; r < some; ++r) {
-    float* to = mixed(first + r) + head * size;
     for (int32_t g = 0; g < groups; ++g) {
-      const float factor = 1.0f / sum[r * groups + g];
-      for (int32_t d = 0; d < dim; ++d) to[g * dim + d] = out[r * size + g * dim + d] * factor;
+      const float* from = out + (r * groups + g) * padded(dim);
+      std::memcpy(mixed(first + r) + head * size + g * dim, from, size_t(dim) * sizeof(float));
     }
   }
 }

@@ -54,7 +54,7 @@ struct Grid {
   float* low_16;  // [rows / TILE][columns / 16][TILE]: of 16 columns
 };
 
-// One KV head of a layer: query heads over rows first..end of the sequence.
+// One KV head of a layer: `groups` query heads over rows first..end of the sequence.
 struct Attend {
   const float* q;  // [groups, dim], scaled
   const uint8_t* k;
@@ -63,8 +63,7 @@ struct Attend {
   int64_t stride;  // bytes from slot to slot
   int32_t type;
   int32_t block_size;
-  int32_t groups;   // queries; `heads` of them belong to each of the newest rows, in the order of the rows
-  int32_t heads;    // and see nothing after it
+  int32_t groups;
   int32_t dim;
   int32_t first;
   int32_t end;
@@ -75,6 +74,30 @@ struct Attend {
 };
 
 constexpr int32_t ATTEND_ROWS = 64;  // rows that are scored before their values are added up
+
+// One KV head of a layer: the queries of the newest rows of a sequence of `end` rows, each over all rows up to its own.
+struct AttendChunk {
+  const float* q;  // [queries, dim], scaled; `heads` for each row
+  const uint8_t* k;
+  const uint8_t* v;
+  const int32_t* table;
+  int64_t stride;
+  int32_t type;
+  int32_t block_size;
+  int32_t queries;
+  int32_t heads;
+  int32_t dim;
+  int32_t end;
+  float* keys;    // scratch: [dim, ATTEND_ROWS]
+  float* values;  // scratch: [ATTEND_ROWS, padded(dim)]
+  float* scores;  // scratch: [queries, ATTEND_ROWS]
+  float* out;     // [queries, padded(dim)]
+  float* most;    // scratch: [queries]
+  float* sum;     // scratch: [queries]
+};
+
+// What a row of so many numbers takes in whole vectors.
+constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
 
 struct Kernels {
   const char* name;
@@ -90,6 +113,7 @@ struct Kernels {
   void (*rotate)(float* head, const float* cos_sin, int32_t dim);
   void (*gate)(const float* gate, const float* up, int32_t n, float* out);
   void (*attend)(const Attend& given);
+  void (*attend_chunk)(const AttendChunk& given);
   // parts [count][dim] with their `most` and `sum` (`stride` numbers from part to part) -> out [dim]
   void (*combine)(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride,
                   int32_t heads, int32_t dim, float* out);

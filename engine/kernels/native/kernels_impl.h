@@ -186,7 +186,7 @@ inline void mix(const float* weights, const uint8_t* const* rows, int32_t count,
 
 // ROWS rows at once where their sums and the query fit the registers. `later` are the keys to ask for meanwhile.
 template <typename Type, int G>
-void attend_tile(const Attend& a, int32_t group, int32_t row, int32_t count, const uint8_t* const* k,
+void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* const* k,
                  const uint8_t* const* v, const uint8_t* const* later) {
   constexpr int ROWS = G <= 3 ? 4 : 2;
   const float* q = a.q + group * a.dim;
@@ -206,8 +206,6 @@ void attend_tile(const Attend& a, int32_t group, int32_t row, int32_t count, con
   for (int g = 0; g < G; ++g) {
     float* mine = scores + g * ATTEND_ROWS;
     float& most = a.most[group + g];
-    const int32_t later_rows = (a.groups - 1 - group - g) / a.heads;  // newer than that of the query
-    for (r = a.end - later_rows > row ? a.end - later_rows - row : 0; r < count; ++r) mine[r] = -__builtin_inff();
     for (r = count; r % 8; ++r) mine[r] = -__builtin_inff();
     Floats peaks = splat(most);
     for (r = 0; r < count; r += 8) peaks = larger(load(mine + r), peaks);
@@ -234,7 +232,8 @@ void attend_tile(const Attend& a, int32_t group, int32_t row, int32_t count, con
 }
 
 // Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are.
-inline int32_t locate(const Attend& a, int32_t row, const uint8_t** k, const uint8_t** v) {
+template <typename Attention>
+inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const uint8_t** v) {
   const int32_t count = a.end - row < ATTEND_ROWS ? a.end - row : ATTEND_ROWS;
   int32_t block = row / a.block_size, within = row % a.block_size;
   for (int32_t i = 0; i < count; ++i) {
@@ -265,16 +264,16 @@ void attend_rows(const Attend& a) {
     for (int32_t i = after; i < count; ++i) k[tile ^ 1][i] = now[i];
     const uint8_t* const* later = k[tile ^ 1];
     int32_t group = 0;
-    for (; group + 4 <= a.groups; group += 4) attend_tile<Type, 4>(a, group, row, count, now, values, later);
+    for (; group + 4 <= a.groups; group += 4) attend_tile<Type, 4>(a, group, count, now, values, later);
     switch (a.groups - group) {
       case 3:
-        attend_tile<Type, 3>(a, group, row, count, now, values, later);
+        attend_tile<Type, 3>(a, group, count, now, values, later);
         break;
       case 2:
-        attend_tile<Type, 2>(a, group, row, count, now, values, later);
+        attend_tile<Type, 2>(a, group, count, now, values, later);
         break;
       case 1:
-        attend_tile<Type, 1>(a, group, row, count, now, values, later);
+        attend_tile<Type, 1>(a, group, count, now, values, later);
         break;
       default:
         break;
@@ -293,6 +292,14 @@ void attend(const Attend& given) {
       return attend_rows<F16>(given);
   }
 }
+
+}  // namespace
+}  // namespace chatterm
+
+#include "attend_chunk.h"
+
+namespace chatterm {
+namespace {
 
 void combine(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride, int32_t heads,
              int32_t dim, float* out) {
@@ -376,8 +383,8 @@ Product product_of(int32_t type) {
 #define CT_TEXT_(x) #x
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
-    CT_TEXT(CT_NAME), product_of, quantize, quantize_wide, unpack,    quantize_row, multiply_panel, norm,
-    rotate,           gate,       attend,   combine,       store_row, read,
+    CT_TEXT(CT_NAME), product_of, quantize,     quantize_wide, unpack,    quantize_row, multiply_panel, norm,
+    rotate,           gate,       attend,       attend_chunk,  combine,   store_row,    read,
 };
 
 }  // namespace chatterm

@@ -182,7 +182,7 @@ void Step::attend_part(int32_t index, int32_t head, int32_t part, Bench& bench) 
     kernels.store(heads + (model.q_heads + model.kv_heads + head) * dim, dim, cache.type, v + slot * stride);
   }
   const int64_t place = int64_t(part) * model.q_heads + head * groups;
-  kernels.attend({query, k, v, input.table, stride, cache.type, cache.block_size, groups, groups, dim, first, end,
+  kernels.attend({query, k, v, input.table, stride, cache.type, cache.block_size, groups, dim, first, end,
                   bench.scores.as<float>(), decoder.parts.as<float>() + place * dim,
                   decoder.most.as<float>() + place, decoder.sum.as<float>() + place});
 }

@@ -109,22 +109,26 @@ struct F16 {
   }
 };
 
-// e to the x within 2e-7 of its size; 0 and infinity far out, NaN stays NaN.
-inline Floats exponential(Floats x) {
-  const Floats given = x;
-  x = x < splat(-87.0f) ? splat(-87.0f) : x;
-  x = x > splat(88.0f) ? splat(88.0f) : x;
-  const Floats shifted = x * 1.44269504f + 12582912.0f;  // the nearest whole number is in the low bits
-  const Floats whole = shifted - 12582912.0f;
-  const Floats r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  Floats p = splat(1.0f / 720) * r + 1.0f / 120;
+// e to the x within 2e-7 of its size; 0 and infinity far out, NaN stays NaN. V is any vector of floats.
+template <typename V, typename I>
+inline V exponential(V x) {
+  const V given = x, least = V{} - 87.0f, most = V{} + 88.0f;
+  x = x < least ? least : x;
+  x = x > most ? most : x;
+  const V shifted = x * 1.44269504f + 12582912.0f;  // the nearest whole number is in the low bits
+  const V whole = shifted - 12582912.0f;
+  const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  V p = V{} + 1.0f / 720;
+  p = p * r + 1.0f / 120;
   p = p * r + 1.0f / 24;
   p = p * r + 1.0f / 6;
   p = p * r + 0.5f;
   p = p * r * r + r + 1.0f;
-  const Floats power = (Floats)(((Ints)shifted - 0x4b400000 + 127) << 23);
-  const Floats result = p * power;
+  const V power = (V)(((I)shifted - 0x4b400000 + 127) << 23);
+  const V result = p * power;
   return given == given ? result : given;
 }
+
+inline Floats exponential(Floats x) { return exponential<Floats, Ints>(x); }
 
 }  // namespace
