@@ -277,6 +277,13 @@ def default_threads() -> int:
     return cores - 1 if cores > 2 else cores
 
 
+def check_threads(threads: int | None) -> None:
+    """Raises EngineError for a number that this machine has no processors for."""
+    most = os.cpu_count() or 1
+    if threads is not None and not 1 <= threads <= most:
+        raise EngineError(f"--threads is {threads}; this machine has processors for 1 to {most}.")
+
+
 def physical_cores() -> int:
     """Physical cores among the processors of this process, at least one, within the quota of a container."""
     if not hasattr(os, "sched_getaffinity"):
