@@ -8,7 +8,8 @@ has a process of its own; they take turns, the idle one waits for a line and com
 the median of the ratios of the rounds. Of chatterm everything is counted that a stream does (scheduling, sampling,
 text), of llama.cpp (llama-cpp-python) its `eval` alone. Loading is counted in fresh processes, imports not included,
 with the file in memory; the memory is the largest resident set, mapped weights included, with room for the longest
-context in the KV cache. Other programs on the same cores spoil the figures: the load before is printed. `--llama-python` is an interpreter with llama-cpp-python, where this one has none.
+context in the KV cache. Other programs on the same cores spoil the figures: the load before is printed.
+`--llama-python` is an interpreter with llama-cpp-python, where this one has none.
 """
 
 import argparse

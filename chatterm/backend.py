@@ -53,6 +53,8 @@ class ChatOptions:
     quantize: Quantize = "auto"
     context: int | None = None
     """Tokens that the conversation may hold."""
+    threads: int | None = None
+    """Of a CPU; None: the physical cores, less one for the screen where there are more than two."""
     attention: Attention = "auto"
     graphs: bool = True
     """Whether a GPU decodes with CUDA graphs."""

@@ -201,6 +201,14 @@ def run(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens the conversation may hold.", rich_help_panel=_MACHINE)
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of a CPU. Default: the physical cores, less one for the screen where there are more than two.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
     attention: Annotated[
         Literal["auto", "flash", "triton", "sdpa"],
         typer.Option(
@@ -235,6 +243,7 @@ def run(
         dtype=dtype,
         quantize=quantize,
         context=context,
+        threads=threads,
         attention=attention,
         graphs=not no_graph,
         system=system,
@@ -269,7 +278,7 @@ def run(
     preferences = Settings.load(config_path())
     decided = {
         name
-        for name in ("device", "context", "system", "think", "think_cache")
+        for name in ("device", "context", "threads", "system", "think", "think_cache")
         if _is_given(invocation, name)
     }
     decided |= {"system", "think", "think_cache"} if resume else set()

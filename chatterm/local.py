@@ -144,6 +144,7 @@ class LocalBackend:
             dtype=options.dtype,
             quantize=options.quantize,
             context=options.context,
+            threads=options.threads,
             attention=options.attention,
             graphs=options.graphs,
             on_progress=on_progress,

@@ -25,7 +25,7 @@ from engine.memory import (
     plan_kv,
     reserved_bytes,
 )
-from engine.native import NativeError, default_threads
+from engine.native import NativeError, check_threads, default_threads
 from engine.native import problem as native_problem
 from engine.output import Output
 from engine.params import SamplingParams
@@ -70,13 +70,15 @@ class Engine:
         fused: bool = True,
         lane: bool = True,
         threads: int | None = None,
+        free: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         """`num_blocks` overrides the size that the free memory gives, `block_size` what suits the attention.
 
         `attention` names a backend; without `graphs` decode steps run kernel by kernel, without `fused` through the
-        plain modules, without `lane` as prompts do. `threads` are those of a CPU (None: `default_threads`). Raises
-        EngineError when nothing fits or the backend does not work here.
+        plain modules, without `lane` as prompts do. `threads` are those of a CPU (None: `default_threads`), `free` the
+        bytes that the weights have left of the memory (None: what is free now). Raises EngineError when nothing fits
+        or the backend does not work here.
         """
         config = model.config
         on_gpu = device.type == "cuda"
@@ -87,7 +89,7 @@ class Engine:
             2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
         )
         reserve = reserved_bytes(config, max_chunk, dtype, device)
-        free = available_memory(device)
+        free = available_memory(device) if free is None else free
         plan = plan_kv(per_token, block_size, free, model.positions, context, kv_share(device), reserve)
         self.model_name = name
         self.device = device
@@ -186,6 +188,7 @@ class Engine:
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
         a CPU (None: the physical cores, less one for the screen where there are more than two).
         """
+        check_threads(threads)
         choice = pick_device(device)
         picked = choice.device
         picked_dtype = pick_dtype(dtype, picked)
@@ -199,6 +202,7 @@ class Engine:
         def build() -> Engine:
             if picked.type == "cpu":
                 torch.set_num_threads(threads)
+            before = available_memory(picked)
             network = load_model(
                 files, dtype=picked_dtype, device=picked, on_progress=on_progress, quantize=quantize
             )
@@ -213,6 +217,8 @@ class Engine:
                 attention=attention,
                 graphs=graphs,
                 threads=threads,
+                # Mapped weights go on counting as free memory: they would be taken twice.
+                free=max(before - weight_bytes(network), 0) if picked.type == "cpu" else None,
                 notes=choice.notes,
             )
 

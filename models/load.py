@@ -281,13 +281,14 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _cgroup_bytes(folder: Path) -> list[int]:
-    """What a container may still allocate: its limit less what it cannot drop; empty if unlimited."""
+    """What a container may still allocate: its limit less what it cannot drop, files are; empty if unlimited."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used = int((folder / "memory.current").read_text(encoding="ascii"))
         counts = dict(
             line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
         )
-        return [] if limit == "max" else [int(limit) - used + int(counts.get("inactive_file", 0))]
+        files = sum(int(counts.get(kind, 0)) for kind in ("inactive_file", "active_file"))
+        return [] if limit == "max" else [int(limit) - used + files]
     except (OSError, ValueError):
         return []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import Engine, SamplingParams, native
+from engine import Engine, EngineError, SamplingParams, native
 from engine import engine as engine_module
 from engine.loop import Loop
 from engine.native import NativeError
@@ -190,6 +190,16 @@ def test_without_the_library_quantised_files_are_expanded(
         engine.close()
 
 
+def test_mapped_weights_are_no_memory_for_the_cache(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "available_memory", lambda device: 300_000_000)
+    engine = Engine.load(str(smollm2), device="cpu", quantize="auto")
+    try:
+        left = 300_000_000 - engine.figures().weight_bytes
+        assert 0.45 * left < engine.figures().kv_bytes <= 0.5 * left
+    finally:
+        engine.close()
+
+
 def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
@@ -199,3 +209,9 @@ def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
         assert engine.figures().decode.startswith("native kernels, ")
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_an_impossible_number_of_threads_is_refused(threads: int) -> None:
+    with pytest.raises(EngineError, match=f"--threads is {threads}; this machine has processors for 1 to"):
+        Engine.load("smollm2", device="cpu", threads=threads)
