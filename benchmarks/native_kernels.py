@@ -76,7 +76,7 @@ def many_rows(pool: Pool, counts: Sequence[int], repeats: int) -> None:
         block, size = gguf.GGML_QUANT_SIZES[kind]
         if block == 1:
             continue
-        rows = 6144
+        rows = 1536
         data = np.random.default_rng(0).integers(0, 60, rows * COLUMNS // block * size, dtype=np.uint8)
         matrix = Matrix(data.ctypes.data, len(data) // rows, int(kind), rows, COLUMNS)
         for name, variant in variants.items():
@@ -197,7 +197,7 @@ def main() -> None:
     print(f"{name}, {pool.threads} threads")
     if arguments.gguf is None:
         formats(pool, arguments.repeats)
-        many_rows(pool, (2, 4, 8, 16, 32, 128, 512), arguments.repeats)
+        many_rows(pool, (2, 4, 8, 16, 32, 128), arguments.repeats)
     else:
         side_by_side(arguments, pool)
 

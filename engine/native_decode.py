@@ -82,6 +82,7 @@ class NativeDecoder:
             raise NativeError((reason.value or b"no reason").decode())
         weakref.finalize(self, self._functions.ct_decoder_destroy, self._handle).atexit = False
         self._quantized = isinstance(model.lm_head, QuantizedLinear)
+        self._portable = number == pool.library.variants["portable"]
         self._blocks: list[int] = []
         self._table = np.zeros(0, dtype=np.int32)
         self._logits = torch.empty(config.vocab_size, dtype=torch.float32)
@@ -101,8 +102,11 @@ class NativeDecoder:
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether there is `run_chunk` for the model: all of its weights are quantised."""
-        return self._quantized
+        """Whether `run_chunk` is there for the model, whose weights must all be quantised, and faster than torch.
+
+        The portable kernels are not: for many rows torch is faster, once it has made numbers of the weights.
+        """
+        return self._quantized and not self._portable
 
     def run_chunk(
         self,
@@ -117,9 +121,10 @@ class NativeDecoder:
         Returns fp32 [vocab_size] for the last one, which the next call overwrites; None unless `samples`. Raises
         NativeError for values out of range, for no tokens, and where the model does not take chunks.
 
-        Every row is rounded to int8 by itself, as in a decode step, so a prompt that is split in another way differs
-        by the order of sums in fp32 only (in K formats by the rounding, too: by 256 numbers there, by 32 here). That
-        may turn a near tie, nothing else.
+        However a prompt is split into chunks, every row and the logits are the same to the bit: a row is rounded to
+        int8 by itself, and its sums have one order. A decode step (`run`) adds up in another order, and in K formats
+        rounds by 256 numbers where a chunk does by 32; later roundings to int8 make a difference as large as rounding
+        itself of that, which may turn a near tie.
         """
         return self._run_chunk(tokens, start, positions, blocks, samples, None)
 

@@ -89,7 +89,8 @@ int32_t ct_product(ct_pool* pool, int32_t variant, const ct_matrix* matrix, cons
   }
 }
 
-int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x, float* out) {
+int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x,
+                    float* out) {
   const Kernels* kernels = kernels_of(variant);
   if (kernels == nullptr || count < 0 || !is_sound(*matrix) || form_of(matrix->type) == FORM_FLOAT) return 0;
   try {

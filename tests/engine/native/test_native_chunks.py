@@ -164,9 +164,16 @@ def test_plain_weights_do_not_take_chunks(
         decoder.run_chunk([1, 2], 0, [0, 1], [0])
 
 
+def test_only_the_portable_kernels_leave_chunks_to_torch(
+    model: DecoderModel, pool: Pool, library: Library
+) -> None:
+    for name, variant in library.variants.items():
+        decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
+        assert decoder.takes_chunks == (name != "portable")
+
+
 def test_the_parts_of_a_chunk_are_timed(model: DecoderModel, pool: Pool) -> None:
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    assert decoder.takes_chunks
     parts = decoder.time_chunk([1, 2, 3], 0, [0, 1, 2], [0])
     assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
     assert all(0 < seconds < 60 for seconds in parts.values())
