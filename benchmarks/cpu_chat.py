@@ -9,10 +9,11 @@ the median of the ratios of the rounds. Of chatterm everything is counted that a
 text), of llama.cpp (llama-cpp-python) its `eval` alone. Loading is counted in fresh processes, imports not included,
 with the file in memory; the memory is the largest resident set, mapped weights included, with room for the longest
 context in the KV cache. Other programs on the same cores spoil the figures: the load before is printed.
-`--llama-python` is an interpreter with llama-cpp-python, where this one has none.
+`--llama-python` is an interpreter with llama-cpp-python where this one has none; without any only chatterm is measured.
 """
 
 import argparse
+import importlib.util
 import json
 import multiprocessing as mp
 import os
@@ -282,12 +283,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--llama-python", help="an interpreter with llama-cpp-python; without one only chatterm"
+        "--llama-python", help="an interpreter with llama-cpp-python; default: this one, if it has it"
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="default: all")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--quick", action="store_true", help="the default model, short prompts, three repeats"
+        "--quick", action="store_true", help="by default one model; short prompts, three repeats"
     )
     parser.add_argument(
         "--threads", type=int, help="default: physical cores, less one where there are more than two"
@@ -296,10 +297,12 @@ def main() -> None:
     arguments = parser.parse_args()
     from engine.native import default_threads
 
+    if arguments.llama_python is None and importlib.util.find_spec("llama_cpp") is not None:
+        arguments.llama_python = sys.executable
     arguments.threads = arguments.threads or default_threads()
     arguments.prefills, arguments.contexts = PREFILLS, CONTEXTS
     if arguments.quick:
-        arguments.models, arguments.repeats = MODELS[:1], 3
+        arguments.models, arguments.repeats = arguments.models or MODELS[:1], 3
         arguments.prefills, arguments.contexts = PREFILLS[:2], CONTEXTS[:2]
     figures: dict[str, Any] = {
         "cpu": cpu_name(),
@@ -308,10 +311,11 @@ def main() -> None:
         "torch": version("torch"),
         "repeats": arguments.repeats,
     }
-    print(
-        f"{cpu_name()}, {arguments.threads} threads on {os.cpu_count()} cores; medians of {arguments.repeats}"
-    )
-    for name in arguments.models:
+    load = os.getloadavg()[0]
+    figures["load before"] = load
+    print(f"{cpu_name()}, {arguments.threads} threads on {os.cpu_count()} cores, load before {load:.1f}")
+    print(f"Medians of {arguments.repeats}")
+    for name in arguments.models or MODELS:
         with model_file(name) as path, ExitStack() as stack:
             bench = Bench(path, arguments, stack)
             print(f"\n{path.name}: {bench.program}")

@@ -1,6 +1,7 @@
 """The engine: owns the pieces, and says what the loop thread does with them."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from engine.memory import (
     reserved_bytes,
 )
 from engine.native import NativeError, check_threads, default_threads
-from engine.native import problem as native_problem
+from engine.native_decode import supports
 from engine.output import Output
 from engine.params import SamplingParams
 from engine.reasoning import ThinkTracker
@@ -38,7 +39,7 @@ from engine.stepper import Stepper, explain
 from models.decoder import DecoderModel
 from models.load import load_model
 from models.progress import OnProgress, Progress
-from models.quantized import weight_bytes
+from models.quantized import quantized_weights, weight_bytes
 from models.sources import ModelFiles, resolve
 from models.tokenizer import Tokenizer, load_tokenizer
 
@@ -196,16 +197,15 @@ class Engine:
         tokenizer = load_tokenizer(files)
         loop = Loop()
         threads = threads or default_threads()
-        if picked.type == "cpu" and quantize == "auto" and native_problem() is not None:
-            quantize = "none"  # torch has no kernels of its own that read the blocks
 
         def build() -> Engine:
             if picked.type == "cpu":
                 torch.set_num_threads(threads)
             before = available_memory(picked)
-            network = load_model(
-                files, dtype=picked_dtype, device=picked, on_progress=on_progress, quantize=quantize
-            )
+            load = partial(load_model, files, dtype=picked_dtype, device=picked, on_progress=on_progress)
+            network = load(quantize=quantize)
+            if quantize == "auto" and quantized_weights(network) and supports(network) is not None:
+                network = load(quantize="none")  # torch has no kernels of its own that read the blocks
             return cls(
                 loop,
                 network,
