@@ -149,6 +149,8 @@ class Engine:
             if self._lane is not None and self._lane.problem is not None:
                 self._notes += (f"CUDA graphs are off, decoding is slower ({self._lane.problem}).",)
         self._decode_name = self._runner.name
+        if self._runner.all_native:
+            self._attention_name = "native"
         self._stepper = Stepper(
             device,
             tokenizer.stop_ids,

@@ -70,10 +70,14 @@ class Runner:
         hidden = self._model.forward(ids, ids, self._backend.plan(Batch((Span((0,), 0, 16),))))
         self._model.logits(hidden[-1:])
 
+    @property
+    def all_native(self) -> bool:
+        """Whether native kernels compute everything, attention included."""
+        return self._native is not None and self._native.takes_chunks
+
     def uses_torch(self, chunks: list[Chunk]) -> bool:
         """Whether the plain modules have something to compute for `chunks`."""
-        native = self._native
-        return native is None or (not native.takes_chunks and any(chunk.count > 1 for chunk in chunks))
+        return self._native is None or (not self.all_native and any(chunk.count > 1 for chunk in chunks))
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> list[Tensor]:

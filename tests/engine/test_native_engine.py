@@ -205,8 +205,10 @@ def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
         pytest.skip(reason)
     engine = Engine.load(str(smollm2), device="cpu", context=64, threads=1)
     try:
-        assert engine.figures().weight_bytes < 110e6
-        assert engine.figures().decode.startswith("native kernels, ")
+        figures = engine.figures()
+        assert figures.weight_bytes < 110e6
+        assert figures.decode.startswith("native kernels, ")
+        assert figures.attention in ("native", "sdpa")  # portable kernels leave prompts to torch
     finally:
         engine.close()
 
