@@ -6,6 +6,7 @@ QUESTION ?= What is the capital of France? Answer in one sentence.
 
 VENV := .venv
 BIN := $(VENV)/bin
+NATIVE := hatch_build.py $(wildcard engine/kernels/native/*.cpp engine/kernels/native/*.h engine/kernels/native/*.py)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: help chat test lint format clean
@@ -42,12 +43,12 @@ format: $(VENV)/installed-dev
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 
-# The stamps make the next call start at once; a change of the dependencies installs again.
-$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+# The stamps make the next call start at once; a change of the dependencies or of the native kernels installs again.
+$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@touch $(VENV)/installed $@
 

@@ -1,12 +1,19 @@
-"""Chatting on a CPU: chatterm beside transformers (fp32) on the same weights, in one run.
+"""chatterm on a CPU beside llama.cpp: the same file, the same threads, in turns.
 
-    python -m benchmarks.cpu_chat [--repeats 5] [--json benchmarks/results/cpu_chat.json]
+    python -m benchmarks.cpu_chat --llama-python PYTHON [--models smollm2 q8_0 q4_0] [--repeats 5] [--quick]
+                                  [--threads 2] [--json benchmarks/results/cpu_chat.json]
 
-Each side lives in a process of its own; the parent asks them in turn and quotes medians, so that both see the
-same moments of a noisy machine. The model is the default one, dequantised to fp32 for transformers.
+The models are SmolLM2-135M-Instruct Q4_1 and random ones with the shapes of Qwen3-0.6B, in Q8_0 and in Q4_0. Each side
+has a process of its own; they take turns, the idle one waits for a line and computes nothing. Quoted are medians, and
+the median of the ratios of the rounds. Of chatterm everything is counted that a stream does (scheduling, sampling,
+text), of llama.cpp (llama-cpp-python) its `eval` alone. Loading is counted in fresh processes, imports not included,
+with the file in memory; the memory is the largest resident set, mapped weights included, with room for the longest
+context in the KV cache. Other programs on the same cores spoil the figures: the load before is printed.
+`--llama-python` is an interpreter with llama-cpp-python where this one has none; without any only chatterm is measured.
 """
 
 import argparse
+import importlib.util
 import json
 import multiprocessing as mp
 import os
@@ -14,103 +21,78 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.llama_cpp_python import LlamaCppPython, peak_bytes
+
+CONTEXTS = (16, 512, 2048)
 PREFILLS = (32, 512, 2048)
-DECODE_CONTEXT, DECODE_TOKENS = 128, 48
-QUESTIONS = {
-    "10 words": "What do rivers have to do with towns, part {:02d}?",
-    "20 words": "Tell me in a few sentences what rivers, bridges and towns have to do with each other, part {:02d}.",
-}
+DECODE_TOKENS = 32
+PAUSE = 0.1
+"""Seconds between two turns: threads of the side before may spin for some milliseconds more."""
+MODELS = ("smollm2", "q8_0", "q4_0")
 
 
-def prompt(length: int, seed: int) -> list[int]:
+def chatterm_side(pipe: Connection, path: Path, context: int, threads: int) -> None:
+    """Serve measurements of an engine over a GGUF file."""
+    from engine import Engine, SamplingParams
+
+    engine = Engine.load(str(path), device="cpu", context=context, threads=threads)
+    prompts: dict[int, list[int]] = {}
+
+    def prefill(length: int, seed: int) -> float:
+        ids = random_tokens(length, seed)
+        began = time.perf_counter()
+        next(engine.stream(ids, SamplingParams(temperature=0.0, max_tokens=1)))
+        return time.perf_counter() - began
+
+    def decode(length: int) -> float:
+        params = SamplingParams(temperature=0.0, max_tokens=DECODE_TOKENS + 1)
+        seed = 10_000
+        while True:
+            ids = prompts.setdefault(length, random_tokens(length, seed))
+            stream = engine.stream(ids, params)
+            next(stream)
+            began = time.perf_counter()
+            count = sum(1 for _ in stream)
+            if count == DECODE_TOKENS:
+                return (time.perf_counter() - began) / count
+            del prompts[length]  # the model ended its turn; ask something else
+            seed += 1
+
+    serve(
+        pipe,
+        {
+            "prefill": prefill,
+            "decode": decode,
+            "peak": peak_bytes,
+            "program": lambda: engine.figures().decode,
+        },
+    )
+
+
+def parts_side(pipe: Connection, path: Path, context: int, threads: int) -> None:
+    """Serve the times of the parts of a bare step."""
+    from benchmarks.native_kernels import Ours
+    from engine.native import Pool
+
+    pool = Pool(threads)
+    bare = Ours(path, pool, pool.library.best, context)
+    serve(pipe, {"parts": lambda length: bare.parts(length, DECODE_TOKENS)})
+
+
+def random_tokens(length: int, seed: int) -> list[int]:
     """Random token ids: no two prompts share a prefix."""
     import torch
 
     return torch.randint(100, 49_000, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def chatterm_side(pipe: Connection) -> None:
-    from engine import Engine, SamplingParams
-
-    engine = Engine.load("smollm2", device="cpu")
-
-    def prefill(length: int, seed: int) -> float:
-        began = time.perf_counter()
-        engine.warm(prompt(length, seed))
-        return length / (time.perf_counter() - began)
-
-    def decode(seed: int) -> float:
-        params = SamplingParams(temperature=0.0, max_tokens=DECODE_TOKENS)
-        while True:  # random prompts may end a turn at once; take the next one then
-            stream = engine.stream(prompt(DECODE_CONTEXT, seed), params)
-            next(stream)
-            began, count = time.perf_counter(), 0
-            for _ in stream:
-                count += 1
-            if count >= DECODE_TOKENS // 2:
-                return count / (time.perf_counter() - began)
-            seed += 1000
-
-    def turns(question: str, typed: bool, seed: int) -> list[float]:
-        chat = engine.chat(system=f"You answer in one or two sentences. ({seed})")
-        times = []
-        for turn in range(10):
-            if typed:  # as the screen does it: the draft is warmed while a person types
-                chat.prepare(question.format(turn), wait=True)
-            for _ in chat.send(question.format(turn), SamplingParams(temperature=0.0, max_tokens=40)):
-                pass
-            assert chat.last is not None
-            times.append(chat.last.stats.ttft_s)
-            chat.settle(wait=True)
-        return times
-
-    serve(pipe, {"prefill": prefill, "decode": decode, "turns": turns})
-
-
-def transformers_side(pipe: Connection) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from benchmarks.peers.transformers import fields_of
-    from models.gguf import config_of, read_gguf
-    from models.gguf_weights import stored_tensors
-    from models.sources import resolve
-
-    path = resolve("smollm2").gguf
-    assert path is not None
-    file = read_gguf(path)
-    config = config_of(file)
-    network = LlamaForCausalLM(LlamaConfig(**fields_of(config)))
-    parameters = network.state_dict()
-    for tensor in stored_tensors(file, config):
-        tensor.copy_into(parameters[tensor.name])
-    network.eval()
-
-    @torch.inference_mode()
-    def prefill(length: int, seed: int) -> float:
-        ids = torch.tensor([prompt(length, seed)])
-        began = time.perf_counter()
-        network(ids, use_cache=True, logits_to_keep=1)
-        return length / (time.perf_counter() - began)
-
-    @torch.inference_mode()
-    def decode(seed: int) -> float:
-        out = network(torch.tensor([prompt(DECODE_CONTEXT, seed)]), use_cache=True, logits_to_keep=1)
-        token = out.logits[:, -1:].argmax(-1)
-        began = time.perf_counter()
-        for _ in range(DECODE_TOKENS):
-            out = network(token, past_key_values=out.past_key_values, use_cache=True)
-            token = out.logits[:, -1:].argmax(-1)
-        return DECODE_TOKENS / (time.perf_counter() - began)
-
-    serve(pipe, {"prefill": prefill, "decode": decode})
 
 
 def serve(pipe: Connection, functions: dict[str, Callable[..., Any]]) -> None:
@@ -139,14 +121,6 @@ class Side:
         self._process.join()
 
 
-def seconds_to_ready() -> float:
-    """From the command to a loaded model: a fresh Python, imports and all."""
-    code = "from engine import Engine; Engine.load('smollm2', device='cpu'); import os; os._exit(0)"
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True)
-    return time.perf_counter() - began
-
-
 def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -155,49 +129,197 @@ def cpu_name() -> str:
         return platform.processor()
 
 
+def load_seconds(path: Path, threads: int) -> float:
+    """What loading takes a fresh process that has imported everything."""
+    code = (
+        "import os, sys, time; from engine import Engine; import torch; began = time.perf_counter();"
+        f"Engine.load({str(path)!r}, device='cpu', context=2304, threads={threads});"
+        "print(time.perf_counter() - began, flush=True); os._exit(0)"
+    )
+    return float(subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE).stdout)
+
+
+def ready_seconds(path: Path) -> float:
+    """From the command to a loaded model: a fresh Python, imports and all."""
+    code = f"from engine import Engine; Engine.load({str(path)!r}, device='cpu'); import os; os._exit(0)"
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def model_file(name: str) -> Iterator[Path]:
+    """A GGUF file of one of MODELS; random ones are written for as long as they are needed."""
+    if name == "smollm2":
+        from models.sources import resolve
+
+        path = resolve(name).gguf
+        assert path is not None
+        yield path
+        return
+    from gguf import GGMLQuantizationType
+
+    from benchmarks.random_gguf import write_random_qwen3
+    from benchmarks.shapes import SHAPES
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"qwen3-0.6b-{name}.gguf"
+        write_random_qwen3(path, SHAPES["0.6B"], GGMLQuantizationType[name.upper()], 4096)
+        yield path
+
+
+class Bench:
+    """One model on both sides."""
+
+    def __init__(self, path: Path, arguments: argparse.Namespace, stack: ExitStack) -> None:
+        self._path = path
+        self._arguments = arguments
+        self._context = max(*arguments.prefills, *arguments.contexts) + 4 * DECODE_TOKENS
+        self._ours = Side(chatterm_side, path, self._context, arguments.threads)
+        stack.callback(self._ours.close)
+        self._peer: LlamaCppPython | None = None
+        if arguments.llama_python is not None:
+            self._peer = stack.enter_context(self._start_peer())
+        self.program: str = self._ours("program")
+
+    def run(self) -> dict[str, Any]:
+        """Measure and print everything."""
+        arguments, ours, peer = self._arguments, self._ours, self._peer
+        print(f"{'':16}{'chatterm':>12}{'llama.cpp':>12}{'ratio':>8}")
+        found: dict[str, Any] = {"decode": self.program, "peer": peer and f"llama-cpp-python {peer.version}"}
+        for length in arguments.prefills:
+            found[f"prefill {length}"] = self._prefill(length)
+        for length in arguments.contexts:
+            found[f"decode at {length}"] = self._decode(length)
+        memory = [ours("peak") / 1e6, peer.peak_bytes() / 1e6 if peer else None]
+        found["peak memory, MB"] = _line("peak memory, MB", *memory, digits=0)
+        pairs = self._rounds(
+            lambda _: load_seconds(self._path, arguments.threads), peer and self._peer_load_seconds
+        )
+        found["load, s"] = _line("load, s", *_medians(pairs), digits=2)
+        found["command to ready, s"] = statistics.median(
+            ready_seconds(self._path) for _ in range(arguments.repeats)
+        )
+        print(f"{'command to ready, s':19}{found['command to ready, s']:9.2f}")
+        found["a decode step, ms"] = self._steps(
+            {n: found[f"decode at {n}"]["chatterm"] for n in arguments.contexts}
+        )
+        return found
+
+    def _prefill(self, length: int) -> dict[str, float | None]:
+        peer = self._peer
+        theirs = (lambda: peer.prefill(length)) if peer is not None else None
+        pairs = self._rounds(lambda seed: self._ours("prefill", length, seed), theirs)
+        return _rates(f"prefill {length}", length, pairs)
+
+    def _decode(self, length: int) -> dict[str, float | None]:
+        peer = self._peer
+        theirs = (lambda: peer.decode(length, DECODE_TOKENS)) if peer is not None else None
+        return _rates(f"decode at {length}", 1, self._rounds(lambda _: self._ours("decode", length), theirs))
+
+    def _rounds(
+        self, ours: Callable[[int], float], theirs: Callable[[], float] | None
+    ) -> list[tuple[float, float | None]]:
+        """Both in turns, the first round not counted."""
+        pairs: list[tuple[float, float | None]] = []
+        for repeat in range(self._arguments.repeats + 1):
+            mine = ours(repeat)
+            time.sleep(PAUSE)
+            pairs.append((mine, theirs() if theirs is not None else None))
+            time.sleep(PAUSE)
+        return pairs[1:]
+
+    def _start_peer(self) -> LlamaCppPython:
+        arguments = self._arguments
+        return LlamaCppPython(arguments.llama_python, self._path, arguments.threads, self._context)
+
+    def _peer_load_seconds(self) -> float:
+        with self._start_peer() as peer:
+            return peer.load_s
+
+    def _steps(self, rates: dict[int, float]) -> dict[str, dict[str, float]]:
+        """Where the time of a decode step goes, in ms; `rates` are the tokens/s of the whole engine."""
+        if not self.program.startswith("native"):
+            return {}
+        side = Side(parts_side, self._path, self._context, self._arguments.threads)
+        found = {}
+        for length, rate in rates.items():
+            parts = {name: 1e3 * seconds for name, seconds in side("parts", length).items()}
+            parts["the engine around it"] = 1e3 / rate - sum(parts.values())
+            found[str(length)] = parts
+        side.close()
+        print(f"{'a decode step':24}" + "".join(f"{f'at {length}':>10}" for length in found))
+        for name in next(iter(found.values())):
+            print(f"  {name:22}" + "".join(f"{parts[name]:7.2f} ms" for parts in found.values()))
+        return found
+
+
+def _medians(pairs: list[tuple[float, float | None]]) -> tuple[float, float | None]:
+    theirs = [b for _, b in pairs if b is not None]
+    return statistics.median(a for a, _ in pairs), statistics.median(theirs) if theirs else None
+
+
+def _rates(name: str, tokens: int, pairs: list[tuple[float, float | None]]) -> dict[str, float | None]:
+    mine, theirs = _medians(pairs)
+    ratios = [b / a for a, b in pairs if b is not None]
+    ratio = statistics.median(ratios) if ratios else None
+    return _line(name, tokens / mine, tokens / theirs if theirs else None, ratio, digits=1)
+
+
+def _line(
+    name: str, mine: float, theirs: float | None, ratio: float | None = None, *, digits: int
+) -> dict[str, float | None]:
+    """Print a row; the ratio is ours to theirs unless given."""
+    if theirs is None:
+        print(f"{name:16}{mine:12.{digits}f}")
+        return {"chatterm": mine, "llama.cpp": None, "ratio": None}
+    ratio = mine / theirs if ratio is None else ratio
+    print(f"{name:16}{mine:12.{digits}f}{theirs:12.{digits}f}{ratio:8.2f}", flush=True)
+    return {"chatterm": mine, "llama.cpp": theirs, "ratio": ratio}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--llama-python", help="an interpreter with llama-cpp-python; default: this one, if it has it"
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="default: all")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--quick", action="store_true", help="by default one model; short prompts, three repeats"
+    )
+    parser.add_argument(
+        "--threads", type=int, help="default: physical cores, less one where there are more than two"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    import torch
+    from engine.native import default_threads
 
-    ours, theirs = Side(chatterm_side), Side(transformers_side)
+    if arguments.llama_python is None and importlib.util.find_spec("llama_cpp") is not None:
+        arguments.llama_python = sys.executable
+    arguments.threads = arguments.threads or default_threads()
+    arguments.prefills, arguments.contexts = PREFILLS, CONTEXTS
+    if arguments.quick:
+        arguments.models, arguments.repeats = arguments.models or MODELS[:1], 3
+        arguments.prefills, arguments.contexts = PREFILLS[:2], CONTEXTS[:2]
     figures: dict[str, Any] = {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "threads": arguments.threads,
+        "torch": version("torch"),
         "repeats": arguments.repeats,
-        "tokens_per_s": {},
-        "ttft_s": {},
     }
-    print(
-        f"{figures['cpu']}, {figures['cores']} cores, {figures['capability']}; medians of {arguments.repeats}"
-    )
-    print(f"{'tokens/s':<16}{'chatterm':>12}{'transformers':>14}{'ratio':>8}")
-    jobs: list[tuple[str, tuple[Any, ...]]] = [(f"prefill {n}", ("prefill", n)) for n in PREFILLS]
-    jobs.append((f"decode at {DECODE_CONTEXT}", ("decode",)))
-    for name, job in jobs:
-        pairs = [(ours(*job, seed), theirs(*job, seed)) for seed in range(arguments.repeats + 1)][1:]
-        mine, other = (statistics.median(values) for values in zip(*pairs, strict=True))
-        figures["tokens_per_s"][name] = {"chatterm": mine, "transformers": other, "ratio": mine / other}
-        print(f"{name:<16}{mine:>12.1f}{other:>14.1f}{mine / other:>8.2f}")
-    print(f"{'TTFT':<28}{'turn 2':>10}{'turn 10':>10}{'ratio':>8}")
-    for index, (length, question) in enumerate(QUESTIONS.items()):
-        for typed in (True, False):
-            first = 1000 * index + 100 * typed  # another system prompt for every chat: nothing is cached yet
-            chats = [ours("turns", question, typed, first + n) for n in range(arguments.repeats + 1)][1:]
-            turn2, turn10 = (statistics.median(chat[turn] for chat in chats) for turn in (1, 9))
-            name = f"{length}, {'typed' if typed else 'sent at once'}"
-            figures["ttft_s"][name] = {"turn 2": turn2, "turn 10": turn10, "ratio": turn10 / turn2}
-            print(f"{name:<28}{turn2 * 1e3:>7.0f} ms{turn10 * 1e3:>7.0f} ms{turn10 / turn2:>8.2f}")
-    ours.close()
-    theirs.close()
-    figures["ready_s"] = statistics.median(seconds_to_ready() for _ in range(arguments.repeats))
-    print(f"From command to ready model: {figures['ready_s']:.2f} s")
+    load = os.getloadavg()[0]
+    figures["load before"] = load
+    print(f"{cpu_name()}, {arguments.threads} threads on {os.cpu_count()} cores, load before {load:.1f}")
+    print(f"Medians of {arguments.repeats}")
+    for name in arguments.models or MODELS:
+        with model_file(name) as path, ExitStack() as stack:
+            bench = Bench(path, arguments, stack)
+            print(f"\n{path.name}: {bench.program}")
+            figures[name] = bench.run()
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 Attention = Literal["auto", "flash", "triton", "sdpa"]
+Quantize = Literal["auto", "none", "int8", "int4"]
 ThinkMode = Literal["auto", "on", "off"]
 ThinkCache = Literal["exact", "mask"]
 
@@ -50,8 +51,11 @@ class ChatOptions:
 
     device: str = "auto"
     dtype: str = "auto"
+    quantize: Quantize = "auto"
     context: int | None = None
     """Tokens that the conversation may hold."""
+    threads: int | None = None
+    """Of a CPU; None: the physical cores, less one for the screen where there are more than two."""
     attention: Attention = "auto"
     graphs: bool = True
     """Whether a GPU decodes with CUDA graphs."""

@@ -191,8 +191,23 @@ def run(
         Literal["auto", "bfloat16", "float32", "float16"],
         typer.Option(help="The numbers it computes with.", rich_help_panel=_MACHINE),
     ] = "auto",
+    quantize: Annotated[
+        Literal["auto", "none", "int8", "int4"],
+        typer.Option(
+            help="The weights on a CPU: as GGUF files hold them, expanded, or quantised to 8 or 4 bits.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = "auto",
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens the conversation may hold.", rich_help_panel=_MACHINE)
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of a CPU. Default: the physical cores, less one for the screen where there are more than two.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = None,
     attention: Annotated[
         Literal["auto", "flash", "triton", "sdpa"],
@@ -226,7 +241,9 @@ def run(
     options = ChatOptions(
         device=device,
         dtype=dtype,
+        quantize=quantize,
         context=context,
+        threads=threads,
         attention=attention,
         graphs=not no_graph,
         system=system,
@@ -261,7 +278,7 @@ def run(
     preferences = Settings.load(config_path())
     decided = {
         name
-        for name in ("device", "context", "system", "think", "think_cache")
+        for name in ("device", "context", "threads", "system", "think", "think_cache")
         if _is_given(invocation, name)
     }
     decided |= {"system", "think", "think_cache"} if resume else set()

@@ -49,6 +49,8 @@ class ModelSettings:
     """Tokens that a conversation may hold; not set: what the model and the memory allow."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
+    threads: int | None = None
+    """Of a CPU; not set: the physical cores, less one for the screen where there are more than two."""
     think: ThinkMode = "auto"
     """Whether a reasoning model thinks before it answers; auto leaves it to the model."""
     spill_gb: float | None = None
@@ -129,6 +131,7 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
         "device": model.device,
         "context": model.context,
         "spill_gb": model.spill_gb,
+        "threads": model.threads,
         "system": model.system,
         "think": model.think,
         "think_cache": model.think_cache,
@@ -269,8 +272,10 @@ def _check_ranges(settings: Settings) -> None:
         raise _Wrong(
             ("composer", "history"), f"history is {settings.composer.history}; it must be 0 or more."
         )
-    if settings.model.context is not None and settings.model.context < 1:
-        raise _Wrong(("model", "context"), f"context is {settings.model.context}; it must be 1 or more.")
+    for name in ("context", "threads"):
+        number = getattr(settings.model, name)
+        if number is not None and number < 1:
+            raise _Wrong(("model", name), f"{name} is {number}; it must be 1 or more.")
     if settings.model.spill_gb is not None and not 0 <= settings.model.spill_gb < inf:
         raise _Wrong(("model", "spill_gb"), f"spill_gb is {settings.model.spill_gb}; it must be 0 or more.")
     if settings.model.name is not None and not settings.model.name.strip():

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import EngineError
+from models.load import available_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -171,29 +172,12 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on `device` without swapping; on a CPU within the limits of a container."""
+    """Bytes that can still be taken on `device` without swapping; on a CPU within the limits of a container.
+
+    Files that are in memory, mapped weights among them, could give way and count as free there.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limits = [_system_memory()]
-    limits += [limit for limit in (_cgroup_memory(Path("/sys/fs/cgroup")),) if limit is not None]
-    return min(limits)
-
-
-def _system_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    known = available_bytes(device)
     # Elsewhere (macOS) only the total is known without a library; half of it is a safe guess.
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _cgroup_memory(folder: Path) -> int | None:
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else max(int(limit) - used, 0)
+    return known if known is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,53 +1,40 @@
 """The engine: owns the pieces, and says what the loop thread does with them."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
 import torch
 
-from engine.attention import AttentionBackend
-from engine.attention.choose import choose_attention, make_backend
+from engine.assembly import Options, assemble
 from engine.bandwidth import known_bandwidth
 from engine.block_map import BlockMap, block_map
-from engine.blocks import BlockManager, Key
+from engine.blocks import Key
 from engine.chat import Chat, Think, ThinkCache
-from engine.cuda_graphs import Graphs
 from engine.decode import Lane
-from engine.device import FULL_SPEED, available_memory, pick_device, pick_dtype
+from engine.device import available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, SpillFigures, TokenEvent
-from engine.host_kv import HostKV
-from engine.idle_pace import IdlePace
-from engine.kv_cache import KVCache
 from engine.loop import Loop
-from engine.memory import (
-    is_out_of_memory,
-    kv_refused,
-    kv_share,
-    most_prefill_rows,
-    plan_kv,
-    reserved_bytes,
-    spill_bytes,
-)
+from engine.native import check_threads, default_threads
+from engine.native_decode import supports
 from engine.output import Output
 from engine.params import SamplingParams
 from engine.reasoning import ThinkTracker
 from engine.rows import Rows
-from engine.runner import Runner
-from engine.scheduler import MaskedRowsEvictedError, Scheduler
+from engine.scheduler import MaskedRowsEvictedError
 from engine.sequence import Priority, Sequence
-from engine.spill import HostTier
 from engine.stepper import Stepper, explain
 from models.decoder import DecoderModel
 from models.load import load_model
 from models.progress import OnProgress, Progress
+from models.quantized import quantized_weights, weight_bytes
 from models.sources import ModelFiles, resolve
 from models.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
-CPU = torch.device("cpu")
 
 
 class Engine:
@@ -65,93 +52,32 @@ class Engine:
         name: str,
         device: torch.device,
         dtype: torch.dtype,
-        context: int | None = None,
-        block_size: int | None = None,
-        max_chunk: int | None = None,
-        num_blocks: int | None = None,
-        attention: str = "auto",
-        graphs: bool = True,
-        fused: bool = True,
-        lane: bool = True,
-        spill_gb: float | None = None,
-        spill: int | None = None,
         notes: tuple[str, ...] = (),
+        **options: Any,
     ) -> None:
-        """`num_blocks` overrides the size that the free memory gives, `block_size` what suits the attention.
-
-        `attention` names a backend; without `graphs` decode steps run kernel by kernel, without `fused` through the
-        plain modules, without `lane` as prompts do. `spill_gb` as in `load`; `spill` overrides it, in bytes
-        and on a CPU too. Raises EngineError when nothing fits or the backend does not work here.
-        """
-        config = model.config
-        on_gpu = device.type == "cuda"
-        max_chunk = max_chunk or most_prefill_rows(device)
-        choice = choose_attention(attention, device, dtype, config.head_dim)
-        block_size = block_size or choice.block_size
-        per_token = (
-            2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
-        )
-        reserve = reserved_bytes(config, max_chunk, dtype, device)
-        free = available_memory(device)
-        plan = plan_kv(per_token, block_size, free, model.positions, context, kv_share(device), reserve)
+        """`options` are those of `engine.assembly`. Raises EngineError when nothing fits or does not work here."""
+        pieces = assemble(model, device, dtype, Options(**options), notes)
         self.model_name = name
         self.device = device
         self.dtype = dtype
         self.tokenizer = tokenizer
         self.generation_defaults = tokenizer.generation_defaults
         self.max_positions = model.positions
-        self.context_length = plan.context_length
-        self.vocab_size = config.vocab_size
-        self._weight_bytes = sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
-        try:
-            self._cache = KVCache(
-                config.num_hidden_layers,
-                num_blocks or plan.num_blocks,
-                block_size,
-                config.num_key_value_heads,
-                config.head_dim,
-                dtype,
-                device,
-            )
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise kv_refused(plan, per_token, block_size, available_memory(device)) from None
-        self._kv_bytes = self._cache.nbytes
-        if spill is None:
-            spill = spill_bytes(spill_gb, self._kv_bytes, available_memory(CPU)) if on_gpu else 0
-        self._host = HostKV(self._cache.kv, block_size, spill) if spill else None
-        self._cache.host = self._host
-        tier = HostTier(self._host.grow) if self._host is not None else None
-        self._blocks = BlockManager(num_blocks or plan.num_blocks, block_size, tier)
-        groups = config.num_attention_heads // config.num_key_value_heads
-        self._backend: AttentionBackend = make_backend(choice, self._cache, groups)
-        self._attention_name = self._backend.name
-        self._notes = (*notes, choice.note) if choice.note else notes
+        self.context_length = pieces.context_length
+        self.vocab_size = model.config.vocab_size
+        self._weight_bytes = weight_bytes(model)
+        self._cache = pieces.cache
+        self._kv_bytes = pieces.cache.nbytes
+        self._host = pieces.cache.host
+        self._blocks = pieces.blocks
+        self._scheduler = pieces.scheduler
+        self._backend = pieces.backend
+        self._runner = pieces.runner
+        self._lane = pieces.lane
+        self._attention_name = pieces.attention_name
+        self._decode_name = pieces.decode_name
+        self._notes = pieces.notes
         self._bandwidth = known_bandwidth(device)
-        self._scheduler = Scheduler(self._blocks, max_chunk, IdlePace().rows)
-        self._runner = Runner(model, self._backend, device)
-        self._lane: Lane | None = None
-        if on_gpu and torch.cuda.get_device_capability(device) >= FULL_SPEED:
-            recorded = Graphs() if graphs else None
-            try:
-                if fused:
-                    self._runner.fuse(model)
-                    if recorded is not None:
-                        self._runner.record(model, self._cache, self.context_length, recorded)
-                if lane:
-                    self._lane = Lane(
-                        model, self._cache, self._attention_name, self.context_length, recorded, fused
-                    )
-                    self._lane.prepare()
-            except Exception as error:  # noqa: BLE001 - without them there is still the plain way
-                self._runner = Runner(model, self._backend, device)
-                self._lane = None
-                self._notes += (
-                    f"Tokens are decoded by the plain modules, which is slower ({_one_line(error)}).",
-                )
-            if recorded is not None and recorded.problem is not None:
-                self._notes += (f"CUDA graphs are off, decoding is slower ({recorded.problem}).",)
         self._stepper = Stepper(
             device,
             tokenizer.stop_ids,
@@ -162,6 +88,7 @@ class Engine:
             self._cache,
             self._runner,
             self._lane,
+            pieces.threads,
         )
         self._pauses = count(1)
         self._loop = loop
@@ -179,26 +106,38 @@ class Engine:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str = "auto",
         context: int | None = None,
         attention: str = "auto",
         graphs: bool = True,
+        threads: int | None = None,
         spill_gb: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
 
-        `model` is what `models.sources.resolve` takes, or local files; `context` is in tokens (None: as long as
-        the model and the memory allow), `spill_gb` of host memory take what a GPU evicts (None: a share of it).
+        `model` is what `models.sources.resolve` takes, or local files; `quantize` is how weights are held, see
+        `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
+        a CPU (None: the physical cores, less one for the screen where there are more than two); `spill_gb` of host
+        memory take what a GPU evicts (None: a share of it).
         """
+        check_threads(threads)
         choice = pick_device(device)
         picked = choice.device
         picked_dtype = pick_dtype(dtype, picked)
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
         tokenizer = load_tokenizer(files)
         loop = Loop()
+        threads = threads or default_threads()
 
         def build() -> Engine:
-            network = load_model(files, dtype=picked_dtype, device=picked, on_progress=on_progress)
+            if picked.type == "cpu":
+                torch.set_num_threads(threads)
+            before = available_memory(picked)
+            load = partial(load_model, files, dtype=picked_dtype, device=picked, on_progress=on_progress)
+            network = load(quantize=quantize)
+            if quantize == "auto" and quantized_weights(network) and supports(network) is not None:
+                network = load(quantize="none")  # torch has no kernels of its own that read the blocks
             return cls(
                 loop,
                 network,
@@ -209,6 +148,9 @@ class Engine:
                 context=context,
                 attention=attention,
                 graphs=graphs,
+                threads=threads,
+                # Mapped weights go on counting as free memory: they would be taken twice.
+                free=max(before - weight_bytes(network), 0) if picked.type == "cpu" else None,
                 spill_gb=spill_gb,
                 notes=choice.notes,
             )
@@ -278,7 +220,7 @@ class Engine:
             blocks_held=self._blocks.num_held,
             prefill_done=done,
             prefill_total=total,
-            decode=self._lane.name if self._lane is not None else "plain modules",
+            decode=self._decode_name,
             notes=self._notes,
             bandwidth=self._bandwidth,
             spill=self._spill_figures(),

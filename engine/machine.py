@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from engine import native
 from engine.attention.choose import usable_backends
 from engine.device import (
     FULL_SPEED,
@@ -29,7 +30,8 @@ from engine.device import (
     sm,
 )
 from engine.errors import EngineError
-from engine.expected import MODELS, PROGRAMS, Program, Speed, expected_speed
+from engine.expected import MODELS, NATIVE, PROGRAMS, Program, Speed, expected_speed
+from models.catalogue import WHEELS
 
 T = TypeVar("T")
 
@@ -147,7 +149,11 @@ def _inspect() -> Machine:
     bandwidth = probe("The memory bandwidth", lambda: measure_bandwidth(device), None)
     free = probe("Free memory", lambda: available_memory(device), None)
     works = [feature.name for feature in decode if feature.reason is None]
-    program = PROGRAMS[works[0] if works and device.type == "cuda" else "plain modules, CPU"]
+    on_native = bool(works) and works[0].startswith(NATIVE)
+    on_cpu = NATIVE if on_native else "plain modules, CPU"
+    program = PROGRAMS[works[0] if works and device.type == "cuda" else on_cpu]
+    # Native kernels read the blocks of the catalogue's GGUF files as they are.
+    stored = {name: wheel.gguf_bytes for name, wheel in WHEELS.items()} if on_native else {}
     return Machine(
         device=device.type,
         dtype=str(dtype).removeprefix("torch."),
@@ -164,11 +170,16 @@ def _inspect() -> Machine:
         bandwidth=bandwidth,
         program=program,
         speeds=tuple(
-            expected_speed(name, config, device, dtype, program, bandwidth, free)
+            expected_speed(name, config, device, dtype, program, bandwidth, free, stored.get(name))
             for name, config in MODELS.items()
         ),
         advice=advice(
-            problem, gpu, attention, flash_attn=_installed("flash_attn"), triton=_installed("triton")
+            problem,
+            gpu,
+            attention,
+            flash_attn=_installed("flash_attn"),
+            triton=_installed("triton"),
+            no_native=native.problem(),
         ),
         failures=tuple(failures),
     )
@@ -220,6 +231,7 @@ def decode_programs(device: torch.device) -> tuple[Feature, ...]:
     if device.type != "cuda":
         no_gpu = "it needs an NVIDIA GPU"
         return (
+            Feature(_native_name(), native.problem()),
             Feature("fused kernels, CUDA graph", no_gpu),
             Feature("plain modules, CUDA graph", no_gpu),
             Feature("plain modules", None),
@@ -237,6 +249,13 @@ def decode_programs(device: torch.device) -> tuple[Feature, ...]:
     )
 
 
+def _native_name() -> str:
+    if native.problem() is not None:
+        return NATIVE
+    threads = native.default_threads()
+    return f"{NATIVE}, {native.library().best_name}, {threads} thread{'s' if threads > 1 else ''}"
+
+
 def advice(
     problem: CudaProblem | None,
     gpu: Gpu | None,
@@ -244,12 +263,18 @@ def advice(
     *,
     flash_attn: bool,
     triton: bool,
+    no_native: str | None = None,
 ) -> tuple[str, ...]:
-    """What to install or change to get more out of this machine, most valuable first."""
+    """What to install or change to get more out of this machine, most valuable first.
+
+    `no_native` is why there are no native kernels.
+    """
     lines = []
     if problem is not None and problem.remedy:
         lines.append(f"{problem.what[:1].upper()}{problem.what[1:]}. {problem.remedy}")
     if gpu is None:
+        if no_native is not None:
+            lines.append(f"{no_native[:1].upper()}{no_native[1:]}; torch decodes more slowly.")
         return tuple(lines)
     if int(gpu.capability.removeprefix("sm_")) < 10 * FULL_SPEED[0] + FULL_SPEED[1]:
         lines.append(

@@ -1,5 +1,6 @@
 """From a scheduled batch to logits."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -10,6 +11,8 @@ from engine.attention.flash import FlashBackend
 from engine.batch import Batch, Span
 from engine.cuda_graphs import Graphs
 from engine.kv_cache import KVCache
+from engine.native import Pool
+from engine.native_decode import NativeDecoder, supports
 from engine.scheduler import Chunk
 from models.attention import Attention
 from models.decoder import DecoderModel
@@ -31,13 +34,31 @@ class Decoder(Protocol):
 
 
 class Runner:
-    """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch."""
+    """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch.
+
+    On a CPU native kernels, where there are some for the model, compute every chunk by itself; of a model whose
+    weights are not quantised only single rows and those that are sampled from.
+    """
 
     def __init__(self, model: Decoder, backend: AttentionBackend, device: torch.device) -> None:
         self._model = model
         self._backend = backend
         self._device = device
         self._short: ShortPrefill | None = None
+        self._native: NativeDecoder | None = None
+
+    @property
+    def name(self) -> str:
+        """The program of a decode step, for people."""
+        return self._native.name if self._native is not None else "plain modules"
+
+    def go_native(self, model: DecoderModel, cache: KVCache, threads: int) -> None:
+        """Compute single rows with native kernels from now on, where there are some for `model`.
+
+        Raises NativeError when they cannot be had after all.
+        """
+        if supports(model) is None:
+            self._native = NativeDecoder(model, cache, Pool(threads))
 
     @torch.inference_mode()
     def fuse(self, model: DecoderModel) -> None:
@@ -67,11 +88,48 @@ class Runner:
             self._short = ShortPrefill(model, cache, self._backend.attend, rows, graphs)
             self._short.prepare()
 
+    @property
+    def all_native(self) -> bool:
+        """Whether native kernels compute everything, attention included."""
+        return self._native is not None and self._native.takes_chunks
+
+    def uses_torch(self, chunks: list[Chunk]) -> bool:
+        """Whether the plain modules have something to compute for `chunks`."""
+        return self._native is None or (not self.all_native and any(chunk.count > 1 for chunk in chunks))
+
     @torch.inference_mode()
-    def run(self, chunks: list[Chunk]) -> Tensor:
-        """Compute the rows of `chunks`; logits [n, vocab] of the n chunks that sample, in order, for this step only."""
+    def run(self, chunks: list[Chunk]) -> list[Tensor]:
+        """Compute the rows of `chunks` and return the logits [vocab] of each chunk that samples, in order.
+
+        The next call may overwrite them.
+        """
         if self._short is not None and len(chunks) == 1 and self._short.takes(chunks[0]):
-            return self._short.run(chunks[0])[: int(chunks[0].samples)]
+            logits = self._short.run(chunks[0])
+            return [logits] if chunks[0].samples else []
+        if self._native is None:
+            return self._run(chunks)
+        if not self._native.takes_chunks:
+            chunks = self._run_before(chunks)
+        found = []
+        for chunk in chunks:
+            row = _run_native(self._native, chunk)
+            if row is not None:
+                found.append(row if len(chunks) == 1 else row.clone())
+        return found
+
+    def _run_before(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Leave of each chunk the last row, where it samples, or all of a single one."""
+        left = [chunk.count if chunk.count == 1 else int(chunk.samples) for chunk in chunks]
+        before = [replace(chunk, count=chunk.count - rows) for chunk, rows in zip(chunks, left, strict=True)]
+        if before := [chunk for chunk in before if chunk.count > 0]:
+            self._run(before)
+        return [
+            replace(chunk, start=chunk.start + chunk.count - 1, count=1)
+            for chunk, rows in zip(chunks, left, strict=True)
+            if rows
+        ]
+
+    def _run(self, chunks: list[Chunk]) -> list[Tensor]:
         token_ids: list[int] = []
         positions: list[int] = []
         spans: list[Span] = []
@@ -90,4 +148,15 @@ class Runner:
             self._backend.plan(Batch(tuple(spans))),
         )
         # Only the rows that are sampled from go through the head.
-        return self._model.logits(hidden[last])
+        return list(self._model.logits(hidden[last])) if last else []
+
+
+def _run_native(native: NativeDecoder, chunk: Chunk) -> Tensor | None:
+    sequence, start, stop = chunk.sequence, chunk.start, chunk.start + chunk.count
+    assert sequence.table is not None
+    rows, blocks = sequence.rows, sequence.table.blocks
+    if chunk.count == 1:
+        logits = native.run(rows.token_ids[start], start, rows.positions[start], blocks)
+        return logits if chunk.samples else None
+    tokens, positions = rows.token_ids[start:stop], rows.positions[start:stop]
+    return native.run_chunk(tokens, start, positions, blocks, chunk.samples)

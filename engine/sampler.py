@@ -72,16 +72,15 @@ def sample(logits: Tensor, state: SamplerState) -> Tensor:
     if state.generated is not None:
         logits = torch.where(state.generated, logits - params.presence_penalty, logits)
     if params.temperature == 0.0:
-        return logits.argmax()
-    # Relative to the likeliest, so that a tiny temperature gives 0 for it and not infinity for several.
-    logits = (logits - logits.max()) / max(params.temperature, 1e-30)
+        return likeliest(logits)
     ids = None
     if 0 < params.top_k < logits.numel():
-        # Everything after works on k candidates instead of the vocabulary.
+        # Whatever the temperature they are the same, and all that follows has k candidates instead of the vocabulary.
         logits, ids = logits.topk(params.top_k)
-    probabilities = logits.softmax(-1)
+    # Relative to the likeliest, so that a tiny temperature gives 0 for it and not infinity for several.
+    probabilities = ((logits - logits.max()) / max(params.temperature, 1e-30)).softmax(-1)
     if params.top_p < 1.0:
-        probabilities = keep_top_p(probabilities, params.top_p)
+        probabilities = keep_top_p(probabilities, params.top_p, ordered=ids is not None)
     if params.min_p > 0.0:
         probabilities = keep_min_p(probabilities, params.min_p)
     choice = draw(probabilities, state.generator)
@@ -104,16 +103,25 @@ def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def keep_top_p(probabilities: Tensor, top_p: float) -> Tensor:
+def likeliest(logits: Tensor) -> Tensor:
+    """The first index of the largest, int64 []."""
+    if logits.device.type == "cpu":
+        return torch.tensor(int(logits.numpy().argmax()))  # a tenth of what torch takes
+    return logits.argmax()
+
+
+def keep_top_p(probabilities: Tensor, top_p: float, ordered: bool = False) -> Tensor:
     """Zero everything outside the smallest set of likeliest tokens that reaches `top_p` (Holtzman et al. 2020).
 
-    The result is not normalised.
+    `ordered`: the likeliest come first. The result is not normalised.
     """
-    ordered, order = probabilities.sort(descending=True)
+    if not ordered:
+        sorted_ones, order = probabilities.sort(descending=True)
+        return probabilities.scatter(0, order, keep_top_p(sorted_ones, top_p, ordered=True))
     # A token stays while those before it have not reached top_p; the first one stays even where top_p rounds to 0.
-    outside = ordered.cumsum(-1) - ordered >= top_p * probabilities.sum()
+    outside = probabilities.cumsum(-1) - probabilities >= top_p * probabilities.sum()
     outside[0] = False
-    return probabilities.scatter(0, order, ordered.masked_fill(outside, 0.0))
+    return probabilities.masked_fill(outside, 0.0)
 
 
 def keep_min_p(probabilities: Tensor, min_p: float) -> Tensor:

@@ -53,7 +53,7 @@ class ShortPrefill:
         return chunk.count <= SIZES[-1]
 
     def run(self, chunk: Chunk) -> Tensor:
-        """Compute the rows of `chunk`; logits [1, vocab] after its last token, which the next run overwrites."""
+        """Compute the rows of `chunk`; logits [vocab] after its last token, which the next run overwrites."""
         sequence, stop = chunk.sequence, chunk.start + chunk.count
         assert sequence.table is not None
         self._write(
@@ -63,7 +63,7 @@ class ShortPrefill:
             sequence.table.blocks[: -(-stop // self._cache.block_size)],
         )
         self._run(next(size for size in SIZES if size >= chunk.count))
-        return self._logits
+        return self._logits[0]
 
     def prepare(self) -> None:
         """Compile and record every size. The cache must be empty: the first row of its first block is written to."""

@@ -1,5 +1,6 @@
 """One turn of the loop: run the chunks that the scheduler chose, or one token of the lane, and say what came of it."""
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -15,7 +16,7 @@ from engine.kv_cache import KVCache
 from engine.memory import is_out_of_memory
 from engine.runner import Runner
 from engine.sampler import SamplerState, sample
-from engine.scheduler import Scheduler, Step
+from engine.scheduler import Chunk, Scheduler, Step
 from engine.sequence import Priority, Sequence
 
 
@@ -32,9 +33,9 @@ class Stepper:
     cache: KVCache
     runner: Runner
     lane: Lane | None
+    threads: int
+    """Of torch on a CPU, for a person's request."""
     pace: IdlePace = field(default_factory=IdlePace)
-    threads: int = field(default_factory=torch.get_num_threads)
-    """Cores that a person's request gets."""
 
     def step(self) -> None:
         """Run what the scheduler chose, or one token of the sequence in the lane."""
@@ -114,7 +115,7 @@ class Stepper:
 
     def _run(self, step: Step) -> None:
         idle = step.chunks[0].sequence.priority is Priority.IDLE
-        self._share_cores(idle)
+        self._share_cores(step.chunks, idle)
         began = perf_counter()
         logits = self._logits(step)
         self.scheduler.done(step)
@@ -134,7 +135,7 @@ class Stepper:
         self.pace.saw(count, perf_counter() - began, self.scheduler.max_chunk, idle)
         self.scheduler.idle_chunk = self.pace.rows
 
-    def _logits(self, step: Step) -> torch.Tensor:
+    def _logits(self, step: Step) -> list[torch.Tensor]:
         host = self.cache.host
         if host is None or self.device.type != "cuda":
             return self.runner.run(step.chunks)
@@ -149,11 +150,14 @@ class Stepper:
             self.blocks.tier.end()
             host.close()
 
-    def _share_cores(self, idle: bool) -> None:
-        """Idle work takes one core of a CPU that has more to do than it has cores."""
+    def _share_cores(self, chunks: list[Chunk], idle: bool) -> None:
+        """Torch gets the cores of a CPU for prompts only, and idle work one where there is more to do than cores.
+
+        Beside the native kernels it only samples: its threads would go on spinning in the way of the next step.
+        """
         if self.device.type != "cpu":
             return
-        wanted = 1 if idle and _is_busy() else self.threads
+        wanted = self.threads if self.runner.uses_torch(chunks) and not (idle and _is_busy()) else 1
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
 
@@ -167,7 +171,7 @@ class Stepper:
             sequence.sampler = SamplerState.create(
                 params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
             )
-        if not torch.isfinite(logits.max()):
+        if not math.isfinite(logits.max()):
             return -1
         token_id = int(sample(logits, sequence.sampler))
         sequence.sampler.note(token_id)

@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
+
+from models.block_formats import BLOCKS, Kind
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _CHUNK = (1 << 15) - 1
 """Numbers handled at once. torch spreads larger tensors over threads, which must then wait for each other after
 every small operation: twice as fast on an idle machine, a hundred times slower on a busy one."""
+_LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
 
 
 def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tuple[int, Tensor]]:
@@ -22,36 +23,70 @@ def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tupl
     `order` lists which row of the file comes at each place. fp32, but bf16 and fp16 tensors keep their dtype.
     Raises NotImplementedError for a type that neither this file nor the gguf package reads.
     """
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    read = _READERS.get(kind) or (lambda part: torch.from_numpy(gguf.dequantize(part, kind)))
+    block, block_bytes = BLOCKS[kind]
+    decode = decoder(kind)
     step = max(1, _CHUNK * block_bytes // (block * max(1, data.shape[1])))
     for start in range(0, len(data), step):
         part = data[start : start + step] if order is None else data[order[start : start + step]]
-        yield start, read(part)
+        if decode is None:
+            yield start, _rare(part, kind)
+        else:
+            # A copy, for torch cannot hold memory that may not be written.
+            yield start, decode(torch.from_numpy(np.array(part)).flatten()).view(len(part), -1)
 
 
 def decoder(kind: Kind) -> Callable[[Tensor], Tensor] | None:
     """What makes numbers [m] of whole blocks, uint8 [n], on the device where they are; None for a type that only
     the gguf package reads. The values are those of `chunks`.
     """
-    read = _READERS.get(kind)
-    return None if read is None else lambda packed: read(packed.unsqueeze(0)).squeeze(0)
+    if kind in _PLAIN:
+        return lambda packed: packed.view(_PLAIN[kind])
+    if kind not in _READERS:
+        return None
+    block, block_bytes = BLOCKS[kind]
+
+    def decode(packed: Tensor) -> Tensor:
+        out = torch.empty(packed.numel() // block_bytes * block, device=packed.device)
+        dequantize(packed.unsqueeze(0), kind, out.unsqueeze(0))
+        return out
+
+    return decode
 
 
-def _blocks(part: Bytes | Tensor, size: int) -> Tensor:
-    """[rows, blocks, bytes a block]; of an array a copy, for torch cannot hold memory that may not be written"""
-    packed = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
-    return packed.view(len(part), -1, size)
+def dequantize(data: Tensor, kind: Kind, out: Tensor) -> None:
+    """Write the numbers of blocks, uint8 [rows, bytes a row], to `out` [rows, columns], both contiguous.
+
+    `kind` must have a `decoder`. The numbers are computed in fp32 and rounded where `out` has another dtype.
+    """
+    block, block_bytes = BLOCKS[kind]
+    wide = out if out.dtype == torch.float32 else torch.empty(out.shape, device=out.device)
+    blocks = data.view(len(data), -1, block_bytes)
+    _READERS[kind](blocks, wide.view(*blocks.shape[:2], block))
+    if wide is not out:
+        out.copy_(wide)
+
+
+def _rare(part: Bytes, kind: Kind) -> Tensor:
+    import gguf
+
+    return torch.from_numpy(gguf.dequantize(part, gguf.GGMLQuantizationType(kind)))
 
 
 def _half(scales: Tensor) -> Tensor:
     """uint8 [..., 2 n] -> fp32 [..., n]"""
-    return scales.contiguous().view(torch.float16).float()
+    return _aligned(scales).view(torch.float16).float()
+
+
+def _aligned(packed: Tensor) -> Tensor:
+    """A contiguous copy: fields of a block lie at any address, and a wider dtype must not."""
+    return packed.clone(memory_format=torch.contiguous_format)
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 [..., n] -> uint8 [..., 2 n]: all low halves, then all high halves"""
-    return torch.cat((packed & 15, packed >> 4), dim=-1)
+    """uint8 [..., n] -> uint8 [..., 2 n]: all low halves, then all high halves; n is a multiple of 8"""
+    words = _aligned(packed).view(torch.int64)  # eight at once
+    halves = torch.cat((words & _LOW_NIBBLES, (words >> 4).bitwise_and_(_LOW_NIBBLES)), dim=-1)
+    return halves.view(torch.uint8)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
@@ -60,33 +95,28 @@ def _fifth_bits(packed: Tensor) -> Tensor:
     return ((packed.unsqueeze(-1) >> shifts & 1) << 4).flatten(-2)
 
 
-def _q8_0(part: Bytes | Tensor) -> Tensor:
-    blocks = _blocks(part, 34)
-    return (blocks[..., 2:].view(torch.int8).float() * _half(blocks[..., :2])).flatten(1)
+def _q8_0(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks[..., 2:].view(torch.int8)).mul_(_half(blocks[..., :2]))
 
 
-def _q4_0(part: Bytes | Tensor) -> Tensor:
-    blocks = _blocks(part, 18)
-    return _nibbles(blocks[..., 2:]).float().sub_(8).mul_(_half(blocks[..., :2])).flatten(1)
+def _q4_0(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(_nibbles(blocks[..., 2:])).sub_(8).mul_(_half(blocks[..., :2]))
 
 
-def _q4_1(part: Bytes | Tensor) -> Tensor:
-    blocks = _blocks(part, 20)
+def _q4_1(blocks: Tensor, out: Tensor) -> None:
     scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
-    return _nibbles(blocks[..., 4:]).float().mul_(scale).add_(low).flatten(1)
+    out.copy_(_nibbles(blocks[..., 4:])).mul_(scale).add_(low)
 
 
-def _q5_0(part: Bytes | Tensor) -> Tensor:
-    blocks = _blocks(part, 22)
+def _q5_0(blocks: Tensor, out: Tensor) -> None:
     digits = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
-    return digits.float().sub_(16).mul_(_half(blocks[..., :2])).flatten(1)
+    out.copy_(digits).sub_(16).mul_(_half(blocks[..., :2]))
 
 
-def _q5_1(part: Bytes | Tensor) -> Tensor:
-    blocks = _blocks(part, 24)
+def _q5_1(blocks: Tensor, out: Tensor) -> None:
     scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
     digits = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
-    return digits.float().mul_(scale).add_(low).flatten(1)
+    out.copy_(digits).mul_(scale).add_(low)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,40 +134,32 @@ def _k_nibbles(packed: Tensor) -> Tensor:
     return _nibbles(packed.reshape(*shape, 4, 32)).view(*shape, 8, 32)
 
 
-def _q4_k(part: Bytes | Tensor) -> Tensor:
-    blocks = _blocks(part, 144)
+def _q4_k(blocks: Tensor, out: Tensor) -> None:
     scales, minima = _k_scales(blocks)
     digits = _k_nibbles(blocks[..., 16:])
-    return digits.float().mul_(scales).sub_(minima).flatten(1)
+    out.view(digits.shape).copy_(digits).mul_(scales).sub_(minima)
 
 
-def _q5_k(part: Bytes | Tensor) -> Tensor:
-    blocks = _blocks(part, 176)
+def _q5_k(blocks: Tensor, out: Tensor) -> None:
     scales, minima = _k_scales(blocks)
     digits = _k_nibbles(blocks[..., 48:])
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     digits |= (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
-    return digits.float().mul_(scales).sub_(minima).flatten(1)
+    out.view(digits.shape).copy_(digits).mul_(scales).sub_(minima)
 
 
-def _q6_k(part: Bytes | Tensor) -> Tensor:
-    blocks = _blocks(part, 210)
+def _q6_k(blocks: Tensor, out: Tensor) -> None:
     scales = _half(blocks[..., 208:]) * blocks[..., 192:208].view(torch.int8)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
     shape = blocks.shape[:2]
     high = (blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3) << 4
     digits = _nibbles(blocks[..., :128].reshape(*shape, 2, 64)).view(*shape, 2, 4, 32) | high
-    return digits.view(*shape, 16, 16).float().sub_(32).mul_(scales.unsqueeze(-1)).flatten(1)
+    out.view(*shape, 16, 16).copy_(digits.view(*shape, 16, 16)).sub_(32).mul_(scales.unsqueeze(-1))
 
 
-def _plain(dtype: torch.dtype) -> Callable[[Bytes | Tensor], Tensor]:
-    return lambda part: _blocks(part, dtype.itemsize).flatten(1).view(dtype)
+_PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 
-
-_READERS: dict[Kind, Callable[[Bytes | Tensor], Tensor]] = {
-    Kind.F32: _plain(torch.float32),
-    Kind.F16: _plain(torch.float16),
-    Kind.BF16: _plain(torch.bfloat16),
+_READERS: dict[Kind, Callable[[Tensor, Tensor], None]] = {
     Kind.Q8_0: _q8_0,
     Kind.Q4_0: _q4_0,
     Kind.Q4_1: _q4_1,

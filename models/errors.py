@@ -4,5 +4,9 @@
 class ModelError(Exception):
     """A model that cannot be found, fetched, read or run.
 
-    The message is one line: what was wrong, then what to do next.
+    The message is one line: what was wrong, then what to do next. Line breaks in it, which a name in a damaged file
+    may hold, become spaces.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))

@@ -7,12 +7,13 @@ vocabulary: 2.3 s against 0.1 s for 49,152 tokens.
 import math
 import struct
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from models.block_formats import BLOCKS, Kind
 from models.config import ModelConfig
 from models.errors import ModelError
 
@@ -23,6 +24,12 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
+_MOST_HEADER_BYTES = 64 << 20
+"""Four times what the largest vocabularies take; it bounds the memory that a damaged header can ask for."""
+_MOST_VALUES = 8 << 20
+"""In all arrays together."""
+_MOST_ENTRIES = 1 << 16
+"""Of metadata, and tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class GGUFTensor:
     name: str
     shape: tuple[int, ...]
     """In torch's order: the last dimension is contiguous."""
-    kind: GGMLQuantizationType
+    kind: Kind
     data: Bytes
     """The bytes, memory-mapped, [rows, bytes a row]; a row is the last dimension."""
     offset: int
@@ -52,7 +59,8 @@ class GGUFFile:
 def read_gguf(path: Path) -> GGUFFile:
     """Parse the header of a GGUF file. Raises ModelError when it is no GGUF file, damaged or incomplete."""
     try:
-        data = np.memmap(path, dtype=np.uint8, mode="r")
+        with path.open("rb") as file:
+            mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; check the name.") from None
     except OSError as error:
@@ -60,8 +68,8 @@ def read_gguf(path: Path) -> GGUFFile:
     except ValueError:
         raise ModelError(f"{path} is empty; fetch it again.") from None
     try:
-        return _parse(path, data)
-    except (struct.error, ValueError, OverflowError, RecursionError) as error:
+        return _parse(path, mapped)
+    except (struct.error, ValueError, OverflowError, MemoryError, RecursionError) as error:
         reason = " ".join(str(error).split())[:160]
         raise ModelError(f"{path} is damaged or incomplete ({reason}); fetch it again.") from None
 
@@ -78,7 +86,7 @@ def config_of(file: GGUFFile) -> ModelConfig:
 
 
 def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
-    if tensor.kind != GGMLQuantizationType.F32:
+    if tensor.kind != Kind.F32:
         raise ModelError(
             f"{tensor.name} in {path} is of type {tensor.kind.name} and not F32; fetch it again."
         )
@@ -91,9 +99,11 @@ def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
 class _Cursor:
     """Reads little-endian values one after the other. Raises ValueError or struct.error past the end."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: mmap) -> None:
         self.data = data
+        self.end = min(len(data), _MOST_HEADER_BYTES)
         self.offset = 0
+        self.values_left = _MOST_VALUES
 
     def number(self, code: str) -> Any:
         (value,) = struct.unpack_from(f"<{code}", self.data, self.offset)
@@ -104,14 +114,15 @@ class _Cursor:
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
-        data, offset, unpack, values = self.data, self.offset, struct.Struct("<Q").unpack_from, []
+        data, offset, end, values = self.data, self.offset, self.end, []
+        unpack = struct.Struct("<Q").unpack_from
         # A tight loop: a vocabulary and its merges are some hundred thousand strings.
         for _ in range(self._possible(count, 8)):
             start = offset + 8
             offset = start + unpack(data, offset)[0]
-            if offset > len(data):
-                raise ValueError("a string runs past the end of the file")
-            values.append(str(data[start:offset], "utf-8"))
+            if offset > end:
+                raise ValueError("a string runs past the end of the header")
+            values.append(data[start:offset].decode())
         self.offset = offset
         return values
 
@@ -134,14 +145,15 @@ class _Cursor:
 
     def _possible(self, count: int, size: int) -> int:
         """`count`, unless so many values of at least `size` bytes cannot follow."""
-        if count * size > len(self.data) - self.offset:
-            raise ValueError(f"{count} values announced, more than the file holds")
+        self.values_left -= count
+        if count * size > self.end - self.offset or self.values_left < 0:
+            raise ValueError(f"{count} values announced, more than the header holds")
         return count
 
 
-def _parse(path: Path, data: Bytes) -> GGUFFile:
-    cursor = _Cursor(data.data)
-    if bytes(data[:4]) != b"GGUF":
+def _parse(path: Path, mapped: mmap) -> GGUFFile:
+    cursor = _Cursor(mapped)
+    if mapped[:4] != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file; name one, or a folder in Hugging Face layout.")
     cursor.offset = 4
     version = cursor.number("I")
@@ -150,9 +162,14 @@ def _parse(path: Path, data: Bytes) -> GGUFFile:
             f"{path} has the GGUF version {version}, which is not supported; supported: 2 and 3."
         )
     tensor_count, value_count = cursor.number("Q"), cursor.number("Q")
-    metadata = {}
+    for count in (tensor_count, value_count):
+        if count > _MOST_ENTRIES:
+            raise ValueError(f"{count} entries announced")
+    metadata: dict[str, Any] = {}
     for _ in range(value_count):
         key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"the key {key[:80]} appears twice")
         metadata[key] = cursor.value(cursor.number("I"))
     if metadata.get("split.count", 0) not in (0, 1):
         raise ModelError(
@@ -163,6 +180,7 @@ def _parse(path: Path, data: Bytes) -> GGUFFile:
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment}")
     start = -(-cursor.offset // alignment) * alignment
+    data = np.frombuffer(mapped, dtype=np.uint8)
     tensors: dict[str, GGUFTensor] = {}
     for name, shape, number, offset in headers:
         if name in tensors:
@@ -182,16 +200,18 @@ def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset: int) -> GGUFTensor:
     try:
-        kind = GGMLQuantizationType(number)
-        block, block_bytes = GGML_QUANT_SIZES[kind]
+        kind = Kind(number)
+        block, block_bytes = BLOCKS[kind]
     except (ValueError, KeyError):
         raise ModelError(
             f"The tensor {name[:80]} has the GGUF type {number}, which is not supported."
         ) from None
     if shape[-1] % block:
         raise ValueError(f"{name[:80]} has rows of {shape[-1]}, no multiple of {block}")
-    rest = data[offset:]
+    if 0 in shape:
+        raise ValueError(f"{name[:80]} is empty")
     rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
-    if rows * row_bytes > len(rest):
+    if offset + rows * row_bytes > len(data):
         raise ValueError(f"{name[:80]} runs past the end of the file")
-    return GGUFTensor(name, shape, kind, rest[: rows * row_bytes].reshape(rows, row_bytes), offset)
+    packed = data[offset : offset + rows * row_bytes].reshape(rows, row_bytes)
+    return GGUFTensor(name, shape, kind, packed, offset)

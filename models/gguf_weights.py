@@ -2,20 +2,21 @@
 
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from torch import Tensor
 
+from models.block_formats import BLOCKS, Kind
 from models.config import ModelConfig
-from models.dequantize import chunks, decoder
+from models.dequantize import Bytes, chunks, decoder
 from models.errors import ModelError
 from models.gguf import GGUFFile, GGUFTensor
 from models.staging import Extent
-from models.weights import StoredTensor
+from models.weights import Blocks, StoredTensor
 
 Order = np.ndarray[Any, np.dtype[Any]]
 _MODULES = {
@@ -56,9 +57,9 @@ def hugging_face_name(name: str) -> str:
     return f"{layer}{_MODULES[match[2]]}.{match[3]}"
 
 
-def _check_kind(kind: gguf.GGMLQuantizationType) -> None:
+def _check_kind(kind: Kind) -> None:
     try:
-        one_block = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
+        one_block = np.zeros((1, BLOCKS[kind][1]), dtype=np.uint8)
         for _ in chunks(one_block, kind):
             pass
     except NotImplementedError:
@@ -84,7 +85,26 @@ def _stored(path: Path, tensor: GGUFTensor, config: ModelConfig) -> StoredTensor
         if near is not out:
             out.copy_(near)
 
-    return StoredTensor(name, tensor.shape, tensor.data.nbytes, copy_into, _extent(path, tensor, order))
+    def rows() -> Tensor:
+        return _view(tensor.data) if order is None else torch.from_numpy(tensor.data[order])
+
+    packed = len(tensor.shape) == 2 and BLOCKS[tensor.kind][0] > 1
+    return StoredTensor(
+        name,
+        tensor.shape,
+        tensor.data.nbytes,
+        copy_into,
+        _extent(path, tensor, order),
+        lambda: chunks(tensor.data, tensor.kind, order),
+        Blocks(tensor.kind, rows) if packed else None,
+    )
+
+
+def _view(data: Bytes) -> Tensor:
+    """The same memory, of which torch warns that it must not be written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(data)
 
 
 def _extent(path: Path, tensor: GGUFTensor, order: Order | None) -> Extent | None:
@@ -96,7 +116,7 @@ def _extent(path: Path, tensor: GGUFTensor, order: Order | None) -> Extent | Non
         tensor.offset,
         tensor.data.nbytes,
         math.prod(tensor.shape),
-        gguf.GGML_QUANT_SIZES[tensor.kind][1],
+        BLOCKS[tensor.kind][1],
         decode,
         None if order is None else torch.from_numpy(order),
     )

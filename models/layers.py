@@ -33,8 +33,16 @@ def choose_product(dtype: torch.dtype, device: torch.device) -> Product:
     """The fastest matrix product of this machine for activations and weights of `dtype` on `device`."""
     if device.type != "cpu" or dtype != torch.bfloat16:
         return F.linear
-    native = torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return _native_linear if native else _upcast_linear
+    return _native_linear if _has_native_bf16() else _upcast_linear
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a CPU multiplies activations of `dtype` in, where the weights can have any: bf16 or else fp32."""
+    return dtype if dtype == torch.bfloat16 and _has_native_bf16() else torch.float32
+
+
+def _has_native_bf16() -> bool:
+    return bool(torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _native_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

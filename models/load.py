@@ -1,7 +1,7 @@
 """From local files to a model that runs: build it empty, check every tensor, then fill it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import clear_frames
 from typing import TYPE_CHECKING
@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from models.block_formats import Kind
 from models.config import ModelConfig, load_config
 from models.decoder import DecoderModel
 from models.errors import ModelError
-from models.layers import Product, choose_product
+from models.layers import Linear, Product, choose_product
 from models.llama import LlamaModel
 from models.progress import OnProgress, Progress
+from models.quantize import choose_kinds, packed_rows
+from models.quantized import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    hold_quantized,
+    quantized_weights,
+    release,
+)
 from models.qwen3 import Qwen3Model
 from models.rope import rotary_table
 from models.staging import Staging
@@ -25,6 +34,9 @@ if TYPE_CHECKING:
     from models.sources import ModelFiles
 
 __all__ = ["available_bytes", "build_model", "fill_model", "load_config", "load_model", "needed_bytes"]
+
+_INT4_BYTES = 0.75
+"""Of a weight with `--quantize int4`, what stays in 8 bits included."""
 
 _MODELS: dict[str, type[DecoderModel]] = {
     "Qwen3ForCausalLM": Qwen3Model,
@@ -40,12 +52,15 @@ def load_model(
     device: torch.device,
     on_progress: OnProgress | None = None,
     context_length: int | None = None,
+    quantize: str = "auto",
 ) -> DecoderModel:
     """The model of local files in `dtype` on `device`, ready for forward() under torch.inference_mode().
 
-    `context_length` is the number of positions to prepare for; None takes the model's own. On a CPU it needs
-    the memory of the model and of one tensor at its peak; to a GPU the weights stream through buffers of
-    100 MB. Raises ModelError for whatever is wrong with the files and when memory is short.
+    `context_length` is the number of positions to prepare for; None takes the model's own. `quantize` is one of
+    models.quantize.QUANTIZE: "auto" leaves the blocks of a GGUF file as they are on a CPU, mapped from the file;
+    `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
+    at its peak; to a GPU the weights stream through buffers of 100 MB. Raises ModelError for whatever is wrong
+    with the files and when memory is short.
     """
     if files.gguf is not None:
         from models.gguf import config_of, read_gguf
@@ -58,6 +73,10 @@ def load_model(
         config = load_config(files)
         tensors = read_safetensors(files.folder or Path())
     model = build_model(config, choose_product(dtype, device))
+    _match(model, tensors)
+    kinds = choose_kinds(tensors, quantize, device)
+    if kinds:
+        hold_quantized(model, kinds, dtype)
     positions = context_length or config.max_position_embeddings
     # A memory-mapped file is as near to a CPU as a buffer: nothing is gained by staging there.
     staging = Staging() if device.type == "cuda" else None
@@ -89,7 +108,7 @@ def fill_model(
     needed = needed_bytes(model, dtype, positions)
     available = available_bytes(device)
     if available is not None and needed > available:
-        raise ModelError(_too_large(needed, available, dtype, device))
+        raise ModelError(_too_large(needed, available, dtype, device, bool(quantized_weights(model))))
     total = sum(filling.tensor.nbytes for filling in fillings)
     done = 0
 
@@ -108,6 +127,7 @@ def fill_model(
         # The frames of the error hold views of the parameters, which would keep their memory.
         clear_frames(error.__traceback__)
         model.to_empty(device="meta")
+        release(model)
         if _is_out_of_memory(error):
             raise ModelError(
                 f"Memory ran out while loading: the model needs {bytes_text(needed)} on {device}; "
@@ -135,13 +155,27 @@ def _fill(
     streamed = []
     for filling in fillings:
         extent = filling.tensor.extent
-        if staging is None or extent is None:
+        if (
+            isinstance(filling.module, QuantizedLinear | QuantizedEmbedding)
+            and filling.parameter == "weights"
+        ):
+            held = filling.module.weights[filling.start]
+            data = packed_rows(filling.tensor, Kind(held.qtype))
+            _touch(data)
+            filling.module.weights[filling.start] = replace(held, data=data)
+            advance(filling.tensor.nbytes)
+        elif staging is None or extent is None:
             filling.tensor.copy_into(filling.target())
             advance(filling.tensor.nbytes)
         else:
             streamed.append((extent, filling.target()))
     if staging is not None:
         staging.stream(streamed, device, advance)
+
+
+def _touch(data: Tensor) -> None:
+    """Read a byte of every page, so that a mapped file is in memory when the first token is computed."""
+    data.flatten()[::4096].sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,22 +232,27 @@ def _allocate(model: DecoderModel, dtype: torch.dtype, device: torch.device) -> 
             if parameter.is_meta:
                 memory = torch.empty(parameter.shape, dtype=dtype, device=device)
                 module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
-    if model.config.tie_word_embeddings:
+    if model.config.tie_word_embeddings and isinstance(model.lm_head, Linear):
         model.lm_head.weight = model.embed_tokens.weight
 
 
 def needed_bytes(model: DecoderModel, dtype: torch.dtype, positions: int) -> int:
-    """Bytes of the parameters and of the rotary table."""
+    """Bytes of the parameters, of quantised weights (mapped from a file or not) and of the rotary table."""
     # parameters() yields a tied weight once.
     numbers = sum(parameter.numel() for parameter in model.parameters()) + positions * model.config.head_dim
-    return numbers * dtype.itemsize
+    return numbers * dtype.itemsize + sum(weight.nbytes for weight in quantized_weights(model))
 
 
-def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device) -> str:
+def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:
     """One line: what the model needs, what is free, and what would fit."""
-    ways = [f"choose a smaller model (about {_count(available // dtype.itemsize)} parameters fit)"]
-    if dtype.itemsize > 2:
-        ways.append("use --dtype bfloat16, which takes half")
+    if quantized:
+        ways = [f"choose a model of at most {bytes_text(available)}"]
+    else:
+        ways = [f"choose a smaller model (about {_count(available // dtype.itemsize)} parameters fit)"]
+        if dtype.itemsize > 2:
+            ways.append("use --dtype bfloat16, which takes half")
+        if device.type == "cpu" and needed * _INT4_BYTES / dtype.itemsize < available:
+            ways.append("use --quantize int4")
     on_cpu = None if device.type == "cpu" else available_bytes(torch.device("cpu"))
     if on_cpu is not None and needed < on_cpu:
         ways.append(f"use --device cpu, where {bytes_text(on_cpu)} are free")
@@ -242,13 +281,14 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _cgroup_bytes(folder: Path) -> list[int]:
-    """What a container may still allocate: its limit less what it cannot drop; empty if unlimited."""
+    """What a container may still allocate: its limit less what it cannot drop, files are; empty if unlimited."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used = int((folder / "memory.current").read_text(encoding="ascii"))
         counts = dict(
             line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
         )
-        return [] if limit == "max" else [int(limit) - used + int(counts.get("inactive_file", 0))]
+        files = sum(int(counts.get(kind, 0)) for kind in ("inactive_file", "active_file"))
+        return [] if limit == "max" else [int(limit) - used + files]
     except (OSError, ValueError):
         return []

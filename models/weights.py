@@ -1,7 +1,7 @@
 """The tensors of a checkpoint, not read yet: safetensors files, whole or in shards."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,25 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from models.block_formats import Kind
 from models.config import read_json
 from models.errors import ModelError
 from models.staging import Extent
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+_PART = (1 << 15) - 1
+"""Numbers that are read at once where a matrix is read in parts; see models.dequantize for why no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix as it is stored: in blocks of one of GGUF's types."""
+
+    kind: Kind
+    rows: Callable[[], Tensor]
+    """uint8 [rows, bytes a row], in order: memory of the file that must not be written, or else a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,10 @@ class StoredTensor:
     """Writes it to a tensor of this shape (or one that it broadcasts to), of any float dtype and device."""
     extent: Extent | None = None
     """Where its bytes lie, to be streamed to a device instead; None where only `copy_into` can read it."""
+    parts: Callable[[], Iterator[tuple[int, Tensor]]] | None = None
+    """(first row, numbers [some rows, columns]) of a matrix, from first to last; None where it cannot be cut."""
+    blocks: Blocks | None = None
+    """The blocks of a quantised matrix; None where it is stored as plain numbers."""
 
 
 def safetensors_files(folder: Path) -> list[Path]:
@@ -102,9 +119,24 @@ def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
         except SafetensorError as error:
             raise _damaged(path, error) from None
 
+    def parts() -> Iterator[tuple[int, Tensor]]:
+        # Read and not mapped: what was read would count as this process's memory, though nothing needs it again.
+        rows, columns = shape
+        step = max(1, _PART // max(1, columns))
+        try:
+            with path.open("rb", buffering=0) as raw:
+                raw.seek(offset)
+                for start in range(0, rows, step):
+                    data = bytearray(min(step, rows - start) * columns * dtype.itemsize)
+                    if raw.readinto(data) != len(data):
+                        raise OSError("it ended too early")
+                    yield start, torch.frombuffer(data, dtype=dtype).view(-1, columns)
+        except OSError as error:
+            raise _damaged(path, error) from None
+
     nbytes = count * dtype.itemsize
     extent = Extent(path, offset, nbytes, count, dtype.itemsize, lambda staged: staged.view(dtype))
-    return StoredTensor(name, shape, nbytes, copy_into, extent)
+    return StoredTensor(name, shape, nbytes, copy_into, extent, parts)
 
 
 def _damaged(path: Path, error: Exception) -> ModelError:

@@ -77,7 +77,7 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
         "run org/name@rev -p hello --system Terse --temperature 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 "
         "--repetition-penalty 1.1 --presence-penalty 0.5 --seed 7 --max-tokens 9 --stop A --stop B "
         "--context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dark --stats "
-        "--attention sdpa --no-graph"
+        "--attention sdpa --no-graph --quantize int8 --threads 3"
     )
     assert call(line.split()) == 0
     assert capsys.readouterr().out == "hello\n"
@@ -86,7 +86,9 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
     assert backend.options == ChatOptions(
         device="cpu",
         dtype="bfloat16",
+        quantize="int8",
         context=512,
+        threads=3,
         attention="sdpa",
         graphs=False,
         system="Terse",

@@ -80,13 +80,13 @@ def person(smollm2: Path) -> Iterator[Person]:
 
 def test_a_question_an_answer_figures_reset_and_quit(person: Person) -> None:
     person.waits_until(lambda seen: "tokens of context" in seen)  # the model is loaded
-    person.types("What is the capital of France?" + ENTER)
+    person.types("What is the capital of Germany?" + ENTER)
     answered = person.waits_until(lambda seen: "first after" in seen)
-    assert "Paris" in answered
+    assert "Berlin" in answered
     person.types("/stats" + ENTER)
     person.waits_until(lambda seen: "Statistics" in seen and "KV cache" in seen)
     person.types("/reset" + ENTER)
-    person.waits_until(lambda seen: "Paris" not in seen)
+    person.waits_until(lambda seen: "Berlin" not in seen)
     person.types("/quit" + ENTER)
     person.child.expect(pexpect.EOF, timeout=20)
     person.child.close()
@@ -104,9 +104,9 @@ def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
     person.waits_until(lambda seen: "stopped" not in seen and len(said(seen)) > len(stopped) + 10)
     person.types("\x1b")
     assert said(person.waits_until(lambda seen: "stopped" in seen)).startswith(stopped)
-    person.types("What is the capital of France?" + ENTER)
-    person.waits_until(lambda seen: "Paris" in seen and "stopped" not in seen.split("France?")[-1])
-    person.waits_until(lambda seen: "first after" in seen.split("France?")[-1])
+    person.types("What is the capital of Germany?" + ENTER)
+    person.waits_until(lambda seen: "Berlin" in seen and "stopped" not in seen.split("Germany?")[-1])
+    person.waits_until(lambda seen: "first after" in seen.split("Germany?")[-1])
     person.types(4 * ALT_UP)  # answer, question, answer, question
     person.waits_until(lambda seen: "e edit" in seen)
     person.types("e")
@@ -114,13 +114,13 @@ def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
     person.types(CTRL_U + "What is the capital of Japan?" + ENTER)
     person.waits_until(lambda seen: "< 2/2 >" in seen and "Tokyo" in seen and "first after" in seen)
     person.types(ALT_LEFT)
-    person.waits_until(lambda seen: "Paris" in seen and "Tokyo" not in seen)
+    person.waits_until(lambda seen: "Berlin" in seen and "Tokyo" not in seen)
     time.sleep(1.0)  # what has been said for a second survives
     person.child.kill(signal.SIGKILL)
     person.child.close(force=True)
 
     again = runs("--continue")
-    again.waits_until(lambda seen: "Paris" in seen)
+    again.waits_until(lambda seen: "Berlin" in seen)
     again.types(CTRL_HOME)
     again.waits_until(lambda seen: "< 1/2 >" in seen)
     again.types(ALT_RIGHT)
@@ -145,12 +145,12 @@ def test_two_turns_without_a_screen_compute_only_what_is_new(
     smollm2: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    prompts = ["-p", "What is the capital of France?", "-p", "And of Italy?"]
+    prompts = ["-p", "What is the capital of Germany?", "-p", "And of Japan?"]
     settings = ["--json", "--temperature", "0", "--max-tokens", "12", "--context", "512"]
     assert call(["run", str(smollm2), *prompts, *settings]) == 0
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert "Paris" in first["text"]
-    assert "Rome" in second["text"]
+    assert "Berlin" in first["text"]
+    assert "Tokyo" in second["text"]
     assert first["stats"]["cached_tokens"] == 0
     # The second turn finds prompt and answer; what ended the answer is not computed until it is a prompt.
     history = first["stats"]["prompt_tokens"] + first["stats"]["generated_tokens"]

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from engine import machine as machine_module
+from engine import native
 from engine.device import CudaProblem
-from engine.expected import CONTEXT, MODELS, PROGRAMS, Program, Speed, expected_speed
+from engine.expected import CONTEXT, MODELS, NATIVE, PROGRAMS, Program, Speed, expected_speed
 from engine.machine import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
 
 GIB = 2**30
@@ -73,8 +74,28 @@ def test_the_bandwidth_of_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.perf_counter() - begun < 5
 
 
-def test_a_cpu_decodes_with_plain_modules() -> None:
-    assert [part.reason is None for part in decode_programs(CPU)] == [False, False, True]
+def test_a_cpu_decodes_with_native_kernels_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.native.problem", lambda: "there is no compiler")
+    programs = decode_programs(CPU)
+    assert (programs[0].name, programs[0].reason) == (NATIVE, "there is no compiler")
+    assert [part.reason is None for part in programs[1:]] == [False, False, True]
+
+
+def test_native_kernels_are_named_with_variant_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.problem() is not None:
+        pytest.skip("they are not built")
+    monkeypatch.setattr("engine.native.physical_cores", lambda: 4)
+    best = native.library().best_name
+    assert decode_programs(CPU)[0] == Feature(f"native kernels, {best}, 3 threads", None)
+    monkeypatch.setattr("engine.native.physical_cores", lambda: 1)
+    assert decode_programs(CPU)[0].name.endswith(", 1 thread")
+
+
+def test_weights_that_stay_quantised_are_read_and_held_as_they_are() -> None:
+    kv = 2 * 30 * 3 * 64 * 2 * CONTEXT
+    found = speed("smollm2", stored=98_362_432)
+    assert found.weight_bytes == 98_362_432
+    assert found.tokens_per_s == pytest.approx(3.03e12 / (98_362_432 + kv))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +126,9 @@ def test_advice_is_what_to_install() -> None:
         "This torch was built without CUDA. To use the GPU: pip install it",
     )
     assert advice(CudaProblem("no GPU"), None, (), flash_attn=False, triton=False) == ()
+    (line,) = advice(CudaProblem("no GPU"), None, (), flash_attn=False, triton=False, no_native="no compiler")
+    assert line == "No compiler; torch decodes more slowly."
+    assert advice(None, gpu("sm_90"), (), flash_attn=True, triton=True, no_native="no compiler") == ()
     assert advice(None, gpu("sm_90"), (), flash_attn=True, triton=True) == ()
     lines = advice(None, gpu("sm_120"), (), flash_attn=False, triton=False)
     assert [line.split()[0] for line in lines] == ["Triton", "flash-attn"]

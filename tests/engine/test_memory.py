@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,17 +77,6 @@ def test_devices_and_dtypes() -> None:
 def test_cuda_without_a_gpu_says_why() -> None:
     with pytest.raises(EngineError, match="--device cuda cannot be used"):
         pick_device("cuda")
-
-
-def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
-    from engine.device import _cgroup_memory
-
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("400\n")
-    assert _cgroup_memory(tmp_path) == 600
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _cgroup_memory(tmp_path) is None
-    assert _cgroup_memory(tmp_path / "absent") is None
 
 
 def test_the_reserve_is_left_alone() -> None:

@@ -1,5 +1,6 @@
 """Small random checkpoints, written by transformers and gguf, and a plain attention to run them with."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import gguf
 import numpy as np
 import torch
 import torch.nn.functional as F
+from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
@@ -151,15 +153,42 @@ def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, half, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
+RANDOM = {
+    Kind.Q4_0: {0: 1 / 60},
+    Kind.Q4_1: {0: 1 / 60, 2: -1 / 8},
+    Kind.Q8_0: {0: 1 / 900},
+    Kind.Q3_K: {108: 1 / 900},
+    Kind.Q4_K: {0: 1 / 4000, 2: 1 / 500},
+    Kind.Q5_K: {0: 1 / 8000, 2: 1 / 500},
+    Kind.Q6_K: {208: 1 / 16000},
+}
+"""Where the blocks of a type hold fp16 scales, and scales that make numbers of about 0.1."""
+
+
+def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> Any:
+    """uint8 [rows, bytes a row]: random digits with sane scales."""
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (rows, columns // block, block_bytes), dtype=np.uint8)
+    for at, scale in RANDOM[kind].items():
+        scales = (scale * rng.uniform(0.5, 1.5, data.shape[:2])).astype("<f2")
+        data[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return data.reshape(rows, -1)
+
+
 def write_gguf(
     path: Path,
     model: Any,
-    quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    quantization: Kind | Mapping[str, Kind] = Kind.F32,
     *,
     rope_factors: list[float] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a transformers Qwen3 or Llama as GGUF, matrices in `quantization`; returns the path."""
+    """Write a transformers Qwen3 or Llama as GGUF; returns the path.
+
+    Matrices are of the type `quantization`, or of the one it has for their GGUF name (`attn_q`). What the gguf
+    package cannot quantise becomes random blocks.
+    """
     config = model.config
     arch = {"qwen3": "qwen3", "llama": "llama"}[config.model_type]
     writer = gguf.GGUFWriter(path, arch)
@@ -191,10 +220,14 @@ def write_gguf(
         if arch == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
             heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
             weight = _interleave(weight, heads)
-        if weight.ndim == 1 or quantization == gguf.GGMLQuantizationType.F32:
+        stem = target.split(".")[-2]
+        wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
+        if weight.ndim == 1 or wanted == Kind.F32:
             writer.add_tensor(target, np.ascontiguousarray(weight))
+        elif "_K" in wanted.name:
+            writer.add_tensor(target, random_blocks(wanted, *weight.shape, len(target)), raw_dtype=wanted)
         else:
-            writer.add_tensor(target, gguf.quantize(weight, quantization), raw_dtype=quantization)
+            writer.add_tensor(target, gguf.quantize(weight, wanted), raw_dtype=wanted)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
     writer.write_header_to_file()

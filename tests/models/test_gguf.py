@@ -10,6 +10,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
+from models import block_formats
+from models.block_formats import BLOCKS
 from models.dequantize import chunks
 from models.errors import ModelError
 from models.gguf import config_of, read_gguf
@@ -33,7 +35,7 @@ K_QUANTS = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return load_model(files_of(path), dtype=dtype, device=CPU)
+    return load_model(files_of(path), dtype=dtype, device=CPU, quantize="none")
 
 
 def refusal(path: Path) -> str:
@@ -293,3 +295,17 @@ def test_damaged_bytes_in_the_header_are_never_a_traceback(path: Path) -> None:
         except ModelError:
             refused += 1
     assert refused > 100
+
+
+def test_the_table_of_types_is_that_of_the_gguf_package() -> None:
+    theirs = {int(kind): (kind.name, size) for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    ours = {int(kind): (kind.name, size) for kind, size in BLOCKS.items()}
+    assert ours.items() <= theirs.items()
+    assert len(ours) == len(block_formats.Kind) == 32
+
+
+def test_a_line_break_in_a_name_is_none_in_the_message(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"blk.0.ffn_up.weight", b"blk.0.f\nn\x1eup.weight"))
+    message = refusal(path)
+    assert "blk.0.f n up.weight" in message
+    assert len(message.splitlines()) == 1

@@ -281,9 +281,13 @@ def test_memory_that_runs_out_while_loading_is_one_line(
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    for name, text in (("max", "1000\n"), ("current", "600\n"), ("stat", "anon 500\ninactive_file 70\n")):
+    for name, text in (
+        ("max", "1000\n"),
+        ("current", "600\n"),
+        ("stat", "anon 500\ninactive_file 70\nactive_file 30\n"),
+    ):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert models.load._cgroup_bytes(tmp_path) == [470]
+    assert models.load._cgroup_bytes(tmp_path) == [500]
     (tmp_path / "memory.max").write_text("max\n")
     assert models.load._cgroup_bytes(tmp_path) == []
     assert models.load._cgroup_bytes(tmp_path / "nothing") == []

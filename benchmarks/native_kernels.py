@@ -1,0 +1,206 @@
+"""The native kernels of the CPU: bytes of weights a second in every format; prefill and decode beside llama.cpp.
+
+    python -m benchmarks.native_kernels                                    formats and variants
+    python -m benchmarks.native_kernels --gguf FILE [--llama-python PYTHON] [--threads 2] [--contexts 16 512 2048]
+                                        [--prompts 32 512 2048]
+
+The rate of a format is quoted beside plain reading by the same threads, in the same round, and below it how many
+products with the same rows a second many activations at once come to. The prompts and the decode steps of both
+programs take turns on the same file with the same threads; medians, and the median of the ratios of the rounds, and
+beside them the quickest rounds, which a busy machine disturbs least. `--llama-python` is an interpreter with
+llama-cpp-python where this one has none. Where the time of a step goes is printed, too.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from benchmarks.peers.llama_cpp_python import LlamaCppPython
+from engine import native
+from engine.kv_cache import KVCache
+from engine.native import Matrix, Pool
+from engine.native_decode import NativeDecoder
+from models.load import load_model
+from models.sources import ModelFiles
+
+KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.BF16, Kind.F32)
+BYTES = 96 << 20
+"""Of a matrix: more than the cache holds on most machines, and about what SmolLM2 reads for a token."""
+COLUMNS = 1536
+BLOCK = 32
+
+
+def formats(pool: Pool, repeats: int) -> None:
+    """GB/s of a product in every format and variant; plain reading is the first column."""
+    functions = pool.library.functions
+    names = list(pool.library.variants)
+    print(f"{'GB/s':8}{'reading':>10}" + "".join(f"{name:>10}" for name in names) + "   best / reading")
+    for kind in KINDS:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        row_bytes = COLUMNS // block * size
+        rows = BYTES // row_bytes
+        # Random bytes are any digits; scales that are no numbers cost no more than others.
+        data = np.random.default_rng(0).integers(0, 60, rows * row_bytes, dtype=np.uint8)
+        matrix = Matrix(data.ctypes.data, row_bytes, int(kind), rows, COLUMNS)
+        x, out = np.ones(COLUMNS, dtype=np.float32), np.empty(rows, dtype=np.float32)
+        rates: dict[str, list[float]] = {name: [] for name in ("reading", *names)}
+        with pool.held() as handle:
+            for _ in range(repeats):
+                for name, found in rates.items():
+                    began = perf_counter()
+                    if name == "reading":
+                        functions.ct_read(handle, data.ctypes.data, data.nbytes)
+                    else:
+                        variant = pool.library.variants[name]
+                        functions.ct_product(handle, variant, matrix, x.ctypes.data, out.ctypes.data)
+                    found.append(data.nbytes / (perf_counter() - began) / 1e9)
+        medians = {name: statistics.median(found) for name, found in rates.items()}
+        share = medians[names[-1]] / medians["reading"]
+        print(f"{kind.name:8}" + "".join(f"{rate:10.1f}" for rate in medians.values()) + f"{share:13.2f}")
+
+
+def many_rows(pool: Pool, counts: Sequence[int], repeats: int) -> None:
+    """Billions of multiplications a second for several rows of activations at once; the quickest of the repeats."""
+    functions = pool.library.functions
+    variants = pool.library.variants
+    print("\n10^9/s  rows" + "".join(f"{count:>8}" for count in counts))
+    for kind in KINDS:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        if block == 1:
+            continue
+        rows = 1536
+        data = np.random.default_rng(0).integers(0, 60, rows * COLUMNS // block * size, dtype=np.uint8)
+        matrix = Matrix(data.ctypes.data, len(data) // rows, int(kind), rows, COLUMNS)
+        for name, variant in variants.items():
+            rates = []
+            for count in counts:
+                x, out = np.ones((count, COLUMNS), np.float32), np.empty((count, rows), np.float32)
+                times = []
+                with pool.held() as handle:
+                    for _ in range(repeats):
+                        began = perf_counter()
+                        functions.ct_products(handle, variant, matrix, count, x.ctypes.data, out.ctypes.data)
+                        times.append(perf_counter() - began)
+                rates.append(count * rows * COLUMNS / min(times) / 1e9)
+            print(f"{kind.name} {name:<9}" + "".join(f"{rate:8.0f}" for rate in rates))
+
+
+class Ours:
+    """Prompts and decode steps alone, on a cache that holds anything."""
+
+    def __init__(self, path: Path, pool: Pool, variant: int, context: int) -> None:
+        model = load_model(ModelFiles(path.name, gguf=path), dtype=torch.bfloat16, device=torch.device("cpu"))
+        config = model.config
+        blocks = -(-context // BLOCK)
+        shape = (config.num_hidden_layers, blocks, BLOCK, config.num_key_value_heads, config.head_dim)
+        cache = KVCache(*shape, torch.bfloat16, torch.device("cpu"))
+        cache.kv.normal_()
+        self._decoder = NativeDecoder(model, cache, pool, variant)
+        self._table = list(range(blocks))
+
+    def decode(self, context: int, tokens: int) -> float:
+        """Seconds a token of `tokens` decode steps from row `context` on."""
+        began = perf_counter()
+        for i in range(tokens):
+            self._decoder.run(2000 + i, context + i, context + i, self._table)
+        return (perf_counter() - began) / tokens
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds from a prompt of `tokens` to its logits."""
+        began = perf_counter()
+        self._decoder.run_chunk([1000 + i % 1000 for i in range(tokens)], 0, range(tokens), self._table)
+        return perf_counter() - began
+
+    def prefill_parts(self, tokens: int) -> dict[str, float]:
+        """Seconds of each part of such a prompt."""
+        ids = [1000 + i % 1000 for i in range(tokens)]
+        return self._decoder.time_chunk(ids, 0, range(tokens), self._table)
+
+    def parts(self, context: int, tokens: int) -> dict[str, float]:
+        """Median seconds of each part of a step."""
+        steps = [self._decoder.time(2000 + i, context + i, context + i, self._table) for i in range(tokens)]
+        return {name: statistics.median(step[name] for step in steps) for name in native.PARTS}
+
+
+def rounds(
+    ours: Ours, peer: LlamaCppPython | None, context: int, tokens: int, repeats: int
+) -> Iterator[tuple[float, float]]:
+    """Seconds a token of both, in turns."""
+    for _ in range(repeats):
+        yield ours.decode(context, tokens), peer.decode(context, tokens) if peer is not None else float("nan")
+
+
+def compared(name: str, tokens: int, pairs: list[tuple[float, float]]) -> None:
+    """Print the tokens/s of rounds of `tokens` and their ratio; `pairs` are the seconds of both."""
+    mine, its = (tokens / statistics.median(side) for side in zip(*pairs, strict=True))
+    ratio = statistics.median(b / a for a, b in pairs)
+    best, quickest = (min(side) for side in zip(*pairs, strict=True))
+    print(
+        f"{name}: {mine:7.1f} tokens/s, llama.cpp {its:7.1f}, ratio {ratio:.2f} "
+        f"(of the quickest rounds: {tokens / best:.1f} tokens/s, {quickest / best:.2f})"
+    )
+
+
+def split(parts: dict[str, float]) -> None:
+    """Print where the time goes."""
+    total = sum(parts.values())
+    print("  " + ", ".join(f"{name} {1e3 * s:.2f} ms ({100 * s / total:.0f}%)" for name, s in parts.items()))
+
+
+def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
+    """Tokens/s of prompts and of the decode step at every context, and the parts of both."""
+    most = max(*arguments.prompts, max(arguments.contexts) + arguments.tokens) + BLOCK
+    variant = pool.library.variants[arguments.variant or list(pool.library.variants)[-1]]
+    ours = Ours(arguments.gguf, pool, variant, most)
+    peer = None
+    if arguments.llama_python is not None:
+        peer = LlamaCppPython(arguments.llama_python, arguments.gguf, pool.threads, most)
+        print(f"llama-cpp-python {peer.version}, {pool.threads} threads")
+    for prompt in arguments.prompts:
+        pairs = []
+        for _ in range(arguments.repeats + 1):
+            theirs = peer.prefill(prompt) if peer is not None else float("nan")
+            pairs.append((ours.prefill(prompt), theirs))
+        compared(f"prompt  {prompt:5}", prompt, pairs[1:])
+        split(ours.prefill_parts(prompt))
+    for context in arguments.contexts:
+        list(rounds(ours, peer, context, 4, 2))  # pages, clocks and caches
+        compared(
+            f"context {context:5}", 1, list(rounds(ours, peer, context, arguments.tokens, arguments.repeats))
+        )
+        split(ours.parts(context, arguments.tokens))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--gguf", type=Path, help="a model to decode with; without one only the formats")
+    parser.add_argument("--llama-python", help="an interpreter with llama-cpp-python to compare with")
+    parser.add_argument("--threads", type=int, help="default: physical cores, less one for the screen")
+    parser.add_argument("--variant", choices=native.VARIANT_NAMES, help="of the kernels; default: the best")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[16, 512, 2048])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[32, 512, 2048])
+    parser.add_argument("--tokens", type=int, default=32, help="of a round")
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    if (reason := native.problem()) is not None:
+        sys.exit(f"There is nothing to measure: {reason}.")
+    pool = Pool(arguments.threads)
+    name = native.VARIANT_NAMES[arguments.variant] if arguments.variant else pool.library.best_name
+    print(f"{name}, {pool.threads} threads")
+    if arguments.gguf is None:
+        formats(pool, arguments.repeats)
+        many_rows(pool, (2, 4, 8, 16, 32, 128), arguments.repeats)
+    else:
+        side_by_side(arguments, pool)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""llama.cpp through llama-cpp-python, on the CPU, in a process of its own. Run as a program it is that process.
+
+It answers one JSON line for every JSON line it reads: {"context": c, "tokens": n} with the seconds of n decode steps
+that begin at row c, {"prefill": n} with the seconds of a prompt of n tokens in an empty context, {"greedy": ids,
+"tokens": n} with n times the likeliest token and the likeliest few's logits, {"peak": 1} with the most memory it ever
+held. Only the standard library and llama_cpp are imported, so that any Python with llama_cpp will do.
+"""
+
+import heapq
+import json
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+
+class LlamaCppPython:
+    """The process, seen from the benchmark. A context manager."""
+
+    def __init__(self, python: str, gguf: Path, threads: int, context: int) -> None:
+        """`python` is an interpreter that has llama_cpp. Raises RuntimeError when it does not start."""
+        command = [python, "-P", __file__, str(gguf), str(threads), str(context)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        ready = self._answer()
+        self.version = str(ready["version"])
+        self.load_s = float(ready["seconds"])
+        """Seconds that the model took to load, imports not counted."""
+
+    def decode(self, context: int, tokens: int) -> float:
+        """Seconds a token of `tokens` decode steps from row `context` on."""
+        return float(self._ask({"context": context, "tokens": tokens})["seconds"]) / tokens
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds from a prompt of `tokens` to its logits."""
+        return float(self._ask({"prefill": tokens})["seconds"])
+
+    def greedy(self, prompt: list[int], tokens: int) -> list[dict[int, float]]:
+        """`tokens` steps of greedy decoding: the logits of the likeliest few tokens, by token, likeliest first."""
+        steps = self._ask({"greedy": prompt, "tokens": tokens})["steps"]
+        return [dict(step) for step in steps]
+
+    def peak_bytes(self) -> int:
+        """The most memory that the process has held (its resident set)."""
+        return int(self._ask({"peak": 1})["bytes"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("llama-cpp-python did not start or ended; is it installed for that Python?")
+        return dict(json.loads(line))
+
+
+def serve(gguf: str, threads: int, context: int) -> None:
+    """The process itself."""
+    import llama_cpp
+
+    began = perf_counter()
+    model = llama_cpp.Llama(
+        gguf, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False
+    )
+    print(json.dumps({"version": llama_cpp.__version__, "seconds": perf_counter() - began}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_reply(model, json.loads(line))), flush=True)
+
+
+def _reply(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    if "peak" in asked:
+        return {"bytes": peak_bytes()}
+    if "greedy" in asked:
+        return {"steps": _greedy(model, asked["greedy"], asked["tokens"])}
+    if "prefill" in asked:
+        model.n_tokens = 0
+        prompt = [1000 + i % 1000 for i in range(asked["prefill"])]
+        began = perf_counter()
+        model.eval(prompt)
+        return {"seconds": perf_counter() - began}
+    start, tokens = asked["context"], asked["tokens"]
+    if start < model.n_tokens:
+        model.n_tokens = start  # what lies beyond is dropped by the next call
+    if start > model.n_tokens:
+        model.eval([1000 + i % 1000 for i in range(start - model.n_tokens)])
+    began = perf_counter()
+    for i in range(tokens):
+        model.eval([2000 + i])
+    return {"seconds": perf_counter() - began}
+
+
+def _greedy(model: Any, prompt: list[int], tokens: int) -> list[list[tuple[int, float]]]:
+    model.n_tokens = 0
+    steps: list[list[tuple[int, float]]] = []
+    for _ in range(tokens):
+        model.eval([steps[-1][0][0]] if steps else prompt)
+        logits = model._ctx.get_logits()
+        few = heapq.nlargest(50, ((logits[i], i) for i in range(model.n_vocab())))
+        steps.append([(i, logit) for logit, i in few])
+    return steps
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held (its resident set), on Linux."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,80 @@
+"""A GGUF file with the shapes of Qwen3 and random quantised weights, which any program that reads GGUF can run."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Kind
+
+from models.config import ModelConfig
+
+_STD = 0.02
+_SCALES = {Kind.Q8_0: _STD / 74, Kind.Q4_0: _STD / 4.6}
+"""What a block's scale must be for uniform digits to have the deviation of a fresh layer."""
+
+
+def write_random_qwen3(path: Path, config: ModelConfig, kind: Kind, context: int) -> None:
+    """Write a model of `config` (tied embeddings) whose matrices are all of `kind`, Q8_0 or Q4_0."""
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_name("random")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(context)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(1e6)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    _add_tokenizer(writer, config.vocab_size)
+    random = np.random.default_rng(0)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        writer.add_tensor(f"{name}.weight", _blocks(random, kind, rows, columns), raw_dtype=kind)
+
+    def norm(name: str, size: int) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))
+
+    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_attention_heads * head, config.num_key_value_heads * head
+    matrix("token_embd", config.vocab_size, hidden)
+    for layer in range(config.num_hidden_layers):
+        at = f"blk.{layer}."
+        for name, size in (("attn_norm", hidden), ("attn_q_norm", head), ("attn_k_norm", head)):
+            norm(at + name, size)
+        for name, rows, columns in (("attn_q", q, hidden), ("attn_k", kv, hidden), ("attn_v", kv, hidden)):
+            matrix(at + name, rows, columns)
+        matrix(at + "attn_output", hidden, q)
+        norm(at + "ffn_norm", hidden)
+        for name, rows, columns in (("ffn_gate", inner, hidden), ("ffn_up", inner, hidden)):
+            matrix(at + name, rows, columns)
+        matrix(at + "ffn_down", hidden, inner)
+    norm("output_norm", hidden)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _blocks(random: np.random.Generator, kind: Kind, rows: int, columns: int) -> Any:
+    """uint8 [rows, bytes a row]: random digits, one scale."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    data[..., :2] = np.frombuffer(np.float16(_SCALES[kind]).tobytes(), dtype=np.uint8)
+    return data.reshape(rows, -1)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
+    """Bytes and made-up words: texts mean nothing here, but both programs want a tokenizer."""
+    letters = [chr(code) for code in range(33, 127)]
+    tokens = letters + [f"{letter}{number}" for number in range(1 + size // 94) for letter in letters]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([*tokens[: size - 1], "<|im_end|>"])
+    writer.add_token_types([1] * (size - 1) + [3])
+    writer.add_token_merges(["! 0"])
+    writer.add_eos_token_id(size - 1)
+    writer.add_bos_token_id(size - 1)
+    writer.add_add_bos_token(False)

@@ -1,0 +1,147 @@
+// The interface of the library: plain C, so that Python reaches it through ctypes (engine/native.py mirrors every
+// struct). Sizes are in numbers unless a name says bytes. Nothing here throws; what can fail says so in its result.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Numbers of the types in GGUF files.
+enum ct_type : int32_t {
+  CT_F32 = 0,
+  CT_F16 = 1,
+  CT_Q4_0 = 2,
+  CT_Q4_1 = 3,
+  CT_Q8_0 = 8,
+  CT_Q4_K = 12,
+  CT_Q5_K = 13,
+  CT_Q6_K = 14,
+  CT_BF16 = 30,
+  CT_TYPES = 31,
+};
+
+// [rows, columns], a row at every row_bytes. Any address, read-only, nothing is read past the last row.
+struct ct_matrix {
+  const uint8_t* data;
+  int64_t row_bytes;
+  int32_t type;
+  int32_t rows;
+  int32_t columns;
+  int32_t unused;
+};
+
+// Up to three matrices over the same input; their outputs lie side by side. bias is fp32 [all rows] or null.
+struct ct_linear {
+  ct_matrix parts[3];
+  const float* bias;
+  int32_t count;
+  int32_t unused;
+};
+
+// Norm weights are fp32. head_norm is [q heads + kv heads, head_dim], or null where heads are not normed.
+struct ct_layer {
+  const float* input_norm;
+  const float* head_norm;
+  const float* mlp_norm;
+  ct_linear qkv;
+  ct_linear output;
+  ct_linear gate_up;
+  ct_linear down;
+};
+
+struct ct_model {
+  const ct_layer* layers;
+  const float* final_norm;
+  const float* rotary;  // [positions, head_dim]: cos of the half, sin of the half
+  ct_matrix embedding;
+  ct_linear head;
+  int32_t layer_count;
+  int32_t hidden;
+  int32_t inner;
+  int32_t q_heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t positions;
+  float eps;
+};
+
+// K and V: [layers, slots, kv_heads, head_dim] of `type` (CT_F32, CT_BF16 or CT_F16) each; a block is block_size slots.
+struct ct_cache {
+  void* k;
+  void* v;
+  int64_t slots;
+  int32_t type;
+  int32_t block_size;
+};
+
+// One token. Row r of the sequence lies in slot table[r / block_size] * block_size + r % block_size.
+struct ct_input {
+  const int32_t* table;
+  int32_t blocks;
+  int32_t token;
+  int32_t row;
+  int32_t position;
+};
+
+// `count` tokens of one sequence in its rows from `row` on, with a position each.
+struct ct_chunk {
+  const int32_t* table;
+  const int32_t* tokens;
+  const int32_t* positions;
+  int32_t blocks;
+  int32_t row;
+  int32_t count;
+  int32_t unused;
+};
+
+// Seconds spent in each part of a step, measured on the calling thread, waiting for the others included.
+struct ct_times {
+  double embed, qkv, attention, output, gate_up, down, head;
+};
+
+struct ct_pool;
+struct ct_decoder;
+
+// The sources that the library was made from; a binding that knows another hash must not use it.
+const char* ct_source_hash();
+
+// Variants of the kernels, from the portable one to the widest: their number, their names, and whether this machine
+// runs them.
+int32_t ct_variants();
+const char* ct_variant_name(int32_t variant);
+int32_t ct_variant_works(int32_t variant);
+int32_t ct_best_variant();
+
+// A pool of `threads` threads, the caller of a step being one of them. Null when they cannot be started.
+ct_pool* ct_pool_create(int32_t threads);
+int32_t ct_pool_threads(const ct_pool* pool);
+void ct_pool_destroy(ct_pool* pool);
+
+// What the pointers of `model` and `cache` point at must outlive the decoder; the structs themselves are copied.
+// Null, with the reason in `problem` (a static string), when the shapes do not fit together or memory is short.
+ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_pool* pool, int32_t variant,
+                              const char** problem);
+void ct_decoder_destroy(ct_decoder* decoder);
+
+// The decode step: writes K and V of the row and the logits, fp32 [vocabulary]. Null, or what was wrong with the
+// input (a static string). One call at a time for a pool. `times` may be null.
+const char* ct_decoder_run(ct_decoder* decoder, const ct_input* input, float* logits, ct_times* times);
+
+// Several tokens at once, of models whose weights are all quantised: writes K and V of their rows and, unless `logits`
+// is null, the logits that follow the last one. What products read is rounded to int8 by 32 numbers, in every format.
+// However a prompt is split into chunks, K, V and logits are the same to the bit.
+const char* ct_decoder_run_chunk(ct_decoder* decoder, const ct_chunk* chunk, float* logits, ct_times* times);
+
+// For tests and benchmarks. x fp32 [columns] -> out fp32 [rows]; false for what cannot be multiplied.
+int32_t ct_product(ct_pool* pool, int32_t variant, const ct_matrix* matrix, const float* x, float* out);
+// x fp32 [count, columns] -> out fp32 [count, rows], as chunks compute it; false for what cannot be multiplied.
+int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x, float* out);
+// The numbers of one row, fp32 [columns].
+int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out);
+// The bytes of `data` added up by all threads: what the memory gives at best.
+uint64_t ct_read(ct_pool* pool, const uint8_t* data, int64_t bytes);
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,351 @@
+// A chunk of a prompt through the whole model, by all threads of a pool: up to MOST_ROWS tokens share every reading and
+// unpacking of the weights. A barrier after each part; within a part the threads claim rows, panels or queries.
+#include <cstring>
+#include <new>
+
+#include "chunk.h"
+#include "decoder.h"
+#include "variants.h"
+
+namespace chatterm {
+
+namespace {
+
+constexpr int32_t MOST_ROWS = 128;    // more share the unpacking no better, and their numbers leave the cache
+constexpr int32_t MOST_QUERIES = 32;  // rows whose queries read K and V together
+constexpr int32_t LEAST_QUERIES = 4;
+
+size_t up_to(int32_t count, int32_t unit) { return size_t((count + unit - 1) / unit * unit); }
+
+template <typename T>
+Buffer room(size_t count) {
+  return Buffer(count * sizeof(T));
+}
+
+}  // namespace
+
+GridRoom::GridRoom(int32_t rows, int32_t columns)
+    : q_(up_to(rows, TILE) * size_t(columns)),
+      scale_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
+      low_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
+      low_16_(room<float>(up_to(rows, TILE) * size_t(columns / 16))),
+      grid{q_.as<uint32_t>(), scale_.as<float>(), low_.as<float>(), low_16_.as<float>()} {}
+
+PanelRoom::PanelRoom(int32_t columns, int32_t rows)
+    : digits_(size_t(columns) * PANEL),
+      scale_(room<float>(size_t(columns / 16 * PANEL))),
+      low_(room<float>(size_t(columns / 16 * PANEL))),
+      piece_(room<float>(up_to(rows, TILE) * PANEL)),
+      panel_{digits_.as<uint32_t>(), scale_.as<float>(), low_.as<float>(), 0, 0} {}
+
+void PanelRoom::multiply(const Kernels& kernels, const ct_linear& linear, int32_t first, int32_t end,
+                         const Grid& grid, int32_t rows, float* out) {
+  int32_t start = 0;
+  for (int32_t p = 0; p < linear.count; ++p) {
+    const ct_matrix& part = linear.parts[p];
+    const int32_t from = first > start ? first : start;
+    const int32_t to = end < start + part.rows ? end : start + part.rows;
+    if (from < to) {
+      const bool whole = from == first && to == end;
+      float* piece = whole ? out : piece_.as<float>();
+      kernels.unpack(part, from - start, to - from, panel_);
+      kernels.multiply_panel(panel_, grid, rows, piece);
+      for (int32_t r = 0; r < rows && !whole; ++r) {
+        std::memcpy(out + r * PANEL + from - first, piece + r * PANEL, size_t(to - from) * sizeof(float));
+      }
+    }
+    start += part.rows;
+  }
+  if (linear.bias != nullptr) {
+    for (int32_t r = 0; r < rows; ++r) {
+      for (int32_t i = first; i < end; ++i) out[r * PANEL + i - first] += linear.bias[i];
+    }
+  }
+}
+
+// What one thread has for itself.
+struct ChunkBench {
+  Buffer normed, tile, other_tile, query, mixed, most, sum, scores, keys, values;
+  PanelRoom panel;
+
+  ChunkBench(int32_t widest, int32_t queries, int32_t dim)
+      : normed(room<float>(size_t(widest))),
+        tile(room<float>(MOST_ROWS * PANEL)),
+        other_tile(room<float>(MOST_ROWS * PANEL)),
+        query(room<float>(size_t(queries) * size_t(dim))),
+        mixed(room<float>(size_t(queries) * size_t(padded(dim)))),
+        most(room<float>(size_t(queries))),
+        sum(room<float>(size_t(queries))),
+        scores(room<float>(size_t(queries) * ATTEND_ROWS)),
+        keys(room<float>(size_t(dim) * ATTEND_ROWS)),
+        values(room<float>(size_t(padded(dim)) * ATTEND_ROWS)),
+        panel(widest, MOST_ROWS) {}
+};
+
+struct Workspace {
+  Buffer x, heads, mixed, inner;  // [MOST_ROWS][...]
+  GridRoom room;
+  std::vector<ChunkBench> benches;
+
+  Workspace(const Decoder& decoder, int32_t widest)
+      : x(chatterm::room<float>(MOST_ROWS * size_t(decoder.model.hidden))),
+        heads(chatterm::room<float>(MOST_ROWS * size_t(decoder.q_size + 2 * decoder.kv_size))),
+        mixed(chatterm::room<float>(MOST_ROWS * size_t(decoder.q_size))),
+        inner(chatterm::room<float>(MOST_ROWS * size_t(decoder.model.inner))),
+        room(MOST_ROWS, widest) {
+    for (int32_t t = 0; t < decoder.pool.size(); ++t) {
+      benches.emplace_back(widest, MOST_QUERIES * decoder.groups, decoder.model.head_dim);
+    }
+  }
+};
+
+namespace {
+
+// Up to MOST_ROWS tokens as the threads see them.
+struct Chunk {
+  Decoder& decoder;
+  Workspace& space;
+  const int32_t* table;
+  const int32_t* tokens;
+  const int32_t* positions;
+  int32_t row;    // of the first token in the sequence
+  int32_t count;  // of tokens
+  int32_t queries;
+  float* logits;
+  ct_times* times;
+
+  void run(int32_t thread);
+
+ private:
+  float* x(int32_t r) const { return space.x.as<float>() + int64_t(r) * decoder.model.hidden; }
+  float* heads(int32_t r) const {
+    return space.heads.as<float>() + int64_t(r) * (decoder.q_size + 2 * decoder.kv_size);
+  }
+  float* mixed(int32_t r) const { return space.mixed.as<float>() + int64_t(r) * decoder.q_size; }
+  float* inner(int32_t r) const { return space.inner.as<float>() + int64_t(r) * decoder.model.inner; }
+  uint8_t* cached(void* numbers, int32_t index) const {
+    return static_cast<uint8_t*>(numbers) + index * decoder.cache.slots * slot_bytes();
+  }
+  int64_t slot_bytes() const { return int64_t(decoder.kv_size) * decoder.number_bytes; }
+
+  // Calls part(n) for every n below `parts`; each is one thread's.
+  template <typename Part>
+  void claim(int32_t parts, Part part) const {
+    for (int32_t n = decoder.pool.claim(); n < parts; n = decoder.pool.claim()) part(n);
+  }
+  // Calls part(first, end) for the outputs of a layer, PANEL at a time.
+  template <typename Part>
+  void claim_panels(int32_t outputs, Part part) const {
+    claim((outputs + PANEL - 1) / PANEL, [&](int32_t n) {
+      part(n * PANEL, (n + 1) * PANEL < outputs ? (n + 1) * PANEL : outputs);
+    });
+  }
+  void norm(const float* weight, ChunkBench& bench);
+  void quantize(const float* numbers, int32_t columns);
+  void qkv(int32_t index, ChunkBench& bench);
+  void position(int32_t index);
+  void attention(int32_t index, ChunkBench& bench);
+  void attend_some(int32_t index, int32_t head, int32_t first, ChunkBench& bench);
+  void add(const ct_linear& linear, ChunkBench& bench);
+  void gate_up(int32_t index, ChunkBench& bench);
+};
+
+void Chunk::norm(const float* weight, ChunkBench& bench) {
+  const int32_t hidden = decoder.model.hidden;
+  claim(count, [&](int32_t r) {
+    decoder.kernels.norm(x(r), weight, hidden, decoder.model.eps, bench.normed.as<float>());
+    decoder.kernels.quantize_row(bench.normed.as<float>(), hidden, r, space.room.grid);
+  });
+}
+
+void Chunk::quantize(const float* numbers, int32_t columns) {
+  claim(count, [&](int32_t r) {
+    decoder.kernels.quantize_row(numbers + int64_t(r) * columns, columns, r, space.room.grid);
+  });
+}
+
+void Chunk::qkv(int32_t index, ChunkBench& bench) {
+  const ct_linear& linear = decoder.layers[size_t(index)].qkv;
+  float* tile = bench.tile.as<float>();
+  claim_panels(rows_of(linear), [&](int32_t first, int32_t end) {
+    bench.panel.multiply(decoder.kernels, linear, first, end, space.room.grid, count, tile);
+    for (int32_t r = 0; r < count; ++r) {
+      std::memcpy(heads(r) + first, tile + r * PANEL, size_t(end - first) * sizeof(float));
+    }
+  });
+}
+
+// Norms and rotates q and k in place, and writes K and V.
+void Chunk::position(int32_t index) {
+  const ct_model& model = decoder.model;
+  const ct_cache& cache = decoder.cache;
+  const int32_t dim = model.head_dim;
+  const float* head_norm = decoder.layers[size_t(index)].head_norm;
+  claim(count, [&](int32_t r) {
+    float* head = heads(r);
+    const float* rotation = model.rotary + int64_t(positions[r]) * dim;
+    for (int32_t h = 0; h < model.q_heads + model.kv_heads; ++h) {
+      float* one = head + h * dim;
+      if (head_norm != nullptr) decoder.kernels.norm(one, head_norm + h * dim, dim, model.eps, one);
+      decoder.kernels.rotate(one, rotation, dim);
+    }
+    const int32_t at = row + r;
+    const int64_t slot = int64_t(table[at / cache.block_size]) * cache.block_size + at % cache.block_size;
+    const float *k = head + decoder.q_size, *v = k + decoder.kv_size;
+    decoder.kernels.store(k, decoder.kv_size, cache.type, cached(cache.k, index) + slot * slot_bytes());
+    decoder.kernels.store(v, decoder.kv_size, cache.type, cached(cache.v, index) + slot * slot_bytes());
+  });
+}
+
+void Chunk::attention(int32_t index, ChunkBench& bench) {
+  const int32_t blocks = (count + queries - 1) / queries, kv_heads = decoder.model.kv_heads;
+  // The last rows see most: they come first.
+  claim(blocks * kv_heads, [&](int32_t task) {
+    attend_some(index, task % kv_heads, (blocks - 1 - task / kv_heads) * queries, bench);
+  });
+}
+
+void Chunk::attend_some(int32_t index, int32_t head, int32_t first, ChunkBench& bench) {
+  const int32_t dim = decoder.model.head_dim, groups = decoder.groups, size = groups * dim;
+  const int32_t some = first + queries < count ? queries : count - first;
+  const float scale = 1.0f / __builtin_sqrtf(float(dim));
+  float *query = bench.query.as<float>(), *out = bench.mixed.as<float>();
+  for (int32_t r = 0; r < some; ++r) {
+    const float* from = heads(first + r) + head * size;
+    for (int32_t i = 0; i < size; ++i) query[r * size + i] = from[i] * scale;
+  }
+  const int64_t offset = int64_t(head) * dim * decoder.number_bytes;
+  decoder.kernels.attend_chunk(
+      {query, cached(decoder.cache.k, index) + offset, cached(decoder.cache.v, index) + offset, table, slot_bytes(),
+       decoder.cache.type, decoder.cache.block_size, some * groups, groups, dim, row + first + some,
+       bench.keys.as<float>(), bench.values.as<float>(), bench.scores.as<float>(), out, bench.most.as<float>(),
+       bench.sum.as<float>()});
+  for (int32_t r = 0; r < some; ++r) {
+    for (int32_t g = 0; g < groups; ++g) {
+      const float* from = out + (r * groups + g) * padded(dim);
+      std::memcpy(mixed(first + r) + head * size + g * dim, from, size_t(dim) * sizeof(float));
+    }
+  }
+}
+
+void Chunk::add(const ct_linear& linear, ChunkBench& bench) {
+  float* tile = bench.tile.as<float>();
+  claim_panels(decoder.model.hidden, [&](int32_t first, int32_t end) {
+    bench.panel.multiply(decoder.kernels, linear, first, end, space.room.grid, count, tile);
+    for (int32_t r = 0; r < count; ++r) {
+      float* to = x(r);
+      for (int32_t i = first; i < end; ++i) to[i] += tile[r * PANEL + i - first];
+    }
+  });
+}
+
+void Chunk::gate_up(int32_t index, ChunkBench& bench) {
+  const ct_linear& linear = decoder.layers[size_t(index)].gate_up;
+  const int32_t size = decoder.model.inner;
+  float *gate = bench.tile.as<float>(), *up = bench.other_tile.as<float>();
+  claim_panels(size, [&](int32_t first, int32_t end) {
+    bench.panel.multiply(decoder.kernels, linear, first, end, space.room.grid, count, gate);
+    bench.panel.multiply(decoder.kernels, linear, size + first, size + end, space.room.grid, count, up);
+    for (int32_t r = 0; r < count; ++r) {
+      decoder.kernels.gate(gate + r * PANEL, up + r * PANEL, end - first, inner(r) + first);
+    }
+  });
+}
+
+void Chunk::run(int32_t thread) {
+  const ct_model& model = decoder.model;
+  ChunkBench& bench = space.benches[size_t(thread)];
+  Clock clock(thread == 0 ? times : nullptr);
+  auto done = [&](double ct_times::* part) {
+    decoder.pool.barrier();
+    clock.add(part);
+  };
+  claim(count, [&](int32_t r) {
+    const ct_matrix& embedding = model.embedding;
+    dequantize_row(embedding.type, embedding.data + tokens[r] * embedding.row_bytes, embedding.columns, x(r));
+  });
+  done(&ct_times::embed);
+  for (int32_t index = 0; index < model.layer_count; ++index) {
+    const ct_layer& layer = decoder.layers[size_t(index)];
+    norm(layer.input_norm, bench);
+    done(&ct_times::qkv);
+    qkv(index, bench);
+    done(&ct_times::qkv);
+    position(index);
+    done(&ct_times::attention);
+    attention(index, bench);
+    done(&ct_times::attention);
+    quantize(mixed(0), decoder.q_size);
+    done(&ct_times::output);
+    add(layer.output, bench);
+    done(&ct_times::output);
+    norm(layer.mlp_norm, bench);
+    done(&ct_times::gate_up);
+    gate_up(index, bench);
+    done(&ct_times::gate_up);
+    quantize(inner(0), model.inner);
+    done(&ct_times::down);
+    add(layer.down, bench);
+    done(&ct_times::down);
+  }
+  if (logits == nullptr) return;
+  if (thread == 0) std::memcpy(decoder.x.as<float>(), x(count - 1), size_t(model.hidden) * sizeof(float));
+  done(&ct_times::head);
+  compute_head(decoder, thread, logits);
+  done(&ct_times::head);
+}
+
+void chunk_of(void* chunk, int32_t thread) { static_cast<Chunk*>(chunk)->run(thread); }
+
+bool is_quantized(const ct_linear& linear) { return !(forms_of(linear) & FORM_FLOAT); }
+
+const char* misuse(const Decoder& decoder, const ct_chunk& given) {
+  const ct_model& model = decoder.model;
+  for (const ct_layer& layer : decoder.layers) {
+    if (!is_quantized(layer.qkv) || !is_quantized(layer.output) || !is_quantized(layer.gate_up) ||
+        !is_quantized(layer.down)) {
+      return "chunks are for quantised weights";
+    }
+  }
+  if (given.count < 0 || given.row < 0) return "the rows are impossible";
+  if (given.count == 0) return nullptr;
+  for (int32_t i = 0; i < given.count; ++i) {
+    if (given.tokens[i] < 0 || given.tokens[i] >= model.embedding.rows) return "there is no such token";
+    if (given.positions[i] < 0 || given.positions[i] >= model.positions) return "the position is out of range";
+  }
+  return misfit_of_table(decoder, given.table, given.blocks, int64_t(given.row) + given.count - 1);
+}
+
+int32_t widest_of(const Decoder& decoder) {
+  int32_t widest = decoder.model.hidden;
+  for (int32_t size : {decoder.q_size, decoder.model.inner}) widest = size > widest ? size : widest;
+  return widest;
+}
+
+}  // namespace
+
+}  // namespace chatterm
+
+using namespace chatterm;
+
+const char* ct_decoder_run_chunk(ct_decoder* decoder, const ct_chunk* chunk, float* logits, ct_times* times) {
+  const char* wrong = misuse(*decoder, *chunk);
+  if (wrong != nullptr) return wrong;
+  try {
+    if (decoder->workspace == nullptr) {
+      decoder->workspace = std::make_shared<Workspace>(*decoder, widest_of(*decoder));
+    }
+  } catch (const std::bad_alloc&) {
+    return "memory is short";
+  }
+  for (int32_t done = 0; done < chunk->count; done += MOST_ROWS) {
+    const int32_t count = chunk->count - done < MOST_ROWS ? chunk->count - done : MOST_ROWS;
+    // So many queries together that every thread finds some.
+    int32_t queries = count * decoder->model.kv_heads / (4 * decoder->pool.size());
+    queries = queries < LEAST_QUERIES ? LEAST_QUERIES : queries > MOST_QUERIES ? MOST_QUERIES : queries;
+    Chunk part{*decoder, *decoder->workspace, chunk->table, chunk->tokens + done, chunk->positions + done,
+               chunk->row + done, count, queries, done + count == chunk->count ? logits : nullptr, times};
+    decoder->pool.run(chunk_of, &part);
+  }
+  return nullptr;
+}

@@ -1,0 +1,144 @@
+// What a variant of the kernels offers, and what a product reads. Every variant is compiled from kernels_impl.h.
+#pragma once
+
+#include "chatterm_native.h"
+
+namespace chatterm {
+
+// The input of a product in the forms that the formats want. Blocks of 32: q in -127..127 with x = scale * q.
+// Blocks of 256 (the K formats): the same with one scale for 256.
+struct Activation {
+  const float* x;    // [n]
+  int8_t* q;         // [n]
+  float* pair;       // [n / 32][2]: scale, scale * sum of the q of the block
+  int32_t* fours;    // [n / 32][8]: sums of four q side by side
+  int8_t* wide;      // [n]: the q of blocks of 256
+  float* wide_scale; // [n / 256]
+  int16_t* sums;     // [n / 16]: sums of 16 of `wide`
+};
+
+enum Form : int32_t { FORM_FLOAT = 1, FORM_32 = 2, FORM_256 = 4 };
+
+// Rows of a matrix to multiply, and the first byte of what the thread multiplies after them: memory is asked for
+// AHEAD bytes before it is read, across the end of the rows. Hardware does not foresee where a thread reads next.
+struct Rows {
+  const uint8_t* data;
+  size_t row_bytes;
+  int32_t count;
+  int32_t columns;
+  const uint8_t* next;
+};
+
+constexpr size_t AHEAD = 16384;
+
+// out[count] = the rows times the activation
+using Product = void (*)(const Rows& rows, const Activation& activation, float* out);
+
+constexpr int32_t PANEL = 16;  // rows of a weight that are multiplied side by side
+constexpr int32_t TILE = 8;    // rows of activations that lie side by side
+
+// Up to 16 rows of a weight, unpacked. A group is 32 columns, in Q6_K 16.
+struct Panel {
+  uint32_t* digits;  // [columns / 4][PANEL], four digits each
+  float* scale;      // [groups][PANEL]
+  float* low;        // [groups][PANEL]
+  int32_t type;
+  int32_t columns;
+};
+
+// Rows of activations as products with panels read them: x = scale * q, with one scale for 32 columns.
+struct Grid {
+  uint32_t* q;    // [rows / TILE][columns / 4][TILE], four q each
+  float* scale;   // [rows / TILE][columns / 32][TILE]
+  float* low;     // [rows / TILE][columns / 32][TILE]: scale * sum of the q of 32 columns
+  float* low_16;  // [rows / TILE][columns / 16][TILE]: of 16 columns
+};
+
+// One KV head of a layer: `groups` query heads over rows first..end of the sequence.
+struct Attend {
+  const float* q;  // [groups, dim], scaled
+  const uint8_t* k;
+  const uint8_t* v;
+  const int32_t* table;
+  int64_t stride;  // bytes from slot to slot
+  int32_t type;
+  int32_t block_size;
+  int32_t groups;
+  int32_t dim;
+  int32_t first;
+  int32_t end;
+  float* scores;  // [groups, ATTEND_ROWS] of scratch
+  float* out;     // [groups, dim], not divided by the sum
+  float* most;    // [groups]: the largest score
+  float* sum;     // [groups]: sum of exp(score - most)
+};
+
+constexpr int32_t ATTEND_ROWS = 64;  // rows that are scored before their values are added up
+
+// One KV head of a layer: the queries of the newest rows of a sequence of `end` rows, each over all rows up to its own.
+struct AttendChunk {
+  const float* q;  // [queries, dim], scaled; `heads` for each row
+  const uint8_t* k;
+  const uint8_t* v;
+  const int32_t* table;
+  int64_t stride;
+  int32_t type;
+  int32_t block_size;
+  int32_t queries;
+  int32_t heads;
+  int32_t dim;
+  int32_t end;
+  float* keys;    // scratch: [dim, ATTEND_ROWS]
+  float* values;  // scratch: [ATTEND_ROWS, padded(dim)]
+  float* scores;  // scratch: [queries, ATTEND_ROWS]
+  float* out;     // [queries, padded(dim)]
+  float* most;    // scratch: [queries]
+  float* sum;     // scratch: [queries]
+};
+
+// What a row of so many numbers takes in whole vectors.
+constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
+
+struct Kernels {
+  const char* name;
+  Product (*product_of)(int32_t type);  // null where there is no such type
+  void (*quantize)(const float* x, int32_t n, Activation& out);
+  void (*quantize_wide)(const float* x, int32_t n, Activation& out);
+  // Rows first..first + count of a quantised weight, and row r of a grid from its n numbers.
+  void (*unpack)(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out);
+  void (*quantize_row)(const float* x, int32_t n, int32_t r, Grid& out);
+  // out[rows, rounded up to TILE][PANEL] = the grid times the panel
+  void (*multiply_panel)(const Panel& panel, const Grid& grid, int32_t rows, float* out);
+  void (*norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
+  void (*rotate)(float* head, const float* cos_sin, int32_t dim);
+  void (*gate)(const float* gate, const float* up, int32_t n, float* out);
+  void (*attend)(const Attend& given);
+  void (*attend_chunk)(const AttendChunk& given);
+  // parts [count][dim] with their `most` and `sum` (`stride` numbers from part to part) -> out [dim]
+  void (*combine)(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride,
+                  int32_t heads, int32_t dim, float* out);
+  void (*store)(const float* x, int32_t n, int32_t type, uint8_t* out);
+  uint64_t (*read)(const uint8_t* data, int64_t bytes);
+};
+
+// The form of the activation that a type is multiplied with; 0 for a type without kernels.
+int32_t form_of(int32_t type);
+// Numbers and bytes of a block; 0 for a type without kernels.
+int32_t block_of(int32_t type);
+int32_t block_bytes_of(int32_t type);
+void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* out);
+// Whether rows, columns and row_bytes of a matrix fit together.
+bool is_sound(const ct_matrix& matrix);
+
+extern const Kernels portable_kernels;
+#ifdef CT_HAVE_AVX2
+extern const Kernels avx2_kernels;
+#endif
+#ifdef CT_HAVE_AVXVNNI
+extern const Kernels avxvnni_kernels;
+#endif
+#ifdef CT_HAVE_AVX512
+extern const Kernels avx512_kernels;
+#endif
+
+}  // namespace chatterm

@@ -1,0 +1,390 @@
+// One variant of the kernels. Compiled once per instruction set, with CT_KERNELS naming the table it fills.
+//
+// Everything is in an unnamed namespace and no template of the standard library is used: the linker would take one
+// copy of a shared function for all variants, and it might be one that this machine cannot run.
+#include "kernels.h"
+#include "vectors.h"
+
+namespace chatterm {
+namespace {
+
+// Small fixed loops over what is to stay in registers.
+#define CT_UNROLL _Pragma("GCC unroll 8")
+
+constexpr float LEAST = -60.0f;  // of a score below the largest one: its weight is under 1e-26
+constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
+
+template <typename Type>
+void multiply_plain(const Rows& rows, const Activation& given, float* out) {
+  const float* x = given.x;
+  const int32_t columns = rows.columns, even = columns / 32 * 32;
+  const uint8_t* end = rows.data + size_t(rows.count) * rows.row_bytes;
+  for (int32_t r = 0; r < rows.count; ++r) {
+    const uint8_t* row = rows.data + size_t(r) * rows.row_bytes;
+    const uintptr_t ahead = AHEAD + (AHEAD < size_t(end - row) ? 0 : uintptr_t(rows.next) - uintptr_t(end));
+    Floats sums[4] = {};
+    for (int32_t i = 0; i < even; i += 32) {
+      const uint8_t* from = row + i * Type::BYTES;
+      for (int j = 0; j < 32 * Type::BYTES; j += 64) __builtin_prefetch((const char*)(uintptr_t(from + j) + ahead));
+      for (int j = 0; j < 4; ++j) sums[j] += Type::eight(from + 8 * j * Type::BYTES) * load(x + i + 8 * j);
+    }
+    float rest = 0.0f;
+    for (int32_t i = even; i < columns; ++i) rest += Type::one(row + i * Type::BYTES) * x[i];
+    out[r] = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
+  }
+}
+
+}  // namespace
+}  // namespace chatterm
+
+#ifdef __AVX2__
+#include "products_avx2.h"
+#else
+#include "products_portable.h"
+#endif
+
+namespace chatterm {
+namespace {
+
+// q = round(x * inverse) of 8 numbers to `out`. What is no number was noted by `scale_of`.
+inline void round_eight(const float* x, Floats inverse, int8_t* out) {
+  const Bytes q = __builtin_convertvector((Ints)(load(x) * inverse + MAGIC), Bytes);
+  std::memcpy(out, &q, sizeof q);
+}
+
+// The largest magnitude of n (a multiple of 32) numbers; NaN if one of them is not finite.
+inline float peak(const float* x, int32_t n) {
+  Floats most{}, poison{};
+  for (int32_t i = 0; i < n; i += 8) {
+    const Floats v = load(x + i);
+    most = larger(magnitude(v), most);
+    poison += v * 0.0f;
+  }
+  return largest_of(most) + sum_of(poison);
+}
+
+void quantize(const float* x, int32_t n, Activation& out) {
+  for (int32_t b = 0; b < n / 32; ++b) {
+    const float most = peak(x + 32 * b, 32), scale = most / 127.0f;
+    const Floats inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
+    int8_t* q = out.q + 32 * b;
+    for (int i = 0; i < 32; i += 8) round_eight(x + 32 * b + i, inverse, q + i);
+    int32_t* fours = out.fours + 8 * b;
+    add_fours(q, fours);
+    int32_t sum = 0;
+    for (int i = 0; i < 8; ++i) sum += fours[i];
+    out.pair[2 * b] = scale;
+    out.pair[2 * b + 1] = scale * float(sum);
+  }
+}
+
+void quantize_wide(const float* x, int32_t n, Activation& out) {
+  for (int32_t b = 0; b < n / 256; ++b) {
+    const float most = peak(x + 256 * b, 256);
+    const Floats inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
+    int8_t* q = out.wide + 256 * b;
+    for (int i = 0; i < 256; i += 8) round_eight(x + 256 * b + i, inverse, q + i);
+    out.wide_scale[b] = most / 127.0f;
+    for (int j = 0; j < 8; ++j) {
+      int32_t fours[8];
+      add_fours(q + 32 * j, fours);
+      out.sums[16 * b + 2 * j] = int16_t(fours[0] + fours[1] + fours[2] + fours[3]);
+      out.sums[16 * b + 2 * j + 1] = int16_t(fours[4] + fours[5] + fours[6] + fours[7]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace chatterm
+
+#include "panels.h"
+
+namespace chatterm {
+namespace {
+
+void norm(const float* x, const float* weight, int32_t n, float eps, float* out) {
+  Floats squares{};
+  int32_t i = 0;
+  for (; i + 8 <= n; i += 8) squares += load(x + i) * load(x + i);
+  float sum = sum_of(squares);
+  for (; i < n; ++i) sum += x[i] * x[i];
+  const float factor = 1.0f / __builtin_sqrtf(sum / float(n) + eps);
+  for (i = 0; i + 8 <= n; i += 8) store(out + i, load(x + i) * factor * load(weight + i));
+  for (; i < n; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+void rotate(float* head, const float* cos_sin, int32_t dim) {
+  const int32_t half = dim / 2;
+  for (int32_t i = 0; i < half; ++i) {
+    const float low = head[i], high = head[i + half], c = cos_sin[i], s = cos_sin[i + half];
+    head[i] = low * c - high * s;
+    head[i + half] = high * c + low * s;
+  }
+}
+
+void gate(const float* given, const float* up, int32_t n, float* out) {
+  int32_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const Floats g = load(given + i);
+    store(out + i, g / (1.0f + exponential(-g)) * load(up + i));
+  }
+  for (; i < n; ++i) out[i] = given[i] / (1.0f + exponential(splat(-given[i]))[0]) * up[i];
+}
+
+// scores[g][r] of G query heads and ROWS rows
+template <typename Type, int G, int ROWS>
+inline void score(const float* q, int32_t dim, const uint8_t* const* rows, float* scores) {
+  Floats sums[G][ROWS] = {};
+  for (int32_t d = 0; d < dim; d += 8) {
+    Floats query[G];
+    CT_UNROLL
+    for (int g = 0; g < G; ++g) query[g] = load(q + g * dim + d);
+    CT_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      const Floats key = Type::eight(rows[r] + d * Type::BYTES);
+      CT_UNROLL
+      for (int g = 0; g < G; ++g) sums[g][r] += query[g] * key;
+    }
+  }
+  CT_UNROLL
+  for (int g = 0; g < G; ++g) {
+    if (ROWS == 4) {
+      sum_four(sums[g][0], sums[g][1 % ROWS], sums[g][2 % ROWS], sums[g][3 % ROWS], scores + g * ATTEND_ROWS);
+    } else {
+      CT_UNROLL
+      for (int r = 0; r < ROWS; ++r) scores[g * ATTEND_ROWS + r] = sum_of(sums[g][r]);
+    }
+  }
+}
+
+// out[g][d..] += weights[g][r] * rows[r][d..] for G heads and 8 * WIDE numbers
+template <typename Type, int G, int WIDE>
+inline void mix(const float* weights, const uint8_t* const* rows, int32_t count, int32_t dim, int32_t d, float* out) {
+  Floats sums[G][WIDE];
+  CT_UNROLL
+  for (int g = 0; g < G; ++g) {
+    CT_UNROLL
+    for (int w = 0; w < WIDE; ++w) sums[g][w] = load(out + g * dim + d + 8 * w);
+  }
+  for (int32_t r = 0; r < count; ++r) {
+    Floats value[WIDE];
+    CT_UNROLL
+    for (int w = 0; w < WIDE; ++w) value[w] = Type::eight(rows[r] + (d + 8 * w) * Type::BYTES);
+    CT_UNROLL
+    for (int g = 0; g < G; ++g) {
+      const float weight = weights[g * ATTEND_ROWS + r];
+      CT_UNROLL
+      for (int w = 0; w < WIDE; ++w) sums[g][w] += value[w] * weight;
+    }
+  }
+  CT_UNROLL
+  for (int g = 0; g < G; ++g) {
+    CT_UNROLL
+    for (int w = 0; w < WIDE; ++w) store(out + g * dim + d + 8 * w, sums[g][w]);
+  }
+}
+
+// ROWS rows at once where their sums and the query fit the registers. `later` are the keys to ask for meanwhile.
+template <typename Type, int G>
+void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* const* k,
+                 const uint8_t* const* v, const uint8_t* const* later) {
+  constexpr int ROWS = G <= 3 ? 4 : 2;
+  const float* q = a.q + group * a.dim;
+  float* scores = a.scores;
+  float* out = a.out + group * a.dim;
+  int32_t r = 0;
+  for (; r + ROWS <= count; r += ROWS) {
+    for (int i = 0; i < ROWS; ++i) {
+      for (int32_t at = 0; at < a.dim * Type::BYTES; at += 64) {
+        __builtin_prefetch(v[r + i] + at);
+        __builtin_prefetch(later[r + i] + at);
+      }
+    }
+    score<Type, G, ROWS>(q, a.dim, k + r, scores + r);
+  }
+  for (; r < count; ++r) score<Type, G, 1>(q, a.dim, k + r, scores + r);
+  for (int g = 0; g < G; ++g) {
+    float* mine = scores + g * ATTEND_ROWS;
+    float& most = a.most[group + g];
+    for (r = count; r % 8; ++r) mine[r] = -__builtin_inff();
+    Floats peaks = splat(most);
+    for (r = 0; r < count; r += 8) peaks = larger(load(mine + r), peaks);
+    const float now = largest_of(peaks);
+    const float kept = exponential(splat(most - now))[0];
+    Floats sum{};
+    for (r = 0; r < count; r += 8) {
+      const Floats below = load(mine + r) - now;
+      // What adds nothing is zero, for products with denormals are slow.
+      const Floats weight = below < splat(LEAST) ? Floats{} : exponential(below);
+      store(mine + r, weight);
+      sum += weight;
+    }
+    a.sum[group + g] = a.sum[group + g] * kept + sum_of(sum);
+    most = now;
+    if (kept != 1.0f) {
+      for (int32_t d = 0; d < a.dim; ++d) out[g * a.dim + d] *= kept;
+    }
+  }
+  constexpr int WIDE = G <= 2 ? 4 : 2;
+  int32_t d = 0;
+  for (; d + 8 * WIDE <= a.dim; d += 8 * WIDE) mix<Type, G, WIDE>(scores, v, count, a.dim, d, out);
+  for (; d < a.dim; d += 8) mix<Type, G, 1>(scores, v, count, a.dim, d, out);
+}
+
+// Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are.
+template <typename Attention>
+inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const uint8_t** v) {
+  const int32_t count = a.end - row < ATTEND_ROWS ? a.end - row : ATTEND_ROWS;
+  int32_t block = row / a.block_size, within = row % a.block_size;
+  for (int32_t i = 0; i < count; ++i) {
+    const int64_t offset = (int64_t(a.table[block]) * a.block_size + within) * a.stride;
+    k[i] = a.k + offset;
+    v[i] = a.v + offset;
+    if (++within == a.block_size) ++block, within = 0;
+  }
+  return count;
+}
+
+template <typename Type>
+void attend_rows(const Attend& a) {
+  for (int32_t g = 0; g < a.groups; ++g) {
+    a.most[g] = -3.0e38f;
+    a.sum[g] = 0.0f;
+  }
+  for (int32_t i = 0; i < a.groups * a.dim; ++i) a.out[i] = 0.0f;
+  const uint8_t *k[2][ATTEND_ROWS], *v[2][ATTEND_ROWS];
+  int32_t count = locate(a, a.first, k[0], v[0]), tile = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    for (int32_t at = 0; at < a.dim * Type::BYTES; at += 64) __builtin_prefetch(k[0][i] + at);
+  }
+  for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS, tile ^= 1) {
+    const uint8_t* const* now = k[tile];
+    const uint8_t* const* values = v[tile];
+    const int32_t after = a.end - row > ATTEND_ROWS ? locate(a, row + ATTEND_ROWS, k[tile ^ 1], v[tile ^ 1]) : 0;
+    for (int32_t i = after; i < count; ++i) k[tile ^ 1][i] = now[i];
+    const uint8_t* const* later = k[tile ^ 1];
+    int32_t group = 0;
+    for (; group + 4 <= a.groups; group += 4) attend_tile<Type, 4>(a, group, count, now, values, later);
+    switch (a.groups - group) {
+      case 3:
+        attend_tile<Type, 3>(a, group, count, now, values, later);
+        break;
+      case 2:
+        attend_tile<Type, 2>(a, group, count, now, values, later);
+        break;
+      case 1:
+        attend_tile<Type, 1>(a, group, count, now, values, later);
+        break;
+      default:
+        break;
+    }
+    count = after;
+  }
+}
+
+void attend(const Attend& given) {
+  switch (given.type) {
+    case CT_F32:
+      return attend_rows<F32>(given);
+    case CT_BF16:
+      return attend_rows<BF16>(given);
+    default:
+      return attend_rows<F16>(given);
+  }
+}
+
+}  // namespace
+}  // namespace chatterm
+
+#include "attend_chunk.h"
+
+namespace chatterm {
+namespace {
+
+void combine(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride, int32_t heads,
+             int32_t dim, float* out) {
+  // Part i of head h: parts[i * stride + h * dim], most and sum [i * heads + h].
+  for (int32_t h = 0; h < heads; ++h) {
+    float top = most[h];
+    for (int32_t i = 1; i < count; ++i) top = most[i * heads + h] > top ? most[i * heads + h] : top;
+    float total = 0.0f;
+    for (int32_t i = 0; i < count; ++i) {
+      const float weight = exponential(splat(most[i * heads + h] - top))[0];
+      total += weight * sum[i * heads + h];
+      const float* part = parts + int64_t(i) * stride + h * dim;
+      for (int32_t d = 0; d < dim; ++d) {
+        out[h * dim + d] = (i ? out[h * dim + d] : 0.0f) + weight * part[d];
+      }
+    }
+    const float factor = 1.0f / total;
+    for (int32_t d = 0; d < dim; ++d) out[h * dim + d] *= factor;
+  }
+}
+
+template <typename Type>
+void store_as(const float* x, int32_t n, uint8_t* out) {
+  for (int32_t i = 0; i < n; ++i) Type::put(out + i * Type::BYTES, x[i]);
+}
+
+void store_row(const float* x, int32_t n, int32_t type, uint8_t* out) {
+  (type == CT_F32 ? store_as<F32> : type == CT_BF16 ? store_as<BF16> : store_as<F16>)(x, n, out);
+}
+
+uint64_t read(const uint8_t* data, int64_t bytes) {
+  typedef uint64_t Longs __attribute__((vector_size(64)));
+  Longs sums[4] = {};
+  int64_t i = 0;
+  for (; i + 256 <= bytes; i += 256) {
+    __builtin_prefetch(data + i + 4096);
+    __builtin_prefetch(data + i + 4160);
+    __builtin_prefetch(data + i + 4224);
+    __builtin_prefetch(data + i + 4288);
+    for (int j = 0; j < 4; ++j) {
+      Longs v;
+      std::memcpy(&v, data + i + 64 * j, sizeof v);
+      sums[j] += v;
+    }
+  }
+  uint64_t total = 0;
+  for (int j = 0; j < 4; ++j) {
+    for (int k = 0; k < 8; ++k) total += sums[j][k];
+  }
+  for (; i < bytes; ++i) total += data[i];
+  return total;
+}
+
+Product product_of(int32_t type) {
+  switch (type) {
+    case CT_F32:
+      return multiply_plain<F32>;
+    case CT_F16:
+      return multiply_plain<F16>;
+    case CT_BF16:
+      return multiply_plain<BF16>;
+    case CT_Q4_0:
+      return multiply_q4_0;
+    case CT_Q4_1:
+      return multiply_q4_1;
+    case CT_Q8_0:
+      return multiply_q8_0;
+    case CT_Q4_K:
+      return multiply_q4_k;
+    case CT_Q5_K:
+      return multiply_q5_k;
+    case CT_Q6_K:
+      return multiply_q6_k;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+#define CT_TEXT_(x) #x
+#define CT_TEXT(x) CT_TEXT_(x)
+extern const Kernels CT_KERNELS = {
+    CT_TEXT(CT_NAME), product_of, quantize,     quantize_wide, unpack,    quantize_row, multiply_panel, norm,
+    rotate,           gate,       attend,       attend_chunk,  combine,   store_row,    read,
+};
+
+}  // namespace chatterm

@@ -1,0 +1,96 @@
+// Panels for AVX2, with VNNI where the compiler was told so: a vector holds four columns of 8 rows. Part of panels.h.
+//
+// Without VNNI the products of neighbours are added up in 16 bits as long as they fit: DEPTH times two products.
+#pragma once
+
+namespace chatterm {
+namespace {
+
+constexpr int AT_ONCE = 4;  // rows of the grid whose sums fit the registers
+
+// dots[r] += the digits from `digits` on times those of the grid from `q` on; DEPTH * 4 columns
+template <int DEPTH, bool SIGNED>
+inline void add_products(const uint32_t* digits, const uint32_t* q, __m256i* dots) {
+#if defined(__AVXVNNI__)
+  CT_UNROLL
+  for (int i = 0; i < DEPTH; ++i) {
+    const __m256i w = load_bytes(digits + i * PANEL);
+    CT_UNROLL
+    for (int r = 0; r < AT_ONCE; ++r) dots[r] = add_dot(dots[r], w, _mm256_set1_epi32(int32_t(q[i * TILE + r])));
+  }
+#else
+  __m256i pairs[AT_ONCE];
+  CT_UNROLL
+  for (int i = 0; i < DEPTH; ++i) {
+    const __m256i w = load_bytes(digits + i * PANEL);
+    const __m256i magnitudes = SIGNED ? _mm256_abs_epi8(w) : w;
+    CT_UNROLL
+    for (int r = 0; r < AT_ONCE; ++r) {
+      __m256i x = _mm256_set1_epi32(int32_t(q[i * TILE + r]));
+      if (SIGNED) x = _mm256_sign_epi8(x, w);
+      const __m256i products = _mm256_maddubs_epi16(magnitudes, x);
+      pairs[r] = i ? _mm256_add_epi16(pairs[r], products) : products;
+    }
+  }
+  CT_UNROLL
+  for (int r = 0; r < AT_ONCE; ++r) {
+    dots[r] = _mm256_add_epi32(dots[r], _mm256_madd_epi16(pairs[r], _mm256_set1_epi16(1)));
+  }
+#endif
+}
+
+template <int GROUP, int DEPTH, bool SIGNED>
+void multiply_groups(const Panel& panel, const GridTile& x, float* out) {
+  constexpr int FOURS = GROUP / 4;
+  __m256 sums[AT_ONCE];
+  CT_UNROLL
+  for (int r = 0; r < AT_ONCE; ++r) sums[r] = _mm256_setzero_ps();
+  for (int32_t g = 0; g < panel.columns / GROUP; ++g) {
+    __m256i dots[AT_ONCE];
+    CT_UNROLL
+    for (int r = 0; r < AT_ONCE; ++r) dots[r] = _mm256_setzero_si256();
+    CT_UNROLL
+    for (int i = 0; i < FOURS; i += DEPTH) {
+      add_products<DEPTH, SIGNED>(panel.digits + (g * FOURS + i) * PANEL, x.q + (g * FOURS + i) * TILE, dots);
+    }
+    const __m256 scale = _mm256_loadu_ps(panel.scale + g * PANEL), low = _mm256_loadu_ps(panel.low + g * PANEL);
+    const float* steps = x.scale + g * GROUP / 32 * TILE;
+    const float* lows = x.low + g * TILE;
+    CT_UNROLL
+    for (int r = 0; r < AT_ONCE; ++r) {
+      sums[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), _mm256_mul_ps(scale, _mm256_set1_ps(steps[r])), sums[r]);
+      if (!SIGNED) sums[r] = _mm256_fmadd_ps(low, _mm256_set1_ps(lows[r]), sums[r]);
+    }
+  }
+  CT_UNROLL
+  for (int r = 0; r < AT_ONCE; ++r) _mm256_storeu_ps(out + r * PANEL, sums[r]);
+}
+
+using Groups = void (*)(const Panel& panel, const GridTile& x, float* out);
+
+inline Groups groups_of(int32_t type) {
+  switch (type) {
+    case CT_Q8_0:
+      return multiply_groups<32, 1, SIGNED_BYTES>;
+    case CT_Q5_K:
+      return multiply_groups<32, 4, false>;  // 4 * 2 * 31 * 127 < 2^15
+    case CT_Q6_K:
+      return multiply_groups<16, 2, false>;  // 2 * 2 * 63 * 127
+    default:
+      return multiply_groups<32, 8, false>;  // 8 * 2 * 15 * 127
+  }
+}
+
+template <int ROWS>
+void multiply_tile(const Panel& panel, const GridTile& x, float* out) {
+  const Groups groups = groups_of(panel.type);
+  for (int r = 0; r < ROWS; r += AT_ONCE) {
+    for (int half = 0; half < PANEL; half += 8) {
+      const Panel part{panel.digits + half, panel.scale + half, panel.low + half, panel.type, panel.columns};
+      groups(part, {x.q + r, x.scale + r, x.low + r}, out + r * PANEL + half);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace chatterm

@@ -1,0 +1,96 @@
+#include "pool.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace chatterm {
+
+namespace {
+
+constexpr int SPINS_BEFORE_SLEEP = 20'000;  // some hundred microseconds: sampling between two steps takes as long
+constexpr int SPINS_BEFORE_YIELD = 1'000;
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Pool::Pool(int32_t threads) : size_(threads) {
+  try {
+    for (int32_t thread = 1; thread < threads; ++thread) threads_.emplace_back(&Pool::follow, this, thread);
+  } catch (...) {
+    over_ = true;
+    job_.fetch_add(1);
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
+    for (auto& thread : threads_) thread.join();
+    throw;
+  }
+}
+
+Pool::~Pool() {
+  over_ = true;
+  job_.fetch_add(1);
+  { std::lock_guard<std::mutex> lock(mutex_); }
+  wake_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void Pool::run(Work work, void* given) {
+  if (size_ == 1) {
+    work(given, 0);
+    barrier();
+    return;
+  }
+  work_ = work;
+  given_ = given;
+  job_.fetch_add(1);
+  if (sleeping_.value.load() > 0) {
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
+  }
+  work(given, 0);
+  barrier();
+}
+
+void Pool::follow(int32_t thread) {
+  uint32_t seen = 0;
+  for (;;) {
+    for (int spin = 0; spin < SPINS_BEFORE_SLEEP && job_.load(std::memory_order_acquire) == seen; ++spin) relax();
+    if (job_.load(std::memory_order_acquire) == seen) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      sleeping_.value.fetch_add(1);
+      wake_.wait(lock, [&] { return job_.load() != seen; });
+      sleeping_.value.fetch_sub(1);
+    }
+    if (over_) return;
+    ++seen;
+    work_(given_, thread);
+    barrier();
+  }
+}
+
+void Pool::barrier() {
+  const uint32_t part = part_.load(std::memory_order_relaxed);
+  if (arrived_.value.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+    arrived_.value.store(0, std::memory_order_relaxed);
+    claimed_[part & 1].value.store(0, std::memory_order_relaxed);
+    part_.store(part + 1, std::memory_order_release);
+    return;
+  }
+  for (int spin = 0; part_.load(std::memory_order_acquire) == part; ++spin) {
+    if (spin < SPINS_BEFORE_YIELD) {
+      relax();
+    } else {
+      std::this_thread::yield();  // a thread of ours may wait for this core
+    }
+  }
+}
+
+}  // namespace chatterm

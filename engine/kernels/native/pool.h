@@ -1,0 +1,52 @@
+// A fixed team of threads that spins for a moment, then sleeps.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace chatterm {
+
+// What one thread of the team does; the caller of `run` is thread 0.
+using Work = void (*)(void* given, int32_t thread);
+
+class Pool {
+ public:
+  explicit Pool(int32_t threads);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int32_t size() const { return size_; }
+  // Have every thread do `work` once, and return when all are done.
+  void run(Work work, void* given);
+  // Within `work`: wait until every thread is here. The last one makes `claimed_` of the next part but one zero.
+  void barrier();
+  // Within `work`: the next of the pieces of the part between two barriers, from 0 on.
+  int32_t claim() { return claimed_[part_.load(std::memory_order_relaxed) & 1].value.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int32_t> value{0};
+  };
+
+  void follow(int32_t thread);
+
+  const int32_t size_;
+  Work work_ = nullptr;
+  void* given_ = nullptr;
+  alignas(64) std::atomic<uint32_t> job_{0};
+  alignas(64) std::atomic<uint32_t> part_{0};
+  Counter arrived_;
+  Counter claimed_[2];
+  Counter sleeping_;
+  std::atomic<bool> over_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace chatterm

@@ -1,0 +1,62 @@
+#include "team.h"
+
+#include <new>
+#include <system_error>
+
+namespace chatterm {
+
+namespace {
+
+constexpr int32_t MOST_THREADS = 256;
+
+constexpr int32_t PIECES = 16;  // of a thread's part: few enough that taking one costs nothing
+
+int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
+  return pool.size() == 1 ? rows : rows / pool.size() * 3 / 4 / grain * grain;
+}
+
+}  // namespace
+
+Deal::Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain)
+    : pool_(pool), rows_(rows), own_(own_rows(pool, rows, grain)), first_(thread * own_), end_(first_ + own_) {
+  const int32_t share = rows / pool.size();
+  piece_ = share / PIECES > grain ? share / PIECES / grain * grain : grain;
+  if (own_ == 0) take();
+}
+
+void Deal::take() {
+  first_ = pool_.size() * own_ + pool_.claim() * piece_;
+  end_ = first_ + piece_ < rows_ ? first_ + piece_ : rows_;
+}
+
+bool Deal::next(int32_t& first, int32_t& end, int32_t& after) {
+  if (first_ >= rows_) return false;
+  first = first_;
+  end = end_;
+  take();
+  after = first_ < rows_ ? first_ : -1;
+  return true;
+}
+
+int32_t Deal::begin(const Pool& pool, int32_t thread, int32_t rows, int32_t grain) {
+  return thread * own_rows(pool, rows, grain);
+}
+
+}  // namespace chatterm
+
+using namespace chatterm;
+
+ct_pool* ct_pool_create(int32_t threads) {
+  if (threads < 1 || threads > MOST_THREADS) return nullptr;
+  try {
+    return new ct_pool(threads);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+}
+
+int32_t ct_pool_threads(const ct_pool* pool) { return pool->pool.size(); }
+
+void ct_pool_destroy(ct_pool* pool) { delete pool; }

@@ -1,0 +1,60 @@
+// Which variants were compiled, and which of them this machine runs.
+#include "variants.h"
+
+namespace chatterm {
+
+namespace {
+
+struct Variant {
+  const Kernels* kernels;
+  bool (*works)();
+};
+
+#define CT_HAS(feature) __builtin_cpu_supports(feature)
+
+const Variant variants[] = {
+    {&portable_kernels, [] { return true; }},
+#ifdef CT_HAVE_AVX2
+    {&avx2_kernels, [] { return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c"); }},
+#endif
+#ifdef CT_HAVE_AVXVNNI
+    {&avxvnni_kernels, [] { return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c") && CT_HAS("avxvnni"); }},
+#endif
+#ifdef CT_HAVE_AVX512
+    {&avx512_kernels,
+     [] {
+       return CT_HAS("avx2") && CT_HAS("fma") && CT_HAS("f16c") && CT_HAS("avx512f") && CT_HAS("avx512bw") &&
+              CT_HAS("avx512vl") && CT_HAS("avx512dq") && CT_HAS("avx512vnni");
+     }},
+#endif
+};
+
+constexpr int32_t COUNT = int32_t(sizeof variants / sizeof *variants);
+
+}  // namespace
+
+const Kernels* kernels_of(int32_t variant) {
+  return ct_variant_works(variant) ? variants[variant].kernels : nullptr;
+}
+
+}  // namespace chatterm
+
+using namespace chatterm;
+
+int32_t ct_variants() { return COUNT; }
+
+const char* ct_variant_name(int32_t variant) {
+  return variant >= 0 && variant < COUNT ? variants[variant].kernels->name : nullptr;
+}
+
+int32_t ct_variant_works(int32_t variant) { return variant >= 0 && variant < COUNT && variants[variant].works(); }
+
+int32_t ct_best_variant() {
+  int32_t best = 0;
+  for (int32_t variant = 0; variant < COUNT; ++variant) {
+    if (variants[variant].works()) best = variant;
+  }
+  return best;
+}
+
+const char* ct_source_hash() { return CT_SOURCE_HASH; }

@@ -1,0 +1,134 @@
+// Eight floats at once in the compiler's vector types: whatever the instruction set, it finds the instructions.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "formats.h"
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef float Floats __attribute__((vector_size(32)));
+typedef int32_t Ints __attribute__((vector_size(32)));
+typedef uint16_t Shorts __attribute__((vector_size(16)));
+typedef int8_t Bytes __attribute__((vector_size(8)));
+
+inline Floats splat(float value) { return Floats{} + value; }
+
+inline Floats load(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+inline Floats magnitude(Floats v) { return (Floats)((Ints)v & 0x7fffffff); }
+
+// In the order of `sum_four`.
+inline float sum_of(Floats v) {
+#ifdef __AVX2__
+  const __m256 twos = _mm256_hadd_ps((__m256)v, (__m256)v), fours = _mm256_hadd_ps(twos, twos);
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
+#else
+  return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+#endif
+}
+
+inline float largest_of(Floats v) {
+#ifdef __AVX2__
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+#else
+  float most = v[0];
+  for (int i = 1; i < 8; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+#endif
+}
+
+// Sums of four vectors, one after the other.
+inline void sum_four(Floats a, Floats b, Floats c, Floats d, float* out) {
+#ifdef __AVX2__
+  const __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps((__m256)a, (__m256)b), _mm256_hadd_ps((__m256)c, (__m256)d));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+#else
+  out[0] = sum_of(a), out[1] = sum_of(b), out[2] = sum_of(c), out[3] = sum_of(d);
+#endif
+}
+
+struct F32 {
+  static constexpr int BYTES = 4;
+  static Floats eight(const uint8_t* p) {
+    Floats v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static float one(const uint8_t* p) { return as_float(load_u32(p)); }
+  static void put(uint8_t* p, float value) { std::memcpy(p, &value, sizeof value); }
+};
+
+struct BF16 {
+  static constexpr int BYTES = 2;
+  static Floats eight(const uint8_t* p) {
+#ifdef __AVX2__
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
+    Shorts v;
+    std::memcpy(&v, p, sizeof v);
+    return (Floats)(__builtin_convertvector(v, Ints) << 16);
+#endif
+  }
+  static float one(const uint8_t* p) { return load_bf16(p); }
+  static void put(uint8_t* p, float value) {
+    const uint16_t bits = float_to_bf16(value);
+    std::memcpy(p, &bits, sizeof bits);
+  }
+};
+
+struct F16 {
+  static constexpr int BYTES = 2;
+  static Floats eight(const uint8_t* p) {
+#ifdef __F16C__
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+    Floats v;
+    for (int i = 0; i < 8; ++i) v[i] = load_half(p + 2 * i);
+    return v;
+#endif
+  }
+  static float one(const uint8_t* p) { return load_half(p); }
+  static void put(uint8_t* p, float value) {
+    const uint16_t bits = float_to_half(value);
+    std::memcpy(p, &bits, sizeof bits);
+  }
+};
+
+// e to the x within 2e-7 of its size; 0 and infinity far out, NaN stays NaN. V is any vector of floats.
+template <typename V, typename I>
+inline V exponential(V x) {
+  const V given = x, least = V{} - 87.0f, most = V{} + 88.0f;
+  x = x < least ? least : x;
+  x = x > most ? most : x;
+  const V shifted = x * 1.44269504f + 12582912.0f;  // the nearest whole number is in the low bits
+  const V whole = shifted - 12582912.0f;
+  const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  V p = V{} + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r * r + r + 1.0f;
+  const V power = (V)(((I)shifted - 0x4b400000 + 127) << 23);
+  const V result = p * power;
+  return given == given ? result : given;
+}
+
+inline Floats exponential(Floats x) { return exponential<Floats, Ints>(x); }
+
+}  // namespace

@@ -1,0 +1,27 @@
+"""The library for every test of this folder, or a skip."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine import native
+from engine.native import Library, Pool
+
+LIBRARY = "CHATTERM_TEST_LIBRARY"
+"""Names another library to test than the installed one: test_sanitizers.py compiles it."""
+
+
+@pytest.fixture(scope="session")
+def library() -> Library:
+    if LIBRARY in os.environ:
+        return native.open_library(Path(os.environ[LIBRARY]))
+    reason = native.problem()
+    if reason is not None:
+        pytest.skip(reason)
+    return native.library()
+
+
+@pytest.fixture(scope="session")
+def pool(library: Library) -> Pool:
+    return Pool(2, library)

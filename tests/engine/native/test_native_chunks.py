@@ -1,0 +1,179 @@
+"""Chunks of a prompt by the native kernels, against the plain modules and against the same prompt split otherwise."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from engine.kv_cache import KVCache
+from engine.native import Library, NativeError, Pool
+from engine.native_decode import NativeDecoder
+from models.decoder import DecoderModel
+from models.quantized import set_product
+from tests.engine.native.test_native_decode import (
+    BLOCK,
+    CONFIGS,
+    RoundedAttention,
+    RoundedProduct,
+    cache_for,
+    plain_model,
+    quantized_model,
+)
+
+COUNT = 150
+"""Tokens of the prompt: more than the library computes at once."""
+
+
+def relative(ours: Tensor, expected: Tensor) -> float:
+    return float((ours - expected).norm() / expected.norm())
+
+
+class Prompt:
+    """A prompt in blocks that lie in no order, with a gap in its positions."""
+
+    def __init__(self, model: DecoderModel, count: int = COUNT) -> None:
+        generator = torch.Generator().manual_seed(count)
+        self.ids: list[int] = torch.randint(model.config.vocab_size, (count,), generator=generator).tolist()
+        self.positions = [row + 7 * (row > count // 2) for row in range(count)]
+        self.table: list[int] = torch.randperm(40, generator=generator).tolist()
+        self.slots = torch.tensor([self.table[row // BLOCK] * BLOCK + row % BLOCK for row in range(count)])
+
+    def run(self, decoder: NativeDecoder, ends: Sequence[int]) -> Tensor:
+        """The logits after the last row, in chunks that end before the rows `ends`."""
+        logits = None
+        for start, end in pairwise((0, *ends)):
+            chunk = slice(start, end)
+            blocks = self.table[: -(-end // BLOCK)]
+            logits = decoder.run_chunk(self.ids[chunk], start, self.positions[chunk], blocks, end == ends[-1])
+            assert (logits is None) == (end != ends[-1])
+        assert logits is not None
+        return logits.clone()
+
+
+def run(
+    model: DecoderModel, prompt: Prompt, pool: Pool, variant: int, dtype: torch.dtype, ends: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Logits after the last row, and K and V of all rows [2, layers, rows, heads, head_dim]."""
+    cache: KVCache = cache_for(model, dtype)
+    logits = prompt.run(NativeDecoder(model, cache, pool, variant), ends)
+    kv = cache.kv[:, :, prompt.slots].clone()
+    cache.kv[:, :, prompt.slots] = float("nan")
+    assert cache.kv.isnan().all(), "rows of others were written"
+    return logits, kv
+
+
+@pytest.fixture(params=CONFIGS)
+def config(request: pytest.FixtureRequest) -> PretrainedConfig:
+    return CONFIGS[request.param]
+
+
+@pytest.fixture
+def model(tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig) -> DecoderModel:
+    return quantized_model(tmp_path_factory.getbasetemp() / f"native-{config.model_type}", config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_prompt_is_within_what_rounding_the_activations_does(
+    model: DecoderModel, pool: Pool, library: Library, dtype: torch.dtype
+) -> None:
+    prompt = Prompt(model)
+    attention, exact = RoundedAttention(dtype), RoundedAttention(dtype)
+    ids, positions = torch.tensor(prompt.ids), torch.tensor(prompt.positions)
+    with torch.inference_mode():
+        expected = model.logits(model.forward(ids, positions, exact))[-1]
+        set_product(model, RoundedProduct())
+        rounded = model.logits(model.forward(ids, positions, attention))[-1]
+    explained = relative(rounded, expected)
+    for variant in library.variants.values():
+        logits, kv = run(model, prompt, pool, variant, dtype, [COUNT])
+        assert relative(logits, expected) < 2 * explained
+        for layer in range(len(model.layers)):
+            stored = torch.stack(exact.kv[layer])
+            same = torch.stack(attention.kv[layer])
+            assert relative(kv[:, layer].float(), stored) < 2 * relative(same, stored) + 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_prompt_that_is_split_otherwise_is_the_same_to_the_bit(
+    model: DecoderModel, pool: Pool, library: Library, dtype: torch.dtype
+) -> None:
+    prompt = Prompt(model)
+    for variant in library.variants.values():
+        logits, kv = run(model, prompt, pool, variant, dtype, [COUNT])
+        for ends in ([1, 3, 20, 83, COUNT], [64, 129, COUNT], [COUNT - 1, COUNT]):
+            again, kv_again = run(model, prompt, pool, variant, dtype, ends)
+            torch.testing.assert_close(kv_again, kv, rtol=0, atol=0)
+            torch.testing.assert_close(again, logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 7])
+def test_any_number_of_threads_gives_the_same(
+    model: DecoderModel, pool: Pool, library: Library, threads: int
+) -> None:
+    prompt = Prompt(model, 37)
+    expected, _ = run(model, prompt, pool, library.best, torch.bfloat16, [37])
+    found, _ = run(model, prompt, Pool(threads, library), library.best, torch.bfloat16, [5, 37])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_decode_step_goes_on_where_a_chunk_ended(model: DecoderModel, pool: Pool, library: Library) -> None:
+    prompt = Prompt(model, 30)
+    expected, _ = run(model, prompt, pool, library.best, torch.float32, [30])
+    cache = cache_for(model, torch.float32)
+    decoder = NativeDecoder(model, cache, pool)
+    prompt.run(decoder, [29])
+    logits = decoder.run(prompt.ids[29], 29, prompt.positions[29], prompt.table[:2])
+    assert relative(logits, expected) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("ids", "start", "positions", "blocks"),
+    [
+        ([], 0, [], [0]),
+        ([1, 2], 0, [0], [0]),
+        ([1, -1], 0, [0, 1], [0]),
+        ([1, 160], 0, [0, 1], [0]),
+        ([1, 2], -1, [0, 1], [0]),
+        ([1, 2], BLOCK - 1, [0, 1], [0]),
+        ([1, 2], 0, [0, 512], [0]),
+        ([1, 2], 0, [-1, 0], [0]),
+        ([1, 2], BLOCK, [0, 1], [0, 40]),
+        ([1, 2], 2**31 - 1, [0, 1], [0]),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    model: DecoderModel, pool: Pool, ids: list[int], start: int, positions: list[int], blocks: list[int]
+) -> None:
+    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
+    with pytest.raises(NativeError):
+        decoder.run_chunk(ids, start, positions, blocks)
+
+
+def test_plain_weights_do_not_take_chunks(
+    tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig, pool: Pool
+) -> None:
+    folder: Path = tmp_path_factory.getbasetemp() / f"native-{config.model_type}"
+    model = plain_model(folder, config)
+    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
+    assert not decoder.takes_chunks
+    with pytest.raises(NativeError, match="quantised"):
+        decoder.run_chunk([1, 2], 0, [0, 1], [0])
+
+
+def test_only_the_portable_kernels_leave_chunks_to_torch(
+    model: DecoderModel, pool: Pool, library: Library
+) -> None:
+    for name, variant in library.variants.items():
+        decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
+        assert decoder.takes_chunks == (name != "portable")
+
+
+def test_the_parts_of_a_chunk_are_timed(model: DecoderModel, pool: Pool) -> None:
+    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
+    parts = decoder.time_chunk([1, 2, 3], 0, [0, 1, 2], [0])
+    assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
+    assert all(0 < seconds < 60 for seconds in parts.values())

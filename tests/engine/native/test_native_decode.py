@@ -1,0 +1,284 @@
+"""The decode step of the native kernels, token by token, against the plain modules over the whole sequence."""
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from engine.kv_cache import KVCache
+from engine.native import Library, NativeError, Pool
+from engine.native_decode import NativeDecoder, supports
+from models.decoder import DecoderModel
+from models.load import load_model
+from models.quantized import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    QuantizedTensor,
+    dequantize_rows,
+    hold_quantized,
+    set_product,
+)
+from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
+
+CPU = torch.device("cpu")
+BLOCK = 16
+CONFIGS = {
+    "qwen3": tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64, max_position_embeddings=512),
+    "llama": tiny_llama(
+        hidden_size=256,
+        intermediate_size=768,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        head_dim=32,
+        attention_bias=True,
+        mlp_bias=True,
+        max_position_embeddings=512,
+    ),
+}
+
+
+class RoundedAttention(PlainAttention):
+    """What a cache of `dtype` keeps of k and v."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return super().__call__(layer_index, q, k.to(self.dtype).float(), v.to(self.dtype).float())
+
+
+class RoundedProduct:
+    """The product of the native kernels in plain torch: the activation rounded to int8, block by block."""
+
+    def __call__(self, x: Tensor, weights: Sequence[QuantizedTensor], bias: Tensor | None) -> Tensor:
+        outputs = []
+        for weight in weights:
+            size = gguf.GGML_QUANT_SIZES[Kind(weight.qtype)][0]
+            blocks = x.view(len(x), -1, size)
+            step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+            rounded = (blocks / step).round().mul(step).view_as(x)
+            numbers = torch.empty(weight.rows, weight.columns)
+            dequantize_rows(weight, 0, weight.rows, numbers)
+            outputs.append(F.linear(rounded, numbers))
+        out = torch.cat(outputs, -1)
+        return out if bias is None else out + bias
+
+
+def plain_model(folder: Path, config: PretrainedConfig) -> DecoderModel:
+    if not (folder / "config.json").exists():
+        write_checkpoint(folder, config)
+    return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="none")
+
+
+def random_blocks(kind: int, rows: int, columns: int, seed: int) -> QuantizedTensor:
+    """Random digits; scales that make the numbers as large as those of a trained layer."""
+    random = np.random.default_rng(seed)
+    block, size = gguf.GGML_QUANT_SIZES[Kind(kind)]
+    blocks = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    # scale, and minimum where there is one, so that the mean is about zero
+    halves = {Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,)}.get(Kind(kind), (0, 2))
+    minimum = {Kind.Q4_1: -7.5, Kind.Q4_K: 7.5, Kind.Q5_K: 15.5}.get(Kind(kind), 0.0)
+
+    def put(scale: float) -> np.ndarray[Any, Any]:
+        for at, value in zip(halves, (scale, minimum * scale), strict=False):
+            blocks[..., at : at + 2] = np.frombuffer(np.float16(value).tobytes(), dtype=np.uint8)
+        numbers: np.ndarray[Any, Any] = gguf.dequantize(blocks.reshape(rows, -1), Kind(kind))
+        return numbers
+
+    put(columns**-0.5 * 2.0**-8 / put(2.0**-8).std())
+    return QuantizedTensor(torch.from_numpy(blocks.reshape(rows, -1)), int(kind), rows, columns)
+
+
+def quantized_model(folder: Path, config: PretrainedConfig) -> DecoderModel:
+    """Norms and biases of the checkpoint, random blocks of all types, another one for every matrix."""
+    plain = plain_model(folder, config)
+    names = [name for name, _, slot in plain.slots() if slot.parameter == "weight" and len(slot.shape) == 2]
+    kinds = cycle((Kind.Q4_K, Kind.Q8_0, Kind.Q6_K, Kind.Q4_1, Kind.Q5_K, Kind.Q4_0))
+    hold_quantized(plain, {name: int(next(kinds)) for name in names}, torch.float32)
+    for number, module in enumerate(plain.modules()):
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding):
+            module.weights[:] = [
+                random_blocks(w.qtype, w.rows, w.columns, 100 * number + index)
+                for index, w in enumerate(module.weights)
+            ]
+    return plain
+
+
+def cache_for(model: DecoderModel, dtype: torch.dtype, blocks: int = 40) -> KVCache:
+    config = model.config
+    cache = KVCache(
+        config.num_hidden_layers, blocks, BLOCK, config.num_key_value_heads, config.head_dim, dtype, CPU
+    )
+    cache.kv.fill_(float("nan"))  # what was never written must not matter
+    return cache
+
+
+def errors(
+    model: DecoderModel, pool: Pool, variant: int, rows: Sequence[int], dtype: torch.dtype
+) -> list[float]:
+    """The relative error of the logits of steps at `rows`, against one forward pass over the whole sequence.
+
+    Before each step the cache holds what that pass gave for the rows before; what the step writes is checked here.
+    The positions have a gap in them, and the blocks lie in no order.
+    """
+    cache = cache_for(model, dtype)
+    decoder = NativeDecoder(model, cache, pool, variant)
+    generator = torch.Generator().manual_seed(len(rows))
+    table = torch.randperm(40, generator=generator).tolist()
+    count = max(rows) + 1
+    ids = torch.randint(model.config.vocab_size, (count,), generator=generator)
+    positions = torch.arange(count) + 7 * (torch.arange(count) > count // 2)
+    slots = torch.tensor([table[row // BLOCK] * BLOCK + row % BLOCK for row in range(count)])
+    attention = RoundedAttention(dtype)
+    with torch.inference_mode():
+        expected = model.logits(model.forward(ids, positions, attention))
+    exact = torch.stack([torch.stack(attention.kv[layer]) for layer in range(len(model.layers))], 1)
+    found = []
+    for row in rows:
+        cache.kv.fill_(float("nan"))
+        cache.kv[:, :, slots[:row]] = exact[:, :, :row].to(dtype)
+        logits = decoder.run(int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
+        found.append(float((logits - expected[row]).norm() / expected[row].norm()))
+        written = cache.kv[:, :, slots[row]].float() - exact[:, :, row]
+        found.append(float(written.norm() / exact[:, :, row].norm()))
+        cache.kv[:, :, slots[: row + 1]] = float("nan")
+        assert cache.kv.isnan().all(), "rows of others were written"
+    return found
+
+
+@pytest.fixture(params=CONFIGS)
+def config(request: pytest.FixtureRequest) -> PretrainedConfig:
+    return CONFIGS[request.param]
+
+
+@pytest.fixture
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig) -> Path:
+    return tmp_path_factory.getbasetemp() / f"native-{config.model_type}"
+
+
+def test_plain_weights_give_the_logits_and_the_cache_of_the_plain_modules(
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: Library
+) -> None:
+    model = plain_model(checkpoint, config)
+    for variant in library.variants.values():
+        assert max(errors(model, pool, variant, (0, 1, 15, 16, 69), torch.float32)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_long_sequence_in_a_cache_of_any_dtype(
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: Library, dtype: torch.dtype
+) -> None:
+    rows = (0, 63, 64, 65, 127, 128, 129, 191, 192, 300, 400)
+    # A number next to the middle of two bf16 numbers may go either way, and then everything after it moves a little.
+    limit = 1e-5 if dtype == torch.float32 else 2e-3
+    assert max(errors(plain_model(checkpoint, config), pool, library.best, rows, dtype)) < limit
+
+
+def test_quantised_weights_give_what_rounding_the_activations_does_to_the_plain_modules(
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, library: Library
+) -> None:
+    model = quantized_model(checkpoint, config)
+    set_product(model, RoundedProduct())
+    for variant in library.variants.values():
+        found = errors(model, pool, variant, range(20), torch.float32)
+        # A number next to the middle of two steps may go either way; most rows of the cache have none.
+        assert sorted(found)[len(found) // 4] < 1e-5
+        assert max(found) < 0.05
+
+
+@pytest.mark.parametrize("threads", [1, 3, 7])
+def test_any_number_of_threads(
+    checkpoint: Path, config: PretrainedConfig, library: Library, threads: int
+) -> None:
+    model = plain_model(checkpoint, config)
+    assert max(errors(model, Pool(threads, library), library.best, (0, 5, 150), torch.float32)) < 1e-5
+
+
+@pytest.mark.parametrize("head_dim", [8, 24, 40, 72, 128])
+@pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 2), (14, 2)], ids=str)
+def test_heads_of_many_sizes(
+    tmp_path: Path, pool: Pool, library: Library, head_dim: int, heads: tuple[int, int]
+) -> None:
+    config = tiny_qwen3(
+        hidden_size=40,
+        intermediate_size=52,
+        num_hidden_layers=1,
+        head_dim=head_dim,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+    )
+    assert max(errors(plain_model(tmp_path, config), pool, library.best, (0, 3, 69), torch.float32)) < 1e-5
+
+
+def test_a_table_may_change_from_step_to_step(checkpoint: Path, config: PretrainedConfig, pool: Pool) -> None:
+    model = plain_model(checkpoint, config)
+    cache = cache_for(model, torch.float32)
+    decoder = NativeDecoder(model, cache, pool)
+    first = decoder.run(3, 0, 0, [5]).clone()
+    other = decoder.run(4, 0, 0, [9]).clone()
+    assert not torch.equal(first, other)
+    torch.testing.assert_close(decoder.run(3, 0, 0, [5]), first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("token", "row", "position", "blocks"),
+    [
+        (-1, 0, 0, [0]),
+        (160, 0, 0, [0]),
+        (0, -1, 0, [0]),
+        (0, BLOCK, BLOCK, [0]),
+        (0, 0, -1, [0]),
+        (0, 0, 512, [0]),
+        (0, 0, 0, []),
+        (0, 0, 0, [40]),
+        (0, 0, 0, [-1]),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    checkpoint: Path,
+    config: PretrainedConfig,
+    pool: Pool,
+    token: int,
+    row: int,
+    position: int,
+    blocks: list[int],
+) -> None:
+    model = plain_model(checkpoint, config)
+    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
+    with pytest.raises(NativeError):
+        decoder.run(token, row, position, blocks)
+
+
+def test_weights_that_are_no_numbers_show_in_the_logits(
+    checkpoint: Path, config: PretrainedConfig, pool: Pool
+) -> None:
+    model = plain_model(checkpoint, config)
+    model.get_parameter("layers.1.mlp.down_proj.weight")[3, 5] = float("nan")
+    logits = NativeDecoder(model, cache_for(model, torch.float32), pool).run(1, 0, 0, [0])
+    assert logits.isnan().all()
+
+
+def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConfig, pool: Pool) -> None:
+    model = plain_model(checkpoint, config)
+    with pytest.raises(NativeError, match="KV cache"):
+        NativeDecoder(model, cache_for(model, torch.float64), pool)
+    with pytest.raises(NativeError, match="variant"):
+        NativeDecoder(model, cache_for(model, torch.float32), pool, variant=99)
+    assert supports(model) is None
+
+
+def test_the_parts_of_a_step_are_timed(checkpoint: Path, config: PretrainedConfig, pool: Pool) -> None:
+    model = plain_model(checkpoint, config)
+    parts = NativeDecoder(model, cache_for(model, torch.float32), pool).time(1, 0, 0, [0])
+    assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
+    assert all(0 < seconds < 60 for seconds in parts.values())

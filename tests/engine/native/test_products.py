@@ -1,0 +1,303 @@
+"""Products of the native kernels against the numbers that the gguf package reads from the same bytes, in float64.
+
+The weights are exact; what the kernels round is the activation, to int8 with one scale for 32 numbers (for 256 in the
+K formats). Rounding moves a number by at most half a step, so a product is off by at most
+
+    sum over blocks of  step / 2 * sum of |weights of the block|        step = largest |x| of the block / 127
+
+That is the bound of every test here, with a little room for sums in fp32. Random numbers come to about a sixth of it:
+0.55% of the norm for Q8_0, Q4_0 and Q4_1, 0.7 to 0.8% for Q4_K, Q5_K and Q6_K, whose blocks have larger peaks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from engine.native import Library, Matrix, Pool
+
+Array = np.ndarray[Any, np.dtype[Any]]
+KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.F32, Kind.F16, Kind.BF16)
+WIDE = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
+TYPICAL = {kind: 1e-6 if kind in PLAIN else 0.011 if kind in WIDE else 0.0075 for kind in KINDS}
+"""The most that the relative error (of norms) of a product of random numbers may be."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Bytes of rows, at any address, and the numbers in them."""
+
+    data: Array
+    """uint8 [rows, row bytes]"""
+    numbers: Array
+    """float64 [rows, columns]"""
+    matrix: Matrix
+
+
+def place(data: Array, kind: Kind, columns: int, numbers: Array, offset: int = 0) -> Weight:
+    """A weight that begins `offset` bytes into its memory and ends with it: a sanitizer sees what reads on."""
+    memory = np.zeros(offset + data.nbytes, dtype=np.uint8)
+    put = memory[offset:].reshape(data.shape)
+    put[:] = data
+    matrix = Matrix(put.ctypes.data, data.shape[1], int(kind), data.shape[0], columns)
+    return Weight(put, numbers, matrix)
+
+
+def random_weight(kind: Kind, rows: int, columns: int, seed: int = 0, offset: int = 0) -> Weight:
+    """Random digits and sensible scales: every bit pattern of the digits occurs."""
+    random = np.random.default_rng(seed)
+    if kind in PLAIN:
+        values = random.standard_normal((rows, columns)).astype(np.float32)
+        if kind == Kind.F32:
+            data = values.view(np.uint8)
+        elif kind == Kind.F16:
+            data = values.astype(np.float16).view(np.uint8)
+        else:
+            data = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint8).numpy()
+        data = data.reshape(rows, -1)
+    else:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        blocks = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+        halves = 0.1 * random.standard_normal((rows, columns // block, 2)).astype(np.float32)
+        where = {Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,)}.get(kind, (0, 2))
+        for index, at in enumerate(where):
+            half = halves[..., index : index + 1].astype(np.float16)
+            blocks[..., at : at + 2] = np.ascontiguousarray(half).view(np.uint8)
+        data = blocks.reshape(rows, -1)
+    return place(data, kind, columns, numbers_of(data, kind), offset)
+
+
+def numbers_of(data: Array, kind: Kind) -> Array:
+    """float64, as the gguf package reads them."""
+    with np.errstate(all="ignore"):
+        numbers: Array = gguf.dequantize(data, kind).astype(np.float64)
+    return numbers.reshape(len(data), -1)
+
+
+def multiply(pool: Pool, variant: int, weight: Weight, x: Array) -> Array:
+    out = np.full(len(weight.data), np.nan, dtype=np.float32)
+    with pool.held() as handle:
+        done = pool.library.functions.ct_product(
+            handle, variant, weight.matrix, x.ctypes.data, out.ctypes.data
+        )
+    assert done
+    return out
+
+
+def bound(weight: Weight, kind: Kind, x: Array) -> Any:
+    """How far each output may be from the exact product."""
+    absolute = np.abs(weight.numbers) * np.abs(x.astype(np.float64))
+    # fp32 sums in some order, and the exact sum of large terms that cancel
+    sums = 2e-6 * absolute.sum(1) + 1e-30
+    if kind in PLAIN:
+        return sums
+    size = 256 if kind in WIDE else 32
+    steps = np.abs(x.astype(np.float64)).reshape(-1, size).max(1) / 127
+    weights = np.abs(weight.numbers).reshape(len(weight.numbers), -1, size).sum(2)
+    extra = 2e-6 * terms(weight, x)
+    return sums + extra + 0.501 * (weights * steps).sum(1)
+
+
+def terms(weight: Weight, x: Array) -> Any:
+    """The size of what is added up inside: digits and minima are summed apart before they cancel."""
+    largest = np.abs(x.astype(np.float64)).max()
+    return np.abs(weight.numbers).max(1) * 8 * largest * len(x)
+
+
+@pytest.fixture(params=["portable", "avx2", "avxvnni", "avx512"])
+def variant(request: pytest.FixtureRequest, library: Library) -> int:
+    if request.param not in library.variants:
+        pytest.skip(f"this machine does not run {request.param}")
+    return library.variants[request.param]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("rows", [1, 3, 4, 37])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_products_are_within_what_rounding_the_activation_explains(
+    pool: Pool, variant: int, kind: Kind, rows: int, blocks: int
+) -> None:
+    columns = blocks * max(gguf.GGML_QUANT_SIZES[kind][0], 32)
+    weight = random_weight(kind, rows, columns, seed=rows)
+    x = np.random.default_rng(blocks).standard_normal(columns).astype(np.float32)
+    x *= np.repeat(np.float32(10.0) ** np.arange(columns // 32) % 977, 32)  # blocks of very different sizes
+    exact = weight.numbers @ x.astype(np.float64)
+    error = np.abs(multiply(pool, variant, weight, x) - exact)
+    assert (error <= bound(weight, kind, x)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_typical_error(pool: Pool, variant: int, kind: Kind) -> None:
+    weight = random_weight(kind, 128, 1024)
+    x = np.random.default_rng(1).standard_normal(1024).astype(np.float32)
+    exact = weight.numbers @ x.astype(np.float64)
+    error = np.linalg.norm(multiply(pool, variant, weight, x) - exact) / np.linalg.norm(exact)
+    assert error < TYPICAL[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_any_address_will_do_and_nothing_past_the_end_matters(pool: Pool, variant: int, kind: Kind) -> None:
+    x = np.random.default_rng(2).standard_normal(512).astype(np.float32)
+    results = [multiply(pool, variant, random_weight(kind, 7, 512, offset=o), x) for o in (0, 1, 2, 31, 32)]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("columns", [1, 7, 8, 15, 17, 100])
+def test_plain_rows_of_any_length(pool: Pool, variant: int, kind: Kind, columns: int) -> None:
+    weight = random_weight(kind, 5, columns)
+    x = np.random.default_rng(3).standard_normal(columns).astype(np.float32)
+    error = np.abs(multiply(pool, variant, weight, x) - weight.numbers @ x.astype(np.float64))
+    assert (error <= bound(weight, kind, x)).all()
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in PLAIN], ids=lambda kind: kind.name)
+def test_extreme_activations_do_not_overflow(pool: Pool, variant: int, kind: Kind) -> None:
+    """Every product at its largest, all of one sign, and then all of the other."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    for byte in (0x00, 0x80, 0xFF):
+        data = np.full((5, 2, size), byte, dtype=np.uint8)
+        one = np.frombuffer(np.float16(0.5).tobytes(), dtype=np.uint8)
+        for at in {Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,)}.get(kind, (0, 2)):
+            data[..., at : at + 2] = one
+        flat = data.reshape(5, -1)
+        weight = place(flat, kind, 2 * block, numbers_of(flat, kind))
+        for sign in (1.0, -1.0):
+            x = np.full(2 * block, sign, dtype=np.float32)
+            exact = weight.numbers @ x.astype(np.float64)
+            np.testing.assert_allclose(multiply(pool, variant, weight, x), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_an_activation_of_zeros(pool: Pool, variant: int, kind: Kind) -> None:
+    assert not multiply(pool, variant, random_weight(kind, 6, 256), np.zeros(256, dtype=np.float32)).any()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_stays_none(pool: Pool, variant: int, kind: Kind, bad: float) -> None:
+    x = np.ones(512, dtype=np.float32)
+    x[300] = bad
+    assert not np.isfinite(multiply(pool, variant, random_weight(kind, 6, 512), x)).any()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_single_rows_have_the_numbers_of_the_gguf_package(library: Library, kind: Kind) -> None:
+    weight = random_weight(kind, 9, 768)
+    out = np.zeros(768, dtype=np.float32)
+    for row in range(9):
+        assert library.functions.ct_dequantize_row(weight.matrix, row, out.ctypes.data)
+        np.testing.assert_allclose(out, weight.numbers[row], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [1, 2, 63, 1000])
+def test_any_number_of_threads_gives_the_same(library: Library, threads: int, rows: int) -> None:
+    weight = random_weight(Kind.Q4_1, rows, 96)
+    x = np.random.default_rng(4).standard_normal(96).astype(np.float32)
+    alone = multiply(Pool(1, library), library.best, weight, x)
+    np.testing.assert_array_equal(multiply(Pool(threads, library), library.best, weight, x), alone)
+
+
+def test_what_does_not_fit_together_is_refused(pool: Pool) -> None:
+    weight, x, out = random_weight(Kind.Q8_0, 2, 64), np.zeros(64, np.float32), np.zeros(2, np.float32)
+    address, row_bytes = weight.matrix.data, weight.matrix.row_bytes
+    for wrong in (
+        Matrix(address, row_bytes, 99, 2, 64),
+        Matrix(address, row_bytes, -1, 2, 64),
+        Matrix(address, row_bytes, 8, 2, 63),
+        Matrix(address, row_bytes - 1, 8, 2, 64),
+        Matrix(address, row_bytes, 8, 0, 64),
+        Matrix(None, row_bytes, 8, 2, 64),
+    ):
+        with pool.held() as handle:
+            call = pool.library.functions.ct_product
+            assert not call(handle, pool.library.best, wrong, x.ctypes.data, out.ctypes.data)
+            assert not call(handle, 99, weight.matrix, x.ctypes.data, out.ctypes.data)
+
+
+def multiply_many(pool: Pool, variant: int, weight: Weight, x: Array) -> Array:
+    """x [count, columns] -> [count, rows], as chunks of a prompt are multiplied."""
+    out = np.full((len(x), len(weight.data)), np.nan, dtype=np.float32)
+    with pool.held() as handle:
+        done = pool.library.functions.ct_products(
+            handle, variant, weight.matrix, len(x), x.ctypes.data, out.ctypes.data
+        )
+    assert done
+    return out
+
+
+QUANTIZED = [kind for kind in KINDS if kind not in PLAIN]
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("rows", [1, 16, 37])
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 13])
+def test_many_rows_are_within_what_rounding_them_explains(
+    pool: Pool, variant: int, kind: Kind, rows: int, count: int
+) -> None:
+    columns = max(gguf.GGML_QUANT_SIZES[kind][0], 96)
+    weight = random_weight(kind, rows, columns, seed=rows, offset=1)
+    x = np.random.default_rng(count).standard_normal((count, columns)).astype(np.float32)
+    x *= np.repeat(np.float32(10.0) ** np.arange(columns // 32) % 977, 32)
+    found = multiply_many(pool, variant, weight, x)
+    assert found.shape == (count, rows)
+    for one, given in zip(found, x, strict=True):
+        exact = weight.numbers @ given.astype(np.float64)
+        # Every format with a scale for 32 numbers of the activation.
+        assert (np.abs(one - exact) <= bound(weight, Kind.Q8_0, given)).all()
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_a_row_has_the_same_product_whatever_is_beside_it(pool: Pool, variant: int, kind: Kind) -> None:
+    weight = random_weight(kind, 40, 512)
+    x = np.random.default_rng(3).standard_normal((21, 512)).astype(np.float32)
+    together = multiply_many(pool, variant, weight, x)
+    for first, end in ((0, 1), (1, 6), (6, 21)):
+        np.testing.assert_array_equal(multiply_many(pool, variant, weight, x[first:end]), together[first:end])
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_extreme_rows_do_not_overflow(pool: Pool, variant: int, kind: Kind) -> None:
+    """Every digit at its largest: what is added up in 16 bits must fit them."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    for byte in (0x00, 0x80, 0x81, 0xFF):
+        data = np.full((5, 2, size), byte, dtype=np.uint8)
+        one = np.frombuffer(np.float16(0.5).tobytes(), dtype=np.uint8)
+        for at in {Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,)}.get(kind, (0, 2)):
+            data[..., at : at + 2] = one
+        flat = data.reshape(5, -1)
+        weight = place(flat, kind, 2 * block, numbers_of(flat, kind))
+        x = np.ones((2, 2 * block), dtype=np.float32)
+        x[1] = -1.0
+        exact = x.astype(np.float64) @ weight.numbers.T
+        size_of_terms = np.abs(weight.numbers).sum(1).max()
+        np.testing.assert_allclose(
+            multiply_many(pool, variant, weight, x), exact, rtol=1e-5, atol=1e-5 * size_of_terms + 1e-4
+        )
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_a_row_that_is_no_number_spoils_no_other(pool: Pool, variant: int, kind: Kind) -> None:
+    x = np.ones((3, 512), dtype=np.float32)
+    x[1, 300] = np.nan
+    found = multiply_many(pool, variant, random_weight(kind, 20, 512), x)
+    assert not np.isfinite(found[1]).any()
+    np.testing.assert_array_equal(found[0], found[2])
+    assert np.isfinite(found[0]).all()
+
+
+def test_many_rows_that_do_not_fit_together_are_refused(pool: Pool) -> None:
+    plain, packed = random_weight(Kind.F32, 2, 64), random_weight(Kind.Q8_0, 2, 64)
+    x, out = np.zeros(64, np.float32), np.zeros(2, np.float32)
+    call, best = pool.library.functions.ct_products, pool.library.best
+    with pool.held() as handle:
+        assert not call(handle, best, plain.matrix, 1, x.ctypes.data, out.ctypes.data)
+        assert not call(handle, best, packed.matrix, -1, x.ctypes.data, out.ctypes.data)
+        assert not call(handle, 99, packed.matrix, 1, x.ctypes.data, out.ctypes.data)

@@ -1,0 +1,75 @@
+"""The tests of the kernels once more, against a library with the address and the undefined-behaviour sanitizer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.native import compile_module
+from tests.engine.native.conftest import LIBRARY
+
+FOLDER = Path(__file__).parent
+SANITIZERS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g1",
+    "-O1",
+)
+
+OVERREAD = """
+import sys
+from pathlib import Path
+import numpy as np
+from engine.native import Matrix, Pool, open_library
+pool = Pool(1, open_library(Path(sys.argv[1])))
+rows, x, out = np.zeros((99, 340), np.uint8), np.ones(320, np.float32), np.zeros(100, np.float32)
+matrix = Matrix(rows.ctypes.data, 340, 8, 100, 320)
+with pool.held() as handle:
+    pool.library.functions.ct_product(handle, pool.library.best, matrix, x.ctypes.data, out.ctypes.data)
+"""
+"""A product with one row more than there are."""
+
+
+def runtime(compiler: str) -> Path:
+    """The sanitizer's own library, which must be loaded before everything else; else a skip."""
+    for name in ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"):
+        asked = [*compiler.split(), f"-print-file-name={name}"]
+        found = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+        if found.is_absolute() and found.exists():
+            return found
+    pytest.skip(f"{compiler} comes without the address sanitizer")
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the sanitizers are preloaded, as Linux does it"
+)
+@pytest.mark.skipif(LIBRARY in os.environ, reason="this is the inner run")
+def test_the_tests_of_the_kernels_pass_under_sanitizers(tmp_path: Path) -> None:
+    module = compile_module()
+    try:
+        preload = runtime(module.find_compiler())
+        built = module.compile_library(tmp_path / "sanitized.so", SANITIZERS)
+    except module.CompileError as error:
+        pytest.skip(f"the kernels cannot be compiled with sanitizers: {error}")
+    environment = os.environ | {
+        LIBRARY: str(built),
+        "LD_PRELOAD": str(preload),
+        # Python leaks by design, and what it allocates at the start is not freed.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(FOLDER)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-4000:]
+    assert "passed" in done.stdout
+    assert "runtime error" not in output
+    # It would have seen a row that is not there.
+    command = [sys.executable, "-c", OVERREAD, str(built)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr

@@ -1,0 +1,219 @@
+"""The engine with native kernels: what it samples from is what the plain modules compute for the whole prompt."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import Engine, EngineError, SamplingParams, native
+from engine import engine as engine_module
+from engine.loop import Loop
+from engine.native import NativeError
+from engine.rows import Rows
+from engine.runner import Runner
+from engine.scheduler import Chunk
+from models.decoder import DecoderModel
+from models.load import load_model
+from models.quantized import QuantizedLinear
+from tests.engine.tiny import tiny_tokenizer
+from tests.models.checkpoints import PlainAttention, files_of, tiny_qwen3, write_checkpoint
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+TOLERANCE = {"none": 1e-4, "int8": 0.1}
+"""Of the largest logit: sums in another order; activations rounded to int8, which rows this short average little."""
+
+
+@pytest.fixture(scope="module", params=TOLERANCE)
+def quantize(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, quantize: str) -> DecoderModel:
+    folder = tmp_path_factory.mktemp("native")
+    write_checkpoint(folder, tiny_qwen3(vocab_size=272, hidden_size=64, max_position_embeddings=512))
+    return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=quantize)
+
+
+@contextmanager
+def an_engine(model: DecoderModel, *, fused: bool = True) -> Iterator[Engine]:
+    tokenizer = tiny_tokenizer()
+    tokenizer.stop_ids = frozenset()
+    options: dict[str, Any] = {"block_size": 4, "max_chunk": 16, "fused": fused, "threads": 2}
+    engine = Engine(Loop(), model, tokenizer, name="tiny", device=CPU, dtype=torch.float32, **options)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def engine(model: DecoderModel) -> Iterator[Engine]:
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    with an_engine(model) as engine:
+        assert engine.figures().decode.startswith("native kernels, ")
+        yield engine
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
+    """The tokens before every sampled one, and the logits that it was drawn from."""
+    found: list[tuple[list[int], Tensor]] = []
+    run = Runner.run
+
+    def record(self: Runner, chunks: list[Chunk]) -> list[Tensor]:
+        logits = run(self, chunks)
+        sampling = [chunk for chunk in chunks if chunk.samples]
+        for chunk, row in zip(sampling, logits, strict=True):
+            found.append((list(chunk.sequence.rows.token_ids), row.clone()))
+        return logits
+
+    monkeypatch.setattr(Runner, "run", record)
+    return found
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def answer(engine: Engine, token_ids: list[int], params: SamplingParams = GREEDY) -> list[int]:
+    return [event.token_id for event in engine.stream(token_ids, params)]
+
+
+def check(model: DecoderModel, sampled: list[tuple[list[int], Tensor]]) -> None:
+    tolerance = TOLERANCE["int8" if isinstance(model.lm_head, QuantizedLinear) else "none"]
+    assert sampled
+    for ids, row in sampled:
+        with torch.inference_mode():
+            hidden = model.forward(torch.tensor(ids), torch.arange(len(ids)), PlainAttention())
+            expected = model.logits(hidden[-1:])[0]
+        assert (row - expected).abs().max() < tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 16, 17, 70])
+def test_prompts_of_any_length_and_their_answers(
+    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]], length: int
+) -> None:
+    answer(engine, prompt(length))
+    answer(engine, prompt(length))  # all but the last row is there
+    answer(engine, [*prompt(length), 7])
+    assert len(sampled) == 3 * 12
+    check(model, sampled)
+
+
+def test_several_sequences_at_once(
+    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]]
+) -> None:
+    prompts = [prompt(length, seed=length) for length in (1, 40, 9)]
+    sequences = []
+    engine._loop.call(lambda: sequences.extend(engine.start(Rows.of(ids), GREEDY) for ids in prompts))
+    together = [[event.token_id for event in engine.events(sequence)] for sequence in sequences]
+    check(model, sampled)
+    assert together == [answer(engine, ids) for ids in prompts]
+
+
+def test_a_warmed_row_alone_is_as_good_as_any(
+    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]]
+) -> None:
+    for length in (1, 2, 3, 10):
+        engine.warm(prompt(length))
+    assert not sampled
+    answer(engine, prompt(20))
+    check(model, sampled)
+
+
+def test_the_same_seed_gives_the_same_tokens_as_the_plain_modules(
+    engine: Engine, model: DecoderModel, quantize: str
+) -> None:
+    if quantize != "none":
+        pytest.skip("rounded activations may give another token")
+    params = SamplingParams(temperature=1.0, top_k=20, top_p=0.9, seed=3, max_tokens=20)
+    with an_engine(model, fused=False) as plain:
+        assert plain.figures().decode == "plain modules"
+        assert answer(engine, prompt(9), params) == answer(plain, prompt(9), params)
+
+
+def test_what_was_cached_gives_the_logits_of_a_fresh_prompt(
+    engine: Engine, sampled: list[tuple[list[int], Tensor]]
+) -> None:
+    one = replace(GREEDY, max_tokens=1)
+    answer(engine, prompt(50), one)
+    engine._loop.call(engine._blocks.evict_all)
+    for length in (1, 7, 24, 25, 49):
+        engine.warm(prompt(50)[:length])
+    answer(engine, prompt(50), one)
+    (_, fresh), (_, cached) = sampled
+    assert (fresh - cached).abs().max() < 1e-4 * fresh.abs().max()
+
+
+def test_torch_gets_its_threads_for_what_it_computes_only(engine: Engine, quantize: str) -> None:
+    stream = engine.stream(prompt(30), replace(GREEDY, max_tokens=5))
+    list(stream)
+    assert engine._loop.call(torch.get_num_threads) == 1
+    engine.warm(prompt(9, seed=1))
+    assert engine._loop.call(torch.get_num_threads) == (2 if quantize == "none" else 1)
+
+
+def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
+    model: DecoderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NativeError("2 threads cannot be started")
+
+    monkeypatch.setattr(Runner, "go_native", refuse)
+    with an_engine(model) as engine:
+        assert engine.figures().decode == "plain modules"
+        (note,) = engine.figures().notes
+        assert "2 threads cannot be started" in note
+        assert len(answer(engine, prompt(5))) == 12
+
+
+def test_without_the_library_quantised_files_are_expanded(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("engine", "runner"):
+        monkeypatch.setattr(f"engine.{module}.supports", lambda model: "there is no compiler")
+    engine = Engine.load(str(smollm2), device="cpu", context=64)
+    try:
+        assert engine.figures().weight_bytes > 250e6
+        assert engine.figures().decode == "plain modules"
+    finally:
+        engine.close()
+
+
+def test_mapped_weights_are_no_memory_for_the_cache(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "available_memory", lambda device: 300_000_000)
+    engine = Engine.load(str(smollm2), device="cpu", quantize="auto")
+    try:
+        left = 300_000_000 - engine.figures().weight_bytes
+        assert 0.45 * left < engine.figures().kv_bytes <= 0.5 * left
+    finally:
+        engine.close()
+
+
+def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    engine = Engine.load(str(smollm2), device="cpu", context=64, threads=1)
+    try:
+        figures = engine.figures()
+        assert figures.weight_bytes < 110e6
+        assert figures.decode.startswith("native kernels, ")
+        assert figures.attention in ("native", "sdpa")  # portable kernels leave prompts to torch
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_an_impossible_number_of_threads_is_refused(threads: int) -> None:
+    with pytest.raises(EngineError, match=f"--threads is {threads}; this machine has processors for 1 to"):
+        Engine.load("smollm2", device="cpu", threads=threads)

@@ -1,0 +1,461 @@
+"""Weights that stay quantised: in place, in order, and the product against dequantising the whole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+
+import models.load
+from models.block_formats import BLOCKS
+from models.config import ModelConfig
+from models.errors import ModelError
+from models.gguf import GGUFFile, config_of, read_gguf
+from models.gguf_weights import hugging_face_name, stored_tensors
+from models.load import build_model, fill_model, load_model, needed_bytes
+from models.progress import Progress
+from models.quantize import choose_kinds, packed_rows, quantize
+from models.quantized import (
+    KINDS,
+    QuantizedLinear,
+    QuantizedTensor,
+    TiledProduct,
+    dequantize_rows,
+    hold_quantized,
+    quantized_weights,
+    row_bytes,
+    set_product,
+    weight_bytes,
+)
+from models.weights import Blocks, StoredTensor, read_safetensors
+from tests.models.checkpoints import (
+    files_of,
+    random_blocks,
+    random_model,
+    run,
+    tiny_llama,
+    tiny_qwen3,
+    write_checkpoint,
+    write_gguf,
+)
+
+CPU = torch.device("cpu")
+TOKENS = list(range(3, 40))
+LLAMA = tiny_llama(
+    hidden_size=256, intermediate_size=512, num_attention_heads=4, num_hidden_layers=2, attention_bias=True
+)
+QWEN3 = tiny_qwen3(hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=2)
+MIXED = {
+    "token_embd": Kind.Q6_K,
+    "attn_q": Kind.Q4_K,
+    "attn_k": Kind.Q4_0,
+    "attn_v": Kind.Q6_K,
+    "attn_output": Kind.Q8_0,
+    "ffn_gate": Kind.Q5_K,
+    "ffn_up": Kind.Q4_1,
+    "ffn_down": Kind.Q6_K,
+    "output": Kind.Q8_0,
+}
+"""Every type, and different ones side by side in a packed layer."""
+
+
+def load(path: Path, quantize: str = "auto", dtype: torch.dtype = torch.float32) -> Any:
+    return load_model(files_of(path), dtype=dtype, device=CPU, quantize=quantize)
+
+
+def random_weight(kind: Kind, rows: int, columns: int, seed: int = 0) -> QuantizedTensor:
+    data = torch.from_numpy(random_blocks(kind, rows, columns, seed))
+    return QuantizedTensor(data, int(kind), rows, columns)
+
+
+def numbers(weight: QuantizedTensor) -> Tensor:
+    """By the gguf package."""
+    return torch.from_numpy(gguf.dequantize(weight.data.numpy(), Kind(weight.qtype)))
+
+
+def assert_close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+
+
+def relative_error(ours: Tensor, expected: Tensor) -> float:
+    return float((ours - expected).norm() / expected.norm())
+
+
+# -- the product
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile", [1, 700, 3000, 1 << 20])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 33])
+def test_the_product_is_that_of_the_numbers(kind: Kind, tile: int, tokens: int) -> None:
+    weight = random_weight(kind, 37, 512)
+    x = torch.randn(tokens, 512, generator=torch.Generator().manual_seed(1))
+    expected = F.linear(x, numbers(weight))
+    ours = TiledProduct(torch.float32, tile)(x, [weight], None)
+    assert ours.shape == expected.shape
+    if tokens:
+        assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("tile", [256 * 5, 256 * 19, 1 << 20])
+def test_weights_of_several_types_lie_side_by_side(tile: int) -> None:
+    weights = [random_weight(kind, 11 + index, 256, index) for index, kind in enumerate(KINDS)]
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(9, 256, generator=generator)
+    bias = torch.randn(sum(weight.rows for weight in weights), generator=generator)
+    product = TiledProduct(torch.float32, tile)
+    expected = F.linear(x, torch.cat([numbers(weight) for weight in weights]), bias)
+    for _ in range(2):  # the buffer is used again
+        assert_close(product(x, weights, bias), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_product_gives_the_dtype_of_its_input(dtype: torch.dtype) -> None:
+    weight = random_weight(Kind.Q4_1, 40, 256)
+    x = torch.randn(7, 256, generator=torch.Generator().manual_seed(3)).to(dtype)
+    ours = TiledProduct(dtype, 2048)(x, [weight], torch.ones(40, dtype=dtype))
+    assert ours.dtype == dtype
+    assert relative_error(ours.float(), F.linear(x.float(), numbers(weight)) + 1) < 1e-2
+
+
+def test_a_faster_dequantiser_takes_the_place_of_the_plain_one() -> None:
+    weights = [random_weight(Kind.Q8_0, 20, 64), random_weight(Kind.Q4_0, 10, 64)]
+    asked: list[tuple[int, int, int]] = []
+
+    def noted(weight: QuantizedTensor, start: int, stop: int, out: Tensor) -> None:
+        assert out.is_contiguous()
+        asked.append((weights.index(weight), start, stop))
+        dequantize_rows(weight, start, stop, out)
+
+    product = TiledProduct(torch.float32, 64 * 8, noted)
+    x = torch.eye(64)
+    assert_close(product(x, weights, None), torch.cat([numbers(weight) for weight in weights]).T)
+    assert asked == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (1, 0, 4), (1, 4, 10)]
+
+
+def test_the_buffer_is_no_larger_than_a_tile() -> None:
+    product = TiledProduct(torch.float32, 4096)
+    product(torch.ones(2, 256), [random_weight(Kind.Q6_K, 1000, 256)], None)
+    assert product._buffer.numel() == 4096
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_blocks_may_lie_at_any_address(kind: Kind, shift: int) -> None:
+    block, _ = BLOCKS[kind]
+    for rows, columns in ((3, 512), (1, block)):
+        weight = random_weight(kind, rows, columns)
+        memory = torch.zeros(weight.nbytes + shift, dtype=torch.uint8)
+        data = memory[shift:].view(weight.data.shape).copy_(weight.data)
+        out = torch.empty(rows, columns)
+        dequantize_rows(QuantizedTensor(data, weight.qtype, rows, columns), 0, rows, out)
+        assert torch.equal(out, numbers(weight))
+
+
+# -- GGUF files
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN3], ids=["llama", "qwen3"])
+def test_logits_of_a_file_of_all_types(config: Any, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(config), MIXED)
+    model = load(path)
+    assert_close(run(model, TOKENS), run(load(path, "none"), TOKENS), 1e-4)
+    attention = model.layers[0].self_attn.qkv_proj
+    assert [Kind(weight.qtype) for weight in attention.weights] == [Kind.Q4_K, Kind.Q4_0, Kind.Q6_K]
+    assert len(quantized_weights(model)) == 7 * 2 + (1 if config.tie_word_embeddings else 2)
+    if config.tie_word_embeddings:
+        assert model.lm_head.weights[0] is model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_logits_in_bfloat16(kind: Kind, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), kind)
+    ours, expected = (run(load(path, way, torch.bfloat16), TOKENS) for way in ("auto", "none"))
+    assert ours.dtype == torch.bfloat16
+    assert relative_error(ours.float(), expected.float()) < 0.03
+
+
+def test_blocks_are_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[GGUFFile] = []
+    monkeypatch.setattr("models.gguf.read_gguf", lambda path: (files.append(read_gguf(path)), files[0])[1])
+    model = load(write_gguf(tmp_path / "model.gguf", random_model(LLAMA), MIXED))
+    stored = {hugging_face_name(name): tensor.data for name, tensor in files[0].tensors.items()}
+    copied = []
+    for name, module, slot in model.slots():
+        if slot.parameter == "weights":
+            data = module.weights[slot.start].data
+            assert data.shape == stored[name].shape
+            if data.data_ptr() != stored[name].ctypes.data:
+                copied.append(name.rpartition("self_attn.")[2])
+    # Only what Llama files hold in another order.
+    assert sorted(copied) == ["k_proj.weight"] * 2 + ["q_proj.weight"] * 2
+
+
+def test_the_mapping_lives_as_long_as_the_model(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(QWEN3), Kind.Q8_0)
+    model = load(path)
+    expected = run(model, TOKENS)
+    path.unlink()
+    assert torch.equal(run(model, TOKENS), expected)
+
+
+def test_other_types_become_q8_0(tmp_path: Path) -> None:
+    kinds = MIXED | {"attn_q": Kind.Q5_0, "attn_v": Kind.Q5_1, "ffn_down": Kind.F16, "ffn_up": Kind.Q3_K}
+    path = write_gguf(tmp_path / "model.gguf", random_model(QWEN3), kinds)
+    model, plain = load(path), load(path, "none")
+    layer, other = model.layers[1], plain.layers[1]
+    q, k, v = layer.self_attn.qkv_proj.weights
+    assert [Kind(weight.qtype) for weight in (q, k, v)] == [Kind.Q8_0, Kind.Q4_0, Kind.Q8_0]
+    exact = other.self_attn.qkv_proj.weight
+    assert torch.equal(numbers(q), exact[: q.rows])  # Q5_0 is Q8_0 with fewer digits
+    assert 0 < relative_error(numbers(v), exact[-v.rows :]) < 0.01
+    up = layer.mlp.gate_up_proj.weights[1]
+    assert 0 < relative_error(numbers(up), other.mlp.gate_up_proj.weight[-up.rows :]) < 0.01
+    (down,) = layer.mlp.down_proj.weights
+    assert 0 < relative_error(numbers(down), other.mlp.down_proj.weight) < 0.01
+    assert relative_error(run(model, TOKENS), run(plain, TOKENS)) < 0.05
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16])
+def test_a_file_of_plain_numbers_keeps_them(kind: Kind, tmp_path: Path) -> None:
+    model = load(write_gguf(tmp_path / "model.gguf", random_model(LLAMA), kind), dtype=torch.bfloat16)
+    assert quantized_weights(model) == []
+    assert model.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_a_model_that_does_not_fit_is_told_what_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = write_gguf(tmp_path / "packed.gguf", random_model(LLAMA), Kind.Q8_0)
+    plain = write_gguf(tmp_path / "plain.gguf", random_model(LLAMA), Kind.F16)
+    for free, path, words, others in (
+        (1_000_000, packed, "choose a model of at most 1.0 MB", "--dtype"),
+        (2_000_000, plain, "use --quantize int4", "--dtype"),
+        (200_000, plain, "choose a smaller model", "--quantize"),
+    ):
+        monkeypatch.setattr(models.load, "available_bytes", lambda _, free=free: free)
+        with pytest.raises(ModelError) as caught:
+            load(path, dtype=torch.bfloat16)
+        assert words in str(caught.value)
+        assert others not in str(caught.value)
+
+
+def test_what_a_model_weighs(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(QWEN3), MIXED)
+    model = load(path)
+    stored = read_gguf(path).tensors.values()
+    matrices = sum(tensor.data.nbytes for tensor in stored if len(tensor.shape) == 2)
+    # Norms and the table in fp32; the norm of a head is kept once a head.
+    rest = sum(parameter.nbytes for parameter in model.parameters())
+    assert weight_bytes(model) == matrices + rest
+    assert needed_bytes(model, torch.float32, 256) == matrices + rest + 256 * 64 * 4
+
+
+def test_progress_ends_full(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), MIXED)
+    reports: list[Progress] = []
+    load_model(files_of(path), dtype=torch.float32, device=CPU, on_progress=reports.append)
+    done = [report.done for report in reports]
+    assert done == sorted(done)
+    assert done[-1] == reports[-1].total == sum(t.data.nbytes for t in read_gguf(path).tensors.values())
+
+
+def test_all_layers_can_be_given_another_product(tmp_path: Path) -> None:
+    model = load(write_gguf(tmp_path / "model.gguf", random_model(QWEN3), MIXED))
+    expected = run(model, TOKENS)
+    plain, calls = TiledProduct(torch.float32), []
+
+    def counted(x: Tensor, weights: Any, bias: Tensor | None) -> Tensor:
+        calls.append(len(weights))
+        return plain(x, weights, bias)
+
+    set_product(model, counted)
+    assert torch.equal(run(model, TOKENS), expected)
+    assert calls == [3, 1, 2, 1] * 2 + [1]
+
+
+def test_the_real_default_model(smollm2: Path) -> None:
+    model, plain = load(smollm2), load(smollm2, "none")
+    assert all(isinstance(layer.mlp.down_proj, QuantizedLinear) for layer in model.layers)
+    assert weight_bytes(model) < 100e6
+    assert_close(run(model, TOKENS[:6]), run(plain, TOKENS[:6]), 1e-4)
+
+
+# -- quantising at load
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_blocks_are_as_good_as_those_of_the_gguf_package(kind: Kind, shift: float) -> None:
+    values = torch.randn(300, 96, generator=torch.Generator().manual_seed(4)) + shift
+    packed = quantize(values, kind)
+    assert packed.shape == (300, row_bytes(kind, 96))
+    assert packed.dtype == torch.uint8
+    ours = gguf.dequantize(packed.numpy(), kind)
+    theirs = gguf.dequantize(gguf.quantize(values.numpy(), kind), kind)
+    error = relative_error(torch.from_numpy(ours), values)
+    assert error <= relative_error(torch.from_numpy(theirs), values)
+    assert error < (0.006 if kind == Kind.Q8_0 else 0.09)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e-7, -1e-9, 3e4])
+def test_a_block_of_one_number(kind: Kind, value: float) -> None:
+    ours = gguf.dequantize(quantize(torch.full((1, 32), value), kind).numpy(), kind)
+    np.testing.assert_allclose(ours, value, rtol=2e-3, atol=5e-6)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_extreme_numbers_stay_finite_and_others_leave_them_be(kind: Kind) -> None:
+    values = torch.randn(4, 64, generator=torch.Generator().manual_seed(5))
+    values[1, 3], values[2, 40], values[2, 41] = 1e30, -1e30, 1e30
+    packed = quantize(values, kind).numpy()
+    assert np.isfinite(gguf.dequantize(packed, kind)).all()
+    np.testing.assert_array_equal(packed[[0, 3]], quantize(values[[0, 3]], kind).numpy())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    return write_checkpoint(folder, LLAMA, dtype=torch.bfloat16, max_shard_size="900KB")
+
+
+@pytest.mark.parametrize(("name", "most"), [("int8", 0.03), ("int4", 0.3)])
+def test_safetensors_become_blocks(name: str, most: float, folder: Path) -> None:
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    model, plain = load(folder, name), load(folder)
+    kinds = {Kind(weight.qtype) for layer in model.layers for weight in quantized_weights(layer)}
+    assert kinds == ({Kind.Q8_0} if name == "int8" else {Kind.Q8_0, Kind.Q4_1})
+    assert model.embed_tokens.weight.qtype == model.lm_head.weights[0].qtype == Kind.Q8_0
+    assert quantized_weights(plain) == []
+    assert 0 < relative_error(run(model, TOKENS), run(plain, TOKENS)) < most
+    # The parts of a packed layer lie where they belong, and the bias is the packed one.
+    whole = plain.layers[1].self_attn.qkv_proj
+    ours = model.layers[1].self_attn.qkv_proj
+    assert ours.weights[2].qtype == Kind.Q8_0  # the values
+    assert relative_error(torch.cat([numbers(w) for w in ours.weights]), whole.weight) < 0.09
+    assert torch.equal(ours.bias, whole.bias)
+
+
+def test_a_gguf_file_of_plain_numbers_can_be_quantised(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), Kind.F16)
+    model, plain = load(path, "int8"), load(path)
+    assert len(quantized_weights(model)) == 16
+    assert relative_error(run(model, TOKENS), run(plain, TOKENS)) < 0.03
+
+
+def test_quantising_reads_a_tensor_in_parts(folder: Path) -> None:
+    for tensor in read_safetensors(folder):
+        if len(tensor.shape) == 2:
+            assert tensor.parts is not None
+            whole = torch.empty(tensor.shape, dtype=torch.bfloat16)
+            tensor.copy_into(whole)
+            parts = list(tensor.parts())
+            assert max(part.numel() for _, part in parts) <= 1 << 15
+            assert [start for start, _ in parts] == np.cumsum([0, *(len(p) for _, p in parts)])[:-1].tolist()
+            assert torch.equal(torch.cat([part for _, part in parts]), whole)
+
+
+def test_a_file_that_ends_while_it_is_quantised(folder: Path, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, LLAMA) / "model.safetensors"
+    last = [tensor for tensor in read_safetensors(tmp_path) if len(tensor.shape) == 2][-1]
+    path.write_bytes(path.read_bytes()[:-5000])
+    with pytest.raises(ModelError, match="it ended too early"):
+        packed_rows(last, Kind.Q8_0)
+
+
+class CancelledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("way", ["auto", "int4"])
+def test_a_load_that_failed_leaves_nothing_and_can_be_tried_again(
+    way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), MIXED) if way == "auto" else folder
+    built: list[Any] = []
+    monkeypatch.setattr(
+        models.load, "build_model", lambda *given: built.append(build_model(*given)) or built[-1]
+    )
+
+    def fail(report: Progress) -> None:
+        assert report.total is not None
+        if report.done > report.total // 2:
+            raise CancelledError
+
+    with pytest.raises(CancelledError):
+        load_model(files_of(path), dtype=torch.float32, device=CPU, quantize=way, on_progress=fail)
+    (model,) = built
+    assert all(weight.data.is_meta for weight in quantized_weights(model))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    tensors = read_safetensors(folder) if way == "int4" else gguf_tensors(path)
+    fill_model(model, tensors, torch.float32, CPU, None, 256)
+    assert torch.equal(run(model, TOKENS), run(load(path, way), TOKENS))
+
+
+def gguf_tensors(path: Path) -> Any:
+    file = read_gguf(path)
+    return stored_tensors(file, config_of(file))
+
+
+def refusals(folder: Path, tmp_path: Path) -> Iterator[tuple[str, Path, str, torch.device]]:
+    packed = write_gguf(tmp_path / "packed.gguf", random_model(LLAMA), Kind.Q8_0)
+    odd = write_checkpoint(tmp_path / "odd", tiny_qwen3(intermediate_size=72))
+    yield "'int3'", folder, "int3", CPU
+    yield "--device cpu", folder, "int8", torch.device("cuda")
+    yield "quantised already (Q8_0)", packed, "int4", CPU
+    yield "no multiple of 32", odd, "int8", CPU
+
+
+def test_what_cannot_be_quantised_is_told(folder: Path, tmp_path: Path) -> None:
+    for words, path, way, device in refusals(folder, tmp_path):
+        with pytest.raises(ModelError) as caught:
+            load_model(files_of(path), dtype=torch.float32, device=device, quantize=way)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_with_rows_of_odd_length_is_dequantised() -> None:
+    tensors = [named("a", (4, 48), None), named("b", (4, 64), Kind.Q8_0)]
+    assert choose_kinds(tensors, "auto", CPU) == {}
+    assert choose_kinds(tensors[1:], "auto", CPU) == {"b": Kind.Q8_0}
+    assert choose_kinds(tensors[1:], "auto", torch.device("cuda")) == {}
+    assert choose_kinds(tensors[1:], "none", CPU) == {}
+
+
+def test_what_stays_in_eight_bits_among_four() -> None:
+    names = [
+        f"model.layers.{layer}.{part}.weight"
+        for layer in range(16)
+        for part in ("v_proj", "down_proj", "up_proj")
+    ]
+    tensors = [named(name, (4, 64), None) for name in [*names, "lm_head.weight", "model.embed_tokens.weight"]]
+    kinds = choose_kinds(tensors, "int4", CPU)
+    wide = {name for name, kind in kinds.items() if kind == Kind.Q8_0}
+    expected = {f"model.layers.{layer}.v_proj.weight" for layer in range(16)}
+    expected |= {f"model.layers.{layer}.down_proj.weight" for layer in (0, 1, 14, 15)}
+    assert wide == expected | {"lm_head.weight", "model.embed_tokens.weight"}
+    assert set(kinds.values()) == {Kind.Q8_0, Kind.Q4_1}
+    assert set(choose_kinds(tensors, "int8", CPU).values()) == {Kind.Q8_0}
+
+
+def named(name: str, shape: tuple[int, ...], kind: Kind | None) -> Any:
+    blocks = None if kind is None else Blocks(kind, lambda: torch.empty(0))
+    return StoredTensor(name, shape, 0, lambda _: None, None, None, blocks)
+
+
+def test_a_tied_head_has_the_type_of_the_embedding() -> None:
+    model = build_model(
+        ModelConfig.from_hf(QWEN3.to_dict() | {"architectures": ["Qwen3ForCausalLM"]}), F.linear
+    )
+    kinds = {name: Kind.Q4_1 for name, _, slot in model.slots() if len(slot.shape) == 2}
+    hold_quantized(model, kinds | {"model.embed_tokens.weight": Kind.Q6_K}, torch.float32)
+    (head,) = model.lm_head.weights  # type: ignore[attr-defined]
+    assert head.qtype == Kind.Q6_K
+    assert {Kind(w.qtype) for w in quantized_weights(model.layers)} == {Kind.Q4_1}
