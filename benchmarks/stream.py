@@ -143,11 +143,17 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
             self.tokenizer = tokenizer
             self.generation_defaults = {}
             self.context_length = self.max_positions = 40_960
+            self.vocab_size = tokenizer.vocab_size
             self.script: list[int] = []
             self.pace = Pace(step_s)
             self.thread_id = 0
 
-        def start(self, rows: Rows, params: Any, output: Any = None, earlier: Any = None) -> Sequence:
+        def new_pause(self) -> int:
+            return 1
+
+        def start(
+            self, rows: Rows, params: Any, output: Any = None, earlier: Any = None, origin: int = 0
+        ) -> Sequence:
             sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params))
             threading.Thread(target=self.generate, args=(sequence,), daemon=True).start()
             return sequence

@@ -107,8 +107,8 @@ def test_short_chunks_as_graphs_are_no_worse_either(folder: Path, exact: Any, co
                 sequence = Sequence(Rows.of(TEXT[: start + count]), Priority.PERSON, SamplingParams())
                 sequence.table = BlockTable(blocks)
                 assert engine._runner._short is not None
-                found.append(engine._runner.run([Chunk(sequence, start, count)]).clone())
-            return torch.cat(found)
+                found.append(engine._runner.run([Chunk(sequence, start, count)])[0].clone())
+            return torch.stack(found)
 
         ours = errors(engine.on_lane(lambda _: engine.with_rows([], len(TEXT), run)), reference)
     print(f"{folder.name}, chunks of {count}: median {ours.median():.3e} of {theirs.median():.3e}")

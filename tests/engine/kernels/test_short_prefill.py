@@ -60,10 +60,10 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
             sequence.table = table
             chunk = Chunk(sequence, start, count)
             assert padded.takes(chunk)
-            logits.append(padded.run(chunk).clone() if short else plain.run([chunk]))
+            logits.append(padded.run(chunk).clone() if short else plain.run([chunk])[0])
             start += count
         assert start == len(rows)
-        found.append((torch.cat(logits), cache.kv))
+        found.append((torch.stack(logits), cache.kv))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-4, equal_nan=True)
 
