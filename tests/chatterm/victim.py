@@ -34,7 +34,7 @@ SAMPLING = {
 
 def backend_of(folder: Path, sampling: dict[str, Any]) -> LocalBackend:
     torch.set_num_threads(1)
-    return LocalBackend(str(folder), ChatOptions("cpu", "float32", 512, sampling=sampling))
+    return LocalBackend(str(folder), ChatOptions("cpu", "float32", context=512, sampling=sampling))
 
 
 def tell(*words: object) -> None:
