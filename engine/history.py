@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine, Follow
 
 ThinkCache = Literal["exact", "mask"]
+_ATTEMPTS = 3
 
 
 class History:
@@ -56,10 +57,16 @@ class History:
         masked = self._masked(turns, segments)
         if self._engine.cached_rows(masked) >= masked.masked_until:
             return True
-        rows: Rows | None = Rows()
-        for turn, segment in zip(turns, segments, strict=False):
-            rows = self._hide(rows, turn, segment, follow, priority, origin) if rows is not None else None
-        return rows is not None
+        for _ in range(_ATTEMPTS):
+            with suppress(
+                MaskedRowsEvictedError
+            ):  # by the idle work of another conversation, between two turns
+                rows: Rows | None = Rows()
+                for turn, segment in zip(turns, segments, strict=False):
+                    if rows is not None:
+                        rows = self._hide(rows, turn, segment, follow, priority, origin)
+                return rows is not None
+        return False
 
     def hide_last(self, turns: Items[Turn]) -> None:
         """Hide the think span of the latest turn, unless turns before it would have to be computed for that.
@@ -70,7 +77,8 @@ class History:
         segments = self._segments(turns)
         rows = self._masked(before, segments)
         if self._engine.cached_rows(rows) >= rows.masked_until:
-            self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
+            with suppress(MaskedRowsEvictedError):
+                self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
 
     def _segments(self, turns: Items[Turn]) -> list[list[int]]:
         return self._format.segments(self.system, [turn.user for turn in turns], generate=False)
@@ -110,7 +118,10 @@ class History:
         origin: int = 0,
         keep_rows: bool = False,
     ) -> Rows | None:
-        """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
+        """The rows up to and with `turn`, its think span hidden and present if it has one. None where there is no room.
+
+        Raises MaskedRowsEvictedError when rows of earlier turns are gone.
+        """
         rows, start, end = spoken(before, turn, segment)
         if start == end:
             return rows
@@ -119,7 +130,7 @@ class History:
             return None
         try:
             return engine.hide(rows, start, end, follow, priority, origin, keep_rows)
-        except (OutOfBlocksError, MaskedRowsEvictedError):
+        except OutOfBlocksError:
             return None
 
 
