@@ -206,9 +206,9 @@ def test_without_the_library_quantised_files_are_packed_for_torch(
             assert figures.decode == "plain modules"
             (note,) = figures.notes
             assert "there is no compiler" in note
-            assert (figures.weight_bytes < 110e6, calls == 0) == (capability == "AVX512", True)
+            assert (figures.weight_bytes < 110e6) == (capability == "AVX512")
             question = engine.tokenizer.encode("The capital of France is")
-            answers.append(answer(engine, question, replace(GREEDY, max_tokens=6)))
+            answers.append(answer(engine, question, replace(GREEDY, max_tokens=3)))
             assert ("packed" in note) == (calls > 0) == (capability == "AVX512")
         finally:
             engine.close()
