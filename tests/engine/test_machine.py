@@ -81,23 +81,6 @@ def test_a_cpu_decodes_with_native_kernels_where_there_are_some(monkeypatch: pyt
     assert [part.reason is None for part in programs[1:]] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("packed", "how"), [(True, "by its packed operators"), (False, "with expanded weights")]
-)
-def test_what_decodes_without_native_kernels_is_said(packed: bool, how: str) -> None:
-    (line,) = advice(
-        None,
-        None,
-        (),
-        flash_attn=False,
-        triton=False,
-        no_native="there is no compiler",
-        packed_operators=packed,
-    )
-    assert line.startswith("There is no compiler; torch decodes more slowly")
-    assert how in line
-
-
 def test_native_kernels_are_named_with_variant_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     if native.problem() is not None:
         pytest.skip("they are not built")
@@ -143,8 +126,20 @@ def test_advice_is_what_to_install() -> None:
         "This torch was built without CUDA. To use the GPU: pip install it",
     )
     assert advice(CudaProblem("no GPU"), None, (), flash_attn=False, triton=False) == ()
-    (line,) = advice(CudaProblem("no GPU"), None, (), flash_attn=False, triton=False, no_native="no compiler")
-    assert line == "No compiler; torch decodes more slowly."
+    for packed, how in (
+        (True, "quantised weights by its packed operators"),
+        (False, "with expanded weights"),
+    ):
+        (line,) = advice(
+            CudaProblem("no GPU"),
+            None,
+            (),
+            flash_attn=False,
+            triton=False,
+            no_native="no compiler",
+            packed_operators=packed,
+        )
+        assert line == f"No compiler; torch decodes more slowly, {how}."
     assert advice(None, gpu("sm_90"), (), flash_attn=True, triton=True, no_native="no compiler") == ()
     assert advice(None, gpu("sm_90"), (), flash_attn=True, triton=True) == ()
     lines = advice(None, gpu("sm_120"), (), flash_attn=False, triton=False)
