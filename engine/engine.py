@@ -26,6 +26,7 @@ from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError
 from engine.sequence import Priority, Sequence
 from engine.stepper import Stepper, explain
+from models import packed
 from models.decoder import DecoderModel
 from models.load import load_model
 from models.progress import OnProgress, Progress
@@ -136,8 +137,15 @@ class Engine:
             before = available_memory(picked)
             load = partial(load_model, files, dtype=picked_dtype, device=picked, on_progress=on_progress)
             network = load(quantize=quantize)
-            if quantize == "auto" and quantized_weights(network) and supports(network) is not None:
-                network = load(quantize="none")  # torch has no kernels of its own that read the blocks
+            notes, packed_bytes = choice.notes, 0
+            if quantized_weights(network) and (reason := supports(network)) is not None:
+                no_packed = packed.problem(picked_dtype)
+                if no_packed is None and (quantize != "auto" or packed.faster_than_expanded()):
+                    packed_bytes = packed.use_packed(network).nbytes
+                    notes += (f"torch's packed operators decode, which is slower ({reason}).",)
+                elif quantize == "auto":
+                    network = load(quantize="none")
+                    notes += (f"Quantised weights are expanded, decoding is slower ({reason}).",)
             return cls(
                 loop,
                 network,
@@ -150,9 +158,9 @@ class Engine:
                 graphs=graphs,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - weight_bytes(network), 0) if picked.type == "cpu" else None,
+                free=max(before - weight_bytes(network) - packed_bytes, 0) if picked.type == "cpu" else None,
                 spill_gb=spill_gb,
-                notes=choice.notes,
+                notes=notes,
             )
 
         try:

@@ -17,6 +17,7 @@ from engine.native import NativeError
 from engine.rows import Rows
 from engine.runner import Runner
 from engine.scheduler import Chunk
+from models import packed
 from models.decoder import DecoderModel
 from models.load import load_model
 from models.quantized import QuantizedLinear
@@ -177,15 +178,56 @@ def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
         assert len(answer(engine, prompt(5))) == 12
 
 
-def test_without_the_library_quantised_files_are_expanded(
-    smollm2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def hide_the_library(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
     for module in ("engine", "runner"):
         monkeypatch.setattr(f"engine.{module}.supports", lambda model: "there is no compiler")
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+
+
+def test_without_the_library_quantised_files_are_packed_for_torch(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if packed.problem(torch.bfloat16) is not None:
+        pytest.skip("torch has no packed operators here")
+    answers, calls = [], 0
+    multiply = packed.PackedProduct.__call__
+
+    def counted(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return multiply(*args)
+
+    monkeypatch.setattr(packed.PackedProduct, "__call__", counted)
+    for capability in ("AVX512", "AVX2"):
+        hide_the_library(monkeypatch, capability)
+        engine = Engine.load(str(smollm2), device="cpu", context=128)
+        try:
+            figures = engine.figures()
+            assert figures.decode == "plain modules"
+            (note,) = figures.notes
+            assert "there is no compiler" in note
+            assert (figures.weight_bytes < 110e6) == (capability == "AVX512")
+            question = engine.tokenizer.encode("The capital of France is")
+            answers.append(answer(engine, question, replace(GREEDY, max_tokens=3)))
+            assert ("packed" in note) == (calls > 0) == (capability == "AVX512")
+        finally:
+            engine.close()
+        calls = 0
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2"])
+def test_without_the_library_and_fast_operators_quantised_files_are_expanded(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
+    hide_the_library(monkeypatch, capability)
     engine = Engine.load(str(smollm2), device="cpu", context=64)
     try:
         assert engine.figures().weight_bytes > 250e6
         assert engine.figures().decode == "plain modules"
+        assert engine.figures().notes == (
+            "Quantised weights are expanded, decoding is slower (there is no compiler).",
+        )
     finally:
         engine.close()
 
