@@ -5,12 +5,14 @@
 
 Everybody is asked the same prompts in token ids and hears the same stream: 400 tokens of thinking and 150 of answer
 (see `scripted_chat.py`). They are asked in turn, message by message, so that all see the same moments of a noisy
-machine; medians over our chats are quoted. Ours goes through `engine.chat` as the screen does it: `settle` when an
-answer ends, `prepare` with the growing draft while a person types for two seconds, then `send`. That person reads
-for two seconds, types six characters a second and hits Enter as the next key; longer messages stood there (pasted)
-when the typing began. The peers have nothing that they could do in that time: they get the prompt at Enter. They
-take minutes and compute the same tokens in every chat, so they play in the first one only, and transformers that
-computes every prompt anew is timed at turns 1, 2 and every fifth.
+machine; medians over our chats are quoted, but of the tokens that we compute after Enter the goals count the most
+that any turn of any chat took: all rows of all steps, idle ones too, that ended between Enter and the first token.
+A first token that was drawn before Enter leaves none. Ours goes through `engine.chat` as the screen does it:
+`settle` when an answer ends, `prepare` with the growing draft while a person types for two seconds, then `send`.
+That person reads for two seconds, types six characters a second and hits Enter as the next key; longer messages
+stood there (pasted) when the typing began. The peers have nothing that they could do in that time: they get the
+prompt at Enter. They take minutes and compute the same tokens in every chat, so they play in the first one only,
+and transformers that computes every prompt anew is timed at turns 1, 2 and every fifth.
 """
 
 import argparse
@@ -34,8 +36,6 @@ THINK, ANSWER = 400, 150
 READING_S, TYPING_S, RATE = 2.0, 2.0, 6.0
 """Seconds from the end of an answer to the first key, from there to Enter, and characters a second: fast at both."""
 CONTEXT = 8192
-UNSEEN_S = 0.002
-"""Times below this count as equal: a screen takes 30 looks a second, and two threads wake up in between."""
 GOAL_FLAT, GOAL_TOKENS, GOAL_FEWER = 1.1, 16, 10.0
 
 
@@ -77,7 +77,10 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
         chat.settle()
         assert chat.last is not None
         same = chat.last.token_ids == stream and chat.history.token_ids[: len(prompt)] == prompt
-        return {"computed": chat.last.stats.prefilled_tokens, "ttft_s": ttft_s, "same": same}
+        assert chat._asked is not None
+        computed = stepper.rows_between(began, chat._asked.first_token)
+        stepper.steps.clear()
+        return {"computed": computed, "ttft_s": ttft_s, "same": same}
 
     serve(pipe, {"open": open_chat, "ask": ask})
     engine.close()
@@ -127,24 +130,30 @@ def _plain(asked: Any) -> dict[str, Any]:
 
 
 def verdicts(
-    computed: dict[str, list[int]], ttft: dict[str, list[float | None]]
+    computed: dict[str, list[list[int]]], ttft: dict[str, list[float | None]]
 ) -> list[tuple[str, str, bool]]:
-    """The goals: what was asked, what was reached, whether it was met. Goals that need more turns are left out."""
+    """The goals: what was asked, what was found, whether it was reached. Goals that need more turns are left out.
+
+    `computed` is by side, chat and turn; `ttft` by side and turn.
+    """
     mine, found = computed[OURS], []
     times = [seconds for seconds in ttft[OURS] if seconds is not None]
     if len(times) >= 2:
         ratio = times[-1] / times[1]
         name = f"TTFT at turn {len(times)} at most {GOAL_FLAT} times turn 2"
-        reached = f"{ratio:.2f} times ({times[1] * 1e3:.2f} ms, {times[-1] * 1e3:.2f} ms)"
-        found.append((name, reached, ratio <= GOAL_FLAT or times[-1] <= UNSEEN_S))
-    name = f"tokens computed after Enter at most {GOAL_TOKENS}"
-    found.append((name, f"{max(mine)} at most", max(mine) <= GOAL_TOKENS))
-    sums = {peer: sum(tokens) for peer, tokens in computed.items() if peer != OURS}
+        told = f"{ratio:.2f} times ({times[1] * 1e3:.2f} ms, {times[-1] * 1e3:.2f} ms)"
+        found.append((name, told, ratio <= GOAL_FLAT))
+    most = max(max(tokens) for tokens in mine)
+    chat, turn = next((c, tokens.index(most)) for c, tokens in enumerate(mine) if most in tokens)
+    name = f"tokens computed after Enter at most {GOAL_TOKENS} in every turn"
+    found.append((name, f"{most} at most, in turn {turn + 1} of chat {chat + 1}", most <= GOAL_TOKENS))
+    sums = {peer: min(map(sum, chats)) for peer, chats in computed.items() if peer != OURS}
     if sums:
-        best = min(sums, key=lambda peer: sums[peer])
-        ratio = sums[best] / max(sum(mine), 1)
+        best, ours = min(sums, key=lambda peer: sums[peer]), max(map(sum, mine))
         name = f"at least {GOAL_FEWER:.0f} times fewer than the best peer over the chat"
-        found.append((name, f"{ratio:.1f} times fewer than {best}", ratio >= GOAL_FEWER))
+        times_fewer = f", {sums[best] / ours:.1f} times fewer" if ours else ""
+        told = f"{ours:,} where {best} computes {sums[best]:,}{times_fewer}"
+        found.append((name, told, sums[best] >= GOAL_FEWER * ours))
     return found
 
 
@@ -219,9 +228,8 @@ class Bench:
             notes[OURS].append(mine)
             for name, peer in peers.items():
                 number = len(notes[name]) + 1
-                if (
-                    name == RECOMPUTE and number > 2 and number % 5
-                ):  # its tokens are known, and it takes minutes
+                # Its tokens are known, and it takes minutes.
+                if name == RECOMPUTE and number > 2 and number % 5:
                     notes[name].append({"computed": len(turn.prompt), "ttft_s": None})
                     continue
                 notes[name].append(peer("ask", turn.prompt))
@@ -235,13 +243,10 @@ class Bench:
             for name, figures in notes.items():
                 self.runs.setdefault(name, []).append(figures)
 
-    def computed(self) -> dict[str, list[int]]:
-        """Tokens after Enter of each side: one number a turn, the median over the chats."""
+    def computed(self) -> dict[str, list[list[int]]]:
+        """Tokens after Enter of each side: one number a turn, for each of its chats."""
         return {
-            name: [
-                round(statistics.median(chat[turn]["computed"] for chat in chats))
-                for turn in range(self.turns)
-            ]
+            name: [[figures["computed"] for figures in chat] for chat in chats]
             for name, chats in self.runs.items()
         }
 
@@ -315,13 +320,17 @@ def main() -> None:
         record.add(bench.runs, "runs")
     computed, ttft = bench.computed(), bench.ttft()
     bench.close()
-    record.add({"tokens_after_enter": computed, "ttft_s": ttft}, "medians")
-    say(table(computed, ttft))
-    for goal, reached, met in verdicts(computed, ttft):
-        say(f"{'met' if met else 'MISSED':<8}{goal}: {reached}")
-        record.add({"reached": reached, "met": met}, "goals", goal)
+    usual = {
+        name: [round(statistics.median(turn)) for turn in zip(*chats, strict=True)]
+        for name, chats in computed.items()
+    }
+    record.add({"tokens_after_enter": usual, "ttft_s": ttft}, "medians")
+    say(table(usual, ttft))
+    for goal, told, reached in verdicts(computed, ttft):
+        say(f"{'reached' if reached else 'NOT REACHED':<13}{goal}: {told}")
+        record.add({"found": told, "reached": reached}, "goals", goal)
     if arguments.svg:
-        arguments.svg.write_text(picture(computed, ttft, head))
+        arguments.svg.write_text(picture(usual, ttft, head))
     say(f"{time.monotonic() - began:.0f} s in all")
 
 

@@ -6,13 +6,15 @@ chat template leaves think spans out of the history as Qwen3's does, and two of 
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
 from benchmarks.rivers import prose
 from engine import Engine
+from engine.scheduler import Step
 from engine.sequence import Sequence as Request
 from engine.stepper import Stepper
 from models.gguf import read_gguf
@@ -95,6 +97,17 @@ class ScriptedStepper(Stepper):
     stride: int = 64
     answer: Sequence[int] = ()
     """The answer to the message that is being written."""
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    """When each step had been computed, in seconds of `perf_counter`, and how many rows it had."""
+
+    def _logits(self, step: Step) -> list[torch.Tensor]:
+        logits = Stepper._logits(self, step)
+        self.steps.append((perf_counter(), sum(chunk.count for chunk in step.chunks)))
+        return logits
+
+    def rows_between(self, begin: float, end: float) -> int:
+        """Rows of the steps that ended after `begin`, and not after `end`."""
+        return sum(rows for at, rows in self.steps if begin < at <= end)
 
     def _sample(self, sequence: Request, logits: torch.Tensor) -> int:
         Stepper._sample(self, sequence, logits)
@@ -109,7 +122,7 @@ def follow_script(engine: Engine, stride: int = 64) -> ScriptedStepper:
     """From now on the engine writes what the stepper's `answer` says."""
     before = engine._stepper
     engine._stepper = stepper = ScriptedStepper(
-        **{field.name: getattr(before, field.name) for field in fields(Stepper)}, stride=stride
+        **{item.name: getattr(before, item.name) for item in fields(Stepper)}, stride=stride
     )
     return stepper
 

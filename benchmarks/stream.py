@@ -1,7 +1,7 @@
 """What reaches a person of the speed of the decode loop: the bare loop, `engine.stream()` and the chat screen.
 
     python benchmarks/stream.py --fake-step-us 450                 no GPU: a loop paced as if by one
-    python benchmarks/stream.py --model Qwen/Qwen3-0.6B            a real engine, on whatever device there is
+    python benchmarks/stream.py --model Qwen/Qwen3-0.6B            a real engine, on a GPU
 
 All three share one process and run in turn, several times; medians and their ratios are printed. The chat screen
 is the real one at 120 x 40, driven without a terminal: everything is drawn and encoded, and then thrown away. Its
@@ -449,8 +449,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.model is None and not arguments.fake_step_us:
         parser.error("say --model NAME, or --fake-step-us 450")
+    from engine.errors import EngineError
+
     engine, bare, before = load(arguments)
-    found = measure(engine, arguments.tokens, arguments.repeats, bare, before)
+    try:
+        found = measure(engine, arguments.tokens, arguments.repeats, bare, before)
+    except EngineError as error:
+        raise SystemExit(str(error)) from None
     engine.close()
     summary = found.summary()
     about = f"{engine.model_name} on {engine.device}" if not arguments.fake_step_us else "paced loop"

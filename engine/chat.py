@@ -318,7 +318,7 @@ class Chat:
         events = output.replay(drawn.generated)
         self._asked = drawn
         params = replace(params, seed=drawn.seed)
-        sequence = self._engine.start(drawn.rows, params, output, drawn.generated, -drawn.origin)
+        sequence = self._engine.go_on(drawn, params, output)
         waited = perf_counter() - began
         present = drawn.prompt_tokens - left
         stats = replace(

@@ -305,9 +305,18 @@ class Engine:
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
-        sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params), origin=origin)
-        sequence.generated = list(earlier or ())
-        sequence.earlier = len(sequence.generated)
+        return self._answer(rows, params, output or self.output(params), earlier or [], origin)
+
+    def go_on(self, drawn: Sequence, params: SamplingParams, output: Output) -> Sequence:
+        """The answer that begins with what idle work has drawn. Its rows are computed: nothing of them is looked at."""
+        return self._answer(drawn.rows, params, output, drawn.generated, -drawn.origin)
+
+    def _answer(
+        self, rows: Rows, params: SamplingParams, output: Output, earlier: list[int], origin: int
+    ) -> Sequence:
+        sequence = Sequence(rows, Priority.PERSON, params, output, origin=origin)
+        sequence.generated = list(earlier)
+        sequence.earlier = len(earlier)
         self.submit(sequence)
         return sequence
 

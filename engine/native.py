@@ -142,6 +142,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_best_variant": (_Int, ()),
     "ct_pool_create": (_Pointer, (_Int,)),
     "ct_pool_threads": (_Int, (_Pointer,)),
+    "ct_pool_alone": (None, (_Pointer, _Int)),
     "ct_pool_destroy": (None, (_Pointer,)),
     "ct_decoder_create": (
         _Pointer,
@@ -249,6 +250,7 @@ class Pool:
         self.library = using or library()
         functions = self.library.functions
         self.threads = threads or default_threads()
+        self.alone = False
         self._handle = functions.ct_pool_create(self.threads)
         if not self._handle:
             raise NativeError(f"{self.threads} threads cannot be started")
@@ -264,6 +266,12 @@ class Pool:
             raise NativeError("the threads of the native kernels did not come along into the forked process")
         with self._lock:
             yield self._handle
+
+    def set_alone(self, alone: bool) -> None:
+        """Whether callers compute by themselves from now on; the results are the same to the bit."""
+        with self.held() as handle:
+            self.library.functions.ct_pool_alone(handle, alone)
+        self.alone = alone
 
 
 def _destroy_pool(functions: Any, handle: int, process: int) -> None:

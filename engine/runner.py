@@ -46,6 +46,7 @@ class Runner:
         self._device = device
         self._short: ShortPrefill | None = None
         self._native: NativeDecoder | None = None
+        self._pool: Pool | None = None
 
     @property
     def name(self) -> str:
@@ -58,7 +59,8 @@ class Runner:
         Raises NativeError when they cannot be had after all.
         """
         if supports(model) is None:
-            self._native = NativeDecoder(model, cache, Pool(threads))
+            self._pool = Pool(threads)
+            self._native = NativeDecoder(model, cache, self._pool)
 
     @torch.inference_mode()
     def fuse(self, model: DecoderModel) -> None:
@@ -96,6 +98,11 @@ class Runner:
     def uses_torch(self, chunks: list[Chunk]) -> bool:
         """Whether the plain modules have something to compute for `chunks`."""
         return self._native is None or (not self.all_native and any(chunk.count > 1 for chunk in chunks))
+
+    def set_alone(self, alone: bool) -> None:
+        """Whether the native kernels keep to one core from now on."""
+        if self._pool is not None and self._pool.alone is not alone:
+            self._pool.set_alone(alone)
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> list[Tensor]:

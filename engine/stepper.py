@@ -1,13 +1,13 @@
 """One turn of the loop: run the chunks that the scheduler chose, or one token of the lane, and say what came of it."""
 
 import math
-import os
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
 
 from engine.blocks import BlockManager, OutOfBlocksError
+from engine.busy import Others
 from engine.decode import Lane
 from engine.errors import EngineError
 from engine.events import FinishReason
@@ -36,6 +36,11 @@ class Stepper:
     threads: int
     """Of torch on a CPU, for a person's request."""
     pace: IdlePace = field(default_factory=IdlePace)
+    pace_alone: IdlePace = field(default_factory=IdlePace)
+    """Of idle work that keeps to one core."""
+    others: Others = field(default_factory=Others)
+    alone: bool = False
+    """Whether idle work keeps to one core now."""
 
     def step(self) -> None:
         """Run what the scheduler chose, or one token of the sequence in the lane."""
@@ -46,6 +51,8 @@ class Stepper:
         step, copied, failed = Step(), False, False
         try:
             self._judge_host()
+            self.alone = self.device.type == "cpu" and self.others.are_busy()
+            self.scheduler.idle_chunk = self._idle_pace.rows
             step = self.scheduler.next_step()
             self._report_finished()
             self.cache.copy_blocks(step.copies)
@@ -132,8 +139,12 @@ class Stepper:
             # Otherwise chunk after chunk is queued, and a person waits for all of them.
             torch.cuda.synchronize(self.device)
         count = sum(chunk.count for chunk in step.chunks)
-        self.pace.saw(count, perf_counter() - began, self.scheduler.max_chunk, idle)
-        self.scheduler.idle_chunk = self.pace.rows
+        pace = self._idle_pace if idle else self.pace
+        pace.saw(count, perf_counter() - began, self.scheduler.max_chunk, idle)
+
+    @property
+    def _idle_pace(self) -> IdlePace:
+        return self.pace_alone if self.alone else self.pace
 
     def _logits(self, step: Step) -> list[torch.Tensor]:
         host = self.cache.host
@@ -151,13 +162,15 @@ class Stepper:
             host.close()
 
     def _share_cores(self, chunks: list[Chunk], idle: bool) -> None:
-        """Torch gets the cores of a CPU for prompts only, and idle work one where there is more to do than cores.
+        """Torch gets the cores of a CPU for prompts only, and idle work one while other programs are busy.
 
         Beside the native kernels it only samples: its threads would go on spinning in the way of the next step.
         """
         if self.device.type != "cpu":
             return
-        wanted = self.threads if self.runner.uses_torch(chunks) and not (idle and _is_busy()) else 1
+        alone = idle and self.alone
+        self.runner.set_alone(alone)
+        wanted = self.threads if self.runner.uses_torch(chunks) and not alone else 1
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
 
@@ -241,9 +254,3 @@ def explain(error: Exception) -> EngineError:
         return error
     text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
     return EngineError(f"The computation failed ({text[:200]}); the chat goes on. Try again.")
-
-
-def _is_busy() -> bool:
-    """Whether more programs wanted to run in the last minute than there are cores."""
-    cores = os.cpu_count()
-    return hasattr(os, "getloadavg") and cores is not None and os.getloadavg()[0] > cores

@@ -3,6 +3,7 @@
 import sys
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 from xml.etree import ElementTree
 
 import pytest
@@ -43,6 +44,7 @@ def test_the_engine_follows_the_script_and_is_asked_its_prompts(smollm2: Path) -
         for turn, ahead in zip(turns, (params, None), strict=True):
             stepper.answer = turn.stream
             chat.prepare(turn.user, wait=True, params=ahead)
+            began = perf_counter()
             list(chat.send(turn.user, params))
             assert chat.last is not None
             assert chat.last.token_ids == turn.stream
@@ -50,6 +52,9 @@ def test_the_engine_follows_the_script_and_is_asked_its_prompts(smollm2: Path) -
             assert chat.last.stats.prompt_tokens == len(turn.prompt)
             assert (chat.last.stats.prefilled_tokens == 0) is (ahead is not None)
             assert chat.last.stats.prefilled_tokens <= 16
+            assert chat._asked is not None
+            computed = stepper.rows_between(began, chat._asked.first_token)
+            assert computed == chat.last.stats.prefilled_tokens
     finally:
         engine.close()
 
@@ -105,13 +110,17 @@ def test_a_missing_llama_cpp_is_one_line(tmp_path: Path) -> None:
 
 
 def test_verdicts() -> None:
-    computed = {OURS: [7, 8, 9], KEPT: [30, 200, 200], LLAMA: [30, 200, 190]}
+    computed = {OURS: [[7, 8, 9], [7, 8, 16]], KEPT: [[30, 200, 200]], LLAMA: [[30, 200, 190]]}
     found = verdicts(computed, {OURS: [0.5, 0.02, 0.03]})
-    assert [met for _, _, met in found] == [False, True, True]
-    assert "17.5 times fewer than llama.cpp" in found[2][1]
-    assert "1.50 times" in found[0][1]
-    found = verdicts({OURS: [0, 17], LLAMA: [0, 40]}, {OURS: [0.5, 0.02]})
-    assert [met for _, _, met in found] == [True, False, False]
+    assert [reached for _, _, reached in found] == [False, True, True]
+    assert found[0][1].startswith("1.50 times")
+    assert found[1][1] == "16 at most, in turn 3 of chat 2"
+    assert found[2][1] == "31 where llama.cpp computes 420, 13.5 times fewer"
+    found = verdicts({OURS: [[0, 0], [0, 17]], LLAMA: [[0, 169]]}, {OURS: [0.5, 0.001, 0.0012]})
+    assert [reached for _, _, reached in found] == [False, False, False], "the worst of all counts"
+    found = verdicts({OURS: [[0, 0]], LLAMA: [[3, 40]]}, {OURS: [0.5, 0.02]})
+    assert [reached for _, _, reached in found] == [True, True, True]
+    assert found[2][1] == "0 where llama.cpp computes 43"
     assert "40 tok" in table({OURS: [40]}, {OURS: [None]})
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from engine import Engine, EngineError, SamplingParams, native
 from engine import engine as engine_module
+from engine.busy import Others
 from engine.loop import Loop
 from engine.native import NativeError
 from engine.rows import Rows
 from engine.runner import Runner
 from engine.scheduler import Chunk
+from engine.sequence import Priority, Sequence
 from models import packed
 from models.decoder import DecoderModel
 from models.load import load_model
@@ -162,6 +164,34 @@ def test_torch_gets_its_threads_for_what_it_computes_only(engine: Engine, quanti
     assert engine._loop.call(torch.get_num_threads) == 1
     engine.warm(prompt(9, seed=1))
     assert engine._loop.call(torch.get_num_threads) == (2 if quantize == "none" else 1)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_beside_busy_programs_idle_work_keeps_to_one_core(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    monkeypatch.setattr(Others, "are_busy", lambda self: busy)
+    alone: list[tuple[bool, int]] = []
+    run = Runner.run
+
+    def record(self: Runner, chunks: list[Chunk]) -> list[Tensor]:
+        assert self._pool is not None
+        alone.append((self._pool.alone, torch.get_num_threads()))
+        return run(self, chunks)
+
+    monkeypatch.setattr(Runner, "run", record)
+    idle = [Sequence(Rows.of(prompt(20, seed)), Priority.IDLE) for seed in (1, 2)]
+    engine.submit(idle[0])
+    engine.wait(idle[0])
+    warmed = len(alone)
+    answer(engine, prompt(16), replace(GREEDY, max_tokens=2))
+    engine.submit(idle[1])
+    engine.wait(idle[1])
+    torch_threads = 1 if engine._runner.all_native else 2
+    of_idle_work = alone[:warmed] + alone[warmed + 2 :]
+    assert {one_core for one_core, _ in of_idle_work} == {busy}
+    assert not busy or {threads for _, threads in of_idle_work} == {1}
+    assert alone[warmed : warmed + 2] == [(False, torch_threads), (False, 1)]
 
 
 def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from engine import SamplingParams
+from engine.busy import Others
+from engine.idle_pace import IdlePace
 from engine.rows import Rows
 from engine.sequence import Priority, Sequence
 from tests.engine.test_chat import CONFIG, ask
@@ -92,3 +94,20 @@ def test_a_message_ends_the_settling_of_its_chat_and_uses_what_that_did(folder: 
         assert stats.cached_tokens == settled, "the chunk that ran was not in vain"
         assert sum(steps.rows) == settled + stats.prefilled_tokens + len(chat.last.token_ids) - 1
         assert engine.scripted.rows_computed - computed == sum(steps.rows[2:])
+
+
+def test_idle_work_that_keeps_to_one_core_has_a_pace_of_its_own(
+    engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepper = engine._stepper
+    engine._loop.call(engine._blocks.evict_all)
+    steps = Steps(engine, 0)
+    busy = [True, True, False, False, True]
+    monkeypatch.setattr(Others, "are_busy", lambda self: busy[min(len(steps.rows), 4)])
+    # What a chunk took does not matter here, only whose pace it was.
+    monkeypatch.setattr(IdlePace, "saw", lambda self, rows, *_: setattr(self, "rows", rows + 1))
+    stepper.pace.rows, stepper.pace_alone.rows = 40, 5
+    idle = Sequence(Rows.of(LONG), Priority.IDLE)
+    engine.submit(idle)
+    engine.wait(idle)
+    assert steps.rows[:7] == [5, 6, 40, 41, 7, 8, 9]

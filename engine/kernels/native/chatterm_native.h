@@ -117,6 +117,8 @@ int32_t ct_best_variant();
 // A pool of `threads` threads, the caller of a step being one of them. Null when they cannot be started.
 ct_pool* ct_pool_create(int32_t threads);
 int32_t ct_pool_threads(const ct_pool* pool);
+// Whether the caller computes by itself from now on; the results are the same to the bit. Between two calls.
+void ct_pool_alone(ct_pool* pool, int32_t alone);
 void ct_pool_destroy(ct_pool* pool);
 
 // What the pointers of `model` and `cache` point at must outlive the decoder; the structs themselves are copied.

@@ -341,7 +341,7 @@ const char* ct_decoder_run_chunk(ct_decoder* decoder, const ct_chunk* chunk, flo
   for (int32_t done = 0; done < chunk->count; done += MOST_ROWS) {
     const int32_t count = chunk->count - done < MOST_ROWS ? chunk->count - done : MOST_ROWS;
     // So many queries together that every thread finds some.
-    int32_t queries = count * decoder->model.kv_heads / (4 * decoder->pool.size());
+    int32_t queries = count * decoder->model.kv_heads / (4 * decoder->pool.working());
     queries = queries < LEAST_QUERIES ? LEAST_QUERIES : queries > MOST_QUERIES ? MOST_QUERIES : queries;
     Chunk part{*decoder, *decoder->workspace, chunk->table, chunk->tokens + done, chunk->positions + done,
                chunk->row + done, count, queries, done + count == chunk->count ? logits : nullptr, times};

@@ -21,7 +21,7 @@ inline void relax() {
 
 }  // namespace
 
-Pool::Pool(int32_t threads) : size_(threads) {
+Pool::Pool(int32_t threads) : size_(threads), working_(threads) {
   try {
     for (int32_t thread = 1; thread < threads; ++thread) threads_.emplace_back(&Pool::follow, this, thread);
   } catch (...) {
@@ -43,7 +43,7 @@ Pool::~Pool() {
 }
 
 void Pool::run(Work work, void* given) {
-  if (size_ == 1) {
+  if (working_ == 1) {
     work(given, 0);
     barrier();
     return;
@@ -78,7 +78,8 @@ void Pool::follow(int32_t thread) {
 
 void Pool::barrier() {
   const uint32_t part = part_.load(std::memory_order_relaxed);
-  if (arrived_.value.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+  const int32_t others = working_ - 1;  // read before arriving: after the last arrival it may change
+  if (arrived_.value.fetch_add(1, std::memory_order_acq_rel) == others) {
     arrived_.value.store(0, std::memory_order_relaxed);
     claimed_[part & 1].value.store(0, std::memory_order_relaxed);
     part_.store(part + 1, std::memory_order_release);

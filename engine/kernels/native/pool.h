@@ -21,6 +21,10 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int32_t size() const { return size_; }
+  // How many of them work on the jobs: all, or only the caller of `run`.
+  int32_t working() const { return working_; }
+  // Between two jobs: whether the caller does the next ones by itself. The others sleep then.
+  void set_alone(bool alone) { working_ = alone ? 1 : size_; }
   // Have every thread do `work` once, and return when all are done.
   void run(Work work, void* given);
   // Within `work`: wait until every thread is here. The last one makes `claimed_` of the next part but one zero.
@@ -36,6 +40,7 @@ class Pool {
   void follow(int32_t thread);
 
   const int32_t size_;
+  int32_t working_;
   Work work_ = nullptr;
   void* given_ = nullptr;
   alignas(64) std::atomic<uint32_t> job_{0};

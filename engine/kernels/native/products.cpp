@@ -116,7 +116,7 @@ int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out) {
 }
 
 uint64_t ct_read(ct_pool* pool, const uint8_t* data, int64_t bytes) {
-  Reading job{*kernels_of(ct_best_variant()), data, bytes, pool->pool.size(), {0}};
+  Reading job{*kernels_of(ct_best_variant()), data, bytes, pool->pool.working(), {0}};
   pool->pool.run(read_share, &job);
   return job.total;
 }

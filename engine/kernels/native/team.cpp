@@ -12,20 +12,20 @@ constexpr int32_t MOST_THREADS = 256;
 constexpr int32_t PIECES = 16;  // of a thread's part: few enough that taking one costs nothing
 
 int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
-  return pool.size() == 1 ? rows : rows / pool.size() * 3 / 4 / grain * grain;
+  return pool.working() == 1 ? rows : rows / pool.working() * 3 / 4 / grain * grain;
 }
 
 }  // namespace
 
 Deal::Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain)
     : pool_(pool), rows_(rows), own_(own_rows(pool, rows, grain)), first_(thread * own_), end_(first_ + own_) {
-  const int32_t share = rows / pool.size();
+  const int32_t share = rows / pool.working();
   piece_ = share / PIECES > grain ? share / PIECES / grain * grain : grain;
   if (own_ == 0) take();
 }
 
 void Deal::take() {
-  first_ = pool_.size() * own_ + pool_.claim() * piece_;
+  first_ = pool_.working() * own_ + pool_.claim() * piece_;
   end_ = first_ + piece_ < rows_ ? first_ + piece_ : rows_;
 }
 
@@ -58,5 +58,7 @@ ct_pool* ct_pool_create(int32_t threads) {
 }
 
 int32_t ct_pool_threads(const ct_pool* pool) { return pool->pool.size(); }
+
+void ct_pool_alone(ct_pool* pool, int32_t alone) { pool->pool.set_alone(alone != 0); }
 
 void ct_pool_destroy(ct_pool* pool) { delete pool; }

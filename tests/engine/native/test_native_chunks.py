@@ -1,5 +1,6 @@
 """Chunks of a prompt by the native kernels, against the plain modules and against the same prompt split otherwise."""
 
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -118,6 +119,47 @@ def test_any_number_of_threads_gives_the_same(
     expected, _ = run(model, prompt, pool, library.best, torch.bfloat16, [37])
     found, _ = run(model, prompt, Pool(threads, library), library.best, torch.bfloat16, [5, 37])
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_one_thread_of_several_gives_the_same(model: DecoderModel, library: Library) -> None:
+    prompt, expected = Prompt(model, 37), []
+    for alone in (False, True):
+        pool = Pool(3, library)
+        cache = cache_for(model, torch.float32)
+        decoder = NativeDecoder(model, cache, pool)
+        # The first chunk and every other one after it, by all threads and by one.
+        for start, end in pairwise(range(0, 37, 6)):
+            pool.set_alone(alone and start % 12 == 0)
+            chunk = slice(start, end)
+            logits = decoder.run_chunk(prompt.ids[chunk], start, prompt.positions[chunk], prompt.table)
+            assert logits is not None
+            expected.append(logits.clone())
+        pool.set_alone(alone)
+        expected.append(decoder.run(prompt.ids[36], 36, prompt.positions[36], prompt.table).clone())
+        expected.append(cache.kv[:, :, prompt.slots].clone())
+    half = len(expected) // 2
+    for ours, theirs in zip(expected[half:], expected[:half], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_alone_means_that_the_other_threads_do_nothing(model: DecoderModel, library: Library) -> None:
+    pool = Pool(2, library)
+    prompt, decoder = Prompt(model), NativeDecoder(model, cache_for(model, torch.float32), pool)
+
+    def share_of_others() -> float:
+        """CPU time of the other threads beside that of this one."""
+        prompt.run(decoder, [COUNT])
+        time.sleep(0.05)  # they spin for a moment before they sleep
+        everybody, own = time.process_time(), time.thread_time()
+        while (took := time.thread_time() - own) < 0.2:
+            prompt.run(decoder, [COUNT])
+        return (time.process_time() - everybody - took) / took
+
+    together = share_of_others()
+    pool.set_alone(True)
+    alone = share_of_others()
+    pool.set_alone(False)
+    assert alone < 0.1 < min(together, share_of_others())
 
 
 def test_a_decode_step_goes_on_where_a_chunk_ended(model: DecoderModel, pool: Pool, library: Library) -> None:

@@ -1,0 +1,71 @@
+"""Whether other programs keep the CPU busy; what the engine itself computes does not count."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+LOOK_S = 1.0
+"""Seconds between two looks, at least."""
+SHARE = 0.25
+"""Of all cores: what others take when they are busy. Beside our threads a program gets less than it wants."""
+_STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """CPU seconds up to a moment `at`, in seconds of `perf_counter`."""
+
+    at: float
+    everybody: float | None
+    """Of all programs since the machine started; None where the system does not tell."""
+    own: float
+    """Of this process."""
+
+
+def used() -> Used:
+    """As the system tells it now."""
+    times = os.times()
+    return Used(perf_counter(), _everybody(_STAT), times.user + times.system)
+
+
+def _everybody(stat: Path) -> float | None:
+    try:
+        with stat.open(encoding="ascii") as lines:
+            # user nice system idle iowait irq softirq steal; guests are in user and nice already
+            ticks = [int(number) for number in lines.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    if not any(ticks):
+        return None
+    return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class Others:
+    """The other programs of this machine. The system is asked once a second at most."""
+
+    cores: int = field(default_factory=lambda: os.cpu_count() or 1)
+    used: Callable[[], Used] = used
+    clock: Callable[[], float] = perf_counter
+    busy: bool = False
+    """As of the last look."""
+    _before: Used | None = None
+
+    def are_busy(self) -> bool:
+        """Whether they took more than a quarter of the cores between the last two looks.
+
+        Where the system does not tell, whether more programs than there are cores, ours included, wanted to run in
+        the last minute.
+        """
+        before = self._before
+        if before is not None and self.clock() - before.at < LOOK_S:
+            return self.busy
+        now = self._before = self.used()
+        if now.everybody is None:
+            self.busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > self.cores
+        elif before is not None and before.everybody is not None:
+            others = (now.everybody - before.everybody) - (now.own - before.own)
+            self.busy = others > SHARE * self.cores * (now.at - before.at)
+        return self.busy
