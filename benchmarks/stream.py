@@ -152,7 +152,13 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
             return 1
 
         def start(
-            self, rows: Rows, params: Any, output: Any = None, earlier: Any = None, origin: int = 0
+            self,
+            rows: Rows,
+            params: Any,
+            output: Any = None,
+            earlier: Any = None,
+            origin: int = 0,
+            follow: Any = None,
         ) -> Sequence:
             sequence = Sequence(rows, Priority.PERSON, params, output or self.output(params))
             threading.Thread(target=self.generate, args=(sequence,), daemon=True).start()

@@ -297,8 +297,8 @@ class Chat:
             rows.extend(earlier)
             params = gone_on(params, unfinished.answer)
         check_room(len(rows) + 1, self._engine.context_length, goes_on=unfinished is not None)
-        origin = -self._idle.pause
-        self._asked = self._engine.start(rows, params, output, turn.answer.token_ids, origin)
+        given, origin = turn.answer.token_ids, -self._idle.pause
+        self._asked = self._engine.start(rows, params, output, given, origin, self._follow)
         return self._asked, turn
 
     def _wanted(self, before: list[Turn], text: str, params: SamplingParams) -> object:

@@ -296,27 +296,36 @@ class Engine:
         output: Output | None = None,
         earlier: list[int] | None = None,
         origin: int = 0,
+        follow: Follow | None = None,
     ) -> Sequence:
         """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does.
 
         `earlier` are the last tokens of `rows` when they are an answer that goes on; `max_tokens` counts them too.
-        `origin` is that of the sequence.
+        `origin` is that of the sequence. `follow` gets the sequence before it may run: cancelled then, it says nothing.
         """
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
-        return self._answer(rows, params, output or self.output(params), earlier or [], origin)
+        return self._answer(rows, params, output or self.output(params), earlier or [], origin, follow)
 
     def go_on(self, drawn: Sequence, params: SamplingParams, output: Output) -> Sequence:
         """The answer that begins with what idle work has drawn. Its rows are computed: nothing of them is looked at."""
         return self._answer(drawn.rows, params, output, drawn.generated, -drawn.origin)
 
     def _answer(
-        self, rows: Rows, params: SamplingParams, output: Output, earlier: list[int], origin: int
+        self,
+        rows: Rows,
+        params: SamplingParams,
+        output: Output,
+        earlier: list[int],
+        origin: int,
+        follow: Follow | None = None,
     ) -> Sequence:
         sequence = Sequence(rows, Priority.PERSON, params, output, origin=origin)
         sequence.generated = list(earlier)
         sequence.earlier = len(earlier)
+        if follow is not None:
+            follow(sequence)
         self.submit(sequence)
         return sequence
 

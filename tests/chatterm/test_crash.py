@@ -177,6 +177,7 @@ def goes_on(
     if cut:
         assert shown == texts(events[:kept])
         assert [event.token_id for event in added] == ids[kept:]
+    store.flush()
     if cut and not over:
         again = Store.open(path)
         saved = again.load(latest.id)[1][exchange.id]

@@ -238,7 +238,7 @@ def test_stop_from_another_thread_ends_the_answer(engine: TinyEngine) -> None:
 def test_stopping_within_the_thinking_leaves_it_out_of_the_history(engine: TinyEngine) -> None:
     for think_cache in ("exact", "mask"):
         chat = engine.chat(think_cache=think_cache)
-        engine.scripted.script = say(engine, "endless thoughts", "never said")
+        engine.scripted.script = say(engine, "endless thoughts" * 12, "never said")  # the loop runs ahead
         events = chat.send("go", GREEDY)
         for _ in range(8):
             next(events)
