@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-IDLE_SECONDS = 0.05
-"""An idle chunk takes at most about this long: so long a person may wait for idle work to give way."""
+IDLE_SECONDS = 0.02
+"""An idle chunk takes at most about this long: so long a person may wait for idle work to give way, and half as long
+they do wait."""
 _FIRST = 8
 """Rows of the first chunk, when nothing has been measured yet."""
 _SLOW_STEP = 1.5

@@ -52,7 +52,7 @@ class Scheduler:
     max_chunk: int
     """Most prefill rows in one step."""
     idle_chunk: int
-    """The same for idle work; the engine adjusts it to what takes 50 ms."""
+    """The same for idle work; `IdlePace` adjusts it to what a person may wait for."""
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)

@@ -14,10 +14,11 @@ def settled(first_row: float, further: float, most: int = 2048) -> tuple[IdlePac
     return pace, took
 
 
-@pytest.mark.parametrize("first_row", [0.0005, 0.005, 0.02])
-@pytest.mark.parametrize("further", [0.00001, 0.001, 0.01, 0.03])
+@pytest.mark.parametrize("first_row", [0.01, 0.1, 0.4])
+@pytest.mark.parametrize("further", [0.0002, 0.02, 0.2, 0.6])
 def test_a_chunk_takes_no_longer_than_a_person_may_wait(first_row: float, further: float) -> None:
-    pace, took = settled(first_row, further)
+    """The costs are parts of what a chunk may take."""
+    pace, took = settled(first_row * IDLE_SECONDS, further * IDLE_SECONDS)
     assert all(seconds <= 1.3 * IDLE_SECONDS for seconds in took[3:]), took
     assert pace.rows == 2048 or took[-1] >= 0.3 * IDLE_SECONDS or pace.rows <= 2, (
         "nor much shorter than it may"
