@@ -318,7 +318,6 @@ class Chat:
         events = output.replay(drawn.generated)
         self._asked = drawn
         params = replace(params, seed=drawn.seed)
-        sequence = self._engine.go_on(drawn, params, output)
         waited = perf_counter() - began
         present = drawn.prompt_tokens - left
         stats = replace(
@@ -329,7 +328,8 @@ class Chat:
             ttft_s=waited,
             prefill_s=waited,
         )
-        return sequence, Turn(text, Answer(), self._format.opening(self._thinking)), events, stats
+        turn = Turn(text, Answer(), self._format.opening(self._thinking))
+        return self._engine.go_on(drawn, params, output), turn, events, stats
 
     def _run(
         self,

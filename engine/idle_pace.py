@@ -3,18 +3,20 @@
 from dataclasses import dataclass
 
 IDLE_SECONDS = 0.02
-"""An idle chunk takes at most about this long: so long a person may wait for idle work to give way, and half as long
-they do wait."""
+"""An idle chunk takes about this long: half of it is what a person waits on average for idle work to give way."""
+MOST_SECONDS = 0.05
+"""So long a chunk may take where fewer rows would hardly be quicker."""
 _FIRST = 8
 """Rows of the first chunk, when nothing has been measured yet."""
+_FEW = 16
+"""So many rows often take hardly longer than two: every step reads all weights, and the keys of all rows before."""
 _SLOW_STEP = 1.5
-"""Where even a single row takes nearly as long, a chunk takes at most so many times that: fewer rows would hardly be
-quicker, since every step reads all weights."""
+"""Where a single row takes long, a chunk takes at most so many times that."""
 
 
 @dataclass(slots=True)
 class IdlePace:
-    """A step takes one amount of time for its first row and another for every further one; both are measured."""
+    """Finds the rows that take IDLE_SECONDS. Steps grow in stairs, not in proportion: so it tries what is next."""
 
     rows: int = _FIRST
     """Rows of the next idle chunk."""
@@ -27,10 +29,11 @@ class IdlePace:
             self.step_s = seconds
         if not idle:
             return
-        limit = max(IDLE_SECONDS, _SLOW_STEP * self.step_s)
-        affordable = 2 * rows
-        if rows > 1:
-            each = max(seconds - self.step_s, 0.05 * seconds) / (rows - 1)
-            affordable = 1 + int((limit - self.step_s) / max(each, 1e-9))
-        # Grow slowly, shrink at once: a chunk must not overshoot because the one before was tiny.
-        self.rows = max(1, min(affordable, 2 * rows, most))
+        fitting = int(rows * IDLE_SECONDS / max(seconds, 1e-9))
+        if seconds <= IDLE_SECONDS:
+            # By a quarter at least, or it would stay on a low stair; twice at most, or it would overshoot.
+            fitting = min(max(fitting, rows + 1 + rows // 4), 2 * rows)
+        else:
+            limit = max(MOST_SECONDS, _SLOW_STEP * self.step_s)
+            fitting = min(max(fitting, _FEW), int(rows * limit / seconds))
+        self.rows = max(1, min(fitting, most))
