@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from time import perf_counter
 
-from engine.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError
+from engine.blocks import BlockManager, BlockTable, Copy, Key, OutOfBlocksError
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.found import found
@@ -133,20 +133,28 @@ class Scheduler:
         for sequence in [s for s in self.waiting if s.priority is level]:
             keys = sequence.rows.keys
             # The last row of a prompt is always computed: its logits are needed.
-            table, copies = self.blocks.open(
-                keys[:-1] if sequence.params is not None else keys, level is Priority.IDLE
-            )
+            table = self._open(keys[:-1] if sequence.params is not None else keys, level, step)
             sequence.table = table
             sequence.status = Status.RUNNING
             self.waiting.remove(sequence)
             self.running.append(sequence)
-            step.copies += copies
             if sequence.computed < sequence.rows.masked_until:
                 self.finish(sequence, None, MaskedRowsEvictedError("masked rows were evicted"))
                 continue
             if sequence.admitted == 0.0:
                 sequence.admitted = perf_counter()
                 sequence.found = found(self.blocks, table, keys, sequence.origin)
+
+    def _open(self, keys: list[Key], level: Priority, step: Step) -> BlockTable:
+        """Open what is there of `keys`. What idle work leaves no room for in the cache makes that work wait."""
+        while True:
+            table, copies = self.blocks.open(keys, level is Priority.IDLE)
+            step.copies += copies
+            others = [s for s in self.running if s.priority is Priority.IDLE]
+            if level is Priority.IDLE or not others or table.length >= self.blocks.match(keys):
+                return table
+            self.blocks.close(table)
+            self._send_back(others[-1])
 
     def _reserve(self, sequence: Sequence, rows: int, step: Step) -> bool:
         """Make room; on the way others may lose their blocks, or `sequence` itself may end or have to wait."""
