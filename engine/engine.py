@@ -72,7 +72,6 @@ class Engine:
         self._host = pieces.cache.host
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
-        self._backend = pieces.backend
         self._runner = pieces.runner
         self._lane = pieces.lane
         self._attention_name = pieces.attention_name
@@ -279,7 +278,7 @@ class Engine:
         if self._host is not None:
             self._host.close()
             self._host = None
-        for owner_of_memory in ("_cache", "_runner", "_backend", "_lane", "_stepper"):
+        for owner_of_memory in ("_cache", "_runner", "_lane", "_stepper"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what Chat uses

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from engine.engine import Engine, Follow
 
 ThinkCache = Literal["exact", "mask"]
-_ATTEMPTS = 3
 
 
 class History:
@@ -57,16 +56,10 @@ class History:
         masked = self._masked(turns, segments)
         if self._engine.cached_rows(masked) >= masked.masked_until:
             return True
-        for _ in range(_ATTEMPTS):
-            with suppress(
-                MaskedRowsEvictedError
-            ):  # by the idle work of another conversation, between two turns
-                rows: Rows | None = Rows()
-                for turn, segment in zip(turns, segments, strict=False):
-                    if rows is not None:
-                        rows = self._hide(rows, turn, segment, follow, priority, origin)
-                return rows is not None
-        return False
+        rows: Rows | None = Rows()
+        for turn, segment in zip(turns, segments, strict=False):
+            rows = self._hide(rows, turn, segment, follow, priority, origin) if rows is not None else None
+        return rows is not None
 
     def hide_last(self, turns: Items[Turn]) -> None:
         """Hide the think span of the latest turn, unless turns before it would have to be computed for that.
@@ -77,8 +70,7 @@ class History:
         segments = self._segments(turns)
         rows = self._masked(before, segments)
         if self._engine.cached_rows(rows) >= rows.masked_until:
-            with suppress(MaskedRowsEvictedError):
-                self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
+            self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
 
     def _segments(self, turns: Items[Turn]) -> list[list[int]]:
         return self._format.segments(self.system, [turn.user for turn in turns], generate=False)
@@ -118,10 +110,7 @@ class History:
         origin: int = 0,
         keep_rows: bool = False,
     ) -> Rows | None:
-        """The rows up to and with `turn`, its think span hidden and present if it has one. None where there is no room.
-
-        Raises MaskedRowsEvictedError when rows of earlier turns are gone.
-        """
+        """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
         rows, start, end = spoken(before, turn, segment)
         if start == end:
             return rows
@@ -130,7 +119,7 @@ class History:
             return None
         try:
             return engine.hide(rows, start, end, follow, priority, origin, keep_rows)
-        except OutOfBlocksError:
+        except (OutOfBlocksError, MaskedRowsEvictedError):
             return None
 
 

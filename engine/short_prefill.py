@@ -11,6 +11,7 @@ The plain twin is `engine.runner.Runner.run`.
 """
 
 import torch
+import triton
 from torch import Tensor
 
 from engine.attention.flash import Kernel
@@ -116,7 +117,7 @@ class _PaddedSpan:
             STRIDE=k.stride(0),
             TOKENS=k.shape[0],
             WIDTH=keys.shape[1] * keys.shape[2],
-            PADDED=_power_of_2(keys.shape[1] * keys.shape[2]),
+            PADDED=triton.next_power_of_2(keys.shape[1] * keys.shape[2]),
             BLOCK=self._cache.block_size,
             num_warps=4,
         )
@@ -130,8 +131,3 @@ class _PaddedSpan:
             causal=True,
         )
         return out.squeeze(0)
-
-
-def _power_of_2(size: int) -> int:
-    """The first power of two from `size` on."""
-    return 1 << (size - 1).bit_length()
