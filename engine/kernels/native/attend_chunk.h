@@ -62,10 +62,22 @@ inline void multiply_columns(const float* a, int32_t a_row, const float* b, int3
   for (; m + TOGETHER <= rows; m += TOGETHER) {
     multiply_block<TOGETHER, N, FRESH>(a + m * a_row, a_row, b, b_row, depth, c + m * c_row, c_row);
   }
-  for (; m + 2 <= rows; m += 2) {
-    multiply_block<2, N, FRESH>(a + m * a_row, a_row, b, b_row, depth, c + m * c_row, c_row);
+  a += m * a_row;
+  c += m * c_row;
+  switch (rows - m) {
+    case 5:
+      return multiply_block<5, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+    case 4:
+      return multiply_block<4, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+    case 3:
+      return multiply_block<3, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+    case 2:
+      return multiply_block<2, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+    case 1:
+      return multiply_block<1, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+    default:
+      return;
   }
-  if (m < rows) multiply_block<1, N, FRESH>(a + m * a_row, a_row, b, b_row, depth, c + m * c_row, c_row);
 }
 
 // c[rows][columns] (+)= a[rows][depth] * b[depth][columns]; columns is a multiple of WIDTH
@@ -145,22 +157,18 @@ void attend_chunk_as(const AttendChunk& a) {
   for (int32_t i = 0; i < a.queries; ++i) a.most[i] = -3.0e38f, a.sum[i] = 0.0f;
   for (int32_t i = 0; i < a.queries * row; ++i) a.out[i] = 0.0f;
   const uint8_t *k[ATTEND_ROWS], *v[ATTEND_ROWS];
-  for (int32_t first = 0; first < a.end; first += ATTEND_ROWS) {
+  for (int32_t first = a.first; first < a.end; first += ATTEND_ROWS) {
     const int32_t count = locate(a, first, k, v);
     widen<Type>(a, count, k, v, row);
     multiply_floats<true>(a.q, a.dim, a.keys, ATTEND_ROWS, a.queries, a.dim, ATTEND_ROWS, a.scores, ATTEND_ROWS);
     for (int32_t i = 0; i < a.queries; ++i) {
       const int32_t newer = (a.queries - 1 - i) / a.heads;  // rows that the query must not see
-      const float kept = weigh(a.scores + i * ATTEND_ROWS, a.end - newer - first, a.most[i], a.sum[i]);
+      const float kept = weigh(a.scores + i * ATTEND_ROWS, a.newest + 1 - newer - first, a.most[i], a.sum[i]);
       if (kept != 1.0f) {
         for (int32_t d = 0; d < row; ++d) a.out[i * row + d] *= kept;
       }
     }
     multiply_floats<false>(a.scores, ATTEND_ROWS, a.values, row, a.queries, count, row, a.out, row);
-  }
-  for (int32_t i = 0; i < a.queries; ++i) {
-    const float factor = 1.0f / a.sum[i];
-    for (int32_t d = 0; d < row; ++d) a.out[i * row + d] *= factor;
   }
 }
 

@@ -14,6 +14,7 @@ namespace {
 constexpr int32_t MOST_ROWS = 128;    // more share the unpacking no better, and their numbers leave the cache
 constexpr int32_t MOST_QUERIES = 32;  // rows whose queries read K and V together
 constexpr int32_t LEAST_QUERIES = 4;
+constexpr int32_t PART_ROWS = 512;  // rows of the context that a query's sums are kept apart for
 
 size_t up_to(int32_t count, int32_t unit) { return size_t((count + unit - 1) / unit * unit); }
 
@@ -63,9 +64,40 @@ void PanelRoom::multiply(const Kernels& kernels, const ct_linear& linear, int32_
   }
 }
 
+namespace {
+
+// Attention of some queries to each part of the context, before it is put together.
+struct Sums {
+  float* out;   // [parts][queries][padded(dim)]
+  float* most;  // [parts][queries]
+  float* sum;   // [parts][queries]
+};
+
+}  // namespace
+
+// Room for so many sums; it grows with the context.
+class SumsRoom {
+ public:
+  void reserve(size_t sums, int32_t dim) {
+    if (sums <= size_) return;
+    out_ = room<float>(sums * size_t(padded(dim)));
+    most_ = room<float>(sums);
+    sum_ = room<float>(sums);
+    size_ = sums;
+  }
+  Sums from(size_t first, int32_t dim) const {
+    return {out_.as<float>() + first * size_t(padded(dim)), most_.as<float>() + first, sum_.as<float>() + first};
+  }
+
+ private:
+  size_t size_ = 0;
+  Buffer out_{0}, most_{0}, sum_{0};
+};
+
 // What one thread has for itself.
 struct ChunkBench {
-  Buffer normed, tile, other_tile, query, mixed, most, sum, scores, keys, values;
+  Buffer normed, tile, other_tile, query, mixed, scores, keys, values;
+  SumsRoom sums;
   PanelRoom panel;
 
   ChunkBench(int32_t widest, int32_t queries, int32_t dim)
@@ -74,8 +106,6 @@ struct ChunkBench {
         other_tile(room<float>(MOST_ROWS * PANEL)),
         query(room<float>(size_t(queries) * size_t(dim))),
         mixed(room<float>(size_t(queries) * size_t(padded(dim)))),
-        most(room<float>(size_t(queries))),
-        sum(room<float>(size_t(queries))),
         scores(room<float>(size_t(queries) * ATTEND_ROWS)),
         keys(room<float>(size_t(dim) * ATTEND_ROWS)),
         values(room<float>(size_t(padded(dim)) * ATTEND_ROWS)),
@@ -85,6 +115,7 @@ struct ChunkBench {
 struct Workspace {
   Buffer x, heads, mixed, inner;  // [MOST_ROWS][...]
   GridRoom room;
+  SumsRoom sums;
   std::vector<ChunkBench> benches;
 
   Workspace(const Decoder& decoder, int32_t widest)
@@ -110,10 +141,13 @@ struct Chunk {
   const int32_t* positions;
   int32_t row;    // of the first token in the sequence
   int32_t count;  // of tokens
-  int32_t queries;
   float* logits;
   ct_times* times;
+  int32_t queries = 0;  // rows of a task of the attention
+  bool apart = false;   // whether each part of the context is a task too
 
+  // Raises bad_alloc.
+  void share_attention();
   void run(int32_t thread);
 
  private:
@@ -145,7 +179,14 @@ struct Chunk {
   void qkv(int32_t index, ChunkBench& bench);
   void position(int32_t index);
   void attention(int32_t index, ChunkBench& bench);
-  void attend_some(int32_t index, int32_t head, int32_t first, ChunkBench& bench);
+  struct Some {
+    int32_t head, first, count;
+  };
+  int32_t blocks() const { return (count + queries - 1) / queries; }
+  int32_t parts_of(int32_t rows) const;
+  Some some_of(int32_t task) const;
+  void attend_some(int32_t index, int32_t task, int32_t part, int32_t end, const Sums& sums, ChunkBench& bench);
+  void combine_some(int32_t task, const Sums& sums, ChunkBench& bench);
   void add(const ct_linear& linear, ChunkBench& bench);
   void gate_up(int32_t index, ChunkBench& bench);
 };
@@ -197,33 +238,83 @@ void Chunk::position(int32_t index) {
   });
 }
 
-void Chunk::attention(int32_t index, ChunkBench& bench) {
-  const int32_t blocks = (count + queries - 1) / queries, kv_heads = decoder.model.kv_heads;
-  // The last rows see most: they come first.
-  claim(blocks * kv_heads, [&](int32_t task) {
-    attend_some(index, task % kv_heads, (blocks - 1 - task / kv_heads) * queries, bench);
-  });
+int32_t Chunk::parts_of(int32_t rows) const { return (row + rows + PART_ROWS - 1) / PART_ROWS; }
+
+// Threads share K and V rather than the queries of few rows, for each task makes numbers of all K and V it sees.
+void Chunk::share_attention() {
+  const int32_t kv_heads = decoder.model.kv_heads, parts = parts_of(count);
+  apart = count <= MOST_QUERIES && parts > 1;
+  // So many queries together that every thread finds some.
+  queries = count * kv_heads * (apart ? parts : 1) / (4 * decoder.pool.working());
+  queries = queries < LEAST_QUERIES ? LEAST_QUERIES : queries > MOST_QUERIES ? MOST_QUERIES : queries;
+  const size_t sums = size_t(parts) * size_t(queries * decoder.groups);
+  if (apart) {
+    space.sums.reserve(sums * size_t(blocks() * kv_heads), decoder.model.head_dim);
+  } else {
+    for (ChunkBench& bench : space.benches) bench.sums.reserve(sums, decoder.model.head_dim);
+  }
 }
 
-void Chunk::attend_some(int32_t index, int32_t head, int32_t first, ChunkBench& bench) {
+void Chunk::attention(int32_t index, ChunkBench& bench) {
+  const int32_t parts = parts_of(count), dim = decoder.model.head_dim, tasks = blocks() * decoder.model.kv_heads;
+  const size_t size = size_t(parts) * size_t(queries * decoder.groups);
+  if (!apart) {
+    claim(tasks, [&](int32_t task) {
+      const Sums sums = bench.sums.from(0, dim);
+      attend_some(index, task, 0, parts, sums, bench);
+      combine_some(task, sums, bench);
+    });
+    return;
+  }
+  claim(tasks * parts, [&](int32_t n) {
+    const Sums sums = space.sums.from(size_t(n % tasks) * size, dim);
+    attend_some(index, n % tasks, n / tasks, n / tasks + 1, sums, bench);
+  });
+  decoder.pool.barrier();
+  claim(tasks, [&](int32_t task) { combine_some(task, space.sums.from(size_t(task) * size, dim), bench); });
+}
+
+// The rows of a task. The last rows see most: they come first.
+Chunk::Some Chunk::some_of(int32_t task) const {
+  const int32_t kv_heads = decoder.model.kv_heads;
+  const int32_t first = (blocks() - 1 - task / kv_heads) * queries;
+  return {task % kv_heads, first, first + queries < count ? queries : count - first};
+}
+
+void Chunk::attend_some(int32_t index, int32_t task, int32_t part, int32_t end, const Sums& sums,
+                        ChunkBench& bench) {
+  const Some some = some_of(task);
   const int32_t dim = decoder.model.head_dim, groups = decoder.groups, size = groups * dim;
-  const int32_t some = first + queries < count ? queries : count - first;
+  const int32_t rows = row + some.first + some.count, together = some.count * groups;
   const float scale = 1.0f / __builtin_sqrtf(float(dim));
-  float *query = bench.query.as<float>(), *out = bench.mixed.as<float>();
-  for (int32_t r = 0; r < some; ++r) {
-    const float* from = heads(first + r) + head * size;
+  float* query = bench.query.as<float>();
+  for (int32_t r = 0; r < some.count; ++r) {
+    const float* from = heads(some.first + r) + some.head * size;
     for (int32_t i = 0; i < size; ++i) query[r * size + i] = from[i] * scale;
   }
-  const int64_t offset = int64_t(head) * dim * decoder.number_bytes;
-  decoder.kernels.attend_chunk(
-      {query, cached(decoder.cache.k, index) + offset, cached(decoder.cache.v, index) + offset, table, slot_bytes(),
-       decoder.cache.type, decoder.cache.block_size, some * groups, groups, dim, row + first + some,
-       bench.keys.as<float>(), bench.values.as<float>(), bench.scores.as<float>(), out, bench.most.as<float>(),
-       bench.sum.as<float>()});
-  for (int32_t r = 0; r < some; ++r) {
+  const int64_t offset = int64_t(some.head) * dim * decoder.number_bytes;
+  for (; part < end && part * PART_ROWS < rows; ++part) {
+    const int32_t first = part * PART_ROWS, last = first + PART_ROWS < rows ? first + PART_ROWS : rows;
+    const size_t place = size_t(part) * size_t(together);
+    decoder.kernels.attend_chunk(
+        {query, cached(decoder.cache.k, index) + offset, cached(decoder.cache.v, index) + offset, table,
+         slot_bytes(), decoder.cache.type, decoder.cache.block_size, together, groups, dim, rows - 1, first, last,
+         bench.keys.as<float>(), bench.values.as<float>(), bench.scores.as<float>(),
+         sums.out + place * size_t(padded(dim)), sums.most + place, sums.sum + place});
+  }
+}
+
+void Chunk::combine_some(int32_t task, const Sums& sums, ChunkBench& bench) {
+  const Some some = some_of(task);
+  const int32_t dim = decoder.model.head_dim, groups = decoder.groups, wide = padded(dim);
+  const int32_t together = some.count * groups;
+  float* out = bench.mixed.as<float>();
+  decoder.kernels.combine(sums.out, sums.most, sums.sum, parts_of(some.first + some.count), together * wide,
+                          together, wide, out);
+  for (int32_t r = 0; r < some.count; ++r) {
     for (int32_t g = 0; g < groups; ++g) {
-      const float* from = out + (r * groups + g) * padded(dim);
-      std::memcpy(mixed(first + r) + head * size + g * dim, from, size_t(dim) * sizeof(float));
+      const float* from = out + (r * groups + g) * wide;
+      std::memcpy(mixed(some.first + r) + (some.head * groups + g) * dim, from, size_t(dim) * sizeof(float));
     }
   }
 }
@@ -335,17 +426,15 @@ const char* ct_decoder_run_chunk(ct_decoder* decoder, const ct_chunk* chunk, flo
     if (decoder->workspace == nullptr) {
       decoder->workspace = std::make_shared<Workspace>(*decoder, widest_of(*decoder));
     }
+    for (int32_t done = 0; done < chunk->count; done += MOST_ROWS) {
+      const int32_t count = chunk->count - done < MOST_ROWS ? chunk->count - done : MOST_ROWS;
+      Chunk part{*decoder, *decoder->workspace, chunk->table, chunk->tokens + done, chunk->positions + done,
+                 chunk->row + done, count, done + count == chunk->count ? logits : nullptr, times};
+      part.share_attention();
+      decoder->pool.run(chunk_of, &part);
+    }
   } catch (const std::bad_alloc&) {
     return "memory is short";
-  }
-  for (int32_t done = 0; done < chunk->count; done += MOST_ROWS) {
-    const int32_t count = chunk->count - done < MOST_ROWS ? chunk->count - done : MOST_ROWS;
-    // So many queries together that every thread finds some.
-    int32_t queries = count * decoder->model.kv_heads / (4 * decoder->pool.working());
-    queries = queries < LEAST_QUERIES ? LEAST_QUERIES : queries > MOST_QUERIES ? MOST_QUERIES : queries;
-    Chunk part{*decoder, *decoder->workspace, chunk->table, chunk->tokens + done, chunk->positions + done,
-               chunk->row + done, count, queries, done + count == chunk->count ? logits : nullptr, times};
-    decoder->pool.run(chunk_of, &part);
   }
   return nullptr;
 }

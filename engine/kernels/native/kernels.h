@@ -75,7 +75,8 @@ struct Attend {
 
 constexpr int32_t ATTEND_ROWS = 64;  // rows that are scored before their values are added up
 
-// One KV head of a layer: the queries of the newest rows of a sequence of `end` rows, each over all rows up to its own.
+// One KV head of a layer: the queries of the newest rows, the last of them at `newest`, over rows first..end - 1, each
+// up to its own row.
 struct AttendChunk {
   const float* q;  // [queries, dim], scaled; `heads` for each row
   const uint8_t* k;
@@ -87,13 +88,15 @@ struct AttendChunk {
   int32_t queries;
   int32_t heads;
   int32_t dim;
+  int32_t newest;
+  int32_t first;
   int32_t end;
   float* keys;    // scratch: [dim, ATTEND_ROWS]
   float* values;  // scratch: [ATTEND_ROWS, padded(dim)]
   float* scores;  // scratch: [queries, ATTEND_ROWS]
-  float* out;     // [queries, padded(dim)]
-  float* most;    // scratch: [queries]
-  float* sum;     // scratch: [queries]
+  float* out;     // [queries, padded(dim)], not divided by the sum
+  float* most;    // [queries]: the largest score
+  float* sum;     // [queries]: sum of exp(score - most)
 };
 
 // What a row of so many numbers takes in whole vectors.
