@@ -72,13 +72,14 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
         events = chat.send(user, params)
         next(events)
         ttft_s = time.perf_counter() - began
+        asked = chat._asked
+        assert asked is not None
         for _ in events:
             pass
         chat.settle()
         assert chat.last is not None
         same = chat.last.token_ids == stream and chat.history.token_ids[: len(prompt)] == prompt
-        assert chat._asked is not None
-        computed = stepper.rows_between(began, chat._asked.first_token)
+        computed = stepper.rows_between(began, asked.first_token)
         stepper.steps.clear()
         return {"computed": computed, "ttft_s": ttft_s, "same": same}
 

@@ -59,7 +59,7 @@ class Chat:
         self._explainer = Explainer()
         self._question: Question | None = None
         self._asked: Sequence | None = None
-        """The sequence that computed the prompt of the latest answer."""
+        """The sequence that computed the prompt of the running answer."""
         self._draft = ""
         """What was warmed last of a message that is being typed."""
 
@@ -436,7 +436,7 @@ class Chat:
 
     def _explain(self, turn: Turn) -> None:
         """Note in the figures of a finished answer why no more of its prompt was reused."""
-        question, asked = self._question, self._asked
+        question, asked, self._asked = self._question, self._asked, None  # freed now, while nobody waits
         if question is not None and asked is not None and asked.admitted:
             stats = turn.answer.stats
             turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.found)

@@ -45,15 +45,18 @@ def test_the_engine_follows_the_script_and_is_asked_its_prompts(smollm2: Path) -
             stepper.answer = turn.stream
             chat.prepare(turn.user, wait=True, params=ahead)
             began = perf_counter()
-            list(chat.send(turn.user, params))
+            events = chat.send(turn.user, params)
+            next(events)
+            asked = chat._asked
+            assert asked is not None
+            list(events)
             assert chat.last is not None
             assert chat.last.token_ids == turn.stream
             assert chat.history.token_ids[: len(turn.prompt)] == turn.prompt
             assert chat.last.stats.prompt_tokens == len(turn.prompt)
             assert (chat.last.stats.prefilled_tokens == 0) is (ahead is not None)
             assert chat.last.stats.prefilled_tokens <= 16
-            assert chat._asked is not None
-            computed = stepper.rows_between(began, chat._asked.first_token)
+            computed = stepper.rows_between(began, asked.first_token)
             assert computed == chat.last.stats.prefilled_tokens
     finally:
         engine.close()
