@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import SamplingParams
+from engine import EngineError, SamplingParams
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
 from tests.models.checkpoints import random_model, run_reference, tiny_qwen3
 
@@ -84,3 +84,28 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(folder: Path) ->
         assert figures is not None
         assert figures.brought_s is not None
         assert figures.restored_tokens > 17 * 140
+
+
+def test_a_card_that_fills_up_in_mid_chat_ends_the_turn_with_a_line_and_the_chat_lives_on(tmp_path: Path) -> None:
+    """Another program takes what is free: a long message does not fit any more, and fits again when that ends."""
+    wide = tiny_qwen3(vocab_size=272, max_position_embeddings=1024, intermediate_size=16384)
+    with tiny_engine(tmp_path, wide, device="cuda", max_chunk=1024) as engine:
+        chat, params = engine.chat(), SamplingParams(temperature=0.0, max_tokens=4)
+        list(chat.send("hello", params))
+        before = [turn.user for turn in chat.turns]
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.empty_cache()
+        used = torch.cuda.memory_reserved()
+        torch.cuda.set_per_process_memory_fraction(used / total)
+        try:
+            with pytest.raises(EngineError, match="Out of memory while computing; the chat goes on") as caught:
+                list(chat.send("a long message " * 55, params))
+            assert "\n" not in str(caught.value)
+            assert [turn.user for turn in chat.turns] == before
+            assert torch.cuda.memory_reserved() <= used
+            list(chat.send("short", params))
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        list(chat.send("a long message " * 20, params))
+        assert [turn.user for turn in chat.turns] == [*before, "short", "a long message " * 20]
+        engine.check()
