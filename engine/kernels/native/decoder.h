@@ -10,7 +10,7 @@
 namespace chatterm {
 
 constexpr int32_t GRAIN = 16;          // outputs of a cache line, so that threads do not write to the same one
-constexpr int32_t PARTS_A_THREAD = 8;  // attention is cut into about so many, that the threads finish together
+constexpr int32_t PARTS_A_THREAD = 4;  // attention is cut into about so many, that the threads finish together
 constexpr int32_t ADD_ROWS = 256;      // outputs that are kept aside before they are added
 
 inline int32_t forms_of(const ct_linear& linear) {
@@ -30,10 +30,10 @@ struct Bench {
   Buffer normed, query, scores, aside;
   Quantized quantized;
 
-  Bench(int32_t widest, int32_t groups, int32_t dim, int32_t inner)
+  Bench(int32_t widest, int32_t heads, int32_t q_heads, int32_t dim, int32_t inner)
       : normed(size_t(widest) * sizeof(float)),
-        query(size_t(groups + 1) * size_t(dim) * sizeof(float)),
-        scores(4 * ATTEND_ROWS * sizeof(float)),
+        query(size_t(heads) * size_t(dim) * sizeof(float)),
+        scores(size_t(q_heads) * ATTEND_ROWS * sizeof(float)),
         aside(size_t(inner > ADD_ROWS ? 2 * inner : 2 * ADD_ROWS) * sizeof(float)),
         quantized(widest) {}
 };
@@ -60,7 +60,7 @@ struct Decoder {
         groups(given.q_heads / given.kv_heads),
         q_size(given.q_heads * given.head_dim),
         kv_size(given.kv_heads * given.head_dim),
-        most_parts((PARTS_A_THREAD * team.size() + given.kv_heads - 1) / given.kv_heads),
+        most_parts(PARTS_A_THREAD * team.size()),
         number_bytes(kv.type == CT_F32 ? 4 : 2),
         x(size_t(given.hidden) * sizeof(float)),
         heads(size_t(q_size + 2 * kv_size) * sizeof(float)),
@@ -70,7 +70,9 @@ struct Decoder {
         inner(size_t(given.inner) * sizeof(float)) {
     int32_t widest = given.hidden;
     for (int32_t size : {q_size, given.inner}) widest = size > widest ? size : widest;
-    for (int32_t t = 0; t < team.size(); ++t) benches.emplace_back(widest, groups, given.head_dim, given.inner);
+    for (int32_t t = 0; t < team.size(); ++t) {
+      benches.emplace_back(widest, given.q_heads + given.kv_heads, given.q_heads, given.head_dim, given.inner);
+    }
   }
 };
 

@@ -54,26 +54,29 @@ struct Grid {
   float* low_16;  // [rows / TILE][columns / 16][TILE]: of 16 columns
 };
 
-// One KV head of a layer: `groups` query heads over rows first..end of the sequence.
+// Some KV heads of a layer that lie side by side, `groups` query heads each, over rows first..end of the sequence.
 struct Attend {
-  const float* q;  // [groups, dim], scaled
+  const float* q;  // [heads, groups, dim], scaled
   const uint8_t* k;
   const uint8_t* v;
   const int32_t* table;
   int64_t stride;  // bytes from slot to slot
   int32_t type;
   int32_t block_size;
+  int32_t heads;
   int32_t groups;
   int32_t dim;
   int32_t first;
   int32_t end;
-  float* scores;  // [groups, ATTEND_ROWS] of scratch
-  float* out;     // [groups, dim], not divided by the sum
-  float* most;    // [groups]: the largest score
-  float* sum;     // [groups]: sum of exp(score - most)
+  float* scores;  // [heads, groups, ATTEND_ROWS] of scratch
+  float* out;     // [heads, groups, dim], not divided by the sum
+  float* most;    // [heads, groups]: the largest score
+  float* sum;     // [heads, groups]: sum of exp(score - most)
 };
 
 constexpr int32_t ATTEND_ROWS = 64;  // rows that are scored before their values are added up
+// Rows of which all heads are read before the next ones: they lie side by side, and memory is read fastest in its order.
+constexpr int32_t TOGETHER_ROWS = 8;
 
 // One KV head of a layer: the queries of the newest rows, the last of them at `newest`, over rows first..end - 1, each
 // up to its own row.

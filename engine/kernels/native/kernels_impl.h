@@ -184,51 +184,88 @@ inline void mix(const float* weights, const uint8_t* const* rows, int32_t count,
   }
 }
 
-// ROWS rows at once where their sums and the query fit the registers. `later` are the keys to ask for meanwhile.
+// The scores of some rows by all query heads of a KV head, at `rows`: as many rows at once as fit the registers.
 template <typename Type, int G>
-void attend_tile(const Attend& a, int32_t group, int32_t count, const uint8_t* const* k,
-                 const uint8_t* const* v, const uint8_t* const* later) {
+inline void score_some(const float* q, int32_t dim, const uint8_t* const* rows, int32_t count, float* scores) {
   constexpr int ROWS = G <= 3 ? 4 : 2;
-  const float* q = a.q + group * a.dim;
-  float* scores = a.scores;
-  float* out = a.out + group * a.dim;
   int32_t r = 0;
-  for (; r + ROWS <= count; r += ROWS) {
-    for (int i = 0; i < ROWS; ++i) {
-      for (int32_t at = 0; at < a.dim * Type::BYTES; at += 64) {
-        __builtin_prefetch(v[r + i] + at);
-        __builtin_prefetch(later[r + i] + at);
-      }
-    }
-    score<Type, G, ROWS>(q, a.dim, k + r, scores + r);
-  }
-  for (; r < count; ++r) score<Type, G, 1>(q, a.dim, k + r, scores + r);
-  for (int g = 0; g < G; ++g) {
-    float* mine = scores + g * ATTEND_ROWS;
-    float& most = a.most[group + g];
-    for (r = count; r % 8; ++r) mine[r] = -__builtin_inff();
-    Floats peaks = splat(most);
-    for (r = 0; r < count; r += 8) peaks = larger(load(mine + r), peaks);
-    const float now = largest_of(peaks);
-    const float kept = exponential(splat(most - now))[0];
-    Floats sum{};
-    for (r = 0; r < count; r += 8) {
-      const Floats below = load(mine + r) - now;
-      // What adds nothing is zero, for products with denormals are slow.
-      const Floats weight = below < splat(LEAST) ? Floats{} : exponential(below);
-      store(mine + r, weight);
-      sum += weight;
-    }
-    a.sum[group + g] = a.sum[group + g] * kept + sum_of(sum);
-    most = now;
-    if (kept != 1.0f) {
-      for (int32_t d = 0; d < a.dim; ++d) out[g * a.dim + d] *= kept;
-    }
-  }
+  for (; r + ROWS <= count; r += ROWS) score<Type, G, ROWS>(q, dim, rows + r, scores + r);
+  for (; r < count; ++r) score<Type, G, 1>(q, dim, rows + r, scores + r);
+}
+
+template <typename Type, int G>
+inline void mix_some(const float* weights, const uint8_t* const* rows, int32_t count, int32_t dim, float* out) {
   constexpr int WIDE = G <= 2 ? 4 : 2;
   int32_t d = 0;
-  for (; d + 8 * WIDE <= a.dim; d += 8 * WIDE) mix<Type, G, WIDE>(scores, v, count, a.dim, d, out);
-  for (; d < a.dim; d += 8) mix<Type, G, 1>(scores, v, count, a.dim, d, out);
+  for (; d + 8 * WIDE <= dim; d += 8 * WIDE) mix<Type, G, WIDE>(weights, rows, count, dim, d, out);
+  for (; d < dim; d += 8) mix<Type, G, 1>(weights, rows, count, dim, d, out);
+}
+
+// Calls part.template of<G>(first) for the query heads of a KV head, up to four at a time.
+template <typename Part>
+inline void by_groups(int32_t groups, const Part& part) {
+  int32_t group = 0;
+  for (; group + 4 <= groups; group += 4) part.template of<4>(group);
+  switch (groups - group) {
+    case 3:
+      return part.template of<3>(group);
+    case 2:
+      return part.template of<2>(group);
+    case 1:
+      return part.template of<1>(group);
+    default:
+      return;
+  }
+}
+
+template <typename Type>
+struct Score {
+  const float* q;
+  int32_t dim;
+  const uint8_t* const* rows;
+  int32_t count;
+  float* scores;
+
+  template <int G>
+  void of(int32_t group) const {
+    score_some<Type, G>(q + group * dim, dim, rows, count, scores + group * ATTEND_ROWS);
+  }
+};
+
+template <typename Type>
+struct Mix {
+  const float* weights;
+  int32_t dim;
+  const uint8_t* const* rows;
+  int32_t count;
+  float* out;
+
+  template <int G>
+  void of(int32_t group) const {
+    mix_some<Type, G>(weights + group * ATTEND_ROWS, rows, count, dim, out + group * dim);
+  }
+};
+
+// The scores of a query head become weights, and its output so far is made smaller to fit them.
+inline void weigh_rows(float* scores, int32_t count, int32_t dim, float& most, float& sum, float* out) {
+  for (int32_t r = count; r % 8; ++r) scores[r] = -__builtin_inff();
+  Floats peaks = splat(most);
+  for (int32_t r = 0; r < count; r += 8) peaks = larger(load(scores + r), peaks);
+  const float now = largest_of(peaks);
+  const float kept = exponential(splat(most - now))[0];
+  Floats total{};
+  for (int32_t r = 0; r < count; r += 8) {
+    const Floats below = load(scores + r) - now;
+    // What adds nothing is zero, for products with denormals are slow.
+    const Floats weight = below < splat(LEAST) ? Floats{} : exponential(below);
+    store(scores + r, weight);
+    total += weight;
+  }
+  sum = sum * kept + sum_of(total);
+  most = now;
+  if (kept != 1.0f) {
+    for (int32_t d = 0; d < dim; ++d) out[d] *= kept;
+  }
 }
 
 // Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are.
@@ -245,39 +282,53 @@ inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const 
   return count;
 }
 
+constexpr int32_t AHEAD_BYTES = 16384;  // so far ahead the rows to come are asked for
+
 template <typename Type>
 void attend_rows(const Attend& a) {
-  for (int32_t g = 0; g < a.groups; ++g) {
+  const int32_t bytes = a.dim * Type::BYTES, queries = a.heads * a.groups;
+  for (int32_t g = 0; g < queries; ++g) {
     a.most[g] = -3.0e38f;
     a.sum[g] = 0.0f;
   }
-  for (int32_t i = 0; i < a.groups * a.dim; ++i) a.out[i] = 0.0f;
-  const uint8_t *k[2][ATTEND_ROWS], *v[2][ATTEND_ROWS];
-  int32_t count = locate(a, a.first, k[0], v[0]), tile = 0;
-  for (int32_t i = 0; i < count; ++i) {
-    for (int32_t at = 0; at < a.dim * Type::BYTES; at += 64) __builtin_prefetch(k[0][i] + at);
+  for (int32_t i = 0; i < queries * a.dim; ++i) a.out[i] = 0.0f;
+  const uint8_t *k[2][ATTEND_ROWS], *v[ATTEND_ROWS], *some[TOGETHER_ROWS];
+  const int32_t far = AHEAD_BYTES / (a.heads * bytes) / TOGETHER_ROWS * TOGETHER_ROWS;
+  const int32_t ahead = far < TOGETHER_ROWS ? TOGETHER_ROWS : far < ATTEND_ROWS ? far : ATTEND_ROWS;
+  int32_t count = locate(a, a.first, k[0], v), tile = 0;
+  for (int32_t i = 0; i < count && i < ahead; ++i) {
+    for (int32_t at = 0; at < a.heads * bytes; at += 64) __builtin_prefetch(k[0][i] + at);
   }
-  for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS, tile ^= 1) {
-    const uint8_t* const* now = k[tile];
-    const uint8_t* const* values = v[tile];
-    const int32_t after = a.end - row > ATTEND_ROWS ? locate(a, row + ATTEND_ROWS, k[tile ^ 1], v[tile ^ 1]) : 0;
-    for (int32_t i = after; i < count; ++i) k[tile ^ 1][i] = now[i];
-    const uint8_t* const* later = k[tile ^ 1];
-    int32_t group = 0;
-    for (; group + 4 <= a.groups; group += 4) attend_tile<Type, 4>(a, group, count, now, values, later);
-    switch (a.groups - group) {
-      case 3:
-        attend_tile<Type, 3>(a, group, count, now, values, later);
-        break;
-      case 2:
-        attend_tile<Type, 2>(a, group, count, now, values, later);
-        break;
-      case 1:
-        attend_tile<Type, 1>(a, group, count, now, values, later);
-        break;
-      default:
-        break;
+  // Calls part(head, rows, count) for TOGETHER_ROWS at a time, and asks for those after them meanwhile.
+  auto in_order = [&](const uint8_t* const* rows, const uint8_t* const* later, int32_t laters, auto part) {
+    for (int32_t r = 0; r < count; r += TOGETHER_ROWS) {
+      const int32_t here = count - r < TOGETHER_ROWS ? count - r : TOGETHER_ROWS;
+      for (int32_t head = 0; head < a.heads; ++head) {
+        for (int32_t i = 0; i < here; ++i) {
+          const int32_t after = r + ahead + i;
+          const uint8_t* next = after < count ? rows[after] : after - count < laters ? later[after - count] : rows[r + i];
+          for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + head * bytes + at);
+          some[i] = rows[r + i] + head * bytes;
+        }
+        part(head, r, here);
+      }
     }
+  };
+  for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS, tile ^= 1) {
+    in_order(k[tile], v, count, [&](int32_t head, int32_t r, int32_t here) {
+      by_groups(a.groups, Score<Type>{a.q + head * a.groups * a.dim, a.dim, some, here,
+                                      a.scores + head * a.groups * ATTEND_ROWS + r});
+    });
+    for (int32_t g = 0; g < queries; ++g) {
+      weigh_rows(a.scores + g * ATTEND_ROWS, count, a.dim, a.most[g], a.sum[g], a.out + g * a.dim);
+    }
+    const uint8_t* values[ATTEND_ROWS];
+    for (int32_t i = 0; i < count; ++i) values[i] = v[i];
+    const int32_t after = a.end - row > ATTEND_ROWS ? locate(a, row + ATTEND_ROWS, k[tile ^ 1], v) : 0;
+    in_order(values, k[tile ^ 1], after, [&](int32_t head, int32_t r, int32_t here) {
+      by_groups(a.groups, Mix<Type>{a.scores + head * a.groups * ATTEND_ROWS + r, a.dim, some, here,
+                                    a.out + head * a.groups * a.dim});
+    });
     count = after;
   }
 }

@@ -107,6 +107,7 @@ struct Step {
   ct_times* times;
   int32_t part_rows;  // rows of the cache in a part of the attention
   int32_t part_count;
+  int32_t part_heads;  // KV heads of a part that one task takes
 
   void run(int32_t thread);
 
@@ -117,7 +118,7 @@ struct Step {
   }
   void qkv(int32_t index, int32_t thread);
   void attention(int32_t index, int32_t thread);
-  void attend_part(int32_t index, int32_t head, int32_t part, Bench& bench);
+  void attend_part(int32_t index, int32_t head, int32_t count, int32_t part, Bench& bench);
   void add(const ct_linear& linear, const Activation& given, int32_t thread, const uint8_t* next);
   void output(int32_t index, int32_t thread);
   void gate_up(int32_t index, int32_t thread);
@@ -137,19 +138,20 @@ void Step::qkv(int32_t index, int32_t thread) {
 }
 
 void Step::attention(int32_t index, int32_t thread) {
-  const int32_t tasks = decoder.model.kv_heads * part_count;
-  for (int32_t task = decoder.pool.claim(); task < tasks; task = decoder.pool.claim()) {
+  const int32_t kv_heads = decoder.model.kv_heads, pieces = (kv_heads + part_heads - 1) / part_heads;
+  for (int32_t task = decoder.pool.claim(); task < pieces * part_count; task = decoder.pool.claim()) {
     // The parts with the newest row also write it: they come first.
-    const int32_t part = part_count - 1 - task / decoder.model.kv_heads;
-    attend_part(index, task % decoder.model.kv_heads, part, decoder.benches[size_t(thread)]);
+    const int32_t part = part_count - 1 - task / pieces, head = task % pieces * part_heads;
+    const int32_t heads = kv_heads - head < part_heads ? kv_heads - head : part_heads;
+    attend_part(index, head, heads, part, decoder.benches[size_t(thread)]);
   }
 }
 
-void Step::attend_part(int32_t index, int32_t head, int32_t part, Bench& bench) {
+void Step::attend_part(int32_t index, int32_t head, int32_t count, int32_t part, Bench& bench) {
   const ct_model& model = decoder.model;
   const ct_cache& cache = decoder.cache;
   const Kernels& kernels = decoder.kernels;
-  const int32_t dim = model.head_dim, groups = decoder.groups;
+  const int32_t dim = model.head_dim, groups = decoder.groups, queries = count * groups;
   const float* head_norm = decoder.layers[size_t(index)].head_norm;
   const float* rotation = model.rotary + int64_t(input.position) * dim;
   const float* heads = decoder.heads.as<float>();
@@ -165,8 +167,8 @@ void Step::attend_part(int32_t index, int32_t head, int32_t part, Bench& bench) 
   };
   float* query = bench.query.as<float>();
   const float scale = 1.0f / __builtin_sqrtf(float(dim));
-  for (int32_t g = 0; g < groups; ++g) positioned(head * groups + g, query + g * dim);
-  for (int32_t i = 0; i < groups * dim; ++i) query[i] *= scale;
+  for (int32_t g = 0; g < queries; ++g) positioned(head * groups + g, query + g * dim);
+  for (int32_t i = 0; i < queries * dim; ++i) query[i] *= scale;
   const int64_t stride = int64_t(decoder.kv_size) * decoder.number_bytes;
   const int64_t offset = index * cache.slots * stride + int64_t(head) * dim * decoder.number_bytes;
   uint8_t* k = static_cast<uint8_t*>(cache.k) + offset;
@@ -174,16 +176,16 @@ void Step::attend_part(int32_t index, int32_t head, int32_t part, Bench& bench) 
   const int32_t first = part * part_rows;
   const int32_t end = first + part_rows < input.row + 1 ? first + part_rows : input.row + 1;
   if (end == input.row + 1) {
-    float* key = query + groups * dim;
+    float* keys = query + queries * dim;
     const int64_t slot = int64_t(input.table[input.row / cache.block_size]) * cache.block_size +
                          input.row % cache.block_size;
-    positioned(model.q_heads + head, key);
-    kernels.store(key, dim, cache.type, k + slot * stride);
-    kernels.store(heads + (model.q_heads + model.kv_heads + head) * dim, dim, cache.type, v + slot * stride);
+    for (int32_t h = 0; h < count; ++h) positioned(model.q_heads + head + h, keys + h * dim);
+    kernels.store(keys, count * dim, cache.type, k + slot * stride);
+    kernels.store(heads + (model.q_heads + model.kv_heads + head) * dim, count * dim, cache.type, v + slot * stride);
   }
   const int64_t place = int64_t(part) * model.q_heads + head * groups;
-  kernels.attend({query, k, v, input.table, stride, cache.type, cache.block_size, groups, dim, first, end,
-                  bench.scores.as<float>(), decoder.parts.as<float>() + place * dim,
+  kernels.attend({query, k, v, input.table, stride, cache.type, cache.block_size, count, groups, dim, first,
+                  end, bench.scores.as<float>(), decoder.parts.as<float>() + place * dim,
                   decoder.most.as<float>() + place, decoder.sum.as<float>() + place});
 }
 
@@ -327,10 +329,13 @@ void ct_decoder_destroy(ct_decoder* decoder) { delete decoder; }
 const char* ct_decoder_run(ct_decoder* decoder, const ct_input* input, float* logits, ct_times* times) {
   const char* wrong = misuse(*decoder, *input);
   if (wrong != nullptr) return wrong;
-  const int32_t rows = input->row + 1;
-  int32_t part_rows = (rows + decoder->most_parts - 1) / decoder->most_parts;
-  part_rows = (part_rows + ATTEND_ROWS - 1) / ATTEND_ROWS * ATTEND_ROWS;
-  Step step{*decoder, *input, logits, times, part_rows, (rows + part_rows - 1) / part_rows};
+  const int32_t rows = input->row + 1, most = decoder->most_parts, kv_heads = decoder->model.kv_heads;
+  int32_t part_rows = (rows + most - 1) / most;
+  part_rows = part_rows < ATTEND_ROWS ? ATTEND_ROWS : (part_rows + TOGETHER_ROWS - 1) / TOGETHER_ROWS * TOGETHER_ROWS;
+  const int32_t parts = (rows + part_rows - 1) / part_rows;
+  // Heads that lie side by side are read together, unless threads would find too little.
+  const int32_t part_heads = (kv_heads * parts + most - 1) / most;
+  Step step{*decoder, *input, logits, times, part_rows, parts, part_heads};
   decoder->pool.run(step_of, &step);
   return nullptr;
 }
