@@ -3,10 +3,10 @@
     python -m benchmarks.prefill --json benchmarks/results/prefill.json [--shapes 0.6B,8B] [--lengths 512,4096]
         [--llama-cpp DIR --gguf FILE]
 
-Every prompt is new, so nothing is cached. FLOPs of a prompt of T tokens: 2 * parameters * T (embedding and head
-left out) + 2 * 2 * T^2 / 2 * Hq * D * L for causal attention. "of matmul" is their rate over that of a bf16
-product of random 8192 x 8192 matrices, measured in the same run. TTFT is the time from `engine.stream()` to the
-first token.
+Every prompt is new, so nothing is cached; what is evicted for it is gone (see spill.py for what keeping it costs).
+FLOPs of a prompt of T tokens: 2 * parameters * T (embedding and head left out) + 2 * 2 * T^2 / 2 * Hq * D * L for
+causal attention. "of matmul" is their rate over that of a bf16 product of random 8192 x 8192 matrices, measured in
+the same run. TTFT is the time from `engine.stream()` to the first token.
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Bench:
             flush=True,
         )
         with random_engine(
-            config, device=self.device, dtype=DTYPE, context=max(self.lengths) + 64, **self.options
+            config, device=self.device, dtype=DTYPE, context=max(self.lengths) + 64, spill=0, **self.options
         ) as (engine, model):
             peer = None
             if "transformers" in self.peers:

@@ -1,7 +1,9 @@
 """The host memory behind the slots of `engine/spill.py`, and whether bringing blocks back is worth it."""
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Thread
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -13,8 +15,10 @@ from models.staging import pin
 
 T = TypeVar("T")
 
-PIECE_BYTES = 256 * 1024**2
-"""Memory is taken in such pieces when it is needed: pinning takes some 0.3 s a GB."""
+PIECE_BYTES = 64 * 1024**2
+"""Memory is taken in such pieces: while one is pinned the device gets no new work."""
+AHEAD_BYTES = 1024**3
+"""So much is pinned before it is needed: pinning takes some 0.3 s a GB, and nobody shall wait for it."""
 FASTER = 1.2
 """So much faster than computing a token must bringing it back be."""
 ENOUGH_ROWS = 256
@@ -37,34 +41,68 @@ class HostKV:
         self._most = most_bytes // self.block_bytes
         self._each = max(PIECE_BYTES // self.block_bytes, 1)
         self._pieces: list[Tensor] = []
-        self._blocks = 0
+        self._taken = 0
+        """Blocks of all pieces, the ready ones too."""
+        self._ready: deque[Tensor] = deque()
+        """Pieces that were pinned ahead."""
+        self._pinned = kv.device.type == "cuda"
+        self._pinning = Thread()
+        self._over = False
         self._staging: Tensor | None = None
         self.costs = Costs()
 
     @property
     def nbytes(self) -> int:
         """Bytes of host memory that are taken."""
-        return self._blocks * self.block_bytes
+        return self._taken * self.block_bytes
+
+    def prepare(self, wait: bool = False) -> None:
+        """Blocks will have to go soon: a thread pins memory for them. Returns at once unless told to wait."""
+        if self._pinned and not self._pinning.is_alive() and not self._is_far_ahead:
+            self._pinning = Thread(target=self._pin_ahead, name="pin", daemon=True)
+            self._pinning.start()
+        if wait and self._pinning.is_alive():
+            self._pinning.join()
 
     def grow(self) -> int:
-        """Take one more piece. Returns its slots; 0 when all is taken that may be, or the system refuses."""
-        count = min(self._each, self._most - self._blocks)
-        if count <= 0:
-            return 0
-        on_gpu = self._kv.device.type == "cuda"
-        try:
-            if on_gpu and self._staging is None:
+        """One more piece: its slots. 0 when none is ready yet, all is taken that may be, or the system refuses."""
+        if self._pinned and self._staging is None:
+            try:
                 self._staging = torch.empty(self._shape, dtype=self._kv.dtype, device=self._kv.device)
-            piece = torch.empty((count, *self._shape), dtype=self._kv.dtype)
-            refused = on_gpu and not pin(piece)
+            except RuntimeError:  # there is no room on the device itself
+                return 0
+        self.prepare()
+        piece = self._ready.popleft() if self._ready else None if self._pinned else self._take()
+        if piece is None:
+            return 0
+        self._pieces.append(piece)
+        return len(piece)
+
+    @property
+    def _is_far_ahead(self) -> bool:
+        enough = len(self._ready) * self._each * self.block_bytes >= AHEAD_BYTES
+        return self._over or enough or self._taken >= self._most
+
+    def _pin_ahead(self) -> None:
+        while not self._is_far_ahead and (piece := self._take()) is not None:
+            self._ready.append(piece)
+
+    def _take(self) -> Tensor | None:
+        """Take the memory of one more piece."""
+        count = min(self._each, self._most - self._taken)
+        if count <= 0:
+            return None
+        try:
+            # Written to first: the system finds the pages without holding up the device.
+            piece = torch.empty((count, *self._shape), dtype=self._kv.dtype).zero_()
+            refused = self._pinned and not pin(piece)
         except (RuntimeError, MemoryError):
             refused = True
         if refused:
-            self._most = self._blocks
-            return 0
-        self._pieces.append(piece)
-        self._blocks += count
-        return count
+            self._most = self._taken
+            return None
+        self._taken += count
+        return piece
 
     def carry_out(self, copy: Spill | Restore) -> None:
         """Copy a block one way or the other, all its rows."""
@@ -98,14 +136,19 @@ class HostKV:
 
     def close(self) -> None:
         """Give the memory back."""
+        self._over = True
+        if self._pinning.is_alive():
+            self._pinning.join()
         if self._staging is not None:
             with suppress(RuntimeError):  # a device that has failed copies nothing any more
                 torch.cuda.synchronize(self._kv.device)
+        if self._pinned:
             cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            for piece in self._pieces:
+            for piece in [*self._pieces, *self._ready]:
                 cudart.cudaHostUnregister(piece.data_ptr())
         self._pieces.clear()
-        self._blocks = self._most = 0
+        self._ready.clear()
+        self._taken = self._most = 0
 
 
 class Costs:

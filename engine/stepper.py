@@ -54,9 +54,9 @@ class Stepper:
             self.alone = self.device.type == "cpu" and self.others.are_busy()
             self.scheduler.idle_chunk = self._idle_pace.rows
             step = self.scheduler.next_step()
-            self._report_finished()
             self.cache.copy_blocks(step.copies)
             copied = True
+            self._report_finished()
             if step.chunks:
                 self._run(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
@@ -154,12 +154,16 @@ class Stepper:
         return host.costs.of_chunk(rows, lambda: self.runner.run(step.chunks))
 
     def _judge_host(self) -> None:
-        """Do without the host tier once it is known that computing a block is about as fast as bringing it back."""
+        """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
         host = self.cache.host
-        if host is not None and not host.costs.worth_it:
+        if host is None:
+            return
+        if not host.costs.worth_it:
             self.cache.host = None
             self.blocks.tier.end()
             host.close()
+        elif self.blocks.num_free < self.blocks.num_blocks // 2:
+            host.prepare()
 
     def _share_cores(self, chunks: list[Chunk], idle: bool) -> None:
         """Torch gets the cores of a CPU for prompts only, and idle work one while other programs are busy.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -227,6 +228,37 @@ def test_memory_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.kv.zero_()
     cache.copy_blocks([Restore(slot, 7 - slot) for slot in range(8)])
     assert cache.k[0, ::4, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beside a GPU: a thread pins pieces, and as long as none is ready there are no slots."""
+    cache = KVCache(1, 8, 4, 1, 2, torch.float32, torch.device("cpu"))
+    block_bytes = cache.kv[:, :, :4].nbytes
+    go_on = Event()
+    pinned: list[int] = []
+
+    def pin(piece: torch.Tensor) -> bool:
+        assert go_on.wait(10)
+        pinned.append(len(piece))
+        return len(pinned) < 5
+
+    monkeypatch.setattr("engine.host_kv.PIECE_BYTES", 2 * block_bytes)
+    monkeypatch.setattr("engine.host_kv.AHEAD_BYTES", 4 * block_bytes)
+    monkeypatch.setattr("engine.host_kv.pin", pin)
+    host = HostKV(cache.kv, 4, most_bytes=100 * block_bytes)
+    host._pinned = True
+    tier = HostTier(host.grow)
+    assert tier.put(0, 0, (0,)) is None, "there is none yet"
+    go_on.set()
+    host.prepare(wait=True)
+    assert (pinned, host.nbytes) == ([2, 2], 4 * block_bytes), "so much is ready"
+    slots = []
+    for block in range(9):
+        slots.append(tier.put(0, 0, (block,)))
+        host.prepare(wait=True)
+    assert pinned == [2, 2, 2, 2, 2], "one refusal is enough"
+    assert slots == [0, 1, 2, 3, 4, 5, 6, 7, 0], "from then on the oldest is dropped"
+    assert host.nbytes == 8 * block_bytes
 
 
 def test_how_much_memory_is_taken() -> None:

@@ -77,6 +77,8 @@ def test_what_decoding_evicts_comes_back_from_host_memory(folder: Path) -> None:
             runs = engine._cache.slots(engine._blocks.path(other), 0, len(other))
             return torch.cat([engine._cache.kv[:, :, first:end] for first, end in runs], dim=2).clone()
 
+        assert engine._host is not None
+        engine._host.prepare(wait=True)
         assert engine.warm(other) == len(other)
         before = engine._loop.call(rows)
         assert len(tokens(engine, SamplingParams(temperature=0.0, max_tokens=700))) == 700

@@ -70,6 +70,8 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(folder: Path) ->
 
             return engine._loop.call(job)
 
+        assert engine._host is not None
+        engine._host.prepare(wait=True)
         prompts = [[i, *PROMPT[2:]] for i in range(6)]
         computed = []
         for prompt in prompts:
@@ -86,7 +88,9 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(folder: Path) ->
         assert figures.restored_tokens > 17 * 140
 
 
-def test_a_card_that_fills_up_in_mid_chat_ends_the_turn_with_a_line_and_the_chat_lives_on(tmp_path: Path) -> None:
+def test_a_card_that_fills_up_in_mid_chat_ends_the_turn_with_a_line_and_the_chat_lives_on(
+    tmp_path: Path,
+) -> None:
     """Another program takes what is free: a long message does not fit any more, and fits again when that ends."""
     wide = tiny_qwen3(vocab_size=272, max_position_embeddings=1024, intermediate_size=16384)
     with tiny_engine(tmp_path, wide, device="cuda", max_chunk=1024) as engine:
@@ -98,7 +102,9 @@ def test_a_card_that_fills_up_in_mid_chat_ends_the_turn_with_a_line_and_the_chat
         used = torch.cuda.memory_reserved()
         torch.cuda.set_per_process_memory_fraction(used / total)
         try:
-            with pytest.raises(EngineError, match="Out of memory while computing; the chat goes on") as caught:
+            with pytest.raises(
+                EngineError, match="Out of memory while computing; the chat goes on"
+            ) as caught:
                 list(chat.send("a long message " * 55, params))
             assert "\n" not in str(caught.value)
             assert [turn.user for turn in chat.turns] == before
