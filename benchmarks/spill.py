@@ -21,7 +21,7 @@ from benchmarks.machine import Budget, Record, describe, synchronize
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.prefill import warm_seconds
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
-from engine import Engine
+from engine import Engine, host_kv
 from engine.attention.choose import choose_attention
 from engine.host_kv import Costs
 from models.config import ModelConfig
@@ -85,6 +85,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
     size = choose_attention(attention, device, dtype, config.head_dim).block_size
     blocks = -(-max(arguments.lengths) // size)
     token = kv_bytes(config, dtype)
+    host_kv.AHEAD_BYTES = 3 * blocks * size * token
     print(f"\n{shape}: {token:,} bytes a token, blocks of {size}  [{budget.spent:.0f} s]", flush=True)
     with random_engine(
         config,
