@@ -1,7 +1,7 @@
 """chatterm on a CPU beside llama.cpp: the same file, the same threads, in turns.
 
     python -m benchmarks.cpu_chat --llama-python PYTHON [--models smollm2 q8_0 q4_0] [--repeats 5] [--quick]
-                                  [--threads 2] [--json benchmarks/results/cpu_chat.json]
+                                  [--threads 2] [--variant avx2] [--json benchmarks/results/cpu_chat.json]
 
 The models are SmolLM2-135M-Instruct Q4_1 and random ones with the shapes of Qwen3-0.6B, in Q8_0 and in Q4_0. Each side
 has a process of its own; they take turns, the idle one waits for a line and computes nothing. Quoted are medians, and
@@ -10,6 +10,7 @@ text), of llama.cpp (llama-cpp-python) its `eval` alone. Loading is counted in f
 with the file in memory; the memory is the largest resident set, mapped weights included, with room for the longest
 context in the KV cache. Other programs on the same cores spoil the figures: the load before is printed.
 `--llama-python` is an interpreter with llama-cpp-python where this one has none; without any only chatterm is measured.
+`--variant` has chatterm use kernels for an older CPU; llama.cpp uses what it was built for, which is printed.
 """
 
 import argparse
@@ -40,10 +41,20 @@ PAUSE = 0.1
 MODELS = ("smollm2", "q8_0", "q4_0")
 
 
-def chatterm_side(pipe: Connection, path: Path, context: int, threads: int) -> None:
+def use_variant(name: str | None) -> None:
+    """From now on the native kernels of this process are those of variant `name`; None: the best."""
+    from engine import native
+
+    if name is not None:
+        number = native.library().variants[name]
+        vars(native)["Library"].best = property(lambda _: number)
+
+
+def chatterm_side(pipe: Connection, path: Path, context: int, threads: int, variant: str | None) -> None:
     """Serve measurements of an engine over a GGUF file."""
     from engine import Engine, SamplingParams
 
+    use_variant(variant)
     engine = Engine.load(str(path), device="cpu", context=context, threads=threads)
     prompts: dict[int, list[int]] = {}
 
@@ -78,11 +89,12 @@ def chatterm_side(pipe: Connection, path: Path, context: int, threads: int) -> N
     )
 
 
-def parts_side(pipe: Connection, path: Path, context: int, threads: int) -> None:
+def parts_side(pipe: Connection, path: Path, context: int, threads: int, variant: str | None) -> None:
     """Serve the times of the parts of a bare step."""
     from benchmarks.native_kernels import Ours
     from engine.native import Pool
 
+    use_variant(variant)
     pool = Pool(threads)
     bare = Ours(path, pool, pool.library.best, context)
     serve(pipe, {"parts": lambda length: bare.parts(length, DECODE_TOKENS)})
@@ -175,18 +187,19 @@ class Bench:
         self._path = path
         self._arguments = arguments
         self._context = max(*arguments.prefills, *arguments.contexts) + 4 * DECODE_TOKENS
-        self._ours = Side(chatterm_side, path, self._context, arguments.threads)
+        self._ours = Side(chatterm_side, path, self._context, arguments.threads, arguments.variant)
         stack.callback(self._ours.close)
         self._peer: LlamaCppPython | None = None
         if arguments.llama_python is not None:
             self._peer = stack.enter_context(self._start_peer())
         self.program: str = self._ours("program")
+        self.peer = self._peer and f"llama-cpp-python {self._peer.version}, {self._peer.built_for}"
 
     def run(self) -> dict[str, Any]:
         """Measure and print everything."""
         arguments, ours, peer = self._arguments, self._ours, self._peer
         print(f"{'':16}{'chatterm':>12}{'llama.cpp':>12}{'ratio':>8}")
-        found: dict[str, Any] = {"decode": self.program, "peer": peer and f"llama-cpp-python {peer.version}"}
+        found: dict[str, Any] = {"decode": self.program, "peer": self.peer}
         for length in arguments.prefills:
             found[f"prefill {length}"] = self._prefill(length)
         for length in arguments.contexts:
@@ -241,7 +254,7 @@ class Bench:
         """Where the time of a decode step goes, in ms; `rates` are the tokens/s of the whole engine."""
         if not self.program.startswith("native"):
             return {}
-        side = Side(parts_side, self._path, self._context, self._arguments.threads)
+        side = Side(parts_side, self._path, self._context, self._arguments.threads, self._arguments.variant)
         found = {}
         for length, rate in rates.items():
             parts = {name: 1e3 * seconds for name, seconds in side("parts", length).items()}
@@ -293,9 +306,17 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, help="default: physical cores, less one where there are more than two"
     )
+    parser.add_argument(
+        "--variant", help="of our native kernels: portable, avx2, ...; default: the best here"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
+    from engine import native
     from engine.native import default_threads
+
+    known = tuple(native.library().variants)
+    if arguments.variant not in (None, *known):
+        parser.error(f"--variant: {arguments.variant!r} does not run here; choose from {', '.join(known)}")
 
     if arguments.llama_python is None and importlib.util.find_spec("llama_cpp") is not None:
         arguments.llama_python = sys.executable
@@ -318,7 +339,7 @@ def main() -> None:
     for name in arguments.models or MODELS:
         with model_file(name) as path, ExitStack() as stack:
             bench = Bench(path, arguments, stack)
-            print(f"\n{path.name}: {bench.program}")
+            print(f"\n{path.name}: {bench.program}" + (f"; {bench.peer}" if bench.peer else ""))
             figures[name] = bench.run()
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

@@ -27,6 +27,7 @@ class LlamaCppPython:
         )
         ready = self._answer()
         self.version = str(ready["version"])
+        self.built_for = str(ready["built_for"])
         self.load_s = float(ready["seconds"])
         """Seconds that the model took to load, imports not counted."""
 
@@ -78,7 +79,14 @@ def serve(gguf: str, threads: int, context: int) -> None:
     model = llama_cpp.Llama(
         gguf, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False
     )
-    print(json.dumps({"version": llama_cpp.__version__, "seconds": perf_counter() - began}), flush=True)
+    seconds = perf_counter() - began
+    features = llama_cpp.llama_print_system_info().decode().replace("CPU : ", "").split(" | ")
+    built_for = " ".join(
+        feature.split(" = ")[0] for feature in features if feature.startswith(("AVX", "NEON"))
+    )
+    print(
+        json.dumps({"version": llama_cpp.__version__, "built_for": built_for, "seconds": seconds}), flush=True
+    )
     for line in sys.stdin:
         print(json.dumps(_reply(model, json.loads(line))), flush=True)
 

@@ -149,6 +149,7 @@ void unpack_as(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out
       }
       for (int32_t r = 0; r < 8; ++r) {
         F::scales(blocks[r], b, half + r, out);
+        __builtin_prefetch((const char*)(uintptr_t(blocks[r]) + uintptr_t(8 * matrix.row_bytes)));  // the 8 rows after
         blocks[r] += F::BYTES;
       }
     }
