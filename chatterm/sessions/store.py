@@ -134,11 +134,16 @@ class Store:
                 self._fresh.add(session)
                 self._infos[session] = replace(self._infos[session], title="")
         if created is not None:
-            self._post(("drop", session, id), Op(session, lambda db: db.drop(session, id, created)))
+            self._post(
+                ("drop", session, id),
+                Op(session, lambda db: db.drop(session, id, created), known=self._known(session)),
+            )
 
     def head(self, session: str, id: int | None) -> None:
         """Which branch is selected."""
-        self._post(("head", session), Op(session, lambda db: db.set_head(session, id)))
+        self._post(
+            ("head", session), Op(session, lambda db: db.set_head(session, id), known=self._known(session))
+        )
 
     def update(self, session: str, **fields: Any) -> None:
         """Change title, model, system, think, think_cache or sampling."""
@@ -149,7 +154,11 @@ class Store:
                 self._infos[session] = replace(self._infos[session], **fields)
         for name, value in fields.items():
             work = partial(Database.update, session=session, fields={name: value})
-            self._post(("update", session, name), Op(session, work))
+            self._post(("update", session, name), Op(session, work, known=self._known(session)))
+
+    def _known(self, session: str) -> SessionInfo | None:
+        """What a saved session is, as far as this process knows."""
+        return None if session in self._fresh else self._infos.get(session)
 
     def rename(self, session: str, title: str) -> None:
         self.update(session, title=title)

@@ -21,6 +21,8 @@ NO_SESSION = ""
 """Where the draft of a chat stands that is no session yet."""
 _SYNC = 0.5
 """Seconds after which what was written in haste is on the disk for good."""
+_UNKNOWN = -1
+"""In memory: nobody has chosen a branch since the disk could not be read."""
 _RETRY = 3.0
 """Seconds between two attempts to use a disk that failed."""
 
@@ -34,6 +36,8 @@ class Op:
     work: Callable[[Database], None]
     creates: SessionInfo | None = None
     """The session to make when it is not there; None: then there is nothing to do."""
+    known: SessionInfo | None = None
+    """The session as it should be on the disk, for when that cannot even be read; None: nothing is known."""
     deletes: str | None = None
     """The session that is gone afterwards."""
     in_haste: bool = False
@@ -100,11 +104,15 @@ class Vault:
         if self._memory is None:
             self._memory = Database(connect(None))
         session = op.session
-        if session is not None and not self._memory.has(session) and self._disk is not None:
-            with suppress(sqlite3.Error):
-                if (info := self._disk.info(session)) is not None and session not in self._deleted:
-                    self._memory.insert(info)
-                    self._memory.set_head(session, self._disk.head(session))
+        if session is not None and session not in self._deleted and not self._memory.has(session):
+            try:
+                info = self._disk.info(session) if self._disk is not None else None
+                head = self._disk.head(session) if self._disk is not None else None
+            except sqlite3.Error:
+                info, head = op.known, _UNKNOWN
+            if info is not None:
+                self._memory.insert(info)
+                self._memory.set_head(session, head)
         _apply(self._memory, op)
         if op.deletes is not None:
             self._deleted.add(op.deletes)
@@ -154,7 +162,8 @@ class Vault:
             disk.update(info.id, {name: getattr(info, name) for name in FIELDS})
             for exchange in memory.exchanges(info.id):
                 disk.put(info.id, exchange)
-            disk.set_head(info.id, memory.head(info.id))
+            if (head := memory.head(info.id)) != _UNKNOWN:
+                disk.set_head(info.id, head)
         for text in memory.prompts(-1):
             disk.add_prompt(text)
         for place, text in memory.drafts().items():
@@ -200,7 +209,8 @@ class Vault:
         exchanges = {exchange.id: exchange for db in holding for exchange in db.exchanges(session)}
         info.exchanges = len(exchanges)
         info.tokens = sum(len(exchange.token_ids) for exchange in exchanges.values())
-        return deepcopy(info), list(exchanges.values()), holding[-1].head(session)
+        heads = [head for db in holding if (head := db.head(session)) != _UNKNOWN]
+        return deepcopy(info), list(exchanges.values()), heads[-1] if heads else None
 
 
 def _apply(db: Database, op: Op) -> None:

@@ -9,6 +9,7 @@ from engine.params import SamplingParams
 from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError, Scheduler, Step
 from engine.sequence import Priority, Sequence, Status
+from engine.spill import HostTier
 
 
 def prompt(tokens: list[int], priority: Priority = Priority.PERSON, generate: bool = True) -> Sequence:
@@ -81,6 +82,37 @@ def test_idle_work_is_dropped_when_a_person_needs_its_blocks() -> None:
     s.add(person)
     assert [chunk.sequence for chunk in play(s).chunks] == [person]
     assert idle.status is Status.WAITING
+
+
+def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find_no_room() -> None:
+    """In 4 blocks idle work holds 3; of the person's two spilled blocks only one would find room beside it."""
+    slots = [16]
+    s = Scheduler(BlockManager(4, 4, HostTier(lambda: slots.pop() if slots else 0)), 64, 12)
+    person = prompt(list(range(8)), generate=False)
+    s.add(person)
+    play(s)
+    play(s)
+    assert person.status is Status.FINISHED
+    filler = prompt(list(range(100, 116)), generate=False)
+    s.add(filler)
+    play(s)
+    play(s)
+    assert (len(s.blocks.tier), s.blocks.match(list(range(8)))) == (2, 8), "both blocks were spilled"
+    idle = prompt(list(range(200, 213)), Priority.IDLE, generate=False)
+    s.add(idle)
+    play(s)
+    assert (idle.status, idle.computed) == (Status.RUNNING, 12)
+    again = prompt([*range(8), 50])
+    s.add(again)
+    step = play(s)
+    assert [(chunk.sequence is again, chunk.start) for chunk in step.chunks] == [(True, 8)], (
+        "nothing is computed anew"
+    )
+    assert idle.status is Status.WAITING
+    s.finish(again, FinishReason.EOS)
+    while idle.status is not Status.FINISHED:
+        play(s)
+    assert idle.error is None
 
 
 def test_idle_work_ends_rather_than_take_blocks_of_the_conversation_in_use() -> None:

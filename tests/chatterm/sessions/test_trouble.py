@@ -132,6 +132,34 @@ def test_locked_in_the_middle_of_a_session(store: Store) -> None:
     again.close()
 
 
+def test_what_is_changed_while_the_disk_cannot_even_be_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, tree = conversation(store, "before", "after")
+    untouched, _ = conversation(store, "another", "one")
+    store.head(session, 1)
+    store.flush()
+
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("database is locked")
+
+    disk = store._ask(lambda vault: vault._disk)
+    assert disk is not None
+    for name in ("info", "head", "has", "update", "set_head"):
+        monkeypatch.setattr(disk, name, refuse, raising=True)
+    store.rename(session, "Renamed")
+    store.head(untouched, 1)
+    store.flush()
+    assert "locked" in store.problem
+    until(lambda: store.problem == "")  # with a connection of its own
+    assert store.close()
+    again = Store.open(store.path)
+    info, loaded, _ = again.load(session)
+    assert (info.title, loaded.head, loaded.exchanges) == ("Renamed", 1, tree.exchanges)
+    assert again.load(untouched)[1].head == 1
+    again.close()
+
+
 def test_closing_tries_once_more(
     path: Path, locked: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
