@@ -105,11 +105,11 @@ class Vault:
             self._memory = Database(connect(None))
         session = op.session
         if session is not None and session not in self._deleted and not self._memory.has(session):
-            try:
-                info = self._disk.info(session) if self._disk is not None else None
-                head = self._disk.head(session) if self._disk is not None else None
-            except sqlite3.Error:
-                info, head = op.known, _UNKNOWN
+            info: SessionInfo | None = op.known
+            head: int | None = _UNKNOWN
+            if self._disk is not None:
+                with suppress(sqlite3.Error):
+                    info, head = self._disk.info(session), self._disk.head(session)
             if info is not None:
                 self._memory.insert(info)
                 self._memory.set_head(session, head)
