@@ -311,7 +311,7 @@ def main() -> None:
     say: Callable[..., None] = lambda *what: print(*what, flush=True)  # noqa: E731
     head = (
         f"{cpu_name()}, {arguments.threads} of {os.cpu_count()} cores, {bench.dtype}; SmolLM2-135M, {THINK} tokens of "
-        f"thinking and {ANSWER} of answer a turn; chatterm: medians of {bench.chats} chats"
+        f"thinking and {ANSWER} of answer a turn; {bench.chats} chat(s), medians"
     )
     say(head)
     bench.chat(seed=1000, note=False)
