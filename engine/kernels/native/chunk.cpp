@@ -12,6 +12,8 @@ namespace chatterm {
 namespace {
 
 constexpr int32_t MOST_ROWS = 128;    // more share the unpacking no better, and their numbers leave the cache
+constexpr int32_t SOME_ROWS = 8;       // rows of activations that a thread takes at once
+constexpr int32_t QUANTIZED = 32;     // numbers that are rounded to int8 together
 constexpr int32_t MOST_QUERIES = 32;  // rows whose queries read K and V together
 constexpr int32_t LEAST_QUERIES = 4;
 constexpr int32_t PART_ROWS = 512;  // rows of the context that a query's sums are kept apart for
@@ -96,7 +98,7 @@ class SumsRoom {
 
 // What one thread has for itself.
 struct ChunkBench {
-  Buffer normed, tile, other_tile, query, mixed, scores, keys, values;
+  Buffer normed, tile, other_tile, gated, query, mixed, scores, keys, values;
   SumsRoom sums;
   PanelRoom panel;
 
@@ -104,6 +106,7 @@ struct ChunkBench {
       : normed(room<float>(size_t(widest))),
         tile(room<float>(MOST_ROWS * PANEL)),
         other_tile(room<float>(MOST_ROWS * PANEL)),
+        gated(room<float>(MOST_ROWS * QUANTIZED)),
         query(room<float>(size_t(queries) * size_t(dim))),
         mixed(room<float>(size_t(queries) * size_t(padded(dim)))),
         scores(room<float>(size_t(queries) * ATTEND_ROWS)),
@@ -113,8 +116,8 @@ struct ChunkBench {
 };
 
 struct Workspace {
-  Buffer x, heads, mixed, inner;  // [MOST_ROWS][...]
-  GridRoom room;
+  Buffer x, heads, mixed;  // [MOST_ROWS][...]
+  GridRoom room, inner;
   SumsRoom sums;
   std::vector<ChunkBench> benches;
 
@@ -122,8 +125,8 @@ struct Workspace {
       : x(chatterm::room<float>(MOST_ROWS * size_t(decoder.model.hidden))),
         heads(chatterm::room<float>(MOST_ROWS * size_t(decoder.q_size + 2 * decoder.kv_size))),
         mixed(chatterm::room<float>(MOST_ROWS * size_t(decoder.q_size))),
-        inner(chatterm::room<float>(MOST_ROWS * size_t(decoder.model.inner))),
-        room(MOST_ROWS, widest) {
+        room(MOST_ROWS, widest),
+        inner(MOST_ROWS, decoder.model.inner) {
     for (int32_t t = 0; t < decoder.pool.size(); ++t) {
       benches.emplace_back(widest, MOST_QUERIES * decoder.groups, decoder.model.head_dim);
     }
@@ -156,7 +159,6 @@ struct Chunk {
     return space.heads.as<float>() + int64_t(r) * (decoder.q_size + 2 * decoder.kv_size);
   }
   float* mixed(int32_t r) const { return space.mixed.as<float>() + int64_t(r) * decoder.q_size; }
-  float* inner(int32_t r) const { return space.inner.as<float>() + int64_t(r) * decoder.model.inner; }
   uint8_t* cached(void* numbers, int32_t index) const {
     return static_cast<uint8_t*>(numbers) + index * decoder.cache.slots * slot_bytes();
   }
@@ -174,6 +176,18 @@ struct Chunk {
       part(n * PANEL, (n + 1) * PANEL < outputs ? (n + 1) * PANEL : outputs);
     });
   }
+  // Calls part(r) for every row of numbers [count][columns]; what another thread has in its cache is asked for first.
+  template <typename Part>
+  void claim_rows(const float* numbers, int32_t columns, Part part) const {
+    const int32_t fair = count / (4 * decoder.pool.working()), some = fair < 1 ? 1 : fair < SOME_ROWS ? fair : SOME_ROWS;
+    claim((count + some - 1) / some, [&](int32_t n) {
+      const int32_t first = n * some, end = first + some < count ? first + some : count;
+      for (const float* at = numbers + int64_t(first) * columns; at < numbers + int64_t(end) * columns; at += 16) {
+        __builtin_prefetch(at);
+      }
+      for (int32_t r = first; r < end; ++r) part(r);
+    });
+  }
   void norm(const float* weight, ChunkBench& bench);
   void quantize(const float* numbers, int32_t columns);
   void qkv(int32_t index, ChunkBench& bench);
@@ -187,21 +201,21 @@ struct Chunk {
   Some some_of(int32_t task) const;
   void attend_some(int32_t index, int32_t task, int32_t part, int32_t end, const Sums& sums, ChunkBench& bench);
   void combine_some(int32_t task, const Sums& sums, ChunkBench& bench);
-  void add(const ct_linear& linear, ChunkBench& bench);
+  void add(const ct_linear& linear, const Grid& grid, ChunkBench& bench);
   void gate_up(int32_t index, ChunkBench& bench);
 };
 
 void Chunk::norm(const float* weight, ChunkBench& bench) {
   const int32_t hidden = decoder.model.hidden;
-  claim(count, [&](int32_t r) {
+  claim_rows(x(0), hidden, [&](int32_t r) {
     decoder.kernels.norm(x(r), weight, hidden, decoder.model.eps, bench.normed.as<float>());
-    decoder.kernels.quantize_row(bench.normed.as<float>(), hidden, r, space.room.grid);
+    decoder.kernels.quantize_part(bench.normed.as<float>(), hidden, r, 0, hidden, space.room.grid);
   });
 }
 
 void Chunk::quantize(const float* numbers, int32_t columns) {
-  claim(count, [&](int32_t r) {
-    decoder.kernels.quantize_row(numbers + int64_t(r) * columns, columns, r, space.room.grid);
+  claim_rows(numbers, columns, [&](int32_t r) {
+    decoder.kernels.quantize_part(numbers + int64_t(r) * columns, columns, r, 0, columns, space.room.grid);
   });
 }
 
@@ -209,6 +223,7 @@ void Chunk::qkv(int32_t index, ChunkBench& bench) {
   const ct_linear& linear = decoder.layers[size_t(index)].qkv;
   float* tile = bench.tile.as<float>();
   claim_panels(rows_of(linear), [&](int32_t first, int32_t end) {
+    for (int32_t r = 0; r < count; ++r) __builtin_prefetch(heads(r) + first, 1);
     bench.panel.multiply(decoder.kernels, linear, first, end, space.room.grid, count, tile);
     for (int32_t r = 0; r < count; ++r) {
       std::memcpy(heads(r) + first, tile + r * PANEL, size_t(end - first) * sizeof(float));
@@ -222,7 +237,7 @@ void Chunk::position(int32_t index) {
   const ct_cache& cache = decoder.cache;
   const int32_t dim = model.head_dim;
   const float* head_norm = decoder.layers[size_t(index)].head_norm;
-  claim(count, [&](int32_t r) {
+  claim_rows(heads(0), decoder.q_size + 2 * decoder.kv_size, [&](int32_t r) {
     float* head = heads(r);
     const float* rotation = model.rotary + int64_t(positions[r]) * dim;
     for (int32_t h = 0; h < model.q_heads + model.kv_heads; ++h) {
@@ -319,10 +334,12 @@ void Chunk::combine_some(int32_t task, const Sums& sums, ChunkBench& bench) {
   }
 }
 
-void Chunk::add(const ct_linear& linear, ChunkBench& bench) {
+void Chunk::add(const ct_linear& linear, const Grid& grid, ChunkBench& bench) {
   float* tile = bench.tile.as<float>();
   claim_panels(decoder.model.hidden, [&](int32_t first, int32_t end) {
-    bench.panel.multiply(decoder.kernels, linear, first, end, space.room.grid, count, tile);
+    // Another thread has them in its cache.
+    for (int32_t r = 0; r < count; ++r) __builtin_prefetch(x(r) + first, 1);
+    bench.panel.multiply(decoder.kernels, linear, first, end, grid, count, tile);
     for (int32_t r = 0; r < count; ++r) {
       float* to = x(r);
       for (int32_t i = first; i < end; ++i) to[i] += tile[r * PANEL + i - first];
@@ -330,15 +347,22 @@ void Chunk::add(const ct_linear& linear, ChunkBench& bench) {
   });
 }
 
+// The numbers become int8 at once, 32 columns by 32, for `down`.
 void Chunk::gate_up(int32_t index, ChunkBench& bench) {
   const ct_linear& linear = decoder.layers[size_t(index)].gate_up;
   const int32_t size = decoder.model.inner;
-  float *gate = bench.tile.as<float>(), *up = bench.other_tile.as<float>();
-  claim_panels(size, [&](int32_t first, int32_t end) {
-    bench.panel.multiply(decoder.kernels, linear, first, end, space.room.grid, count, gate);
-    bench.panel.multiply(decoder.kernels, linear, size + first, size + end, space.room.grid, count, up);
+  float *gate = bench.tile.as<float>(), *up = bench.other_tile.as<float>(), *both = bench.gated.as<float>();
+  claim(size / QUANTIZED, [&](int32_t n) {
+    for (int32_t part = 0; part < QUANTIZED; part += PANEL) {
+      const int32_t first = n * QUANTIZED + part, end = first + PANEL;
+      bench.panel.multiply(decoder.kernels, linear, first, end, space.room.grid, count, gate);
+      bench.panel.multiply(decoder.kernels, linear, size + first, size + end, space.room.grid, count, up);
+      for (int32_t r = 0; r < count; ++r) {
+        decoder.kernels.gate(gate + r * PANEL, up + r * PANEL, PANEL, both + r * QUANTIZED + part);
+      }
+    }
     for (int32_t r = 0; r < count; ++r) {
-      decoder.kernels.gate(gate + r * PANEL, up + r * PANEL, end - first, inner(r) + first);
+      decoder.kernels.quantize_part(both + r * QUANTIZED, size, r, n * QUANTIZED, QUANTIZED, space.inner.grid);
     }
   });
 }
@@ -368,15 +392,13 @@ void Chunk::run(int32_t thread) {
     done(&ct_times::attention);
     quantize(mixed(0), decoder.q_size);
     done(&ct_times::output);
-    add(layer.output, bench);
+    add(layer.output, space.room.grid, bench);
     done(&ct_times::output);
     norm(layer.mlp_norm, bench);
     done(&ct_times::gate_up);
     gate_up(index, bench);
     done(&ct_times::gate_up);
-    quantize(inner(0), model.inner);
-    done(&ct_times::down);
-    add(layer.down, bench);
+    add(layer.down, space.inner.grid, bench);
     done(&ct_times::down);
   }
   if (logits == nullptr) return;

@@ -110,9 +110,9 @@ struct Kernels {
   Product (*product_of)(int32_t type);  // null where there is no such type
   void (*quantize)(const float* x, int32_t n, Activation& out);
   void (*quantize_wide)(const float* x, int32_t n, Activation& out);
-  // Rows first..first + count of a quantised weight, and row r of a grid from its n numbers.
+  // Rows first..first + count of a quantised weight; columns first..first + count of row r of a grid with n columns.
   void (*unpack)(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out);
-  void (*quantize_row)(const float* x, int32_t n, int32_t r, Grid& out);
+  void (*quantize_part)(const float* x, int32_t n, int32_t r, int32_t first, int32_t count, Grid& out);
   // out[rows, rounded up to TILE][PANEL] = the grid times the panel
   void (*multiply_panel)(const Panel& panel, const Grid& grid, int32_t rows, float* out);
   void (*norm)(const float* x, const float* weight, int32_t n, float eps, float* out);

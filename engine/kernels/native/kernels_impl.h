@@ -434,7 +434,7 @@ Product product_of(int32_t type) {
 #define CT_TEXT_(x) #x
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
-    CT_TEXT(CT_NAME), product_of, quantize,     quantize_wide, unpack,    quantize_row, multiply_panel, norm,
+    CT_TEXT(CT_NAME), product_of, quantize,     quantize_wide, unpack,    quantize_part, multiply_panel, norm,
     rotate,           gate,       attend,       attend_chunk,  combine,   store_row,    read,
 };
 

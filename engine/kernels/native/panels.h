@@ -27,27 +27,28 @@ inline void place_scale(float scale, float low, int32_t group, int32_t r, Panel&
 namespace chatterm {
 namespace {
 
-// Row r of the grid from n numbers: the int8 of `quantize`, with the sums that belong to the lows.
-void quantize_row(const float* x, int32_t n, int32_t r, Grid& out) {
+// Columns first..first + count (multiples of 32) of row r of a grid with n columns, from as many numbers: the int8 of
+// `quantize`, with the sums that belong to the lows.
+void quantize_part(const float* x, int32_t n, int32_t r, int32_t first, int32_t count, Grid& out) {
   const int32_t tile = r / TILE, place = r % TILE;
   uint32_t* q = out.q + int64_t(tile) * (n / 4) * TILE + place;
   float* scale = out.scale + int64_t(tile) * (n / 32) * TILE + place;
   float* low = out.low + int64_t(tile) * (n / 32) * TILE + place;
   float* low_16 = out.low_16 + int64_t(tile) * (n / 16) * TILE + place;
-  for (int32_t b = 0; b < n / 32; ++b) {
-    const float most = peak(x + 32 * b, 32), step = most / 127.0f;
+  for (int32_t b = first / 32; b < (first + count) / 32; ++b, x += 32) {
+    const float most = peak(x, 32), step = most / 127.0f;
     const Floats inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
     int8_t numbers[32];
     int32_t fours[8];
-    for (int i = 0; i < 32; i += 8) round_eight(x + 32 * b + i, inverse, numbers + i);
+    for (int i = 0; i < 32; i += 8) round_eight(x + i, inverse, numbers + i);
     add_fours(numbers, fours);
-    const int32_t first = fours[0] + fours[1] + fours[2] + fours[3];
-    const int32_t second = fours[4] + fours[5] + fours[6] + fours[7];
+    const int32_t left = fours[0] + fours[1] + fours[2] + fours[3];
+    const int32_t right = fours[4] + fours[5] + fours[6] + fours[7];
     for (int i = 0; i < 8; ++i) q[(8 * b + i) * TILE] = load_u32(numbers + 4 * i);
     scale[b * TILE] = step;
-    low[b * TILE] = step * float(first + second);
-    low_16[2 * b * TILE] = step * float(first);
-    low_16[(2 * b + 1) * TILE] = step * float(second);
+    low[b * TILE] = step * float(left + right);
+    low_16[2 * b * TILE] = step * float(left);
+    low_16[(2 * b + 1) * TILE] = step * float(right);
   }
 }
 

@@ -45,7 +45,7 @@ void multiply_panels(void* given, int32_t thread) {
   auto& job = *static_cast<ManyProducts*>(given);
   const ct_matrix& matrix = job.linear.parts[0];
   for (int32_t r = job.pool.claim(); r < job.count; r = job.pool.claim()) {
-    job.kernels.quantize_row(job.x + int64_t(r) * matrix.columns, matrix.columns, r, job.room.grid);
+    job.kernels.quantize_part(job.x + int64_t(r) * matrix.columns, matrix.columns, r, 0, matrix.columns, job.room.grid);
   }
   job.pool.barrier();
   const int32_t panels = (matrix.rows + PANEL - 1) / PANEL;
