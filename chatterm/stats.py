@@ -181,4 +181,4 @@ def _share(part: int, whole: int) -> str:
 
 
 def _rate(tokens: int, seconds: float) -> str:
-    return f"{tokens / seconds:,.0f} tok/s" if seconds > 0 else _NONE
+    return f"{tokens / seconds:,.0f} tok/s" if tokens and seconds > 0 else _NONE

@@ -337,6 +337,16 @@ def test_stored_turns_add_up_to_the_same_session() -> None:
     assert SessionStats.of([turns[0].to_dict(), {}, turns[1].to_dict()]) == session
 
 
+def test_nothing_was_computed_at_no_speed() -> None:
+    turn = TurnStats(10, 10, 0, 50, 5, 0.001, 0.001, 2.0)
+    prefill = next(
+        text_of(line)
+        for line in stats_lines(100, turn, SessionStats(), INFO, FIGURES)
+        if text_of(line).strip().startswith("prefill")
+    )
+    assert "tok/s" not in prefill
+
+
 def test_stats_name_the_kernels() -> None:
     figures = replace(FIGURES, attention="flash", decode="fused kernels, CUDA graph")
     lines = stats_lines(80, None, SessionStats(), INFO, figures)
