@@ -60,17 +60,20 @@ class HostKV:
         """Blocks will have to go soon: a thread pins memory for them. Returns at once unless told to wait."""
         if self._pinned and not self._pinning.is_alive() and not self._is_far_ahead:
             self._pinning = Thread(target=self._pin_ahead, name="pin", daemon=True)
-            self._pinning.start()
+            with suppress(RuntimeError):  # the system gives no more threads now
+                self._pinning.start()
         if wait and self._pinning.is_alive():
             self._pinning.join()
 
     def grow(self) -> int:
         """One more piece: its slots. 0 when none is ready yet, all is taken that may be, or the system refuses."""
-        if self._pinned and self._staging is None:
+        if self._pinned and self._staging is None and not self._over:
             try:
                 self._staging = torch.empty(self._shape, dtype=self._kv.dtype, device=self._kv.device)
             except RuntimeError:  # there is no room on the device itself
-                return 0
+                self._over = True
+        if self._over:
+            return 0
         self.prepare()
         piece = self._ready.popleft() if self._ready else None if self._pinned else self._take()
         if piece is None:

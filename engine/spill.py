@@ -47,7 +47,7 @@ class HostTier:
     """The index of the host memory. Not thread-safe: it belongs to the engine's loop."""
 
     def __init__(self, grow: Callable[[], int] = lambda: 0) -> None:
-        """`grow` takes more memory and says how many slots it has; 0 when there shall be no more. Default: none."""
+        """`grow` takes more memory and says how many slots it has; 0 when there are none now. Default: none."""
         self._grow = grow
         self._capacity = 0
         self._free: list[int] = []

@@ -58,6 +58,8 @@ class Vault:
         self._renumbered: Renumbered = {}
         self._deleted: set[str] = set()
         """Sessions that were deleted while the disk failed."""
+        self._unread: set[str] = set()
+        """Sessions of the disk of which memory has only what was changed while that could not be read."""
         self._memory: Database | None = None
         self._disk: Database | None = None
         self._open()
@@ -105,14 +107,18 @@ class Vault:
             self._memory = Database(connect(None))
         session = op.session
         if session is not None and session not in self._deleted and not self._memory.has(session):
-            info: SessionInfo | None = op.known
+            info: SessionInfo | None = op.known or op.creates
             head: int | None = _UNKNOWN
+            unread = op.creates is None
             if self._disk is not None:
                 with suppress(sqlite3.Error):
                     info, head = self._disk.info(session), self._disk.head(session)
+                    unread = False
             if info is not None:
                 self._memory.insert(info)
                 self._memory.set_head(session, head)
+                if unread:
+                    self._unread.add(session)
         _apply(self._memory, op)
         if op.deletes is not None:
             self._deleted.add(op.deletes)
@@ -148,7 +154,7 @@ class Vault:
             return
         if self._memory is not None:
             self._memory.close()
-        self._memory, self._deleted = None, set()
+        self._memory, self._deleted, self._unread = None, set(), set()
 
     def _take_memory(self, disk: Database) -> None:
         for session in self._deleted:
@@ -158,6 +164,8 @@ class Vault:
             return
         for info in memory.find(""):
             if not disk.has(info.id):
+                if info.id in self._unread and not memory.exchanges(info.id):
+                    continue  # somebody else has deleted it
                 disk.insert(info)
             disk.update(info.id, {name: getattr(info, name) for name in FIELDS})
             for exchange in memory.exchanges(info.id):
@@ -185,7 +193,9 @@ class Vault:
             newer = [info.id for info in self._memory.find("")]
             fitting = {info.id for info in (*found, *self._memory.find(text))}
             found = [info for info in found if info.id not in self._deleted.union(newer)]
-            found += [self._whole(id)[0] for id in newer if id in fitting]
+            for id in fitting.intersection(newer):
+                with suppress(SessionError):  # it cannot be read now
+                    found.append(self._whole(id)[0])
         return sorted(found, key=lambda info: info.updated, reverse=True)
 
     def draft(self, place: str) -> str:
@@ -207,6 +217,8 @@ class Vault:
         if info is None:
             raise SessionError(f"There is no session {session!r}; chatterm sessions list shows all.")
         exchanges = {exchange.id: exchange for db in holding for exchange in db.exchanges(session)}
+        if not exchanges and session in self._unread:
+            raise SessionError(f"The session {session!r} cannot be read now; try again when the disk works.")
         info.exchanges = len(exchanges)
         info.tokens = sum(len(exchange.token_ids) for exchange in exchanges.values())
         heads = [head for db in holding if (head := db.head(session)) != _UNKNOWN]

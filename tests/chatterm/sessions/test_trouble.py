@@ -147,10 +147,16 @@ def test_what_is_changed_while_the_disk_cannot_even_be_read(
     assert disk is not None
     for name in ("info", "head", "has", "update", "set_head"):
         monkeypatch.setattr(disk, name, refuse, raising=True)
+    monkeypatch.setattr(vault, "_RETRY", 2.0)
     store.rename(session, "Renamed")
     store.head(untouched, 1)
     store.flush()
-    assert "locked" in store.problem
+    with pytest.raises(SessionError, match="locked"):
+        store.load(session)
+    store._ask(lambda vault: setattr(vault, "_disk", None))  # nor opened
+    with pytest.raises(SessionError, match="cannot be read now"):
+        store.load(session)
+    assert store.find() == []
     until(lambda: store.problem == "")  # with a connection of its own
     assert store.close()
     again = Store.open(store.path)
