@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-IDLE_SECONDS = 0.02
+IDLE_SECONDS = 0.01
 """An idle chunk takes about this long: half of it is what a person waits on average for idle work to give way."""
 MOST_SECONDS = 0.05
 """So long a chunk may take where fewer rows would hardly be quicker."""
