@@ -134,10 +134,7 @@ class Store:
                 self._fresh.add(session)
                 self._infos[session] = replace(self._infos[session], title="")
         if created is not None:
-            self._post(
-                ("drop", session, id),
-                Op(session, lambda db: db.drop(session, id, created), known=self._known(session)),
-            )
+            self._post(("drop", session, id), Op(session, lambda db: db.drop(session, id, created)))
 
     def head(self, session: str, id: int | None) -> None:
         """Which branch is selected."""
