@@ -120,7 +120,7 @@ class Conversation:
         """Go on with the last answer from exactly where it ended."""
         self._refuse_while_busy()
         if self.tree.head is None:
-            raise EngineError("There is no answer to go on with; send a message first.")
+            raise EngineError("There is no answer to continue; send a message first.")
         exchange = self.tree[self.tree.head]
         if exchange.finish_reason in ("eos", "stop"):
             raise EngineError("The answer is complete; /retry asks for another one.")

@@ -61,7 +61,7 @@ class Talk:
 
     def resume(self) -> Generator[TokenEvent, None, None]:
         """Go on with the last answer from where it ended."""
-        last = self._last("There is no answer to go on with; send a message first.")
+        last = self._last("There is no answer to continue; send a message first.")
         return self._run(last, self._backend.resume())
 
     def undo(self) -> str:

@@ -123,7 +123,7 @@ def assemble(
         try:
             pieces.runner.go_native(model, cache, pieces.threads)
         except NativeError as error:
-            pieces.notes += (f"Tokens are decoded by the plain modules, which is slower ({error}).",)
+            pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
     return pieces
 
 
@@ -179,6 +179,6 @@ def _speed_up_gpu(pieces: Pieces, model: DecoderModel, device: torch.device, opt
         pieces.runner = Runner(model, pieces.backend, device)
         pieces.lane = None
         why = (str(error).splitlines() or [repr(error)])[0][:200]
-        pieces.notes += (f"Tokens are decoded by the plain modules, which is slower ({why}).",)
+        pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)
     if graphs is not None and graphs.problem is not None:
-        pieces.notes += (f"CUDA graphs are off, decoding is slower ({graphs.problem}).",)
+        pieces.notes += (f"CUDA graphs are off, so decoding is slower ({graphs.problem}).",)

@@ -235,12 +235,11 @@ class Chat:
 
     def _resume(self, params: SamplingParams | None) -> Iterator[TokenEvent]:
         if not self.turns:
-            raise EngineError("There is no answer to go on with; send a message first.")
+            raise EngineError("There is no answer to continue; send a message first.")
         *before, turn = self.turns
         if turn.answer.is_complete:
             raise EngineError(
-                "The answer is complete, so there is nothing to go on with; /retry asks for another one, or send a "
-                "message."
+                "The answer is already complete; use /retry for another one, or send a message."
             )
         yield from self._answer(before, turn.user, params, turn)
 
@@ -271,9 +270,11 @@ class Chat:
             except MaskedRowsEvictedError:
                 if len(turn.answer.token_ids) > given:
                     raise EngineError(
-                        "The history left the KV cache in mid-answer; send a message to go on."
+                        "The conversation was evicted from the KV cache during the answer; send a message to continue."
                     ) from None
-        raise EngineError("The history could not be brought back into the KV cache; use /reset.")
+        raise EngineError(
+            "The conversation could not be restored to the KV cache; start a new one with /reset."
+        )
 
     def _start(
         self, before: list[Turn], text: str, params: SamplingParams, exact: bool, unfinished: Turn | None

@@ -55,7 +55,7 @@ def pick_device(name: str) -> DeviceChoice:
         raise EngineError(f"--device cuda cannot be used: {problem.what}. {remedy}")
     if not problem.remedy:
         return DeviceChoice(torch.device("cpu"))
-    note = f"The model runs on the CPU, since {problem.what}. {problem.remedy}"
+    note = f"The model runs on the CPU because {problem.what}. {problem.remedy}"
     return DeviceChoice(torch.device("cpu"), (note,))
 
 
@@ -105,7 +105,7 @@ def _failed_start(error: Exception) -> CudaProblem:
         return CudaProblem(what, f"Update the driver (580 or newer){older}")
     if "Found no NVIDIA driver" in reason or "No CUDA GPUs" in reason:
         return CudaProblem("no usable NVIDIA GPU was found")
-    return CudaProblem(f"CUDA does not start ({reason[:200]})", "Restart the machine or repair the driver.")
+    return CudaProblem(f"CUDA failed to start ({reason[:200]})", "Restart the machine or repair the driver.")
 
 
 def _unsupported_gpu() -> CudaProblem | None:
@@ -113,7 +113,7 @@ def _unsupported_gpu() -> CudaProblem | None:
     capability = torch.cuda.get_device_capability()
     if torch.version.hip or runs_on(capability, torch.cuda.get_arch_list()):
         return None
-    what = f"this torch has no code for {torch.cuda.get_device_name()} ({sm(capability)})"
+    what = f"this build of torch does not support {torch.cuda.get_device_name()} ({sm(capability)})"
     # The builds for CUDA 12.6 are the last for Maxwell, Pascal and Volta; those for 13 know the newest GPUs.
     build = "cu126" if (5, 0) <= capability < (7, 5) else "cu130"
     return CudaProblem(what, f"Another build may have: {_pip(build)}")

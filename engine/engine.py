@@ -141,10 +141,10 @@ class Engine:
                 no_packed = packed.problem(picked_dtype)
                 if no_packed is None and (quantize != "auto" or packed.faster_than_expanded()):
                     packed_bytes = packed.use_packed(network).nbytes
-                    notes += (f"torch's packed operators decode, which is slower ({reason}).",)
+                    notes += (f"Decoding uses torch's packed operators, which are slower ({reason}).",)
                 elif quantize == "auto":
                     network = load(quantize="none")
-                    notes += (f"Quantised weights are expanded, decoding is slower ({reason}).",)
+                    notes += (f"Quantised weights were expanded, so decoding is slower ({reason}).",)
             return cls(
                 loop,
                 network,
@@ -254,7 +254,7 @@ class Engine:
         def job() -> T:
             if self._lane is None or self._scheduler.has_work:
                 raise EngineError(
-                    "There is no decode lane to measure, or it is busy; a GPU and triton are needed."
+                    "There is no GPU decode runner to measure, or it is busy; it needs a GPU and Triton."
                 )
             if empty:
                 self._blocks.evict_all()

@@ -296,7 +296,7 @@ def advice(
             "pip install 'flash-attn>=2.8,<3' --no-build-isolation (it is compiled, which needs the CUDA toolkit)"
         )
     broken = [part.reason for part in attention if part.reason and "installed but" in part.reason]
-    lines += [f"Install anew what is broken: {reason}" for reason in broken]
+    lines += [f"Reinstall what is broken: {reason}" for reason in broken]
     return tuple(lines)
 
 

@@ -289,7 +289,7 @@ def check_threads(threads: int | None) -> None:
     """Raises EngineError for a number that this machine has no processors for."""
     most = os.cpu_count() or 1
     if threads is not None and not 1 <= threads <= most:
-        raise EngineError(f"--threads is {threads}; this machine has processors for 1 to {most}.")
+        raise EngineError(f"--threads is {threads}; it must be from 1 to {most} on this machine.")
 
 
 def physical_cores() -> int:

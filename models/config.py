@@ -77,7 +77,7 @@ class ModelConfig:
         if frequency_factors is not None and len(frequency_factors) != config.head_dim // 2:
             raise ModelError(
                 f"rope_freqs.weight has {len(frequency_factors)} values, but a head of {config.head_dim} "
-                f"needs {config.head_dim // 2}; the GGUF file is damaged: fetch it again."
+                f"needs {config.head_dim // 2}; the GGUF file is damaged: download it again."
             )
         return replace(
             config,
@@ -107,9 +107,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
-        raise ModelError(f"{path} is not valid JSON; fetch it again.") from None
+        raise ModelError(f"{path} is not valid JSON; download it again.") from None
     if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object; fetch it again.")
+        raise ModelError(f"{path} is not a JSON object; download it again.")
     return value
 
 
@@ -299,7 +299,7 @@ def _checked(config: ModelConfig) -> ModelConfig:
     if config.num_attention_heads % config.num_key_value_heads:
         raise ModelError(
             f"num_attention_heads {config.num_attention_heads} is not a multiple of num_key_value_heads "
-            f"{config.num_key_value_heads}; the config is damaged: fetch it again."
+            f"{config.num_key_value_heads}; the config is damaged: download it again."
         )
     if config.head_dim % 2:
         raise ModelError(f"head_dim {config.head_dim} is odd, but RoPE rotates pairs; the config is damaged.")

@@ -39,7 +39,7 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
         _add_tokens(backend, config, special_tokens, model_config.get("vocab_size"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{folder / 'tokenizer_config.json'} lists its tokens in an unknown way; fetch the model again."
+            f"{folder / 'tokenizer_config.json'} lists its tokens in an unknown way; download the model again."
         ) from error
     eos = [backend.token_to_id(special_tokens["eos_token"])] if "eos_token" in special_tokens else []
     eos += [*_ids(generation.get("eos_token_id")), *_ids(model_config.get("eos_token_id"))]
@@ -72,7 +72,7 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
         reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{path} cannot be read ({reason}); fetch the model again.") from error
+        raise ModelError(f"{path} cannot be read ({reason}); download the model again.") from error
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -95,7 +95,7 @@ def _as_llama_class(
 
 def _convert_slow(folder: Path) -> tokenizers.Tokenizer:
     if not any((folder / name).is_file() for name in _SLOW_FILES):
-        raise ModelError(f"{folder} has no tokenizer.json; fetch the model again, with its tokenizer.")
+        raise ModelError(f"{folder} has no tokenizer.json; download the model again, with its tokenizer.")
     from transformers import AutoTokenizer  # takes seconds to import, so only where nothing else helps
 
     try:
@@ -167,7 +167,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON; fetch the model again.") from error
+        raise ModelError(f"{path} is not valid JSON; download the model again.") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -175,4 +175,4 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); fetch the model again.") from error
+        raise ModelError(f"{path} cannot be read ({error}); download the model again.") from error

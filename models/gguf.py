@@ -66,12 +66,12 @@ def read_gguf(path: Path) -> GGUFFile:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError:
-        raise ModelError(f"{path} is empty; fetch it again.") from None
+        raise ModelError(f"{path} is empty; download it again.") from None
     try:
         return _parse(path, mapped)
     except (struct.error, ValueError, OverflowError, MemoryError, RecursionError) as error:
         reason = " ".join(str(error).split())[:160]
-        raise ModelError(f"{path} is damaged or incomplete ({reason}); fetch it again.") from None
+        raise ModelError(f"{path} is damaged or incomplete ({reason}); download it again.") from None
 
 
 def config_of(file: GGUFFile) -> ModelConfig:
@@ -88,11 +88,11 @@ def config_of(file: GGUFFile) -> ModelConfig:
 def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
     if tensor.kind != Kind.F32:
         raise ModelError(
-            f"{tensor.name} in {path} is of type {tensor.kind.name} and not F32; fetch it again."
+            f"{tensor.name} in {path} is of type {tensor.kind.name} and not F32; download it again."
         )
     values = tensor.data.ravel().view("<f4")
     if not (np.isfinite(values) & (values > 0)).all():
-        raise ModelError(f"{tensor.name} in {path} holds impossible values; fetch the file again.")
+        raise ModelError(f"{tensor.name} in {path} holds impossible values; download the file again.")
     return tuple(values.tolist())
 
 
@@ -207,7 +207,7 @@ def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset:
             f"The tensor {name[:80]} has the GGUF type {number}, which is not supported."
         ) from None
     if shape[-1] % block:
-        raise ValueError(f"{name[:80]} has rows of {shape[-1]}, no multiple of {block}")
+        raise ValueError(f"{name[:80]} has rows of {shape[-1]}, not a multiple of {block}")
     if 0 in shape:
         raise ValueError(f"{name[:80]} is empty")
     rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes

@@ -79,7 +79,9 @@ def _backend(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokenizers.T
         raise
     except Exception as error:  # tokenizers raises bare Exception
         reason = " ".join(str(error).split())
-        raise ModelError(f"The GGUF file's tokenizer is damaged ({reason}); fetch the file again.") from error
+        raise ModelError(
+            f"The GGUF file's tokenizer is damaged ({reason}); download the file again."
+        ) from error
     return backend
 
 
@@ -101,7 +103,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokenizer
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if pre not in SPLITS:
         raise ModelError(
-            f"The GGUF file splits words the {pre!r} way, which is not supported; supported are "
+            f"The GGUF file uses the pre-tokenizer {pre!r}, which is not supported; supported: "
             f"{', '.join(sorted(SPLITS))}. Use another model."
         )
     merges = [_merge(merge) for merge in _strings(metadata, "tokenizer.ggml.merges")]
@@ -136,7 +138,7 @@ def _merges_by_score(
     """Every way to make a token of two others, best score first: the order in which SentencePiece merges."""
     scores = metadata.get("tokenizer.ggml.scores") or ()
     if len(scores) != len(tokens):
-        raise ModelError("The GGUF file's tokenizer has no score for every token; fetch the file again.")
+        raise ModelError("The GGUF file's tokenizer has no score for every token; download the file again.")
     types = _types(metadata, tokens)
     # A control or byte token is never made of the text that spells it.
     mergeable = [i for i in range(len(tokens)) if types[i] not in (_UNKNOWN, _CONTROL, _BYTE)]
@@ -190,5 +192,5 @@ def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
 def _types(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Sequence[int]:
     types = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise ModelError("The GGUF file's tokenizer has no type for every token; fetch the file again.")
+        raise ModelError("The GGUF file's tokenizer has no type for every token; download the file again.")
     return types

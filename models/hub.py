@@ -131,7 +131,7 @@ def select(paths: Collection[str], model: HubModel) -> list[str]:
         if len(files) == 1:
             return [_whole(files[0], repo)]
         if files:
-            raise ModelError(f"{repo} holds several GGUF files; name one.{_choices(paths, repo)}")
+            raise ModelError(f"{repo} has several GGUF files; choose one.{_choices(paths, repo)}")
         if any(path.endswith(PICKLE_SUFFIXES) for path in paths):
             raise ModelError(f"{repo} has only pickled weights, which are not fetched: {PICKLE_REASON}")
         raise ModelError(f"{repo} holds no model weights (*.safetensors or *.gguf); name another model.")
@@ -304,7 +304,7 @@ def _absent(cache: RepoCache, model: HubModel) -> str:
     """The one line for a model that is not complete while the network must not be used."""
     arrived = cache.arrived()
     state = f"is incomplete ({bytes_text(arrived)} have arrived)" if arrived else "is not on this machine"
-    return f"{model.name} {state} and the network is off; go online once: chatterm pull {model.name}"
+    return f"{model.name} {state} and the network is off; connect once and run: chatterm pull {model.name}"
 
 
 def _whole(file: str, repo: str) -> str:

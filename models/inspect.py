@@ -59,7 +59,7 @@ def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     Raises ModelError when the file is damaged, or shorter than its header says.
     """
     size = path.stat().st_size
-    damaged = f"{path} is damaged or incomplete; fetch it again."
+    damaged = f"{path} is damaged or incomplete; download it again."
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size, _MAX_HEADER_BYTES):
@@ -74,7 +74,7 @@ def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise ModelError(damaged)
     if end > size:
-        raise ModelError(f"{path} is incomplete: it has {size} of {end} bytes; fetch it again.")
+        raise ModelError(f"{path} is incomplete: it has {size} of {end} bytes; download it again.")
     return tensors
 
 
@@ -111,11 +111,13 @@ def _weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict):
-            raise ModelError(f"{index} is damaged; fetch it again.")
+            raise ModelError(f"{index} is damaged; download it again.")
         paths = [folder / str(name) for name in sorted(set(shards.values()))]
         for path in paths:
             if not path.is_file() or path.parent != folder:
-                raise ModelError(f"{folder} lacks {path.name}, which its index names; fetch the model again.")
+                raise ModelError(
+                    f"{folder} lacks {path.name}, which its index names; download the model again."
+                )
         return paths
     single = folder / "model.safetensors"
     return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))

@@ -203,20 +203,20 @@ def _match(model: DecoderModel, tensors: Iterable[StoredTensor]) -> list[_Fillin
         found = wanted.pop(tensor.name, None)
         if found is None:
             raise ModelError(
-                f"The checkpoint has a tensor {tensor.name[:80]} that {model.config.architecture} with this "
-                "config does not use, or has it twice; weights and config do not belong together."
+                f"The checkpoint has the tensor {tensor.name[:80]}, which {model.config.architecture} with this "
+                "config does not use, or has it twice; the weights and the config do not match."
             )
         module, slot = found
         if tensor.shape != slot.shape:
             raise ModelError(
                 f"{tensor.name} has the shape {list(tensor.shape)}, but the config asks for "
-                f"{list(slot.shape)}; weights and config do not belong together."
+                f"{list(slot.shape)}; the weights and the config do not match."
             )
         fillings.append(_Filling(tensor, module, slot.parameter, slot.start, slot.rows))
     if wanted:
         more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
         raise ModelError(
-            f"The checkpoint lacks {next(iter(wanted))}{more}; it is incomplete: fetch it again."
+            f"The checkpoint lacks {next(iter(wanted))}{more}; it is incomplete: download it again."
         )
     return fillings
 

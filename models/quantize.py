@@ -47,7 +47,8 @@ def choose_kinds(tensors: Sequence[StoredTensor], quantize: str, device: torch.d
         )
     if odd:
         raise ModelError(
-            f"{odd[0].name} has rows of {odd[0].shape[1]}, no multiple of {_BLOCK}; leave out --quantize {quantize}."
+            f"{odd[0].name} has rows of {odd[0].shape[1]} numbers, not a multiple of {_BLOCK}; leave out "
+            f"--quantize {quantize}."
         )
     delicate = {t.name for t in matrices} if quantize == "int8" else _delicate([t.name for t in matrices])
     return {t.name: Kind.Q8_0 if t.name in delicate else Kind.Q4_1 for t in matrices}

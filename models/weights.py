@@ -67,19 +67,21 @@ def safetensors_files(folder: Path) -> list[Path]:
             f"{folder} holds its weights only as {pickles[0]}, a pickle, which can run any program when it "
             "is opened; use a version of the model with safetensors or a GGUF file."
         )
-    raise ModelError(f"{folder} holds no *.safetensors file; fetch the model again.")
+    raise ModelError(f"{folder} holds no *.safetensors file; download the model again.")
 
 
 def _shards(index: Path) -> list[str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} has no weight_map; fetch it again.")
+        raise ModelError(f"{index} has no weight_map; download it again.")
     shards = sorted({str(shard) for shard in weight_map.values()})
     for shard in shards:
         if Path(shard).name != shard:
-            raise ModelError(f"{index} names the shard {shard[:80]!r}, no file beside it; fetch it again.")
+            raise ModelError(
+                f"{index} names the shard {shard[:80]!r}, which is not there; download it again."
+            )
         if not (index.parent / shard).is_file():
-            raise ModelError(f"The shard {shard} named by {index} is missing; fetch the model again.")
+            raise ModelError(f"The shard {shard} named by {index} is missing; download the model again.")
     return shards
 
 
@@ -141,4 +143,4 @@ def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
 
 def _damaged(path: Path, error: Exception) -> ModelError:
     reason = " ".join(str(error).split())[:160]
-    return ModelError(f"{path} cannot be read ({reason}); it is damaged or incomplete: fetch it again.")
+    return ModelError(f"{path} cannot be read ({reason}); it is damaged or incomplete: download it again.")

@@ -58,7 +58,7 @@ def choose_attention(name: str, device: torch.device, dtype: torch.dtype, head_d
     for candidate, block_size in BLOCK_SIZES.items():
         problem = _problem(candidate, device, dtype, head_dim)
         if problem is None:
-            note = f"Attention runs on {candidate}, since {', and '.join(reasons)}." if reasons else None
+            note = f"Attention uses {candidate} because {', and '.join(reasons)}." if reasons else None
             return AttentionChoice(candidate, block_size, note)
         if problem.broken and problem.why not in reasons:
             reasons.append(problem.why)

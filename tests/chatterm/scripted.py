@@ -163,7 +163,7 @@ class ScriptedBackend:
         """The next script is what is added; complete is what ended with `eos`."""
         self.calls.append(("resume", None))
         if not self.history or self.last is None:
-            raise EngineError("There is no answer to go on with; send a message first.")
+            raise EngineError("There is no answer to continue; send a message first.")
         if self.last.finish_reason is FinishReason.EOS:
             raise EngineError("The answer is complete; /retry asks for another one.")
         return self._answer(self.history.pop()[0], self.last)

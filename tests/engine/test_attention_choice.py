@@ -85,7 +85,7 @@ def test_a_broken_flash_attn_is_said_once_and_something_else_is_used(said: str) 
     assert choice.note is not None
     assert "\n" not in choice.note
     assert choice.note.startswith(
-        f"Attention runs on {choice.name}, since flash-attn is installed but does not work"
+        f"Attention uses {choice.name} because flash-attn is installed but does not work"
     )
     assert said in choice.note
     with pytest.raises(

@@ -193,7 +193,7 @@ def test_a_full_context_cannot_go_on_and_says_why(folder: Path) -> None:
         list(chat.send("go", GREEDY))
         assert chat.last.finish_reason is FinishReason.CONTEXT_FULL
         said = chat.last.text
-        with pytest.raises(ContextFullError, match=r"cannot go on: the context of 64 tokens is full"):
+        with pytest.raises(ContextFullError, match=r"cannot continue: the context of 64 tokens is full"):
             next(chat.resume(GREEDY))
         assert chat.last.text == said
 

@@ -126,7 +126,7 @@ def test_a_driver_that_is_too_old_is_said_without_noise(machine: Machine) -> Non
         warnings.simplefilter("error")
         note = told()
     assert "too old for this torch: it knows CUDA 12.2, torch needs 13.0" in note
-    assert note.startswith("The model runs on the CPU, since")
+    assert note.startswith("The model runs on the CPU because")
     assert note.endswith("/cu126")
     assert "Update the driver" in refused()
 
@@ -142,13 +142,13 @@ def test_cuda_that_does_not_start(machine: Machine) -> None:
     machine.broken(
         RuntimeError("Unexpected error from cudaGetDeviceCount()\nError 802: system not initialized")
     )
-    assert "CUDA does not start (Unexpected error from cudaGetDeviceCount())" in told()
+    assert "CUDA failed to start (Unexpected error from cudaGetDeviceCount())" in told()
 
 
 def test_a_gpu_that_this_torch_has_no_code_for(machine: Machine) -> None:
     machine.gpu((6, 1), "NVIDIA GeForce GTX 1080")
     note = told()
-    assert "this torch has no code for NVIDIA GeForce GTX 1080 (sm_61)" in note
+    assert "this build of torch does not support NVIDIA GeForce GTX 1080 (sm_61)" in note
     assert note.endswith("/cu126")
     assert "(sm_61)" in refused()
 

@@ -151,7 +151,7 @@ def test_advice_is_what_to_install() -> None:
         Feature("sdpa", None),
     )
     (line,) = advice(None, gpu("sm_90"), features, flash_attn=True, triton=True)
-    assert line == "Install anew what is broken: flash-attn is installed but does not work (OSError: x)"
+    assert line == "Reinstall what is broken: flash-attn is installed but does not work (OSError: x)"
 
 
 def test_this_machine_as_json(monkeypatch: pytest.MonkeyPatch) -> None:

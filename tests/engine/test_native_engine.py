@@ -256,7 +256,7 @@ def test_without_the_library_and_fast_operators_quantised_files_are_expanded(
         assert engine.figures().weight_bytes > 250e6
         assert engine.figures().decode == "plain modules"
         assert engine.figures().notes == (
-            "Quantised weights are expanded, decoding is slower (there is no compiler).",
+            "Quantised weights were expanded, so decoding is slower (there is no compiler).",
         )
     finally:
         engine.close()
@@ -287,5 +287,5 @@ def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
 
 @pytest.mark.parametrize("threads", [0, -1, 100_000])
 def test_an_impossible_number_of_threads_is_refused(threads: int) -> None:
-    with pytest.raises(EngineError, match=f"--threads is {threads}; this machine has processors for 1 to"):
+    with pytest.raises(EngineError, match=f"--threads is {threads}; it must be from 1 to"):
         Engine.load("smollm2", device="cpu", threads=threads)

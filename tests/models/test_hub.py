@@ -48,7 +48,7 @@ def test_a_cut_connection_is_continued_where_it_stopped(server: HubServer) -> No
 
 def test_a_connection_that_keeps_breaking_leaves_nothing_that_looks_complete(server: HubServer) -> None:
     server.cuts["model.safetensors"] = [100_000] + [0] * 10
-    with pytest.raises(ModelError, match=r"broke off at 100 kB of 300 kB .* again to continue") as error:
+    with pytest.raises(ModelError, match=r"stopped at 100 kB of 300 kB .* again to continue") as error:
         resolve(REPO)
     assert "\n" not in str(error.value)
     assert local_models() == []
@@ -255,7 +255,7 @@ def test_gguf_files(server: HubServer) -> None:
     gguf = {"tiny-Q8_0.gguf": b"GGUF" + b"8" * 5000, "sub/tiny-Q4_0.gguf": b"GGUF" + b"4" * 3000}
     server.repo("acme/tiny-GGUF", gguf | {"README.md": b"read"})
     with pytest.raises(
-        ModelError, match=r"several GGUF files; name one.*hf.co/acme/tiny-GGUF/sub/tiny-Q4_0.gguf"
+        ModelError, match=r"several GGUF files; choose one.*hf.co/acme/tiny-GGUF/sub/tiny-Q4_0.gguf"
     ):
         resolve("acme/tiny-GGUF")
     with pytest.raises(

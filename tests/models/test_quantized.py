@@ -410,7 +410,7 @@ def refusals(folder: Path, tmp_path: Path) -> Iterator[tuple[str, Path, str, tor
     yield "'int3'", folder, "int3", CPU
     yield "--device cpu", folder, "int8", torch.device("cuda")
     yield "quantised already (Q8_0)", packed, "int4", CPU
-    yield "no multiple of 32", odd, "int8", CPU
+    yield "not a multiple of 32", odd, "int8", CPU
 
 
 def test_what_cannot_be_quantised_is_told(folder: Path, tmp_path: Path) -> None:

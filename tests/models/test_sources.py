@@ -55,7 +55,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "has no config.json, so it is no model folder"),
+        ([], "has no config.json, so it is not a model folder"),
         (["model.safetensors"], "has no config.json"),
         (["config.json"], r"has no \*.safetensors weights"),
         (["config.json", "pytorch_model.bin"], "only pickled weights: a pickle may run code"),
@@ -99,7 +99,7 @@ def test_a_file_that_is_no_model(tmp_path: Path, name: str, content: bytes, mess
         ("a/b/c.gguf", "For a file on the Hub write hf.co/a/b/c.gguf"),
         ("a/b/c", "There is no model a/b/c"),
         ("hf.co/a", "is not the address of a model; write hf.co/owner/name"),
-        ("\x1b[31mred", r"holds control characters: '\\x1b\[31mred'"),
+        ("\x1b[31mred", r"contains control characters: '\\x1b\[31mred'"),
         ("tell me a story " * 40, "has 639 characters"),
         ("acme/tiny", "acme/tiny is not on this machine and the network is off"),
     ],

@@ -147,7 +147,7 @@ def test_smollm2_is_built_quickly() -> None:
     [
         ({"tokenizer.ggml.model": "bert"}, "'bert'; supported are 'gpt2'"),
         ({"tokenizer.ggml.model": None}, "None; supported are 'gpt2'"),
-        ({"tokenizer.ggml.pre": "kimi-k2"}, "'kimi-k2' way, which is not supported"),
+        ({"tokenizer.ggml.pre": "kimi-k2"}, "pre-tokenizer 'kimi-k2', which is not supported"),
         ({"tokenizer.ggml.tokens": None}, "no tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.merges": None}, "no tokenizer.ggml.merges"),
         ({"tokenizer.ggml.merges": ["not there"]}, "damaged"),

@@ -198,7 +198,7 @@ def test_a_missing_shard_is_named(sharded: Path) -> None:
         ("{", "not valid JSON"),
         ("{}", "no weight_map"),
         ('{"weight_map": []}', "no weight_map"),
-        ('{"weight_map": {"model.norm.weight": "../../etc/passwd"}}', "no file beside it"),
+        ('{"weight_map": {"model.norm.weight": "../../etc/passwd"}}', "which is not there"),
         ('{"weight_map": {"model.norm.weight": 3}}', "The shard 3"),
         ('{"weight_map": {"model.norm.weight": ".."}}', "The shard .."),
     ],
@@ -227,9 +227,9 @@ def test_a_file_cut_anywhere_is_damaged(folder: Path) -> None:
     header = 8 + int.from_bytes(data[:8], "little")
     for length in (0, 1, 7, 8, 9, 100, header - 1, header, header + 1, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
-        assert "fetch it again" in refusal(folder), length
+        assert "download it again" in refusal(folder), length
     path.write_bytes(data + b"x")
-    assert "fetch it again" in refusal(folder)
+    assert "download it again" in refusal(folder)
 
 
 def test_a_damaged_header_is_never_a_traceback(folder: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_damaged_header_is_never_a_traceback(folder: Path) -> None:
 def test_a_weights_file_that_is_a_folder(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()
-    assert "fetch it again" in refusal(folder)
+    assert "download it again" in refusal(folder)
 
 
 def test_too_little_memory_is_told_before_anything_is_allocated(
