@@ -135,7 +135,8 @@ class Engine:
                 torch.set_num_threads(threads)
             before = available_memory(picked)
             load = partial(load_model, files, dtype=picked_dtype, device=picked, on_progress=on_progress)
-            network = load(quantize=quantize)
+            held: list[str] = []
+            network = load(quantize=quantize, on_note=held.append)
             notes, packed_bytes = choice.notes, 0
             if quantized_weights(network) and (reason := supports(network)) is not None:
                 no_packed = packed.problem(picked_dtype)
@@ -144,6 +145,7 @@ class Engine:
                     notes += (f"Decoding uses torch's packed operators, which are slower ({reason}).",)
                 elif quantize == "auto":
                     network = load(quantize="none")
+                    held.clear()
                     notes += (f"Quantised weights were expanded, so decoding is slower ({reason}).",)
             return cls(
                 loop,
@@ -159,7 +161,7 @@ class Engine:
                 # Mapped weights go on counting as free memory: they would be taken twice.
                 free=max(before - weight_bytes(network) - packed_bytes, 0) if picked.type == "cpu" else None,
                 spill_gb=spill_gb,
-                notes=notes,
+                notes=(*notes, *held),
             )
 
         try:

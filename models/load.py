@@ -16,7 +16,7 @@ from models.errors import ModelError
 from models.layers import Linear, Product, choose_product
 from models.llama import LlamaModel
 from models.progress import OnProgress, Progress
-from models.quantize import choose_kinds, packed_rows
+from models.quantize import choose_kinds, conversion_note, packed_rows
 from models.quantized import (
     QuantizedEmbedding,
     QuantizedLinear,
@@ -53,13 +53,15 @@ def load_model(
     on_progress: OnProgress | None = None,
     context_length: int | None = None,
     quantize: str = "auto",
+    on_note: Callable[[str], None] | None = None,
 ) -> DecoderModel:
     """The model of local files in `dtype` on `device`, ready for forward() under torch.inference_mode().
 
     `context_length` is the number of positions to prepare for; None takes the model's own. `quantize` is one of
     models.quantize.QUANTIZE: "auto" leaves the blocks of a GGUF file as they are on a CPU, mapped from the file;
     `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
-    at its peak; to a GPU the weights stream through buffers of 100 MB. Raises ModelError for whatever is wrong
+    at its peak; to a GPU the weights stream through buffers of 100 MB. `on_note` gets what a person should know of how
+    the weights are held, a line each. Raises ModelError for whatever is wrong
     with the files and when memory is short.
     """
     if files.gguf is not None:
@@ -77,6 +79,8 @@ def load_model(
     kinds = choose_kinds(tensors, quantize, device)
     if kinds:
         hold_quantized(model, kinds, dtype)
+        if on_note is not None and (note := conversion_note(tensors, kinds)):
+            on_note(note)
     positions = context_length or config.max_position_embeddings
     # A memory-mapped file is as near to a CPU as a buffer: nothing is gained by staging there.
     staging = Staging() if device.type == "cuda" else None

@@ -1,7 +1,7 @@
 """From numbers to blocks of 32, and which weights of a checkpoint are held in which blocks."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,11 +9,12 @@ from torch import Tensor
 from models.block_formats import Kind
 from models.errors import ModelError
 from models.quantized import KINDS, row_bytes
+from models.units import bytes_text
 from models.weights import StoredTensor
 
 QUANTIZE = ("auto", "none", "int8", "int4")
-"""auto: blocks of a GGUF file stay as they are on a CPU; none: all weights become plain numbers; int8, int4: plain
-weights become blocks at load."""
+"""auto: blocks of a GGUF file stay as they are on a CPU, those of a type that no layer can hold (see KINDS) become Q8_0;
+none: all weights become plain numbers; int8, int4: plain weights become blocks at load."""
 
 _BLOCK = 32
 _HALF_MAX = 65504.0
@@ -52,6 +53,28 @@ def choose_kinds(tensors: Sequence[StoredTensor], quantize: str, device: torch.d
         )
     delicate = {t.name for t in matrices} if quantize == "int8" else _delicate([t.name for t in matrices])
     return {t.name: Kind.Q8_0 if t.name in delicate else Kind.Q4_1 for t in matrices}
+
+
+def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> str | None:
+    """One line for people where quantised files are held in other types than they have; None where none is.
+
+    `kinds` is what `choose_kinds` gave.
+    """
+    changed = [
+        (t, t.blocks.kind.name if t.blocks else "unquantised")
+        for t in tensors
+        if t.name in kinds and (t.blocks is None or t.blocks.kind != kinds[t.name])
+    ]
+    if not changed or not any(tensor.blocks for tensor in tensors):
+        return None
+    *most, last = sorted({name for _, name in changed})
+    names = f"{', '.join(most)} and {last}" if most else last
+    held = sum(t.shape[0] * row_bytes(kinds[t.name], t.shape[1]) for t, _ in changed)
+    stored = sum(t.nbytes for t, _ in changed)
+    return (
+        f"The {names} weights of this file take {bytes_text(held)} of memory as Q8_0, "
+        f"{bytes_text(stored)} in the file."
+    )
 
 
 def _delicate(names: Sequence[str]) -> set[str]:

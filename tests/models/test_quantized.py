@@ -33,6 +33,7 @@ from models.quantized import (
     set_product,
     weight_bytes,
 )
+from models.units import bytes_text
 from models.weights import Blocks, StoredTensor, read_safetensors
 from tests.models.checkpoints import (
     files_of,
@@ -208,7 +209,9 @@ def test_the_mapping_lives_as_long_as_the_model(tmp_path: Path) -> None:
 def test_other_types_become_q8_0(tmp_path: Path) -> None:
     kinds = MIXED | {"attn_q": Kind.Q5_0, "attn_v": Kind.Q5_1, "ffn_down": Kind.F16, "ffn_up": Kind.Q3_K}
     path = write_gguf(tmp_path / "model.gguf", random_model(QWEN3), kinds)
-    model, plain = load(path), load(path, "none")
+    notes: list[str] = []
+    model = load_model(files_of(path), dtype=torch.float32, device=CPU, on_note=notes.append)
+    plain = load(path, "none")
     layer, other = model.layers[1], plain.layers[1]
     q, k, v = layer.self_attn.qkv_proj.weights
     assert [Kind(weight.qtype) for weight in (q, k, v)] == [Kind.Q8_0, Kind.Q4_0, Kind.Q8_0]
@@ -220,6 +223,18 @@ def test_other_types_become_q8_0(tmp_path: Path) -> None:
     (down,) = layer.mlp.down_proj.weights
     assert 0 < relative_error(numbers(down), other.mlp.down_proj.weight) < 0.01
     assert relative_error(run(model, TOKENS), run(plain, TOKENS)) < 0.05
+    changed = len(model.layers) * (q.nbytes + v.nbytes + up.nbytes + down.nbytes)
+    (note,) = notes
+    assert note.startswith(
+        f"The Q3_K, Q5_0, Q5_1 and unquantised weights of this file take {bytes_text(changed)} of memory as Q8_0,"
+    )
+
+
+def test_weights_that_stay_in_their_blocks_are_no_news(tmp_path: Path) -> None:
+    notes: list[str] = []
+    path = write_gguf(tmp_path / "model.gguf", random_model(QWEN3), MIXED)
+    load_model(files_of(path), dtype=torch.float32, device=CPU, on_note=notes.append)
+    assert notes == []
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16])
