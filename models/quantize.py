@@ -13,8 +13,8 @@ from models.units import bytes_text
 from models.weights import StoredTensor
 
 QUANTIZE = ("auto", "none", "int8", "int4")
-"""auto: blocks of a GGUF file stay as they are on a CPU, those of a type that no layer can hold (see KINDS) become Q8_0;
-none: all weights become plain numbers; int8, int4: plain weights become blocks at load."""
+"""auto: blocks of a GGUF file stay as they are on a CPU, those of types that no layer can hold (see KINDS) become
+Q8_0; none: all weights become plain numbers; int8, int4: plain weights become blocks at load."""
 
 _BLOCK = 32
 _HALF_MAX = 65504.0
