@@ -1,7 +1,9 @@
 """What stands in for a clock: a test counts work, or waits for an event as long as it takes."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from signal import SIGALRM, alarm, signal
 from time import monotonic, sleep
 
 PATIENCE = 120.0
@@ -31,3 +33,19 @@ def until(condition: Callable[[], object], pause: float = 0.002) -> None:
     while not condition():
         assert monotonic() < end, "it does not happen"
         sleep(pause)
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Fails when what is done inside hangs. For the main thread, and for what is written in Python."""
+
+    def hangs(*_: object) -> None:
+        raise AssertionError("it does not end")
+
+    before = signal(SIGALRM, hangs)
+    alarm(int(PATIENCE))
+    try:
+        yield
+    finally:
+        alarm(0)
+        signal(SIGALRM, before)
