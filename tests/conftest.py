@@ -1,6 +1,7 @@
 """Fixtures for every package."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from models.errors import ModelError
 if not torch.cuda.is_available():
     # Triton's kernels run in its interpreter; it asks for this when it is imported, and nothing above imports it.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A job in the background ignores Ctrl+C, and so would the programs that tests start in it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("no deadline", deadline=None)

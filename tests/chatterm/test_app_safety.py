@@ -16,6 +16,7 @@ from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.counting import PATIENCE
 
 HOSTILE = (
     "\x1b]0;owned\x07\x1b[2J\x1b]52;c;b3duZWQ=\x07\x1b]8;;file:///etc/passwd\x1b\\\x9b31m\u202e\ud800end"
@@ -155,7 +156,7 @@ def test_a_real_terminal_gets_no_command_from_the_model(tmp_path: Path) -> None:
         ["-c", textwrap.dedent(PROGRAM).format(root=root, answer=HOSTILE.replace("\ud800", ""))],
         env={**os.environ, "CHATTERM_DATA": str(tmp_path), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"},
         dimensions=(24, 80),
-        timeout=20,
+        timeout=PATIENCE,
     )
     child.expect(b"ready")
     seen = child.before

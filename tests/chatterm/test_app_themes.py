@@ -21,6 +21,7 @@ from chatterm.themes import DEFAULT_THEME, FOLDER, STYLESHEET, TERMINAL_THEME, l
 from chatterm.widgets.canvas import STYLES
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
+from tests.counting import PATIENCE
 
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.toml"))]
 SHADED = [name for name in NAMES if name != TERMINAL_THEME]
@@ -299,7 +300,7 @@ def test_a_real_terminal_gets_what_it_can_show(
         ["-c", textwrap.dedent(PROGRAM).format(root=root)],
         env={"LC_ALL": "C.UTF-8", **inherited, **environment},
         dimensions=(16, 40),
-        timeout=20,
+        timeout=PATIENCE,
     )
     child.expect(b"ready")
     seen = child.before

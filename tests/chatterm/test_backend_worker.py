@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 
@@ -116,9 +116,7 @@ def test_a_backend_that_cannot_be_interrupted_is_told() -> None:
     worker.start()
     worker.submit(Open())
     until(worker, lambda _: worker._is_loading)
-    begun = monotonic()
-    assert not worker.close()
-    assert monotonic() - begun < 2
+    assert not worker.close(), "it returns while the load waits"
     gate.set()
 
 

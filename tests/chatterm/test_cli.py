@@ -24,6 +24,7 @@ from chatterm.backend import (
 from chatterm.cli import WrongUsage, call, checked_prompts
 from chatterm.commands import COMMANDS
 from models.catalogue import DEFAULT_MODEL
+from tests.counting import PATIENCE
 
 
 class EchoBackend:
@@ -330,7 +331,7 @@ def test_ctrl_c_keeps_what_was_printed() -> None:
         assert process.stdout is not None
         first = process.stdout.read(10)
         process.send_signal(signal.SIGINT)
-        rest, err = process.communicate(timeout=20)
+        rest, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert (first + rest).endswith(b"word \n")
     assert err == b""
@@ -343,6 +344,6 @@ def test_a_reader_that_went_away_ends_it_quietly() -> None:
         process.stdout.read(10)
         process.stdout.close()
         err = process.stderr.read()
-        process.wait(timeout=20)
+        process.wait(timeout=PATIENCE)
     assert process.returncode == 1
     assert err == b""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 
@@ -21,6 +21,7 @@ from chatterm.sessions.records import Exchange
 from chatterm.sessions.store import Store
 from chatterm.talk import Talk
 from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of
+from tests.counting import PATIENCE, until
 from tests.engine.tiny import TEMPLATE, tiny_tokenizer
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
@@ -53,9 +54,9 @@ def backend(model: Path) -> Iterator[LocalBackend]:
 class Victims:
     process: "subprocess.Popen[bytes]"
 
-    def line(self, timeout: float = 60.0) -> str:
+    def line(self) -> str:
         assert self.process.stdout is not None
-        assert select([self.process.stdout], [], [], timeout)[0], "the process says nothing"
+        assert select([self.process.stdout], [], [], PATIENCE)[0], "the process says nothing"
         return self.process.stdout.readline().decode().strip()
 
     def kill_one(self, path: Path, seed: int | None, tokens: int, delay: float) -> tuple[int, int]:
@@ -76,10 +77,7 @@ class Victims:
                 break
         sleep(delay)
         os.kill(pid, signal.SIGKILL)
-        end = monotonic() + 60
-        while _lives(pid):
-            assert monotonic() < end
-            sleep(0.001)
+        until(lambda: not _lives(pid))
         while select([self.process.stdout], [], [], 0)[0]:
             line = self.line()
             if line != "done" and len(line.split()) == 2:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.driver import Pasted, PasteReader
+from tests.counting import PATIENCE
 
 BEGIN, END = "\x1b[200~", "\x1b[201~"
 
@@ -87,7 +88,7 @@ def test_a_real_terminal(tmp_path: Path) -> None:
         ["-c", textwrap.dedent(PROGRAM).format(root=root)],
         env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "VISUAL": str(editor)},
         dimensions=(24, 80),
-        timeout=30,
+        timeout=PATIENCE,
     )
     child.delaybeforesend = None
     child.expect(b"Write a message")

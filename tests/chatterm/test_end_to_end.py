@@ -13,6 +13,8 @@ import pyte
 import pytest
 
 from chatterm.cli import call
+from chatterm.sessions.store import Store
+from tests.counting import PATIENCE, until
 
 ENTER = "\r"
 ALT_UP, ALT_LEFT, ALT_RIGHT, ALT_G = "\x1b[1;3A", "\x1b[1;3D", "\x1b[1;3C", "\x1bg"
@@ -88,7 +90,7 @@ def test_a_question_an_answer_figures_reset_and_quit(person: Person) -> None:
     person.types("/reset" + ENTER)
     person.waits_until(lambda seen: "Berlin" not in seen)
     person.types("/quit" + ENTER)
-    person.child.expect(pexpect.EOF, timeout=20)
+    person.child.expect(pexpect.EOF, timeout=PATIENCE)
     person.child.close()
     assert person.child.exitstatus == 0
 
@@ -115,7 +117,9 @@ def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
     person.waits_until(lambda seen: "< 2/2 >" in seen and "Tokyo" in seen and "first after" in seen)
     person.types(ALT_LEFT)
     person.waits_until(lambda seen: "Berlin" in seen and "Tokyo" not in seen)
-    time.sleep(1.0)  # what has been said for a second survives
+    store = Store.open()
+    until(lambda: (tree := store.load(store.find()[0].id)[1]).head == 2 and len(tree) == 3)
+    assert store.close()
     person.child.kill(signal.SIGKILL)
     person.child.close(force=True)
 
@@ -126,7 +130,7 @@ def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
     again.types(ALT_RIGHT)
     again.waits_until(lambda seen: "Tokyo" in seen)
     again.types("/quit" + ENTER)
-    again.child.expect(pexpect.EOF, timeout=20)
+    again.child.expect(pexpect.EOF, timeout=PATIENCE)
     again.child.close()
     assert again.child.exitstatus == 0
 

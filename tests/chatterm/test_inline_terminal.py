@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.counting import PATIENCE
+
 pexpect = pytest.importorskip("pexpect")
 
 RUN = ["-m", "chatterm", "run"]
@@ -20,7 +22,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_a_conversation_in_a_terminal(smollm2: Path, environment: dict[str, str]) -> None:
     arguments = [*RUN, str(smollm2), "--inline", *OPTIONS]
-    child = pexpect.spawn(sys.executable, arguments, env=environment, encoding="utf-8", timeout=60)
+    child = pexpect.spawn(sys.executable, arguments, env=environment, encoding="utf-8", timeout=PATIENCE)
     try:
         child.expect("Ctrl-D leaves.\r\n")
         child.expect("> ")
@@ -51,7 +53,9 @@ def test_a_conversation_in_a_terminal(smollm2: Path, environment: dict[str, str]
     finally:
         child.close(force=True)
     command = [sys.executable, "-m", "chatterm", "sessions", "show", "Tell me a long story"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    shown = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert "Say \nhello." in shown.stdout
     assert "never sent" not in shown.stdout
 
@@ -60,7 +64,13 @@ def test_a_pipe_and_then_one_more_question(smollm2: Path, environment: dict[str,
     def chatterm(*arguments: str, typed: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *RUN, *arguments, "--max-tokens", "6"]
         return subprocess.run(
-            command, env=environment, input=typed, capture_output=True, text=True, timeout=60, check=False
+            command,
+            env=environment,
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
 
     first = chatterm(str(smollm2), "--inline", *OPTIONS, typed="Hi.\n/undo\nHi.\n")
@@ -71,14 +81,16 @@ def test_a_pipe_and_then_one_more_question(smollm2: Path, environment: dict[str,
     assert second.returncode == 0
     assert '"prompt_tokens"' in second.stdout
     command = [sys.executable, "-m", "chatterm", "sessions", "show", "Hi."]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    shown = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert shown.stdout.index("Hi.") < shown.stdout.index("And then?")
 
 
 def test_who_stops_reading_gets_no_complaint(smollm2: Path, environment: dict[str, str]) -> None:
     pipe = f"printf 'Hi.\\nHi.\\n' | '{sys.executable}' -m chatterm run '{smollm2}' --inline --max-tokens 4 | head -n 1"
     done = subprocess.run(
-        ["sh", "-c", pipe], env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["sh", "-c", pipe], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.stdout
     assert "Broken" not in done.stderr

@@ -1,6 +1,5 @@
 """Conversations at their edges: stopped early, thinking in odd places, text that is no whole tokens."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from engine.chat import Chat
 from engine.prompt import PromptFormat
 from engine.scheduler import MaskedRowsEvictedError
 from models.tokenizer import Message
+from tests.counting import until
 from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference
 from tests.engine.test_failures import once
 from tests.engine.tiny import TEMPLATE, TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
@@ -26,10 +26,9 @@ OPENING = TEMPLATE.replace(
 
 def wait_for_tokens(chat: Chat, count: int) -> None:
     """Until the loop has generated so many, whether or not anybody took them."""
-    assert chat._running is not None
-    deadline = time.monotonic() + 5
-    while len(chat._running.generated) < count and time.monotonic() < deadline:
-        time.sleep(0.0005)
+    running = chat._running
+    assert running is not None
+    until(lambda: len(running.generated) >= count or running.finish_reason is not None, 0.0005)
 
 
 def test_a_stop_between_asking_and_the_first_token_counts(engine: TinyEngine) -> None:

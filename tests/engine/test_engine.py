@@ -1,7 +1,6 @@
 """The engine with a tiny model: what a stream gives, what it costs, how it ends."""
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams
 from engine.rows import Rows
+from tests.counting import until
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.models.checkpoints import run
 
@@ -56,10 +56,7 @@ def test_closing_the_generator_cancels_and_keeps_the_rows(engine: TinyEngine) ->
     stream = engine.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=500))
     got = [next(stream).token_id for _ in range(5)]
     stream.close()
-    deadline = time.monotonic() + 5
-    while engine.figures().blocks_held and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert engine.figures().blocks_held == 0
+    until(lambda: engine.figures().blocks_held == 0)
     assert engine.warm(PROMPT + got[:4]) == 0
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Semaphore
-from time import sleep
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor
 from engine import SamplingParams
 from engine.chat import Chat, Turn
 from engine.turns import Answer
+from tests.counting import PATIENCE, until
 from tests.engine.tiny import TinyEngine, say, tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=50)
@@ -26,7 +26,7 @@ class Gate:
         forward = engine.scripted.forward
 
         def gated(token_ids: Tensor, *rest: Any) -> Tensor:
-            assert self._tickets.acquire(timeout=20)
+            assert self._tickets.acquire(timeout=PATIENCE)
             self.chunks.append(token_ids.numel())
             hidden = forward(token_ids, *rest)
             self._taken.release()
@@ -38,7 +38,7 @@ class Gate:
         """Return when so many more chunks are computed."""
         self._tickets.release(chunks)
         for _ in range(chunks):
-            assert self._taken.acquire(timeout=30)
+            assert self._taken.acquire(timeout=PATIENCE)
 
     def open(self) -> None:
         self._tickets.release(100_000)
@@ -65,13 +65,10 @@ def test_how_much_is_present_grows_until_it_is_all(engine: TinyEngine) -> None:
     chat = opened(engine)
     assert chat.present_tokens is None
     chat.settle()
-    for chunks in range(1, 5):
+    for _ in range(4):
         gate.let(1)
-        for _ in range(2000):  # looks: the step ends a moment after the network
-            if chat.present_tokens == sum(gate.chunks[:chunks]):
-                break
-            sleep(0.005)
-        assert chat.present_tokens == sum(gate.chunks[:chunks])
+        # The step ends a moment after the network.
+        until(lambda: chat.present_tokens == sum(gate.chunks))
     gate.open()
     chat.settle(wait=True)
     assert chat.present_tokens is None

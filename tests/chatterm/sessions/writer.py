@@ -1,8 +1,8 @@
-"""Run as a program: chats with itself until it is killed, and says after each step what it has said so far."""
+"""Run as a program: chats with itself until it is killed."""
 
 import sys
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 from chatterm.backend import TokenEvent
 from chatterm.sessions.records import SessionInfo
@@ -13,6 +13,7 @@ from chatterm.sessions.tree import Tree
 def main(path: Path, steps_per_answer: int) -> None:
     store, tree = Store.open(path), Tree()
     session = store.new(SessionInfo(model="m"))
+    store.flush()  # the database is there
     print(session, flush=True)
     while True:
         exchange = tree.add(tree.head, f"question {len(tree) + 1}", "m")
@@ -22,7 +23,6 @@ def main(path: Path, steps_per_answer: int) -> None:
             event = TokenEvent(f"{step} ", step, "answer")
             exchange.add((event,))
             store.say(session, exchange, (event,))
-            print(f"{monotonic()} {exchange.id} {step}", flush=True)
             sleep(0.002)
         exchange.finish_reason = "eos"
         store.save(session, exchange)

@@ -281,4 +281,4 @@ def test_the_parts_of_a_step_are_timed(checkpoint: Path, config: PretrainedConfi
     model = plain_model(checkpoint, config)
     parts = NativeDecoder(model, cache_for(model, torch.float32), pool).time(1, 0, 0, [0])
     assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(0 < seconds < 60 for seconds in parts.values())
+    assert all(seconds > 0 for seconds in parts.values())

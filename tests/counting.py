@@ -1,0 +1,51 @@
+"""What stands in for a clock: a test counts work, or waits for an event as long as it takes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from signal import SIGALRM, alarm, signal
+from time import monotonic, sleep
+
+PATIENCE = 120.0
+"""Seconds after which an event counts as not happening. Far more than it ever takes: it only ends a test that hangs."""
+
+
+def calls_in(work: Callable[[], object]) -> int:
+    """How many functions, Python's and C's, this thread calls while it does `work`: the same on every machine."""
+    count = 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def until(condition: Callable[[], object], pause: float = 0.002) -> None:
+    """Wait for `condition`. Fails when it does not come true."""
+    end = monotonic() + PATIENCE
+    while not condition():
+        assert monotonic() < end, "it does not happen"
+        sleep(pause)
+
+
+@contextmanager
+def patience() -> Iterator[None]:
+    """Fails when what is done inside hangs. For the main thread, and for what is written in Python."""
+
+    def hangs(*_: object) -> None:
+        raise AssertionError("it does not end")
+
+    before = signal(SIGALRM, hangs)
+    alarm(int(PATIENCE))
+    try:
+        yield
+    finally:
+        alarm(0)
+        signal(SIGALRM, before)
