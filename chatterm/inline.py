@@ -15,8 +15,10 @@ from chatterm.commands import COMMANDS, is_command, parse
 from chatterm.figures import new_notes
 from chatterm.oneshot import close_store, start_line, stats_line
 from chatterm.progress import PlainLines
+from chatterm.reports import no_thinking, thinking_text
 from chatterm.sanitize import cleaned, is_safe, one_line, visible
 from chatterm.talk import Talk
+from chatterm.wording import in_chat
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
@@ -109,7 +111,7 @@ class Inline:
                 self._talk.remember(text)
                 self._answer(self._talk.ask(text))
         except (EngineError, ModelError) as error:
-            self._complain(str(error))
+            self._complain(in_chat(error))
         except KeyboardInterrupt:
             if not self._lines.by_hand:
                 raise
@@ -180,6 +182,8 @@ class Inline:
         if argument in ("show", "hide"):
             self._page.shows_thinking = argument == "show"
         elif argument == "on":
+            if why := no_thinking(self._backend.info):
+                raise EngineError(why)
             self._backend.set_think("on")
         elif argument == "off":
             self._backend.set_think("off")
@@ -188,7 +192,8 @@ class Inline:
         if argument in ("on", "off", "auto"):
             self._talk.update(think=argument)
         shown = "shown" if self._page.shows_thinking else "hidden"
-        self._page.line(f"Thinking is {self._backend.think}, and {shown}.")
+        text = thinking_text(self._backend.think, self._backend.info)
+        self._page.line(f"{text} Thinking is {shown}.")
 
     def _model(self, argument: str) -> None:
         if not argument:

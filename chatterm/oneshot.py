@@ -11,6 +11,7 @@ from chatterm.figures import new_notes, rate_text, seconds_text
 from chatterm.progress import progress_on
 from chatterm.sanitize import one_line, visible
 from chatterm.talk import Talk
+from chatterm.wording import sentences
 from models.units import bytes_text
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def close_store(store: "Store | None", err: TextIO) -> None:
     """Write what is left of a session; say so where that is not possible."""
     if store is not None and not store.close():
         why = store.problem or "The session database does not answer."
-        _write(err, f"chatterm: {one_line(why)} What was said now is not saved.\n")
+        _write(err, f"chatterm: {sentences(one_line(why), 'What was said now is not saved')}\n")
 
 
 def _say_notes(backend: Backend, said: set[str], err: TextIO) -> None:

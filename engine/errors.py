@@ -23,15 +23,15 @@ def check_room(needed: int, available: int, *, goes_on: bool) -> None:
         return
     if goes_on:
         raise ContextFullError(
-            f"The answer cannot go on: the context of {available:,} tokens is full. Drop turns with /undo or "
-            "/reset, or start with a larger --context.",
+            f"The answer cannot go on: the context of {available:,} tokens is full. Take back earlier "
+            "messages, or start with a larger --context.",
             needed=needed,
             available=available,
         )
     raise ContextFullError(
         f"This message does not fit: it would make the conversation {needed:,} tokens long, "
         f"{needed - available:,} more than the {available:,} of the context. "
-        "Shorten it, drop turns with /undo or /reset, or start with a larger --context.",
+        "Shorten it, take back earlier messages, or start with a larger --context.",
         needed=needed,
         available=available,
     )

@@ -21,7 +21,7 @@ from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
 from chatterm.figures import Live, Watch, new_notes
 from chatterm.garbage import collect_now, collect_rarely
 from chatterm.keeper import Keeper
-from chatterm.reports import THINKING
+from chatterm.reports import thinking_text
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
 from chatterm.screens.parts import problem_text
@@ -36,6 +36,7 @@ from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript, message_hint
 from chatterm.widgets.welcome import Welcome
+from chatterm.wording import sentences
 
 T = TypeVar("T")
 
@@ -286,7 +287,7 @@ class ChatScreen(Screen[None]):
                 if self.info is None:
                     while self.conversation.waiting:
                         self.conversation.take_back()
-                    message += " /model chooses another model, /quit leaves."
+                    message = sentences(message, "/model chooses another model, /quit leaves")
             case worker.Send() | worker.Resume():
                 self.conversation.failed(now)
             case worker.LoadPath():
@@ -309,16 +310,11 @@ class ChatScreen(Screen[None]):
             case worker.SetSystem():
                 self.say("The system prompt is set; it holds from the next message on.")
             case worker.SetThink(mode):
-                self.say(THINKING[mode] + (self.no_thinking() if mode != "off" else ""))
+                self.say(thinking_text(mode, self.info))
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
             case worker.Catalogue():
                 self.actions.choose_model(value if isinstance(value, list) else [])
-
-    def no_thinking(self) -> str:
-        if self.info is None or self.info.thinks:
-            return ""
-        return f" ({self.model_name} does not know thinking.)"
 
     # --- what is shown ---
 
