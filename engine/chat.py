@@ -239,7 +239,7 @@ class Chat:
         *before, turn = self.turns
         if turn.answer.is_complete:
             raise EngineError(
-                "The answer is complete, so there is nothing to go on with; /retry asks for another one, or send a "
+                "The answer is complete, so there is nothing to go on with; ask for another one, or send a "
                 "message."
             )
         yield from self._answer(before, turn.user, params, turn)
