@@ -17,6 +17,7 @@ from chatterm.oneshot import close_store, start_line, stats_line
 from chatterm.progress import PlainLines
 from chatterm.reports import no_thinking, thinking_text
 from chatterm.sanitize import cleaned, is_safe, one_line, visible
+from chatterm.spinner import has_colour
 from chatterm.talk import Talk
 from chatterm.wording import in_chat
 
@@ -339,12 +340,6 @@ class Lines:
             sys.stderr.flush()
         data = self._stream.readline(LINE_LIMIT)
         return data.decode().rstrip("\r\n") if data else None
-
-
-def has_colour(stream: TextIO) -> bool:
-    """Whether escape codes may be written there."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("dumb", "unknown")
-    return stream.isatty() and not plain
 
 
 def _welcome(figures: Figures) -> str:

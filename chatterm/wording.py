@@ -2,7 +2,7 @@
 
 from chatterm.backend import ContextFullError
 
-_ENDS = (".", "!", "?", "…", ".)", ".\"", ".'", ".`")
+_ENDS = (".", "!", "?", "…", ".)", '."', ".'", ".`")
 
 
 def sentences(*parts: str) -> str:

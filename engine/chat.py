@@ -273,7 +273,9 @@ class Chat:
                     raise EngineError(
                         "The history left the KV cache in mid-answer; send a message to go on."
                     ) from None
-        raise EngineError("The history could not be brought back into the KV cache; begin a new conversation.")
+        raise EngineError(
+            "The history could not be brought back into the KV cache; begin a new conversation."
+        )
 
     def _start(
         self, before: list[Turn], text: str, params: SamplingParams, exact: bool, unfinished: Turn | None

@@ -145,9 +145,7 @@ def _downloaded(model: str) -> tuple[catalogue.WheelModel | HubModel, int]:
     try:
         held = catalogue.held_bytes(source) if is_wheel else hub.held_bytes(source)
     except OSError as error:
-        raise ModelError(
-            f"Cannot read the cache: {error.strerror or error} ({error.filename})."
-        ) from error
+        raise ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).") from error
     if held == 0:
         raise ModelError(f"{source.name} is not on this machine; see: chatterm list")
     return source, held

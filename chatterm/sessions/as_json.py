@@ -71,7 +71,7 @@ def _shown(value: object) -> str:
 def _other_version(version: object) -> str:
     """Why a file of this version cannot be read."""
     if not _is_int(version):
-        return f"The file does not say which version of the format it has; it must hold \"version\": {VERSION}."
+        return f'The file does not say which version of the format it has; it must hold "version": {VERSION}.'
     return f"The file has version {version} of the format; this chatterm reads version {VERSION}. Update chatterm."
 
 
@@ -140,9 +140,7 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
         if name == "stop" or (value is None and name in ("seed", "max_tokens")):
             continue
         if not (_is_int(value) if name in whole else _is_number(value)):
-            raise SessionError(
-                f"sampling: {one_line(name, 40)} is {_shown(value)}; it must be a number."
-            )
+            raise SessionError(f"sampling: {one_line(name, 40)} is {_shown(value)}; it must be a number.")
     try:
         SamplingParams(**values)
     except EngineError as error:
