@@ -400,7 +400,8 @@ def _use_readline(store: "Store") -> None:
                 readline.add_history(text)
 
     def complete(begun: str, which: int) -> str | None:
-        names = [f"/{name} " for name in HERE if begun and f"/{name}".startswith(begun)]
+        known = [name for c in COMMANDS if c.name in HERE for name in (c.name, *c.aliases)]
+        names = [f"/{name} " for name in known if begun and f"/{name}".startswith(begun)]
         return names[which] if which < len(names) else None
 
     readline.set_completer_delims(" ")

@@ -15,7 +15,7 @@ from textual.screen import Screen
 
 from chatterm import clipboard, worker
 from chatterm.backend import Backend, DraftCost, ModelInfo, Progress
-from chatterm.commands import COMMANDS, Command, is_command
+from chatterm.commands import COMMANDS, LEADER, Command, is_command
 from chatterm.conversation import Conversation
 from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
 from chatterm.figures import Live, Watch, new_notes
@@ -24,6 +24,7 @@ from chatterm.keeper import Keeper
 from chatterm.reports import thinking_text
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
+from chatterm.screens.keys import ask_for_second_key, command_bindings
 from chatterm.screens.parts import problem_text
 from chatterm.screens.writing import Writing
 from chatterm.settings import Settings
@@ -58,16 +59,6 @@ _WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
 """Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
 
 
-def command_bindings() -> list[BindingType]:
-    """The keys of the commands."""
-    return [
-        Binding(key, f"run_command({command.name!r}, {argument!r})", command.help, priority=True)
-        for command in COMMANDS
-        for key, argument in command.keys.items()
-        if key not in ("escape", "ctrl+q")  # these mean more than their command
-    ]
-
-
 class ChatScreen(Screen[None]):
     """One chat; implements `chatterm.conversation.View`. The commands are in `actions`."""
 
@@ -75,6 +66,7 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *command_bindings(),
         Binding("escape", "escape", "Stop, or back", priority=True),
+        Binding(LEADER, "leader", "Keys for terminals without Alt", priority=True),
         Binding("ctrl+c", "interrupt", "Copy, stop or quit", priority=True),
         Binding("pageup", "page(-1)", "Page up", priority=True),
         Binding("pagedown", "page(1)", "Page down", priority=True),
@@ -487,6 +479,9 @@ class ChatScreen(Screen[None]):
             running = self.conversation.turn is not None
             self.hint("Stopped. Ctrl+C again quits." if running else "Ctrl+C again quits.", _AGAIN)
             self.conversation.stop()
+
+    def action_leader(self) -> None:
+        ask_for_second_key(self)
 
     def action_page(self, step: int) -> None:
         self.transcript.page(step)
