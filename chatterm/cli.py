@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, BinaryIO, Literal, NoReturn, cast
 
 import typer
@@ -108,6 +109,10 @@ def run(
         str | None,
         typer.Argument(metavar="MODEL", help=f"{_MODEL} Default: smollm2.", show_default=False),
     ] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="Answer this and exit, as -p does.", show_default=False),
+    ] = None,
     prompt: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,6 +130,10 @@ def run(
         str | None,
         typer.Option(metavar="NAME", help="Go on with this session: its id, its title, or a part of it."),
     ] = None,
+    save: Annotated[
+        bool,
+        typer.Option("--save", help="Keep what -p asks as a session, to go on with it later."),
+    ] = False,
     inline: Annotated[
         bool,
         typer.Option("--inline", help="A plain conversation line by line: for pipes and screen readers."),
@@ -221,7 +230,7 @@ def run(
         typer.Option("--no-graph", help="Decode on a GPU without CUDA graphs.", rich_help_panel=_MACHINE),
     ] = False,
 ) -> None:
-    """Chat with MODEL; with -p or text on standard input, answer once and exit.
+    """Chat with MODEL; with TEXT, -p or text on standard input, answer and exit.
 
     Piped text stands before the first -p, with a blank line between them; with --inline every line of it is a message.
 
@@ -251,6 +260,10 @@ def run(
         think_cache=think_cache,
         sampling=checked_sampling({name: value for name, value in settings.items() if value is not None}),
     )
+    _check_theme(theme)
+    _check_model(model)
+    if question:
+        prompt = [" ".join(question), *(prompt or [])]
     if inline and as_json:
         raise WrongUsage("--inline writes plain text; leave out --json.")
     prompts = checked_texts(prompt or []) if inline else checked_prompts(prompt or [])
@@ -273,7 +286,7 @@ def run(
         model = model or chosen.model or None
         resume["session"] = chosen.id
     from chatterm.config_paths import config_path
-    from chatterm.settings import Settings, with_settings
+    from chatterm.settings import SessionSettings, Settings, with_settings
 
     preferences = Settings.load(config_path())
     decided = {
@@ -296,18 +309,44 @@ def run(
     if not prompts:
         gc.disable()  # the first frame stands sooner; run_app turns it on again then
         from chatterm.app import run_app
-        from chatterm.themes import load_theme
 
-        try:
-            load_theme(theme or preferences.screen.theme)
-        except EngineError as error:
-            raise WrongUsage(str(error)) from error
+        _check_theme(preferences.screen.theme)
+        if save:
+            preferences = replace(preferences, sessions=SessionSettings(save=True))
         raise typer.Exit(
             run_app(backend, theme=theme, settings=preferences, sampling=options.sampling, **resume)
         )
     from chatterm.oneshot import answer
 
-    answer(backend, prompts, as_json=as_json, stats=stats, **resume)
+    chosen_sampling = dict(options.sampling)
+    answer(backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume)
+
+
+def _check_theme(theme: str | None) -> None:
+    """Raises WrongUsage for a theme that does not exist, whatever else the command line asks for."""
+    if theme is None:
+        return
+    from chatterm.themes import load_theme
+
+    try:
+        load_theme(theme)
+    except EngineError as error:
+        raise WrongUsage(str(error)) from error
+
+
+def _check_model(model: str | None) -> None:
+    """Raises WrongUsage where MODEL is a question: no model's name holds several words."""
+    if model is None or len(model.split()) < 2:
+        return
+    from models.sources import parse
+
+    try:
+        parse(model)
+    except ModelError:
+        shown = one_line(model, 60)
+        raise WrongUsage(
+            f"There is no model {shown!r}; to ask the default model write: chatterm run -p TEXT"
+        ) from None
 
 
 def _is_given(invocation: typer.Context, name: str) -> bool:
@@ -330,7 +369,7 @@ def checked_texts(prompts: Sequence[str]) -> list[str]:
     """What was given with -p. Raises WrongUsage."""
     for text in prompts:
         if not text.strip():
-            raise WrongUsage("The prompt is empty; write something after -p.")
+            raise WrongUsage("The prompt is empty; write something.")
         _check_utf8(text)
     return list(prompts)
 

@@ -27,6 +27,8 @@ class Command:
     """Whether there are other arguments than the choices."""
     suggest: Callable[[], list[str]] | None = None
     """Arguments that are offered and only known while the program runs."""
+    takes_path: bool = False
+    """Whether the argument is a file, which is offered from the disk; behind one of the choices, if there are any."""
 
     @property
     def usage(self) -> str:
@@ -148,6 +150,7 @@ COMMANDS: tuple[Command, ...] = (
         ("save",),
         choices=("md", "json", "html"),
         is_free=True,
+        takes_path=True,
     ),
     Command(
         "import",
@@ -155,6 +158,7 @@ COMMANDS: tuple[Command, ...] = (
         "Read a conversation that was exported",
         lambda a, text: a.import_session(text),
         {"alt+i": None},
+        takes_path=True,
     ),
     Command(
         "model",
@@ -207,8 +211,30 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("Ctrl+C", "Copy what is selected; stop; twice: quit"),
     ("Page Up/Down", "Scroll; Ctrl+Home, Ctrl+End: the ends"),
     ("Ctrl+P", "Command palette"),
+    (
+        "Ctrl+L, then a key",
+        "What Alt or a function key does: Ctrl+L E is Alt+E, Ctrl+L 1 is F1; it shows them all",
+    ),
 )
 """Keys that are no commands."""
+
+LEADER = "ctrl+l"
+"""The key before the second of two. No terminal keeps it for itself, and nothing that edits text needs it."""
+_SECOND = {"pageup": "b", "pagedown": "space", "ctrl+home": "<", "ctrl+end": ">"}
+
+
+def second_key(key: str) -> str | None:
+    """What does the same behind the leader, for a key that some terminal or system keeps for itself; else None.
+
+    Alt is dead on a Mac until somebody makes the Option key "Meta"; GNOME's terminal takes F1, F10 and F11, desktops
+    take Ctrl with arrows; many keyboards have no function keys, and no Home, End and Page keys.
+    """
+    if key in _SECOND:
+        return _SECOND[key]
+    if re.fullmatch(r"f\d0?", key):
+        return key[1:][-1]
+    return key.removeprefix("alt+") if re.fullmatch(r"alt\+[a-z]+", key) else None
+
 
 _NAMES = {"pageup": "Page Up", "pagedown": "Page Down", "escape": "Esc"}
 _COMMAND_LINE = re.compile(r"/([A-Za-z?][\w-]*|\?)?(?:\s+(.*))?\Z", re.DOTALL)
@@ -248,21 +274,37 @@ def parse(text: str) -> tuple[Command, str]:
     return command, argument
 
 
-def completions(text: str) -> list[Command]:
-    """Commands that what has been typed so far may become: while the name itself is being typed."""
+def completions(text: str) -> list[tuple[str, Command]]:
+    """Names that what has been typed so far may become, while the name itself is being typed: first those of
+    commands, then those by which other programs call the same."""
     if not re.fullmatch(r"/[A-Za-z]*", text):
         return []
-    return [command for command in COMMANDS if command.name.startswith(text[1:].lower())]
+    typed = text[1:].lower()
+    named = [(command.name, command) for command in COMMANDS if command.name.startswith(typed)]
+    aliases = [(alias, command) for command in COMMANDS for alias in command.aliases if typed]
+    return named + [(alias, command) for alias, command in aliases if alias.startswith(typed)]
 
 
 def choice_completions(text: str) -> list[str]:
     """Whole lines that `/name arg` may become, where there are arguments to offer."""
     match = re.fullmatch(r"/([A-Za-z]+) (\S*)", text)
-    command = next((c for c in COMMANDS if match and c.name == match[1].lower()), None)
+    command = find(match[1].lower()) if match else None
     if match is None or command is None:
         return []
     offered = command.suggest() if command.suggest is not None else command.choices
-    return [f"/{command.name} {choice}" for choice in offered if choice.startswith(match[2])]
+    return [f"/{match[1]} {choice}" for choice in offered if choice.startswith(match[2])]
+
+
+def path_start(text: str) -> int | None:
+    """Where in a command line the file's name begins that is being written; None where none belongs."""
+    match = re.fullmatch(r"/([A-Za-z]+)(\s+)(.*)", text)
+    command = find(match[1].lower()) if match else None
+    if match is None or command is None or not command.takes_path:
+        return None
+    first, gap, _ = match[3].partition(" ")
+    if first in command.choices:
+        return match.start(3) + len(first) + 1 if gap else None
+    return match.start(3)
 
 
 def tables() -> str:

@@ -78,6 +78,8 @@ class SessionStats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     ttfts: list[float] = field(default_factory=list)
+    warmed_tokens: int = 0
+    """Of the cached ones those that were computed in idle time."""
     retries: int = 0
     """Turns that answered an earlier message once more; the next two are of their prompts."""
     retried_tokens: int = 0
@@ -94,6 +96,7 @@ class SessionStats:
         self.prefilled_tokens += stats.prefilled_tokens
         self.generated_tokens += stats.generated_tokens
         self.reasoning_tokens += stats.reasoning_tokens
+        self.warmed_tokens += stats.warmed_tokens
         self.prefill_s += stats.prefill_s
         self.decode_s += stats.decode_s
         self.ttfts.append(stats.ttft_s)

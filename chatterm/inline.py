@@ -15,8 +15,11 @@ from chatterm.commands import COMMANDS, is_command, parse
 from chatterm.figures import new_notes
 from chatterm.oneshot import close_store, start_line, stats_line
 from chatterm.progress import PlainLines
+from chatterm.reports import no_thinking, thinking_text
 from chatterm.sanitize import cleaned, is_safe, one_line, visible
+from chatterm.spinner import has_colour
 from chatterm.talk import Talk
+from chatterm.wording import in_chat
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
@@ -109,7 +112,7 @@ class Inline:
                 self._talk.remember(text)
                 self._answer(self._talk.ask(text))
         except (EngineError, ModelError) as error:
-            self._complain(str(error))
+            self._complain(in_chat(error))
         except KeyboardInterrupt:
             if not self._lines.by_hand:
                 raise
@@ -180,6 +183,8 @@ class Inline:
         if argument in ("show", "hide"):
             self._page.shows_thinking = argument == "show"
         elif argument == "on":
+            if why := no_thinking(self._backend.info):
+                raise EngineError(why)
             self._backend.set_think("on")
         elif argument == "off":
             self._backend.set_think("off")
@@ -188,7 +193,8 @@ class Inline:
         if argument in ("on", "off", "auto"):
             self._talk.update(think=argument)
         shown = "shown" if self._page.shows_thinking else "hidden"
-        self._page.line(f"Thinking is {self._backend.think}, and {shown}.")
+        text = thinking_text(self._backend.think, self._backend.info)
+        self._page.line(f"{text} Thinking is {shown}.")
 
     def _model(self, argument: str) -> None:
         if not argument:
@@ -336,12 +342,6 @@ class Lines:
         return data.decode().rstrip("\r\n") if data else None
 
 
-def has_colour(stream: TextIO) -> bool:
-    """Whether escape codes may be written there."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("dumb", "unknown")
-    return stream.isatty() and not plain
-
-
 def _welcome(figures: Figures) -> str:
     name, context = one_line(figures.model_name, 200), figures.context_length
     return f"{name} on {figures.device}, context {context:,} tokens. /help shows the commands, Ctrl-D leaves."
@@ -400,7 +400,8 @@ def _use_readline(store: "Store") -> None:
                 readline.add_history(text)
 
     def complete(begun: str, which: int) -> str | None:
-        names = [f"/{name} " for name in HERE if begun and f"/{name}".startswith(begun)]
+        known = [name for c in COMMANDS if c.name in HERE for name in (c.name, *c.aliases)]
+        names = [f"/{name} " for name in known if begun and f"/{name}".startswith(begun)]
         return names[which] if which < len(names) else None
 
     readline.set_completer_delims(" ")

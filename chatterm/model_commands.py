@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from chatterm.progress import progress_on
 from chatterm.sanitize import one_line
-from models.sources import LocalModel, ModelFiles, local_models, resolve
+from models.sources import LocalModel, ModelFiles, held_bytes, local_models, resolve
 from models.sources import remove as remove_files
 from models.units import bytes_text
 
@@ -48,10 +48,10 @@ def _print_table(found: Iterable[LocalModel]) -> None:
 
 
 def confirm_removal(model: str) -> bool:
-    """Ask on the terminal whether `model` shall go."""
-    known = next((entry for entry in local_models() if entry.name == model), None)
-    extent = f" ({bytes_text(known.bytes)})" if known else ""
-    print(f"Delete {one_line(model)}{extent} from this machine? [y/N] ", end="", file=sys.stderr, flush=True)
+    """Ask on the terminal whether `model` shall go. Raises ModelError when it is not there."""
+    extent = bytes_text(held_bytes(model))
+    question = f"Delete {one_line(model)} ({extent}) from this machine? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

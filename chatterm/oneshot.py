@@ -2,15 +2,17 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from chatterm.backend import Backend, EngineError, Figures, FinishReason, Outcome, TokenEvent
 from chatterm.figures import new_notes, rate_text, seconds_text
 from chatterm.progress import progress_on
 from chatterm.sanitize import one_line, visible
+from chatterm.spinner import Spinner, has_colour
 from chatterm.talk import Talk
+from chatterm.wording import sentences
 from models.units import bytes_text
 
 if TYPE_CHECKING:
@@ -56,24 +58,27 @@ def answer(
     as_json: bool = False,
     stats: bool = False,
     session: str | None = None,
+    save: bool = False,
+    sampling: Mapping[str, Any] | None = None,
     store: "Store | None" = None,
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> None:
     """Load the model, send `prompts` as the turns of one conversation and write the answers as they are made.
 
-    With `session` they go on with that session of `store` (default: the person's own), which is saved. The backend
-    and the store are closed in the end. On KeyboardInterrupt the partial answer stays (as JSON: is written) and the
-    interrupt goes on to the caller. Raises ModelError and EngineError.
+    With `session` they go on with that session of `store` (default: the person's own), which is saved; `save` begins
+    one, which remembers `sampling` as chosen. The backend and the store are closed in the end. On KeyboardInterrupt
+    the partial answer stays (as JSON: is written) and the interrupt goes on to the caller. Raises ModelError and
+    EngineError.
     """
     out = out or sys.stdout
     err = err or sys.stderr
-    if session is not None and store is None:
+    if (save or session is not None) and store is None:
         from chatterm.sessions.store import Store
 
         store = Store.open()
     try:
-        talk = Talk(backend, store, session)
+        talk = Talk(backend, store, session, sampling)
         with progress_on(err) as on_progress:
             backend.open(on_progress)
         talk.begin()
@@ -86,6 +91,8 @@ def answer(
                 _write(out, "\n")
             _turn(backend, talk, prompt, as_json=as_json, stats=stats, out=out, err=err)
             _say_notes(backend, said, err)
+        if save and talk.session is not None and err.isatty():
+            _write(err, _dim(f"Saved; chatterm run --session {talk.session} goes on.", err) + "\n")
     finally:
         backend.close()
         close_store(store, err)
@@ -95,7 +102,7 @@ def close_store(store: "Store | None", err: TextIO) -> None:
     """Write what is left of a session; say so where that is not possible."""
     if store is not None and not store.close():
         why = store.problem or "The session database does not answer."
-        _write(err, f"chatterm: {one_line(why)} What was said now is not saved.\n")
+        _write(err, f"chatterm: {sentences(one_line(why), 'What was said now is not saved')}\n")
 
 
 def _say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
@@ -109,9 +116,11 @@ def _turn(
     page = _Page(out if not as_json else None, err)
     started = False
     try:
-        with closing(talk.ask(prompt)) as events:
+        with Spinner(err, "Reading the prompt") as spinner, closing(talk.ask(prompt)) as events:
             for event in events:
                 started = True
+                if event.text:
+                    spinner.stop()
                 page.write(event)
         page.end()
     except (KeyboardInterrupt, EngineError) as error:
@@ -126,6 +135,8 @@ def _turn(
         _write(out, to_json(outcome) + "\n")
     if outcome.finish_reason is FinishReason.CONTEXT_FULL:
         _write(err, "chatterm: The context is full, so the answer ends here; a larger --context may help.\n")
+    if outcome.finish_reason is FinishReason.LENGTH:
+        _write(err, "chatterm: The answer ends at the limit of tokens for one answer (--max-tokens).\n")
     if stats:
         _write(err, stats_line(outcome) + "\n")
 
@@ -156,7 +167,7 @@ class _Page:
 
 
 def _dim(text: str, stream: TextIO) -> str:
-    return f"\x1b[2m{text}\x1b[22m" if stream.isatty() else text
+    return f"\x1b[2m{text}\x1b[22m" if has_colour(stream) else text
 
 
 def to_json(outcome: Outcome) -> str:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from chatterm.sanitize import one_line
+from chatterm.spinner import Spinner
 from models.progress import OnProgress, Progress
 from models.units import bytes_text
 
@@ -31,16 +32,25 @@ def progress_on(err: TextIO, *, keep: bool = False) -> Iterator[OnProgress]:
         bars.TransferSpeedColumn(),
         bars.TimeRemainingColumn(compact=True),
     )
-    with bars.Progress(*columns, console=Console(file=err), transient=not keep) as display:
-        tasks: dict[tuple[str, str], bars.TaskID] = {}
+    display = bars.Progress(*columns, console=Console(file=err), transient=not keep)
+    spinner = Spinner(err, "Starting")  # until there is progress: importing takes a while, too
+    tasks: dict[tuple[str, str], bars.TaskID] = {}
 
-        def report(progress: Progress) -> None:
-            key = (progress.stage, progress.what)
-            if key not in tasks:
-                tasks[key] = display.add_task(escape(title(progress)), total=progress.total)
-            display.update(tasks[key], completed=progress.done, total=progress.total)
+    def report(progress: Progress) -> None:
+        if not tasks:
+            spinner.stop()
+            display.start()
+        key = (progress.stage, progress.what)
+        if key not in tasks:
+            tasks[key] = display.add_task(escape(title(progress)), total=progress.total)
+        display.update(tasks[key], completed=progress.done, total=progress.total)
 
-        yield report
+    with spinner:
+        try:
+            yield report
+        finally:
+            if display.live.is_started:
+                display.stop()
 
 
 class PlainLines:

@@ -1,6 +1,6 @@
 """What commands say: the tables of /help as lines, the words of /think."""
 
-from chatterm.backend import ThinkMode
+from chatterm.backend import ModelInfo, ThinkMode
 from chatterm.commands import COMMANDS, KEYS
 from chatterm.markdown.lines import Line, cells, line_cells, wrap
 
@@ -9,6 +9,18 @@ THINKING: dict[ThinkMode, str] = {
     "off": "The model answers without thinking.",
     "auto": "The model thinks where its template says so.",
 }
+
+
+def no_thinking(info: ModelInfo | None) -> str:
+    """Why the model cannot be made to think; "" where it can, or where no model is loaded yet."""
+    if info is None or info.thinks:
+        return ""
+    return f"{info.name} cannot think; /model chooses a model that can."
+
+
+def thinking_text(mode: ThinkMode, info: ModelInfo | None) -> str:
+    """What the model does in this mode."""
+    return THINKING[mode] if info is None or info.thinks else f"{info.name} cannot think: it answers at once."
 
 
 def help_lines(width: int) -> list[Line]:

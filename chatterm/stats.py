@@ -93,13 +93,12 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
 
 
 def _reuse(stats: SessionStats, width: int) -> list[Line]:
-    """What the cache was worth, in one sentence."""
+    """What of the prompts was there already: counted, never estimated."""
     if not stats.cached_tokens:
         return []
-    text = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens were not computed again"
-    if stats.prefill_s > 0 and stats.prefilled_tokens:
-        saved = stats.cached_tokens * stats.prefill_s / stats.prefilled_tokens
-        text += f": about {seconds_text(saved)} of prefill that nobody waited for"
+    text = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens were in the cache when they were needed"
+    if stats.warmed_tokens:
+        text += f", {stats.warmed_tokens:,} of them computed while you read and typed"
     if stats.retries:
         share = _share(stats.reused_tokens, stats.retried_tokens)
         text += f". A retry found {share} of its prompt in the cache"

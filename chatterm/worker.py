@@ -25,6 +25,7 @@ from chatterm.backend import (
     TokenEvent,
 )
 from chatterm.sanitize import one_line
+from chatterm.wording import in_chat
 
 if TYPE_CHECKING:
     from chatterm.sessions.records import Exchange
@@ -272,7 +273,7 @@ class Worker:
             except _Abandoned:
                 self._reports.append(Failed(job, "Loading was stopped; what is downloaded already is kept."))
             except (EngineError, ModelError) as error:
-                self._reports.append(Failed(job, one_line(str(error))))
+                self._reports.append(Failed(job, one_line(in_chat(error))))
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
                 what = one_line(f"{type(error).__name__}: {error}", limit=300)
                 self._reports.append(Failed(job, f"An unexpected error: {what}. The chat goes on."))

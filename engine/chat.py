@@ -238,9 +238,7 @@ class Chat:
             raise EngineError("There is no answer to continue; send a message first.")
         *before, turn = self.turns
         if turn.answer.is_complete:
-            raise EngineError(
-                "The answer is already complete; use /retry for another one, or send a message."
-            )
+            raise EngineError("The answer is already complete; ask for another one, or send a message.")
         yield from self._answer(before, turn.user, params, turn)
 
     def _follow(self, sequence: Sequence) -> None:
@@ -272,9 +270,7 @@ class Chat:
                     raise EngineError(
                         "The conversation was evicted from the KV cache during the answer; send a message to continue."
                     ) from None
-        raise EngineError(
-            "The conversation could not be restored to the KV cache; start a new one with /reset."
-        )
+        raise EngineError("The conversation could not be restored to the KV cache; start a new conversation.")
 
     def _start(
         self, before: list[Turn], text: str, params: SamplingParams, exact: bool, unfinished: Turn | None

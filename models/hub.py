@@ -198,10 +198,24 @@ def remove(model: HubModel) -> int:
     cache = RepoCache(Settings.read().cache, model.repo)
     if model.file is None and model.revision == "main":
         return cache.remove_all()
+    commits = _commits(cache, model)
+    if model.file is None:
+        return sum(map(cache.remove_commit, commits))
+    return sum(cache.remove_file(commit, model.file) for commit in commits)
+
+
+def held_bytes(model: HubModel) -> int:
+    """Bytes of a model in the cache, an unfinished download too: what `remove` would delete (0: nothing)."""
+    cache = RepoCache(Settings.read().cache, model.repo)
+    if model.file is None and model.revision == "main":
+        return cache.bytes()
+    return sum(cache.commit_bytes(commit, model.file) for commit in _commits(cache, model))
+
+
+def _commits(cache: RepoCache, model: HubModel) -> list[str]:
+    """The commits that the revision may stand for: until a download is complete that is not written down."""
     commit = cache.commit_of(model.revision)
-    if commit is None:
-        return 0
-    return cache.remove_commit(commit) if model.file is None else cache.remove_file(commit, model.file)
+    return cache.listed() if commit is None else [commit]
 
 
 def _download(

@@ -57,6 +57,11 @@ class RepoCache:
             path.name for path in (self.folder / "snapshots").glob("*") if _COMMIT.fullmatch(path.name)
         )
 
+    def listed(self) -> list[str]:
+        """The commits of which there is a listing here: those that were downloaded, or were to be."""
+        names = (path.stem for path in (self.folder / "chatterm").glob("*.json"))
+        return sorted(name for name in names if _COMMIT.fullmatch(name))
+
     def snapshot(self, commit: str) -> Path:
         """The folder in which the files of a commit lie under their names."""
         return self.folder / "snapshots" / commit
@@ -126,7 +131,7 @@ class RepoCache:
 
     def remove_all(self) -> int:
         """Delete everything of this repository; return the bytes freed. Raises OSError."""
-        freed = self._bytes()
+        freed = self.bytes()
         if self.folder.exists():
             shutil.rmtree(self.folder)
         shutil.rmtree(self.root / ".locks" / self.folder.name, ignore_errors=True)
@@ -134,19 +139,19 @@ class RepoCache:
 
     def remove_file(self, commit: str, path: str) -> int:
         """Delete one file of a commit and what only it needed; return the bytes freed."""
-        before = self._bytes()
+        before = self.bytes()
         listing = self.listing(commit)
         (self.snapshot(commit) / path).unlink(missing_ok=True)
         if listing is not None and (file := listing.files.get(path)) is not None and file.id:
             partial(self.blob(file)).unlink(missing_ok=True)
         if not any(self.snapshot(commit).rglob("*.*")):
-            return before - self._bytes() + self.remove_commit(commit)
+            return before - self.bytes() + self.remove_commit(commit)
         self._drop_unused_blobs()
-        return before - self._bytes()
+        return before - self.bytes()
 
     def remove_commit(self, commit: str) -> int:
         """Delete the files of one commit that no other commit shares; return the bytes freed."""
-        before = self._bytes()
+        before = self.bytes()
         listing = self.listing(commit)
         shutil.rmtree(self.snapshot(commit), ignore_errors=True)
         self._listing_path(commit).unlink(missing_ok=True)
@@ -159,7 +164,7 @@ class RepoCache:
         self._drop_unused_blobs()
         if not self.snapshots() and not self.arrived():
             self.remove_all()
-        return before - self._bytes()
+        return before - self.bytes()
 
     def _drop_unused_blobs(self) -> None:
         """Delete the blobs to which no snapshot links; an unfinished one may be on its way elsewhere."""
@@ -173,7 +178,15 @@ class RepoCache:
     def _listing_path(self, commit: str) -> Path:
         return self.folder / "chatterm" / f"{commit}.json"
 
-    def _bytes(self) -> int:
+    def commit_bytes(self, commit: str, path: str | None) -> int:
+        """Bytes of the files of one commit, or of one of them; what has arrived of an unfinished one counts too."""
+        listing = self.listing(commit)
+        known = [file for file in (listing.files.values() if listing else ()) if path in (None, file.path)]
+        parts = sum(max(_size(partial(self.blob(file))), 0) for file in known if file.id)
+        names = [self.snapshot(commit) / path] if path else self.snapshot(commit).rglob("*")
+        return parts + sum(name.stat().st_size for name in names if name.is_file())
+
+    def bytes(self) -> int:
         """Bytes of all regular files of this repository."""
         return sum(
             path.lstat().st_size

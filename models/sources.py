@@ -120,20 +120,35 @@ def remove(model: str) -> int:
 
     Never deletes a folder or file of the person's own. Raises ModelError when there is nothing to remove.
     """
+    source, _ = _downloaded(model)
+    try:
+        return catalogue.remove(source) if isinstance(source, catalogue.WheelModel) else hub.remove(source)
+    except OSError as error:
+        raise ModelError(
+            f"Cannot delete {source.name}: {error.strerror or error} ({error.filename})."
+        ) from error
+
+
+def held_bytes(model: str) -> int:
+    """Bytes that `remove` would delete. Raises ModelError as `remove` does, so that nobody is asked in vain."""
+    return _downloaded(model)[1]
+
+
+def _downloaded(model: str) -> tuple[catalogue.WheelModel | HubModel, int]:
+    """A model that chatterm downloaded, and its bytes. Raises ModelError where there is nothing of it."""
     source = parse(model)
     if isinstance(source, Path):
         raise ModelError(
             f"{source} is your own; chatterm removes only what it downloaded. Delete it yourself."
         )
+    is_wheel = isinstance(source, catalogue.WheelModel)
     try:
-        freed = catalogue.remove(source) if isinstance(source, catalogue.WheelModel) else hub.remove(source)
+        held = catalogue.held_bytes(source) if is_wheel else hub.held_bytes(source)
     except OSError as error:
-        raise ModelError(
-            f"Cannot delete {source.name}: {error.strerror or error} ({error.filename})."
-        ) from error
-    if freed == 0:
+        raise ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).") from error
+    if held == 0:
         raise ModelError(f"{source.name} is not on this machine; see: chatterm list")
-    return freed
+    return source, held
 
 
 def _existing(text: str) -> Path | None:

@@ -5,7 +5,7 @@ from functools import partial
 from chatterm import worker
 from chatterm.backend import EngineError, ModelChoice
 from chatterm.entries import AnswerEntry, BuiltEntry
-from chatterm.reports import THINKING, help_lines
+from chatterm.reports import help_lines, no_thinking, thinking_text
 from chatterm.screens.message_actions import MessageActions
 from chatterm.screens.parts import LOADING
 from chatterm.screens.session_actions import SessionActions
@@ -53,6 +53,8 @@ class ChatActions(MessageActions, SessionActions):
 
     def think(self, mode: str) -> None:
         match mode:
+            case "on" if why := no_thinking(self.screen.info):
+                raise EngineError(why)
             case "on" | "off" | "auto":
                 self.screen.submit(worker.SetThink(mode))
                 self.screen.keeper.update(think=mode)
@@ -63,7 +65,7 @@ class ChatActions(MessageActions, SessionActions):
                         entry.show_thinking(mode == "show")
                 self.screen.say("Thinking stays open." if mode == "show" else "Thinking stays closed.")
             case _:
-                self.screen.say(THINKING[self.screen.backend.think] + self.screen.no_thinking())
+                self.screen.say(thinking_text(self.screen.backend.think, self.screen.info))
 
     def system(self, text: str) -> None:
         if text:

@@ -15,15 +15,16 @@ from textual.screen import Screen
 
 from chatterm import clipboard, worker
 from chatterm.backend import Backend, DraftCost, ModelInfo, Progress
-from chatterm.commands import COMMANDS, Command, is_command
+from chatterm.commands import COMMANDS, LEADER, Command, is_command
 from chatterm.conversation import Conversation
 from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
 from chatterm.figures import Live, Watch, new_notes
 from chatterm.garbage import collect_now, collect_rarely
 from chatterm.keeper import Keeper
-from chatterm.reports import THINKING
+from chatterm.reports import thinking_text
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
+from chatterm.screens.keys import ask_for_second_key, command_bindings
 from chatterm.screens.parts import problem_text
 from chatterm.screens.writing import Writing
 from chatterm.settings import Settings
@@ -36,6 +37,7 @@ from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript, message_hint
 from chatterm.widgets.welcome import Welcome
+from chatterm.wording import sentences
 
 T = TypeVar("T")
 
@@ -57,16 +59,6 @@ _WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
 """Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
 
 
-def command_bindings() -> list[BindingType]:
-    """The keys of the commands."""
-    return [
-        Binding(key, f"run_command({command.name!r}, {argument!r})", command.help, priority=True)
-        for command in COMMANDS
-        for key, argument in command.keys.items()
-        if key not in ("escape", "ctrl+q")  # these mean more than their command
-    ]
-
-
 class ChatScreen(Screen[None]):
     """One chat; implements `chatterm.conversation.View`. The commands are in `actions`."""
 
@@ -74,6 +66,7 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *command_bindings(),
         Binding("escape", "escape", "Stop, or back", priority=True),
+        Binding(LEADER, "leader", "Keys for terminals without Alt", priority=True),
         Binding("ctrl+c", "interrupt", "Copy, stop or quit", priority=True),
         Binding("pageup", "page(-1)", "Page up", priority=True),
         Binding("pagedown", "page(1)", "Page down", priority=True),
@@ -286,7 +279,7 @@ class ChatScreen(Screen[None]):
                 if self.info is None:
                     while self.conversation.waiting:
                         self.conversation.take_back()
-                    message += " /model chooses another model, /quit leaves."
+                    message = sentences(message, "/model chooses another model, /quit leaves")
             case worker.Send() | worker.Resume():
                 self.conversation.failed(now)
             case worker.LoadPath():
@@ -309,16 +302,11 @@ class ChatScreen(Screen[None]):
             case worker.SetSystem():
                 self.say("The system prompt is set; it holds from the next message on.")
             case worker.SetThink(mode):
-                self.say(THINKING[mode] + (self.no_thinking() if mode != "off" else ""))
+                self.say(thinking_text(mode, self.info))
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
             case worker.Catalogue():
                 self.actions.choose_model(value if isinstance(value, list) else [])
-
-    def no_thinking(self) -> str:
-        if self.info is None or self.info.thinks:
-            return ""
-        return f" ({self.model_name} does not know thinking.)"
 
     # --- what is shown ---
 
@@ -491,6 +479,9 @@ class ChatScreen(Screen[None]):
             running = self.conversation.turn is not None
             self.hint("Stopped. Ctrl+C again quits." if running else "Ctrl+C again quits.", _AGAIN)
             self.conversation.stop()
+
+    def action_leader(self) -> None:
+        ask_for_second_key(self)
 
     def action_page(self, step: int) -> None:
         self.transcript.page(step)

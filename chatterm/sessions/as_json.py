@@ -44,9 +44,7 @@ def from_json(text: str) -> tuple[SessionInfo, Tree]:
     if isinstance(data, dict) and data.get("format") == FORMAT:
         version = data.get("version")
         if version != VERSION:
-            raise SessionError(
-                f"The format is {one_line(repr(version), 40)}; this chatterm knows {VERSION}. Update chatterm."
-            )
+            raise SessionError(_other_version(version))
         info = _session(_Reader("session", data.get("session")))
         records = data.get("exchanges")
         if not isinstance(records, list):
@@ -55,7 +53,7 @@ def from_json(text: str) -> tuple[SessionInfo, Tree]:
         _check_tree(exchanges)
         head = data.get("head")
         if head is not None and (not _is_int(head) or head not in {exchange.id for exchange in exchanges}):
-            raise SessionError(f"head is {one_line(repr(head), 40)}; it must be the id of an exchange.")
+            raise SessionError(f"head is {_shown(head)}; it must be the id of an exchange.")
         return info, Tree(exchanges, head)
     messages = data.get("messages") if isinstance(data, dict) else data
     if isinstance(messages, list):
@@ -63,6 +61,18 @@ def from_json(text: str) -> tuple[SessionInfo, Tree]:
     raise SessionError(
         "This is no session of chatterm and no list of messages; export one with --format json."
     )
+
+
+def _shown(value: object) -> str:
+    """A value as the file has it, and not as Python writes it."""
+    return one_line(json.dumps(value), 40)
+
+
+def _other_version(version: object) -> str:
+    """Why a file of this version cannot be read."""
+    if not _is_int(version):
+        return f'The file does not say which version of the format it has; it must hold "version": {VERSION}.'
+    return f"The file has version {version} of the format; this chatterm reads version {VERSION}. Update chatterm."
 
 
 class _Reader:
@@ -77,7 +87,8 @@ class _Reader:
     def take(self, name: str, default: Any, valid: Callable[[Any], bool], what: str) -> Any:
         value = self.data.get(name, default)
         if not valid(value):
-            raise SessionError(f"{self.where}: {name} is {one_line(repr(value), 40)}; it must be {what}.")
+            state = f"is {_shown(value)}" if name in self.data else "is missing"
+            raise SessionError(f"{self.where}: {name} {state}; it must be {what}.")
         return value
 
     def text(self, name: str, default: str | None = "") -> str:
@@ -129,9 +140,7 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
         if name == "stop" or (value is None and name in ("seed", "max_tokens")):
             continue
         if not (_is_int(value) if name in whole else _is_number(value)):
-            raise SessionError(
-                f"sampling: {one_line(name, 40)} is {one_line(repr(value), 40)}; it must be a number."
-            )
+            raise SessionError(f"sampling: {one_line(name, 40)} is {_shown(value)}; it must be a number.")
     try:
         SamplingParams(**values)
     except EngineError as error:
@@ -216,7 +225,7 @@ def _from_messages(messages: list[Any]) -> tuple[SessionInfo, Tree]:
                 )
             case role:
                 raise SessionError(
-                    f"message {number}: role is {one_line(repr(role), 40)}; it must be system, user or assistant."
+                    f"message {number}: role is {_shown(role)}; it must be system, user or assistant."
                 )
     if tree.head is None:
         raise SessionError("There is no message of the user in it.")

@@ -7,7 +7,7 @@ from textual import events, on
 from textual.message import Message
 
 from chatterm.attachments import working_folder
-from chatterm.commands import choice_completions, completions
+from chatterm.commands import choice_completions, completions, path_start
 from chatterm.markdown.lines import Line, cells, elided, padded
 from chatterm.path_completion import FoundPath, PathToken, found_paths, path_token
 from chatterm.widgets.canvas import Canvas
@@ -26,15 +26,33 @@ class Suggestion:
     """Whether `text` can be run as it is."""
     cursor: int | None = None
     """Where in `text` to go on writing; None: at its end."""
+    is_extra: bool = False
+    """What is written makes sense without it, so Enter sends that; Tab takes the suggestion."""
 
 
 def suggestions(text: str) -> list[Suggestion]:
     """What the command `text` may become."""
     found = [
-        Suggestion(c.usage, c.help, f"/{c.name} " if c.arguments else f"/{c.name}", not c.arguments)
-        for c in completions(text)
+        Suggestion(
+            f"/{name} {c.arguments}".strip(),
+            c.help if name == c.name else f"/{c.name}: {c.help}",
+            f"/{name} " if c.arguments else f"/{name}",
+            not c.arguments,
+        )
+        for name, c in completions(text)
     ]
     return found or [Suggestion(line, "", line, True) for line in choice_completions(text)]
+
+
+def file_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> list[Suggestion]:
+    """The command line `text` with its file's name replaced by each path. One that is written need not be there yet."""
+    written = bool(token.path.strip())
+    return [
+        Suggestion(
+            path.path, path.note, text[: token.start] + path.path, not path.is_folder, is_extra=written
+        )
+        for path in found
+    ]
 
 
 def path_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> list[Suggestion]:
@@ -50,6 +68,14 @@ def path_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> lis
         )
         for path in found
     ]
+
+
+def _wanted_path(text: str, cursor: int) -> PathToken | None:
+    """The path that is being written: behind an @ in a message, or as the argument of a command."""
+    if not text.startswith("/"):
+        return path_token(text, cursor) if "@" in text else None
+    start = path_start(text)
+    return None if start is None or cursor < len(text) else PathToken(start, cursor, text[start:])
 
 
 class Completion(Canvas):
@@ -82,8 +108,8 @@ class Completion(Canvas):
 
     def look(self, text: str, cursor: int | None = None) -> None:
         """The composer's text is now `text`, with the cursor after that many characters (None: at the end)."""
-        token = path_token(text, len(text) if cursor is None else cursor) if "@" in text else None
-        if token is not None and not text.startswith("/"):
+        token = _wanted_path(text, len(text) if cursor is None else cursor)
+        if token is not None:
             if self._wanted != (text, token):
                 self._wanted = text, token
                 self._search()
@@ -111,7 +137,12 @@ class Completion(Canvas):
             found = message.paths
             if len(found) == 1 and found[0].path == message.token.path and not found[0].is_folder:
                 found = []
-            self._show(path_suggestions(message.text, message.token, found), "")
+            if message.text.startswith("/"):
+                choices = [Suggestion(line, "", line, True) for line in choice_completions(message.text)]
+                found_here = file_suggestions(message.text, message.token, found)
+                self._show([*choices, *found_here], message.text)
+            else:
+                self._show(path_suggestions(message.text, message.token, found), "")
         else:
             self._search()
 

@@ -177,7 +177,9 @@ class Composer(FoldingArea):
             return False
         if key in ("up", "down"):
             self._completion.move(-1 if key == "up" else 1)
-        elif key == "tab" or (key == "enter" and self.text.strip() != chosen.text.strip()):
+        elif key == "tab" or (
+            key == "enter" and not chosen.is_extra and self.text.strip() != chosen.text.strip()
+        ):
             self.choose(chosen, run=key == "enter")
         elif key == "escape":
             self._completion.close()

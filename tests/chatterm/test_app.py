@@ -227,7 +227,11 @@ async def test_think_on_and_off_reach_the_model() -> None:
 async def test_a_model_that_does_not_think_says_so() -> None:
     async with driven(ScriptedBackend(thinks=False)) as driver:
         await driver.send("/think on")
-        await driver.shows("does not know thinking")
+        assert driver.errors == ["scripted cannot think; /model chooses a model that can."]
+        await driver.send("/think auto")
+        await driver.send("/think")
+        assert driver.notices[-1] == "scripted cannot think: it answers at once."
+        assert ("set_think", "on") not in driver.app.chat.backend.calls  # type: ignore[attr-defined]
 
 
 # --- commands ---

@@ -305,7 +305,10 @@ def test_a_square_of_several_blocks_shows_the_most_telling_one() -> None:
 
 
 def test_stats_compare_the_turn_the_session_and_the_process() -> None:
-    turns = [TurnStats(1000, 0, 1000, 50, 0, 1.0, 1.0, 1.0), TurnStats(1000, 990, 10, 50, 0, 0.1, 0.01, 1.0)]
+    turns = [
+        TurnStats(1000, 0, 1000, 50, 0, 1.0, 1.0, 1.0),
+        TurnStats(1000, 990, 10, 50, 0, 0.1, 0.01, 1.0, warmed_tokens=40),
+    ]
     session, process = SessionStats(), SessionStats()
     process.add(turns[0])
     for stats in (session, process):
@@ -317,6 +320,7 @@ def test_stats_compare_the_turn_the_session_and_the_process() -> None:
         "session (2)",
         "process (3)",
         "tokens reused",
+        "990 of 3,000 prompt tokens were in the cache when they were needed, 40 of them computed while",
         "A retry found 99% of its prompt in the cache",
         "2.0 TB/s",
     ):

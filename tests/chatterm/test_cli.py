@@ -23,7 +23,9 @@ from chatterm.backend import (
 )
 from chatterm.cli import WrongUsage, call, checked_prompts
 from chatterm.commands import COMMANDS
+from chatterm.sessions.store import Store
 from models.catalogue import DEFAULT_MODEL
+from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.counting import PATIENCE
 
 
@@ -77,7 +79,7 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
     line = (
         "run org/name@rev -p hello --system Terse --temperature 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 "
         "--repetition-penalty 1.1 --presence-penalty 0.5 --seed 7 --max-tokens 9 --stop A --stop B "
-        "--context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dark --stats "
+        "--context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dusk --stats "
         "--attention sdpa --no-graph --quantize int8 --threads 3"
     )
     assert call(line.split()) == 0
@@ -126,6 +128,54 @@ def test_json_and_several_turns(backends: list[EchoBackend], capsys: pytest.Capt
     assert len(backends) == 1
 
 
+def test_text_behind_the_model_is_asked_as_p_does(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["run", "some/model", "What is", "a tree?", "-p", "And a bush?"]) == 0
+    assert capsys.readouterr() == ("What is a tree?\n\nAnd a bush?\n", "")
+    assert [backend.model for backend in backends] == ["some/model"]
+
+
+def test_a_question_in_the_place_of_the_model_is_told_apart(
+    backends: list[EchoBackend], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["run", "What is a tree?"]) == 2
+    assert "chatterm run -p TEXT" in capsys.readouterr().err
+    assert backends == []
+
+
+def test_what_p_asked_is_kept_and_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_folders: Path
+) -> None:
+    made: list[ScriptedBackend] = []
+
+    def local(model: str, options: ChatOptions) -> ScriptedBackend:
+        made.append(
+            ScriptedBackend([Script(f"answer {len(made) + 1}")], model=model, sampling=options.sampling)
+        )
+        return made[-1]
+
+    monkeypatch.setattr("chatterm.local.LocalBackend", local)
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert call(["run", "scripted", "not kept"]) == 0
+    assert not (own_folders / "data").exists()
+    assert call(["run", "scripted", "one", "--save", "--temperature", "0.5"]) == 0
+    assert call(["run", "--continue", "-p", "two"]) == 0
+    assert call(["run", "--session", "one", "-p", "three", "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    assert [backend.history[0] for backend in made[2:]] == [("one", "answer 2")] * 2
+    assert made[3].sampling == {"temperature": 0.5}
+    store = Store.open(own_folders / "data" / "sessions.db")
+    (kept,) = store.find()
+    _, tree, _ = store.load(kept.id)
+    store.close()
+    assert [(e.user, e.text) for e in tree.path(tree.head)] == [
+        ("one", "answer 2"),
+        ("two", "answer 3"),
+        ("three", "answer 4"),
+    ]
+
+
 def test_standard_input_is_the_prompt_or_stands_before_it(
     backends: list[EchoBackend], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +205,8 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
         ("run -p x --think-cache none", "--think-cache"),
         ("run -p x --nonsense", "--nonsense"),
         ("run -p", "-p"),
-        ("run a b -p x", "b"),
+        ("run -p x --theme plaid", "there are dusk, ember"),
+        ("run --inline --theme plaid", "There is no theme 'plaid'"),
         ("frobnicate", "frobnicate"),
         ("show", "MODEL"),
         ("rm smollm2", "--yes"),

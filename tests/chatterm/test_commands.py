@@ -6,7 +6,15 @@ import pytest
 
 from chatterm.app import ChatApp
 from chatterm.backend import EngineError
-from chatterm.commands import COMMANDS, choice_completions, completions, is_command, parse, tables
+from chatterm.commands import (
+    COMMANDS,
+    choice_completions,
+    completions,
+    is_command,
+    parse,
+    path_start,
+    tables,
+)
 from chatterm.markdown.lines import text_of
 from chatterm.reports import help_lines
 from chatterm.screens.chat import ChatScreen
@@ -123,14 +131,44 @@ def test_paths_and_text_after_a_space_are_messages(text: str) -> None:
 
 
 def test_completion_while_the_name_is_typed() -> None:
-    assert completions("/") == list(COMMANDS)
-    assert [command.name for command in completions("/re")] == ["retry", "reset", "rename"]
+    assert completions("/") == [(command.name, command) for command in COMMANDS]
+    assert [name for name, _ in completions("/re")] == ["retry", "reset", "rename", "regenerate", "resume"]
     assert completions("/re t") == completions("hello") == completions("") == []
     assert choice_completions("/think o") == ["/think on", "/think off"]
     assert choice_completions("/think o x") == choice_completions("/nothing o") == []
     assert "/theme paper" in choice_completions("/theme ")
     assert [item.text for item in suggestions("/the")] == ["/theme "]
     assert [item.text for item in suggestions("/think s")] == ["/think show"]
+
+
+def test_every_alias_completes_to_its_command() -> None:
+    for command in COMMANDS:
+        for alias in filter(str.isalpha, command.aliases):
+            assert (alias, command) in completions(f"/{alias[:2]}")
+            (offered,) = [item for item in suggestions(f"/{alias}") if item.text.strip() == f"/{alias}"]
+            assert offered.help.startswith(f"/{command.name}: ")
+            assert parse(f"/{alias} x" if command.arguments else offered.text)[0] == command
+    assert choice_completions("/save m") == ["/save md"]
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("/import ", 8),
+        ("/import a b.js", 8),
+        ("/export notes", 8),
+        ("/save md ", 9),
+        ("/export json out/x", 13),
+        ("/export md", None),
+        ("/import", None),
+        ("/theme pa", None),
+        ("/nothing x", None),
+        ("/import a\nb", None),
+        ("import x", None),
+    ],
+)
+def test_where_a_command_wants_a_file(text: str, start: int | None) -> None:
+    assert path_start(text) == start
 
 
 @pytest.mark.parametrize("width", [36, 76, 104])

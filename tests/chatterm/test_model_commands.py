@@ -89,6 +89,7 @@ def test_rm_asks_on_a_terminal(
     local: list[LocalModel], monkeypatch: pytest.MonkeyPatch, reply: str, goes: bool
 ) -> None:
     removed: list[str] = []
+    monkeypatch.setattr(model_commands, "held_bytes", lambda model: 2_500_000)
 
     def remove(model: str) -> int:
         removed.append(model)
@@ -101,6 +102,23 @@ def test_rm_asks_on_a_terminal(
     assert call(["rm", "tiny"]) == (0 if goes else 1)
     assert removed == (["tiny"] if goes else [])
     assert "Delete tiny (2.5 MB) from this machine? [y/N]" in err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("nonsense", "There is no model nonsense"), ("smollm2", "smollm2 is not on this machine")],
+)
+def test_rm_does_not_ask_about_what_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, said: str
+) -> None:
+    err = Terminal()
+    monkeypatch.setenv("CHATTERM_CACHE", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    monkeypatch.setattr("sys.stderr", err)
+    assert call(["rm", name]) == 1
+    assert said in err.getvalue()
+    assert "Delete" not in err.getvalue()
+    assert err.getvalue().count("\n") == 1
 
 
 def test_rm_with_yes_does_not_ask(

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from threading import Condition
 
 import pytest
 
@@ -20,6 +21,7 @@ from chatterm.backend import (
 from chatterm.oneshot import INPUT_LIMIT, InputError, answer, join_prompts, read_input, stats_line, to_json
 from chatterm.progress import PlainLines, progress_on
 from chatterm.sessions.records import Exchange
+from chatterm.spinner import Spinner
 
 Script = Iterable[TokenEvent | BaseException]
 
@@ -129,6 +131,101 @@ def test_notes_are_said_once_as_they_come() -> None:
     assert "\x1b[2mchatterm: A graph failed.\x1b[22m\n" in terminal.getvalue()
 
 
+class Waiting(Terminal):
+    """A terminal whose content can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = Condition()
+
+    def write(self, text: str) -> int:
+        with self._changed:
+            self._changed.notify_all()
+            return super().write(text)
+
+    def shows(self, text: str) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: text in self.getvalue(), 60)
+
+
+class Slow(ScriptedBackend):
+    """It is loaded, and its first token comes, once the terminal shows that something happens."""
+
+    terminal: Waiting
+
+    def open(self, on_progress: OnProgress | None = None) -> None:
+        assert self.terminal.shows("Starting")
+
+    def send(self, text: str) -> Iterator[TokenEvent]:
+        assert self.terminal.shows("Reading the prompt")
+        return super().send(text)
+
+
+def left_on_screen(written: str) -> str:
+    """What a line of a terminal shows in the end."""
+    return written.rsplit("\x1b[K", 1)[-1]
+
+
+@pytest.fixture
+def terminal_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.mark.usefixtures("terminal_codes")
+def test_a_terminal_sees_that_something_happens_and_nothing_of_it_is_left() -> None:
+    both = Waiting()
+    backend = Slow(said("One", " two"))
+    backend.terminal = both
+    answer(backend, ["count"], out=both, err=both)
+    assert "Starting" in both.getvalue()
+    assert "Reading the prompt" in both.getvalue()
+    assert left_on_screen(both.getvalue().split("One")[0]) in (
+        "",
+        "\x1b[2mchatterm: The GPU sleeps.\x1b[22m\n",
+    )
+    assert both.getvalue().split("One")[1] == " two\n" + both.getvalue().split(" two\n")[1]
+    assert "Reading" not in both.getvalue().split("One")[1]
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), EngineError("No room.")])
+@pytest.mark.usefixtures("terminal_codes")
+def test_a_spinner_goes_away_with_an_error(failure: BaseException) -> None:
+    both = Waiting()
+    backend = Slow([failure])
+    backend.terminal = both
+    with pytest.raises(type(failure)):
+        answer(backend, ["count"], out=both, err=both)
+    assert left_on_screen(both.getvalue()) == ""
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_nothing_turns_where_codes_are_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, terminal_codes: None, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    err = Terminal()
+    with Spinner(err, "Waiting", delay=0.0) as spinner:
+        assert not spinner.turns
+    assert err.getvalue() == ""
+
+
+@pytest.mark.usefixtures("terminal_codes")
+def test_a_spinner_that_was_stopped_at_once_writes_nothing() -> None:
+    err = Terminal()
+    with Spinner(err, "Waiting", delay=60.0):
+        pass
+    assert err.getvalue() == ""
+
+
+def test_an_answer_that_was_cut_off_says_why_and_names_no_command() -> None:
+    err = io.StringIO()
+    answer(ScriptedBackend(said("cut"), reason=FinishReason.LENGTH), ["a"], out=io.StringIO(), err=err)
+    assert "limit of tokens for one answer (--max-tokens)" in err.getvalue()
+    assert "/continue" not in err.getvalue()
+
+
+@pytest.mark.usefixtures("terminal_codes")
 def test_reasoning_is_dim_on_a_terminal_and_ends_before_the_answer() -> None:
     out, err = io.StringIO(), Terminal()
     backend = ScriptedBackend([*thought("let me", " see"), *said("42")])

@@ -272,7 +272,7 @@ def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: S
     assert run(lines, backend, store=store, out=out, err=err) == 1
     text, errors = out.getvalue(), err.getvalue()
     assert text.startswith("cut\n\n whole\n\nother\n\nTaken back: go\n")
-    assert "Thinking is off" in text
+    assert "The model answers without thinking." in text
     assert "The system prompt: Be brief." in text
     assert "* other" in text
     assert "  /retry: Answer once more" in text
