@@ -8,7 +8,7 @@ from chatterm.backend import Figures, ModelInfo, SpillFigures, TurnStats
 from chatterm.figures import SessionStats, rate_text, seconds_text
 from chatterm.markdown.lines import Line, wrap
 from chatterm.markdown.table import table_lines
-from models.units import bytes_text
+from models.units import bytes_text, counted
 
 _NONE = "–"
 
@@ -96,10 +96,7 @@ def _reuse(stats: SessionStats, width: int) -> list[Line]:
     """What the cache was worth, in one sentence."""
     if not stats.cached_tokens:
         return []
-    text = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens were not computed again"
-    if stats.prefill_s > 0 and stats.prefilled_tokens:
-        saved = stats.cached_tokens * stats.prefill_s / stats.prefilled_tokens
-        text += f": about {seconds_text(saved)} of prefill that nobody waited for"
+    text = f"{stats.cached_tokens:,} of {counted(stats.prompt_tokens, 'prompt token')} came from the cache"
     if stats.retries:
         share = _share(stats.reused_tokens, stats.retried_tokens)
         text += f". A retry found {share} of its prompt in the cache"
@@ -112,14 +109,16 @@ def _about(
     pairs: list[tuple[str, str]] = []
     if info is not None:
         pairs.append(("model", f"{info.name} · {info.device} · {info.dtype}"))
-        pairs.append(("context", f"{info.context_length:,} tokens"))
+        pairs.append(("context", counted(info.context_length, "token")))
     if figures is not None:
         pairs.append(("kernels", f"{figures.attention} attention · {figures.decode}"))
         blocks = (
             f"{figures.blocks_held:,} held, {figures.blocks_cached:,} cached, {figures.blocks_free:,} free"
         )
         pairs.append(("weights", bytes_text(figures.weight_bytes)))
-        cache = f"{bytes_text(figures.kv_bytes)} in blocks of {figures.block_size} tokens: {blocks}"
+        cache = (
+            f"{bytes_text(figures.kv_bytes)} in blocks of {counted(figures.block_size, 'token')}: {blocks}"
+        )
         pairs.append(("KV cache", cache))
         if figures.spill is not None:
             pairs.append(("evicted", _spill(figures.spill)))
@@ -140,8 +139,8 @@ def _spill(spill: SpillFigures) -> str:
         costs = f"{spill.brought_s * 1e6:.1f} µs a token, computing it {spill.computed_s * 1e6:.1f}"
     if not spill.is_used:
         return f"computed again: bringing it back takes {costs}"
-    text = f"{spill.blocks:,} blocks in {bytes_text(spill.bytes)} of host memory"
-    back = f" · {spill.restored_tokens:,} tokens brought back"
+    text = f"{counted(spill.blocks, 'block')} in {bytes_text(spill.bytes)} of host memory"
+    back = f" · {counted(spill.restored_tokens, 'token')} brought back"
     return text + (back + (f", {costs}" if costs else "") if spill.restored_tokens else "")
 
 

@@ -9,6 +9,7 @@ from chatterm.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
 from chatterm.sessions.records import Exchange
 from chatterm.worker import Token
+from models.units import counted
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
@@ -127,7 +128,7 @@ class Turn:
         elif answer.body.is_empty or (self.is_resumed and not self.has_begun):
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
             if what == "reading" and figures is not None and figures.prefill_total:
-                what += f" · {figures.prefill_done:,} of {figures.prefill_total:,} tokens"
+                what += f" · {figures.prefill_done:,} of {counted(figures.prefill_total, 'token')}"
             activity = f"{_SPINNER[int((now - self.started) * 10) % len(_SPINNER)]} {what}"
             if activity == answer.activity:
                 return False
@@ -243,7 +244,7 @@ def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:
     """The figures below an answer, then why it ended where that matters."""
     parts: list[str] = []
     if stats is not None and stats.generated_tokens:
-        parts.append(f"{stats.generated_tokens:,} tokens")
+        parts.append(counted(stats.generated_tokens, "token"))
         if stats.decode_tokens_per_s:
             parts.append(rate_text(stats.decode_tokens_per_s))
         parts.append(f"first after {seconds_text(stats.ttft_s)}")
