@@ -187,8 +187,16 @@ class Turn:
         self.answer.is_thinking = False
 
 
-def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn | None, now: float) -> Live:
-    """`idle` with the figures of the running turn, or of the one that ended last."""
+def live_figures(
+    idle: Live,
+    backend: Backend,
+    running: Turn | None,
+    ended: Turn | None,
+    saved: TurnStats | None,
+    now: float,
+) -> Live:
+    """`idle` with the figures of the running turn, else of the answer that is looked at: of the turn that `ended` with
+    it, or only those that are `saved` with it."""
     turn = running or ended
     common = replace(
         idle,
@@ -197,7 +205,7 @@ def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn
         figures=backend.figures(),
     )
     if turn is None:
-        return common
+        return _with_saved(common, saved) if saved is not None else common
     latest = backend.last if running is not None and running.has_begun else None
     stats = latest.stats if latest is not None else turn.stats
     known = stats if stats is not None and stats.prompt_tokens else None
@@ -216,6 +224,20 @@ def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn
         generated=count,
         prefill_rate=known.prefilled_tokens / known.prefill_s if known and known.prefill_s > 0 else None,
         used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
+    )
+
+
+def _with_saved(live: Live, stats: TurnStats) -> Live:
+    """The figures that are saved with an answer."""
+    return replace(
+        live,
+        speed=stats.decode_tokens_per_s,
+        average=stats.decode_tokens_per_s,
+        ttft_s=stats.ttft_s,
+        cached=stats.cached_tokens,
+        computed=stats.prefilled_tokens,
+        generated=stats.generated_tokens,
+        is_saved=True,
     )
 
 
