@@ -1,5 +1,7 @@
 """Markdown laid out as lines, at once and while it streams."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +51,23 @@ Setext
 
     indented code
 
+A note[^1], \\( x^2 \\) and [a name][two].
+
+\\[
+x = y
++ z
+\\]
+
+[^1]: the *first*
+goes on
+[two]: https://example.com/two
+[^3]: third
+- a list
+
+$$
+a_1 * b_1
+$$
+
 The end with a [link](https://example.com/).
 """
 
@@ -86,6 +105,13 @@ COPY = "copy".rjust(59)
         ("<b>html</b> stays", "<b>html</b> stays"),
         ("![alt](http://x/y.png)", "[image: alt] (http://x/y.png)"),
         ("a\\*b &amp; c", "a*b & c"),
+        ("so \\( a^2 \\) and \\[ *b* _c_ \\], $$*d*$$", "so \\( a^2 \\) and \\[ *b* _c_ \\], $$*d*$$"),
+        ("text\n\\[\n*a*\n- b\n\\]\nmore", "text\n\n\\[\n*a*\n- b\n\\]\n\nmore"),
+        (
+            "a[^1]\n\n[^1]: *note*\nof two lines\n[2]: http://x/",
+            "a[^1]\n\n[^1]: note of two lines\n[2]: http://x/",
+        ),
+        ("\\( never closed", "( never closed"),
     ],
 )
 def test_blocks(source: str, expected: str) -> None:
@@ -144,6 +170,59 @@ def test_chopping_loses_nothing(text: str, width: int) -> None:
     assert "".join(map(text_of, lines)) == text
     assert all(line_cells(line) <= width for line in lines)
     assert len(wrap([(text, "")], width)) <= len(text) + 1
+
+
+_PIECES = (
+    "- ",
+    "> ",
+    "1. ",
+    "# ",
+    "## ",
+    "[{}]: ",
+    "[^{}]: ",
+    "    ",
+    "\n",
+    "\n",
+    "\n\n",
+    " ",
+    "*",
+    "**",
+    "_",
+    "`",
+    "```\n",
+    "```{}\n",
+    "$$",
+    "$$\n",
+    "\\(",
+    "\\)",
+    "\\[",
+    "\\]\n",
+    "[{}]",
+    "[{}][{}]",
+    "({})",
+    "|",
+    "<{}>",
+    "~~",
+    "---\n",
+    "===\n",
+    "{}",
+    "{}",
+    "{} ",
+)
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_no_word_vanishes(pieces: list[str]) -> None:
+    words = iter(f"w{number}w" for number in range(100))
+    source = "".join(
+        "".join(part + (next(words) if "{" in part else "") for part in re.split(r"(?=\{\})", piece)).replace(
+            "{}", ""
+        )
+        for piece in pieces
+    )
+    said = "".join(text_of(line) for line in Document(source).lines(500))
+    assert [word for word in re.findall(r"w\d+w", source) if word not in said] == []
 
 
 def test_elided() -> None:
