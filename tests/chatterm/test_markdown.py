@@ -10,6 +10,7 @@ from markdown_it.token import Token
 from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.document import Document
 from chatterm.markdown.lines import Line, chop, elided, line_cells, text_of, wrap
+from chatterm.markdown.table import table_lines
 
 SAMPLE = """\
 # Title
@@ -283,3 +284,64 @@ def test_the_cost_of_a_piece_does_not_grow_with_the_answer(
     said = "".join(text_of(line) for line in lines)
     for character, count in {"x": source.count("x"), "w": source.count("w"), "2": source.count("2")}.items():
         assert said.count(character) == count
+
+
+CELL = st.text(alphabet=st.sampled_from("abcdé漢 -`*"), max_size=24)
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(CELL, min_size=n, max_size=n), min_size=1, max_size=5)
+    ),
+    st.integers(2, 70),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_table_of_any_width_breaks_no_word_that_a_line_holds(rows: list[list[str]], width: int) -> None:
+    cells = [[[(cell, "")] for cell in row] for row in rows]
+    lines = table_lines(cells, ["left", "right", "center"], width)
+    assert all(line_cells(line) <= width for line in lines)
+    said = [text_of(line) for line in lines]
+    # Ideographs may break anywhere; a word is also what stands before the colon of a record.
+    words = {
+        w
+        for row in rows
+        for cell in row
+        for w in re.findall(r"[^\s漢]+", cell)
+        if line_cells([(w, "")]) < width
+    }
+    assert [word for word in words if not any(word in line for line in said)] == []
+    shown = "".join(said)
+    assert all(shown.count(c) >= sum(cell.count(c) for row in rows for cell in row) for c in "abcdé漢")
+
+
+def test_a_narrow_table_wraps_at_spaces_and_a_narrower_one_is_records() -> None:
+    source = "| name | what it is |\n|---|---|\n| first | some longer words |\n| second | short |"
+    assert texts(markdown_lines(source, 18)) == [
+        "name     what it",
+        "         is",
+        "──────────────────",
+        "first    some",
+        "         longer",
+        "         words",
+        "╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌",
+        "second   short",
+    ]
+    assert texts(markdown_lines(source, 14)) == [
+        "name: first",
+        "what it is:",
+        "some longer",
+        "words",
+        "╌╌╌╌╌╌╌╌╌╌╌╌╌╌",
+        "name: second",
+        "what it is:",
+        "short",
+    ]
+    assert "╌" not in shown(source, 60)
+
+
+def test_a_diff_is_coloured() -> None:
+    source = "```diff\n@@ -1 +1 @@ f\n-old\n+new\n same\n```"
+    assert "code-removed" in styles_of(source, "-old")
+    assert "code-added" in styles_of(source, "+new")
+    assert "code-name" in styles_of(source, "@@ -1")
+    assert styles_of(source, "same") == {"code"}
