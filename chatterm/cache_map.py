@@ -3,6 +3,7 @@
 from chatterm.figures import count_text
 from chatterm.markdown.lines import Line, Run, line_cells, wrap
 from engine.block_map import BlockMap, BlockState
+from models.units import counted
 
 _STYLES = {
     BlockState.FREE: "rule",
@@ -32,7 +33,7 @@ def cache_lines(found: BlockMap, width: int, height: int = 24, *, plain: bool = 
     The map takes what `height` leaves; where there are more blocks than squares, several share one.
     """
     marks = PLAIN_MARKS if plain else _MARKS
-    blocks = f"{len(found.states):,} blocks of {found.block_size} tokens"
+    blocks = f"{counted(len(found.states), 'block')} of {counted(found.block_size, 'token')}"
     head: list[Line] = [
         *wrap([("KV cache", "heading"), (f"  {blocks}", "muted")], width),
         [],
@@ -51,16 +52,16 @@ def _about(found: BlockMap) -> list[Run]:
     """What one should see, in a sentence or two."""
     if not found.tokens:
         return [("Nothing has been said on this branch yet.", "muted")]
-    runs: list[Run] = [("This branch  ", "strong"), (f"{found.tokens:,} tokens, ", "")]
+    runs: list[Run] = [("This branch  ", "strong"), (f"{counted(found.tokens, 'token')}, ", "")]
     if found.present == found.tokens:
         runs.append(("all of them in the cache", ""))
     else:
         runs.append((f"{found.present:,} of them in the cache", ""))
     if found.shared:
-        others = "another branch" if found.others == 1 else f"{found.others} other branches"
+        others = "another branch" if found.others == 1 else counted(found.others, "other branch")
         runs.append((f"; {found.shared:,} shared with {others}, and computed once", "accent"))
     if found.hidden:
-        runs.append((f"; {found.hidden:,} tokens of thinking taken out", "code-string"))
+        runs.append((f"; {counted(found.hidden, 'token')} of thinking taken out", "code-string"))
     return [*runs, (".", "")]
 
 
@@ -70,7 +71,7 @@ def _squares(title: str, states: bytes, width: int, rows: int, marks: str) -> li
     each = max(-(-len(states) // (across * rows)), 1)
     # A square of several blocks shows the most telling one: a short branch must not vanish.
     shown = [BlockState(max(states[at : at + each])) for at in range(0, len(states), each)]
-    more = f", {each} blocks in a square" if each > 1 else ""
+    more = f", {counted(each, 'block')} in a square" if each > 1 else ""
     lines = wrap([(title + more, "muted")], width)
     for at in range(0, len(shown), across):
         line: Line = []

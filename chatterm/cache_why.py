@@ -9,6 +9,7 @@ from chatterm.markdown.lines import Line, cells, elided, line_cells, wrap
 from chatterm.sanitize import one_line, visible
 from chatterm.sessions.records import Exchange
 from engine.events import Cause, Parting
+from models.units import counted
 
 _STYLES = ("accent", "code-string", "primary")
 """Of what was reused, warmed, computed."""
@@ -110,7 +111,7 @@ def _sum(figures: Sequence[TurnStats]) -> Line:
         return [("There are no figures of these turns.", "muted")]
     computed = sum(stats.prefilled_tokens for stats in figures)
     warmed = sum(stats.warmed_tokens for stats in figures)
-    text = f"Of {prompt:,} prompt tokens you waited for {computed:,}"
+    text = f"Of {counted(prompt, 'prompt token')} you waited for {computed:,}"
     if warmed:
         text += f"; {warmed:,} were computed while you read and typed"
     return [(text + ".", "accent")]

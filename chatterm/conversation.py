@@ -9,13 +9,13 @@ from time import monotonic
 from typing import Any, Protocol
 
 from chatterm import worker
-from chatterm.backend import Backend, EngineError, Outcome
+from chatterm.backend import Backend, EngineError, Outcome, TurnStats
 from chatterm.entries import AnswerEntry, Branch, Entry, UserEntry
 from chatterm.figures import SessionStats
 from chatterm.keeper import Keeper
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.tree import Tree
-from chatterm.turn import Turn, answer_of
+from chatterm.turn import Turn, answer_of, stats_of
 
 _BUSY = "An answer is running; Esc stops it."
 
@@ -86,6 +86,23 @@ class Conversation:
     def _messages(self, exchange: Exchange) -> list[str]:
         """The messages at this place, oldest first."""
         return list(dict.fromkeys(other.user for other in self.tree.siblings(exchange.id)))
+
+    @property
+    def last_answer(self) -> Exchange | None:
+        """The last one of the selected branch, where the model that is loaded gave it."""
+        info, head = self._backend.info, self.tree.head
+        names = (self._backend.model, info.name if info is not None else "")
+        return self.tree[head] if head is not None and self.tree[head].model in names else None
+
+    @property
+    def ended_here(self) -> Turn | None:
+        """The latest turn that is over, while it is that of the last answer."""
+        return self.ended if self.ended is not None and self.ended.exchange is self.last_answer else None
+
+    @property
+    def saved_stats(self) -> TurnStats | None:
+        """The figures that are saved with the last answer."""
+        return stats_of(self.last_answer) if self.last_answer is not None else None
 
     # --- sending ---
 

@@ -9,6 +9,7 @@ from chatterm.markdown.code import code_blocks
 from chatterm.markdown.document import Document
 from chatterm.markdown.lines import Line, Run, cells, elided, styled, wrap
 from chatterm.sanitize import cleaned, visible
+from models.units import counted
 
 INDENT = 2
 """Columns left of every text: the person's bar stands there."""
@@ -226,7 +227,7 @@ class AnswerEntry(Entry):
         return sections
 
     def _thinking_head(self) -> str:
-        tokens = f"{self.thinking_tokens:,} tokens"
+        tokens = counted(self.thinking_tokens, "token")
         mark = "▾" if self.is_open else "▸"
         if self.is_thinking:
             return f"{mark} thinking · {self.thinking_s:.1f} s, {tokens} · {_ANSWER_NOW} answers now"

@@ -143,6 +143,8 @@ class Live:
     """Tokens/s at which the prompt was computed, or is."""
     progress_rate: float | None = None
     """Bytes/s of what is being downloaded or loaded."""
+    is_saved: bool = False
+    """The figures were saved with an answer: this machine may be another one than that which computed it."""
     left_s: float | None = None
     """Seconds until the progress, the prefill or the warming of the history will be done."""
 
@@ -156,7 +158,7 @@ class Live:
         """The fraction of the memory's bandwidth that decoding uses: each token reads the weights and the KV of
         what is before it. None while a part of it is unknown."""
         figures, speed = self.figures, self.speed or self.average
-        if figures is None or not figures.bandwidth or not speed:
+        if self.is_saved or figures is None or not figures.bandwidth or not speed:
             return None
         blocks = figures.blocks_free + figures.blocks_cached + figures.blocks_held
         per_token = figures.kv_bytes / (blocks * figures.block_size) if blocks else 0.0

@@ -20,6 +20,7 @@ from chatterm.sanitize import cleaned, is_safe, one_line, visible
 from chatterm.spinner import has_colour
 from chatterm.talk import Talk
 from chatterm.wording import in_chat
+from models.units import counted
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
@@ -221,7 +222,9 @@ class Inline:
             self._page.line(start_line(figures))
         if latest is not None:
             self._page.line(stats_line(latest))
-        self._page.line(f"[the conversation takes {self._backend.used_tokens:,} tokens of the context]")
+        self._page.line(
+            f"[the conversation takes {counted(self._backend.used_tokens, 'token')} of the context]"
+        )
 
     def _rename(self, argument: str) -> None:
         from chatterm.sessions.titles import given_title
@@ -344,7 +347,7 @@ class Lines:
 
 def _welcome(figures: Figures) -> str:
     name, context = one_line(figures.model_name, 200), figures.context_length
-    return f"{name} on {figures.device}, context {context:,} tokens. /help shows the commands, Ctrl-D leaves."
+    return f"{name} on {figures.device}, context {counted(context, 'token')}. /help shows the commands, Ctrl-D leaves."
 
 
 def run_inline(

@@ -7,7 +7,7 @@ from chatterm.progress import progress_on
 from chatterm.sanitize import one_line
 from models.sources import LocalModel, ModelFiles, held_bytes, local_models, resolve
 from models.sources import remove as remove_files
-from models.units import bytes_text
+from models.units import bytes_text, counted
 
 
 def pull(model: str) -> None:
@@ -67,7 +67,7 @@ def show(model: str) -> None:
 
     files = resolve(model, offline=True)
     facts = describe(files)
-    context = f"{facts.context_length:,} tokens" if facts.context_length else "unknown"
+    context = counted(facts.context_length, "token") if facts.context_length else "unknown"
     rows = [
         ("Model", facts.name),
         ("Architecture", facts.architecture),

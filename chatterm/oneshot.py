@@ -13,7 +13,7 @@ from chatterm.sanitize import one_line, visible
 from chatterm.spinner import Spinner, has_colour
 from chatterm.talk import Talk
 from chatterm.wording import sentences
-from models.units import bytes_text
+from models.units import bytes_text, counted
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store
@@ -188,7 +188,7 @@ def start_line(figures: Figures) -> str:
     weights, kv = bytes_text(figures.weight_bytes), bytes_text(figures.kv_bytes)
     where = f"{visible(figures.model_name)} on {figures.device}, {figures.dtype}"
     how = f"{figures.attention} attention | decode: {figures.decode}"
-    context = f"context {figures.context_length:,} tokens"
+    context = f"context {counted(figures.context_length, 'token')}"
     return f"[{where} | {how} | weights {weights} | {context}, KV cache {kv}]"
 
 
@@ -197,9 +197,9 @@ def stats_line(outcome: Outcome) -> str:
     stats = outcome.stats
     thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
     parts = (
-        f"prompt {stats.prompt_tokens} tokens ({stats.cached_tokens} cached)",
+        f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)",
         f"first token after {seconds_text(stats.ttft_s)}",
-        f"{stats.generated_tokens} tokens{thought} at {rate_text(stats.decode_tokens_per_s)}",
+        f"{counted(stats.generated_tokens, 'token')}{thought} at {rate_text(stats.decode_tokens_per_s)}",
         str(outcome.finish_reason or FinishReason.CANCELLED),
     )
     return f"[{' | '.join(parts)}]"

@@ -1,14 +1,14 @@
 """/stats: this turn, this session and this process side by side, and what the engine holds."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from chatterm.backend import Figures, ModelInfo, SpillFigures, TurnStats
 from chatterm.figures import SessionStats, rate_text, seconds_text
-from chatterm.markdown.lines import Line, wrap
+from chatterm.markdown.lines import Line, cells, longest_word, wrap
 from chatterm.markdown.table import table_lines
-from models.units import bytes_text
+from models.units import bytes_text, counted
 
 _NONE = "–"
 
@@ -53,9 +53,9 @@ def stats_lines(
     if turn is None and not session.turns and not (process and process.turns):
         lines.append([("Nothing has been answered yet.", "muted")])
     else:
-        columns = [(f"session ({session.turns:,})", session)]
-        if process is not None:
-            columns.append((f"process ({process.turns:,})", process))
+        columns = [("this session", session)]
+        if process is not None and process != session:
+            columns.append(("since the start", process))
         lines += _turn_table(turn, columns, width)
         lines += _reuse(columns[-1][1], width)
     about = _about(info, figures, machine)
@@ -72,14 +72,15 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         return [of_turn(turn) if turn else _NONE, *(of_session(s) for _, s in columns)]
 
     rows = [
-        ["", "this turn", *(title for title, _ in columns)],
+        ["", "last answer", *(title for title, _ in columns)],
+        ["answers", _NONE, *(f"{s.turns:,}" for _, s in columns)],
         ["prompt tokens", *count("prompt_tokens")],
         ["  from the cache", *count("cached_tokens")],
         ["  computed", *count("prefilled_tokens")],
         ["  share cached", *each(lambda t: _share(t.cached_tokens, t.prompt_tokens), _cached_share)],
         ["generated tokens", *count("generated_tokens")],
         ["  of them thinking", *count("reasoning_tokens")],
-        ["first token after", *each(lambda t: seconds_text(t.ttft_s), _mean_ttft)],
+        ["first token (mean)", *each(lambda t: seconds_text(t.ttft_s), _mean_ttft)],
         ["prefill", *each(lambda t: _rate(t.prefilled_tokens, t.prefill_s), _prefill)],
         ["decode", *each(lambda t: rate_text(t.decode_tokens_per_s), _decode)],
         ["time decoding", *each(lambda t: seconds_text(t.decode_s), lambda s: seconds_text(s.decode_s))],
@@ -88,15 +89,30 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         rows.append(["retries", _NONE, *(f"{s.retries:,}" for _, s in columns)])
         rows.append(["  tokens reused", _NONE, *(f"{s.reused_tokens:,}" for _, s in columns)])
         rows.append(["  tokens computed", _NONE, *(_computed_again(s) for _, s in columns)])
-    cells = [[[(cell, "")] for cell in row] for row in rows]
-    return table_lines(cells, ["left", *["right"] * (len(columns) + 1)], width)
+    lines: list[Line] = []
+    for group in _side_by_side(rows, width):
+        runs = [[[(cell, "")] for cell in row] for row in group]
+        lines += ([[]] if lines else []) + table_lines(runs, ["left", *["right"] * len(group[0])], width)
+    return lines
+
+
+def _side_by_side(rows: list[list[str]], width: int) -> Iterator[list[list[str]]]:
+    """The table in as many parts as it takes for no cell to wrap: each with the first column, and with as many of
+    the others as fit."""
+    sizes = [max(cells(row[column]) for row in rows) + 3 for column in range(len(rows[0]))]
+    first, room = 1, width - sizes[0] + 3
+    for last in range(1, len(sizes)):
+        if last + 1 == len(sizes) or sum(sizes[first : last + 2]) > room:
+            part = [[row[0], *row[first : last + 1]] for row in rows]
+            yield part if len(part[0]) == len(rows[0]) else [row for row in part if set(row[1:]) != {_NONE}]
+            first = last + 1
 
 
 def _reuse(stats: SessionStats, width: int) -> list[Line]:
     """What of the prompts was there already: counted, never estimated."""
     if not stats.cached_tokens:
         return []
-    text = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens were in the cache when they were needed"
+    text = f"{stats.cached_tokens:,} of {counted(stats.prompt_tokens, 'prompt token')} came from the cache"
     if stats.warmed_tokens:
         text += f", {stats.warmed_tokens:,} of them computed while you read and typed"
     if stats.retries:
@@ -111,14 +127,16 @@ def _about(
     pairs: list[tuple[str, str]] = []
     if info is not None:
         pairs.append(("model", f"{info.name} · {info.device} · {info.dtype}"))
-        pairs.append(("context", f"{info.context_length:,} tokens"))
+        pairs.append(("context", counted(info.context_length, "token")))
     if figures is not None:
         pairs.append(("kernels", f"{figures.attention} attention · {figures.decode}"))
         blocks = (
             f"{figures.blocks_held:,} held, {figures.blocks_cached:,} cached, {figures.blocks_free:,} free"
         )
         pairs.append(("weights", bytes_text(figures.weight_bytes)))
-        cache = f"{bytes_text(figures.kv_bytes)} in blocks of {figures.block_size} tokens: {blocks}"
+        cache = (
+            f"{bytes_text(figures.kv_bytes)} in blocks of {counted(figures.block_size, 'token')}: {blocks}"
+        )
         pairs.append(("KV cache", cache))
         if figures.spill is not None:
             pairs.append(("evicted", _spill(figures.spill)))
@@ -139,8 +157,8 @@ def _spill(spill: SpillFigures) -> str:
         costs = f"{spill.brought_s * 1e6:.1f} µs a token, computing it {spill.computed_s * 1e6:.1f}"
     if not spill.is_used:
         return f"computed again: bringing it back takes {costs}"
-    text = f"{spill.blocks:,} blocks in {bytes_text(spill.bytes)} of host memory"
-    back = f" · {spill.restored_tokens:,} tokens brought back"
+    text = f"{counted(spill.blocks, 'block')} in {bytes_text(spill.bytes)} of host memory"
+    back = f" · {counted(spill.restored_tokens, 'token')} brought back"
     return text + (back + (f", {costs}" if costs else "") if spill.restored_tokens else "")
 
 
@@ -148,6 +166,9 @@ def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:
     column = 11
     lines: list[Line] = []
     for name, text in pairs:
+        if longest_word([(text, "")]) > width - column:  # better below the name than broken
+            lines += [[(name, "muted")], *wrap([(text, "")], width)]
+            continue
         for row, part in enumerate(wrap([(text, "")], max(width - column, 8))):
             lines.append([((name if row == 0 else "").ljust(column), "muted"), *part])
     return lines
@@ -158,7 +179,7 @@ def _cached_share(stats: SessionStats) -> str:
 
 
 def _mean_ttft(stats: SessionStats) -> str:
-    return f"{seconds_text(sum(stats.ttfts) / len(stats.ttfts))} (mean)" if stats.ttfts else _NONE
+    return seconds_text(sum(stats.ttfts) / len(stats.ttfts)) if stats.ttfts else _NONE
 
 
 def _prefill(stats: SessionStats) -> str:

@@ -9,6 +9,7 @@ from chatterm.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
 from chatterm.sessions.records import Exchange
 from chatterm.worker import Token
+from models.units import counted
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
@@ -127,7 +128,7 @@ class Turn:
         elif answer.body.is_empty or (self.is_resumed and not self.has_begun):
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
             if what == "reading" and figures is not None and figures.prefill_total:
-                what += f" · {figures.prefill_done:,} of {figures.prefill_total:,} tokens"
+                what += f" · {figures.prefill_done:,} of {counted(figures.prefill_total, 'token')}"
             activity = f"{_SPINNER[int((now - self.started) * 10) % len(_SPINNER)]} {what}"
             if activity == answer.activity:
                 return False
@@ -186,8 +187,16 @@ class Turn:
         self.answer.is_thinking = False
 
 
-def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn | None, now: float) -> Live:
-    """`idle` with the figures of the running turn, or of the one that ended last."""
+def live_figures(
+    idle: Live,
+    backend: Backend,
+    running: Turn | None,
+    ended: Turn | None,
+    saved: TurnStats | None,
+    now: float,
+) -> Live:
+    """`idle` with the figures of the running turn, else of the answer that is looked at: of the turn that `ended` with
+    it, or only those that are `saved` with it."""
     turn = running or ended
     common = replace(
         idle,
@@ -196,7 +205,7 @@ def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn
         figures=backend.figures(),
     )
     if turn is None:
-        return common
+        return _with_saved(common, saved) if saved is not None else common
     latest = backend.last if running is not None and running.has_begun else None
     stats = latest.stats if latest is not None else turn.stats
     known = stats if stats is not None and stats.prompt_tokens else None
@@ -215,6 +224,20 @@ def live_figures(idle: Live, backend: Backend, running: Turn | None, ended: Turn
         generated=count,
         prefill_rate=known.prefilled_tokens / known.prefill_s if known and known.prefill_s > 0 else None,
         used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
+    )
+
+
+def _with_saved(live: Live, stats: TurnStats) -> Live:
+    """The figures that are saved with an answer."""
+    return replace(
+        live,
+        speed=stats.decode_tokens_per_s,
+        average=stats.decode_tokens_per_s,
+        ttft_s=stats.ttft_s,
+        cached=stats.cached_tokens,
+        computed=stats.prefilled_tokens,
+        generated=stats.generated_tokens,
+        is_saved=True,
     )
 
 
@@ -243,7 +266,7 @@ def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:
     """The figures below an answer, then why it ended where that matters."""
     parts: list[str] = []
     if stats is not None and stats.generated_tokens:
-        parts.append(f"{stats.generated_tokens:,} tokens")
+        parts.append(counted(stats.generated_tokens, "token"))
         if stats.decode_tokens_per_s:
             parts.append(rate_text(stats.decode_tokens_per_s))
         parts.append(f"first after {seconds_text(stats.ttft_s)}")

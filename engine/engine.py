@@ -33,6 +33,7 @@ from models.progress import OnProgress, Progress
 from models.quantized import quantized_weights, weight_bytes
 from models.sources import ModelFiles, resolve
 from models.tokenizer import Tokenizer, load_tokenizer
+from models.units import counted
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
@@ -469,7 +470,7 @@ class Engine:
         if len(rows) + spare > self.context_length:
             over = len(rows) + spare - self.context_length
             raise ContextFullError(
-                f"The prompt is {over:,} tokens too long for the context of {self.context_length:,}; "
+                f"The prompt is {counted(over, 'token')} too long for the context of {self.context_length:,}; "
                 "shorten it or start with a larger --context.",
                 needed=len(rows) + spare,
                 available=self.context_length,

@@ -9,3 +9,10 @@ def bytes_text(count: float) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.1f} {unit}" if value < 9.95 and unit not in ("B", "kB") else f"{value:.0f} {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts: "1 token", "1,204 tokens", "2 branches"."""
+    if count != 1:
+        noun += "es" if noun.endswith(("s", "sh", "ch", "x")) else "s"
+    return f"{count:,} {noun}"

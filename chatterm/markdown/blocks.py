@@ -9,6 +9,7 @@ from markdown_it.token import Token
 from chatterm.markdown.highlight import highlight
 from chatterm.markdown.inline import inline_runs
 from chatterm.markdown.lines import Line, Run, cells, chop, elided, padded, styled, wrap
+from chatterm.markdown.literal import is_definition, use_literals
 from chatterm.markdown.table import table_lines
 
 _COPY = "copy "
@@ -29,8 +30,8 @@ class _Node:
 
 @lru_cache(maxsize=1)
 def parser() -> MarkdownIt:
-    """CommonMark with tables and strikethrough. HTML stays text."""
-    return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    """CommonMark with tables and strikethrough. HTML, formulas and definitions stay text."""
+    return use_literals(MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]))
 
 
 def token_lines(tokens: list[Token], width: int, *, continued: bool = False) -> list[Line]:
@@ -57,7 +58,8 @@ def _blocks(nodes: list[_Node], width: int, *, depth: int = 0, continued: bool =
     lines: list[Line] = []
     for number, node in enumerate(nodes):
         block = _block(node, width, depth, continued=continued and number == 0)
-        tight = node.token.hidden or (number and nodes[number - 1].token.hidden)
+        before = nodes[number - 1].token if number else node.token
+        tight = node.token.hidden or before.hidden or (is_definition(node.token) and is_definition(before))
         if lines and block and not tight:
             lines.append([])
         lines += block
@@ -78,6 +80,8 @@ def _block(node: _Node, width: int, depth: int, *, continued: bool) -> list[Line
             return [[("▎ ", "quote-bar"), *styled(line, "quote")] for line in inner]
         case "hr":
             return [[("─" * width, "rule")]]
+        case "formula_block":
+            return [line for row in node.token.content.split("\n") for line in wrap([(row, "")], width)]
         case "table":
             return _table(node, width)
         case "inline":
@@ -95,14 +99,14 @@ def _code(token: Token, width: int, *, labelled: bool) -> list[Line]:
     language = token.info.split()[0] if token.info.strip() else ""
     lines: list[Line] = []
     if labelled:
-        lines.append(_label(language, width))
+        lines.append(_label(token.info.strip(), width))
     for line in highlight(token.content.rstrip("\n"), language):
         lines += [[(" ", "code pad"), *part] for part in chop(line, width - 2)]
     return [padded(line, width, "code pad") for line in lines]
 
 
 def _label(language: str, width: int) -> Line:
-    """The language at the left, what a click copies with at the right."""
+    """The language (and what else stands behind the fence) at the left, what a click copies with at the right."""
     name = elided(language, max(width - cells(_COPY) - 2, 0))
     gap = width - cells(name) - 1 - cells(_COPY)
     if gap < 0:

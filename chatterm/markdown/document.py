@@ -12,6 +12,7 @@ from markdown_it.token import Token
 
 from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.lines import FixedLine
+from chatterm.markdown.literal import is_definition
 
 _LONGEST_TAIL = 2048
 """Characters that may be laid out again with every addition."""
@@ -89,7 +90,13 @@ class Document:
 
 def _closed(source: str, tokens: list[Token]) -> int:
     """How many characters of `source` belong to blocks that nothing appended can change."""
-    starts = [t.map[0] for t in tokens if t.level == 0 and t.map and t.nesting != -1]
+    tops = [t for t in tokens if t.level == 0 and t.map and t.nesting != -1]
+    pairs = zip([None, *tops], tops, strict=False)  # definitions that follow each other stay together
+    starts = [
+        t.map[0]
+        for before, t in pairs
+        if t.map and not (before and is_definition(before) and is_definition(t))
+    ]
     whole_lines = source.count("\n")
     # A block is closed once the first line of the next one is whole: "1" may still become "1. item".
     while starts and starts[-1] >= whole_lines:

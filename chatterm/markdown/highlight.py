@@ -22,8 +22,10 @@ _STYLES = (
     ("Name.Tag", "code-keyword"),
     ("Name.Attribute", "code-name"),
     ("Name.Builtin", "code-builtin"),
-    ("Generic.Deleted", "code-keyword"),
-    ("Generic.Inserted", "code-string"),
+    ("Generic.Deleted", "code-removed"),
+    ("Generic.Inserted", "code-added"),
+    ("Generic.Heading", "code-name"),
+    ("Generic.Subheading", "code-name"),
 )
 
 
@@ -34,14 +36,14 @@ def highlight(code: str, language: str) -> list[Line]:
     if lexer is None:
         return [[(line, "code")] for line in code.split("\n")]
     lines: list[Line] = [[]]
-    for token_type, text in lexer.get_tokens(code):
+    for token_type, text in lexer.get_tokens(code + "\n"):  # some know whole lines only
         style = _style(str(token_type))
         for number, part in enumerate(text.split("\n")):
             if number:
                 lines.append([])
             if part:
                 lines[-1].append((part, style))
-    count = code.count("\n") + 1  # lexers add a line break of their own
+    count = code.count("\n") + 1
     return (lines + [[] for _ in range(count)])[:count]
 
 

@@ -21,7 +21,7 @@ def inline_runs(tokens: Sequence[Token]) -> list[Run]:
     for token in tokens:
         kind = token.type.removesuffix("_open").removesuffix("_close")
         style = " ".join(styles)
-        if token.type == "text":
+        if token.type in ("text", "formula"):
             runs.append((token.content, style))
         elif token.type == "code_inline":
             runs.append((token.content, f"{style} code-inline".strip()))

@@ -82,6 +82,11 @@ def wrap(runs: Iterable[Run], width: int) -> list[Line]:
     return [_joined(line) for line in lines]
 
 
+def longest_word(runs: Iterable[Run]) -> int:
+    """Columns of the longest stretch that `wrap` breaks only where a line is shorter than that."""
+    return max((line_cells(word) for word in _words(runs) if not word[0][0].isspace()), default=0)
+
+
 def chop(line: Line, width: int) -> list[Line]:
     """Break a line at exactly `width` columns, wherever that is."""
     width = max(width, 2)  # a wide character must fit

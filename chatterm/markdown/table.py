@@ -1,37 +1,40 @@
-"""Tables: quiet columns, one rule under the header, cells that wrap."""
+"""Tables: quiet columns, one rule under the header. No word is broken that has room on a line: cells wrap at spaces,
+and where even their longest words do not fit beside each other, every row is a record."""
 
-from chatterm.markdown.lines import Line, Run, cells, line_cells, padded, styled, wrap
+from chatterm.markdown.lines import Line, Run, line_cells, longest_word, padded, styled, wrap
 
 _GAP = "   "
-_NARROWEST = 4
 
 
 def table_lines(rows: list[list[list[Run]]], aligns: list[str], width: int) -> list[Line]:
     """`rows[0]` is the header; `aligns` says left, center or right for each column."""
     columns = max(len(row) for row in rows)
     rows = [[*row, *([[]] * (columns - len(row)))] for row in rows]
-    aligns = [*aligns, *["left"] * (columns - len(aligns))]
-    wanted = [max(max(line_cells(row[column]) for row in rows), 1) for column in range(columns)]
-    room = width - cells(_GAP) * (columns - 1)
-    if room < columns * _NARROWEST:
-        return _stacked(rows, width)
-    sizes = _shrunk(wanted, room)
-    lines: list[Line] = []
-    for number, row in enumerate(rows):
-        lines += _row(row, sizes, aligns, "strong" if number == 0 else "")
-        if number == 0:
-            lines.append([("─" * (sum(sizes) + cells(_GAP) * (columns - 1)), "rule")])
+    aligns = [*aligns, *["left"] * (columns - len(aligns))][:columns]
+    room = width - len(_GAP) * (columns - 1)
+    needed = [max(max(longest_word(row[column]) for row in rows), 1) for column in range(columns)]
+    if sum(needed) > room:
+        return _records(rows, width)
+    wanted = [max(line_cells(row[column]) for row in rows) for column in range(columns)]
+    sizes = _sizes(needed, wanted, room)
+    blocks = [_row(row, sizes, aligns, "" if number else "strong") for number, row in enumerate(rows)]
+    across = sum(sizes) + len(_GAP) * (columns - 1)
+    between: list[Line] = [[("╌" * across, "rule")]] if any(len(block) > 1 for block in blocks[1:]) else []
+    lines = [*blocks[0], [("─" * across, "rule")]]
+    for number, block in enumerate(blocks[1:]):
+        lines += (between if number else []) + block
     return lines
 
 
-def _shrunk(wanted: list[int], room: int) -> list[int]:
-    """Column widths that fit: narrow columns keep what they want, wide ones share what is left."""
-    sizes = [0] * len(wanted)
-    left = room
-    by_size = sorted(range(len(wanted)), key=lambda column: wanted[column])
-    for number, column in enumerate(by_size):
-        sizes[column] = min(wanted[column], max(left // (len(wanted) - number), _NARROWEST))
-        left -= sizes[column]
+def _sizes(needed: list[int], wanted: list[int], room: int) -> list[int]:
+    """Column widths that fit: each has what it needs, those that want little more get it, the rest share what is
+    left."""
+    sizes, left = list(needed), room - sum(needed)
+    by_wish = sorted(range(len(sizes)), key=lambda column: wanted[column] - needed[column])
+    for number, column in enumerate(by_wish):
+        more = min(max(wanted[column] - needed[column], 0), left // (len(sizes) - number))
+        sizes[column] += more
+        left -= more
     return sizes
 
 
@@ -52,12 +55,16 @@ def _row(row: list[list[Run]], sizes: list[int], aligns: list[str], style: str) 
     return lines
 
 
-def _stacked(rows: list[list[list[Run]]], width: int) -> list[Line]:
-    """Too many columns for the screen: each row as a list of `header  value`."""
+def _records(rows: list[list[list[Run]]], width: int) -> list[Line]:
+    """Each row as lines of `column: value`, with a rule between two."""
+    if len(rows) == 1:
+        return [line for cell in rows[0] for line in wrap(styled(cell, "strong"), width)]
     lines: list[Line] = []
     for row in rows[1:]:
         if lines:
-            lines.append([])
-        for head, cell in zip(rows[0], row, strict=True):
-            lines += wrap([*styled(head, "strong"), ("  ", ""), *cell], width)
+            lines.append([("╌" * width, "rule")])
+        for name, cell in zip(rows[0], row, strict=True):
+            label: Line = [*styled(name, "strong"), (": ", "")] if line_cells(name) else []
+            if label or line_cells(cell):
+                lines += wrap([*label, *cell], width)
     return lines

@@ -17,9 +17,10 @@ class ChatActions(MessageActions, SessionActions):
 
     def show_stats(self) -> None:
         from chatterm.stats import process_figures, stats_lines
+        from chatterm.turn import stats_of
 
         talk, screen = self.conversation, self.screen
-        turn = talk.ended.stats if talk.ended is not None else None
+        turn = stats_of(talk.path[-1]) if talk.path else None
         figures = screen.backend.figures()
         lines = partial(
             stats_lines,

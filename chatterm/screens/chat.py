@@ -354,7 +354,8 @@ class ChatScreen(Screen[None]):
         talk = self.conversation
         phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
         idle = Live(phase, self._model, self.info, self._progress)
-        live = self._watch.see(live_figures(idle, self.backend, talk.turn, talk.ended, now), now)
+        figures = live_figures(idle, self.backend, talk.turn, talk.ended_here, talk.saved_stats, now)
+        live = self._watch.see(figures, now)
         self._status.show(live)
         self.panel.show(live)
         self._welcome.show(live)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from chatterm.sanitize import cleaned, one_line
 from chatterm.sessions.records import SessionError, SessionInfo
+from models.units import counted
 
 LIMIT = 60
 """Characters of a title that was made from a message."""
@@ -34,7 +35,7 @@ def given_title(text: str) -> str:
 
 def messages_text(count: int) -> str:
     """How long a session is: "1 message", "1,204 messages"."""
-    return f"{count:,} message{'' if count == 1 else 's'}"
+    return counted(count, "message")
 
 
 def pick(sessions: Iterable[SessionInfo], name: str) -> SessionInfo:

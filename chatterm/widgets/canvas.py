@@ -12,7 +12,9 @@ _CONVERSATION = "user user-bar muted accent primary strong rule chosen spark thi
 _SELECTION = "branch selected selected-bar"
 _MESSAGES = "notice notice-mark warning error error-mark"
 _MARKDOWN = "heading em strike link address bullet quote quote-bar code code-inline code-label code-copy"
-_SOURCE_CODE = "code-comment code-keyword code-string code-number code-name code-builtin"
+_SOURCE_CODE = (
+    "code-comment code-keyword code-string code-number code-name code-builtin code-added code-removed"
+)
 STYLES = frozenset(" ".join((_CONVERSATION, _SELECTION, _MESSAGES, _MARKDOWN, _SOURCE_CODE)).split())
 STYLE_CLASSES = {f"text--{name}" for name in STYLES}
 """Every style that a line may name; the stylesheet says what `text--NAME` looks like.

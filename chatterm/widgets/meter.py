@@ -4,6 +4,7 @@ from chatterm.backend import DraftCost
 from chatterm.figures import Live, bar, count_text, seconds_text
 from chatterm.markdown.lines import Line, line_cells, wrap
 from chatterm.widgets.canvas import Canvas
+from models.units import counted
 
 FULL = 0.9
 """The share of the context from which it is said what can be done."""
@@ -84,13 +85,13 @@ def note_lines(live: Live, cost: DraftCost | None, width: int) -> list[Line]:
     if live.used < FULL * live.context:
         return []
     style = context_style(live.used / live.context)
-    text = f"The context is {live.used / live.context:.0%} full, {max(left, 0):,} tokens are left. "
+    text = f"The context is {live.used / live.context:.0%} full, {counted(max(left, 0), 'token')} left. "
     ways = "/undo takes back the last exchange, /reset begins anew, a larger --context holds more."
     return wrap([(text, style), (ways + " Nothing is dropped unasked.", "muted")], width)
 
 
 def _cost_lines(live: Live, cost: DraftCost, width: int) -> list[Line]:
-    parts = [f"{cost.tokens:,} tokens"]
+    parts = [counted(cost.tokens, "token")]
     reused = live.used + cost.tokens - cost.new
     computed = f"{cost.new:,} to compute"
     if live.prefill_rate:
@@ -99,7 +100,7 @@ def _cost_lines(live: Live, cost: DraftCost, width: int) -> list[Line]:
     if reused > 0:
         parts.append(f"{reused:,} cached")
     if cost.free <= 0:
-        over = f"This message does not fit: {max(-cost.free, 1):,} tokens too many. Shorten it, or "
+        over = f"This message does not fit: {counted(max(-cost.free, 1), 'token')} too many. Shorten it, or "
         ways = "/undo, /reset or a larger --context make room. Nothing is dropped unasked."
         return wrap([(over, "error"), (ways, "muted")], width)
     end: Line = [(f"leaves {count_text(cost.free)} of {count_text(live.context)}", "muted")]

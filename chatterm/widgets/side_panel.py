@@ -4,7 +4,7 @@ from chatterm.figures import Live, bar, left_text, meter, progress_parts, second
 from chatterm.markdown.lines import Line, cells, elided, wrap
 from chatterm.widgets.canvas import Canvas
 from chatterm.widgets.meter import context_bar, context_style
-from models.units import bytes_text
+from models.units import bytes_text, counted
 
 
 class SidePanel(Canvas):
@@ -95,7 +95,7 @@ def _reading(live: Live, width: int) -> list[Line]:
     if figures is not None and figures.prefill_total:
         filled, empty = meter(figures.prefill_done / figures.prefill_total, width)
         lines.append([(filled, "primary"), (empty, "rule")])
-        lines.append([(f"{figures.prefill_done:,} of {figures.prefill_total:,} tokens", "muted")])
+        lines.append([(f"{figures.prefill_done:,} of {counted(figures.prefill_total, 'token')}", "muted")])
         parts = [f"{live.prefill_rate:,.0f} tok/s"] if live.prefill_rate else []
         parts += [left_text(live.left_s)] if live.left_s is not None else []
         if parts:
@@ -128,7 +128,7 @@ def _context(live: Live, width: int) -> list[Line]:
         left = f" · {left_text(live.left_s)}" if live.left_s is not None else ""
         lines += wrap([(f"warming the history{left}", "muted")], width)
     if context_style(share) != "primary":
-        lines.append([(f"{max(live.context - live.used, 0):,} tokens left", context_style(share))])
+        lines.append([(f"{counted(max(live.context - live.used, 0), 'token')} left", context_style(share))])
     return lines
 
 

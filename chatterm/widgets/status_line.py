@@ -13,6 +13,7 @@ from chatterm.figures import (
 from chatterm.markdown.lines import Line, elided, line_cells
 from chatterm.widgets.canvas import Canvas
 from chatterm.widgets.meter import context_bar, context_style
+from models.units import counted
 
 KEYS = "Enter send · Ctrl+J new line · Esc stop · / commands · F1 help"
 
@@ -80,7 +81,7 @@ def _parts(live: Live) -> list[Line]:
         return [[("no model: /model NAME loads one", "warning")]]
     parts: list[Line] = []
     if live.is_warming:
-        parts.append([(f"warming {live.present:,} of {live.used:,} tokens", "muted")])
+        parts.append([(f"warming {live.present:,} of {counted(live.used, 'token')}", "muted")])
         if live.left_s is not None:
             parts.append([(left_text(live.left_s), "muted")])
     if live.phase == "reading":
@@ -89,7 +90,10 @@ def _parts(live: Live) -> list[Line]:
             filled, empty = meter(figures.prefill_done / figures.prefill_total, 10)
             parts.append(
                 [
-                    (f"reading {figures.prefill_done:,} of {figures.prefill_total:,} tokens ", "muted"),
+                    (
+                        f"reading {figures.prefill_done:,} of {counted(figures.prefill_total, 'token')} ",
+                        "muted",
+                    ),
                     (filled, "primary"),
                     (empty, "rule"),
                 ]

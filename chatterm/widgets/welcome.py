@@ -4,6 +4,7 @@ from chatterm.commands import COMMANDS
 from chatterm.figures import Live, meter, progress_parts
 from chatterm.markdown.lines import Line, wrap
 from chatterm.widgets.canvas import Canvas
+from models.units import counted
 
 _KEY_OF = {command.name: command.key for command in COMMANDS}
 _KEYS = (
@@ -39,7 +40,7 @@ def welcome_lines(live: Live, width: int) -> list[Line]:
     if live.phase == "absent":
         lines += wrap([("No model is loaded. /model NAME loads one, /quit leaves.", "warning")], width)
     elif info is not None and live.phase != "loading":
-        about = f" · {info.device} · {info.dtype} · {info.context_length:,} tokens of context"
+        about = f" · {info.device} · {info.dtype} · {counted(info.context_length, 'token')} of context"
         lines += wrap([(info.name, "strong"), (about, "muted")], width)
     else:
         lines += wrap([(live.model, "strong"), (" is loading; you can write already", "muted")], width)

@@ -1,5 +1,6 @@
 """The chat on the screen: sending, streaming, stopping, commands, what bad luck does."""
 
+import re
 import threading
 
 import pytest
@@ -247,7 +248,7 @@ async def test_reset_forgets_everything() -> None:
         assert driver.answers == []
         assert driver.app.chat.conversation.path == []
         await driver.send("/stats")
-        await driver.shows("session (0)")
+        await driver.until(lambda: re.search(r"answers +– +0 +1\n", driver.text()))
 
 
 async def test_reset_during_an_answer() -> None:
@@ -349,10 +350,10 @@ async def test_stats_and_help() -> None:
         await driver.send("2")
         await driver.send("/stats")
         rows = [line.split() for line in driver.text().split("\n")]
-        assert ["prompt", "tokens", "60", "102", "102"] in rows
-        assert ["from", "the", "cache", "50", "80", "80"] in rows
-        assert ["computed", "10", "22", "22"] in rows
-        assert ["generated", "tokens", "1", "3", "3"] in rows
+        assert ["prompt", "tokens", "60", "102"] in rows
+        assert ["from", "the", "cache", "50", "80"] in rows
+        assert ["computed", "10", "22"] in rows
+        assert ["generated", "tokens", "1", "3"] in rows
         await driver.pilot.press("f1")
         await driver.shows("Break the line")
         assert "/think [on|off|auto|show|hide]" in driver.text()

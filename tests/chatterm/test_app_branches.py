@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from chatterm.backend import EngineError, FinishReason
+from chatterm.backend import EngineError, FinishReason, TurnStats
 from chatterm.entries import AnswerEntry, UserEntry
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -251,3 +251,32 @@ async def test_what_is_written_anew_is_warmed_where_it_will_stand() -> None:
         backend.calls.clear()
         await driver.pilot.press("escape")
         await driver.until(lambda: ("load_path", (1, 2, 3)) in backend.calls)
+
+
+async def test_the_figures_are_those_of_the_branch_that_is_looked_at() -> None:
+    """Whatever way leads to a branch, the line below shows the speed that its own last answer had."""
+    backend = ScriptedBackend([Script("a" * 8, prompt=11), Script("b" * 80, prompt=22)])
+    async with driven(backend) as driver:
+        chat = driver.app.chat
+
+        def shown() -> tuple[int, float, int]:
+            live = chat._show_live(0.0)
+            return live.generated, live.speed, (live.cached or 0) + (live.computed or 0)
+
+        def saved() -> tuple[int, float, int]:
+            stats = TurnStats.of(chat.conversation.path[-1].stats)
+            return stats.generated_tokens, stats.decode_tokens_per_s, stats.prompt_tokens
+
+        await driver.send("q")
+        await driver.send("/retry")
+        second = shown()
+        assert second == saved()
+        await driver.send("/branch prev")
+        assert shown() == saved() != second
+        await driver.send("/branch next")
+        assert shown() == saved() == second
+        await driver.send("/undo")
+        assert shown() == (0, 0.0, 0)
+        chat.composer.clear()
+        await driver.send("/reset")
+        assert shown() == (0, 0.0, 0)

@@ -1,5 +1,6 @@
 """The figures: measured from token times, written for people, fitted to a width."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -254,7 +255,7 @@ def test_a_long_draft_says_what_it_costs() -> None:
 def test_a_full_context_offers_what_can_be_done(width: int) -> None:
     assert note(899, width=width) == ""
     text = note(930, width=width)
-    for part in ("93% full", "70 tokens are left", "/undo", "/reset", "Nothing is dropped unasked."):
+    for part in ("93% full", "70 tokens left", "/undo", "/reset", "Nothing is dropped unasked."):
         assert part in text
     note(930, DraftCost(400, 400, -300), width)
 
@@ -317,20 +318,40 @@ def test_stats_compare_the_turn_the_session_and_the_process() -> None:
     lines = stats_lines(100, turns[1], session, INFO, MEASURED, process, process_figures(0.0))
     text = "\n".join(map(text_of, lines))
     for part in (
-        "session (2)",
-        "process (3)",
+        "this session   since the start",
         "tokens reused",
         "990 of 3,000 prompt tokens were in the cache when they were needed, 40 of them computed while",
         "A retry found 99% of its prompt in the cache",
         "2.0 TB/s",
     ):
         assert part in text
+    counts = next(text_of(line) for line in lines if text_of(line).startswith("answers"))
+    assert counts.split() == ["answers", "–", "2", "3"]
     assert "990" in next(text_of(line) for line in lines if "tokens reused" in text_of(line))
     for width in (30, 60, 160):
         assert all(
             line_cells(line) <= width
             for line in stats_lines(width, turns[1], session, INFO, MEASURED, process)
         )
+
+
+@pytest.mark.parametrize("width", range(40, 100, 6))
+def test_a_narrow_screen_wraps_no_figure_of_the_table(width: int) -> None:
+    """80 columns with the panel open leave 41."""
+    turn = TurnStats(10_000, 9_000, 1_000, 50, 7, 1.0, 1.0, 1.0)
+    session, process = SessionStats(), SessionStats()
+    for _ in range(9):
+        session.add(turn, retry=True)
+        process.add(turn)
+    lines = [text_of(line) for line in stats_lines(width, turn, session, INFO, MEASURED, process)]
+    end = next(number for number, line in enumerate(lines) if line.startswith("81,000 of"))
+    table = [line for line in lines[:end] if line]
+    assert max(map(len, table)) <= width
+    for line in table[1:]:  # a name, then figures: nothing stands on a line of its own
+        assert re.fullmatch(r" *[a-z][a-z ()]*|─+|.*[a-z)] +[\d–].*", line), line
+    assert sum(line.startswith("prompt tokens") for line in table) == (
+        1 if width > 62 else 2 if width > 44 else 3
+    )
 
 
 def test_stored_turns_add_up_to_the_same_session() -> None:

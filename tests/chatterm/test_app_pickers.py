@@ -135,5 +135,5 @@ async def test_the_note_comes_and_goes() -> None:
         await driver.until(lambda: not note.display)
         backend.used = 950
         await driver.send("q")
-        await driver.shows("The context is 95% full, 50 tokens are left.")
+        await driver.shows("The context is 95% full, 50 tokens left.")
         await driver.shows("dropped unasked.")

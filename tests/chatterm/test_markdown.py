@@ -1,5 +1,7 @@
 """Markdown laid out as lines, at once and while it streams."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from markdown_it.token import Token
 from chatterm.markdown.blocks import parser, token_lines
 from chatterm.markdown.document import Document
 from chatterm.markdown.lines import Line, chop, elided, line_cells, text_of, wrap
+from chatterm.markdown.table import table_lines
 
 SAMPLE = """\
 # Title
@@ -49,6 +52,23 @@ Setext
 
     indented code
 
+A note[^1], \\( x^2 \\) and [a name][two].
+
+\\[
+x = y
++ z
+\\]
+
+[^1]: the *first*
+goes on
+[two]: https://example.com/two
+[^3]: third
+- a list
+
+$$
+a_1 * b_1
+$$
+
 The end with a [link](https://example.com/).
 """
 
@@ -86,6 +106,13 @@ COPY = "copy".rjust(59)
         ("<b>html</b> stays", "<b>html</b> stays"),
         ("![alt](http://x/y.png)", "[image: alt] (http://x/y.png)"),
         ("a\\*b &amp; c", "a*b & c"),
+        ("so \\( a^2 \\) and \\[ *b* _c_ \\], $$*d*$$", "so \\( a^2 \\) and \\[ *b* _c_ \\], $$*d*$$"),
+        ("text\n\\[\n*a*\n- b\n\\]\nmore", "text\n\n\\[\n*a*\n- b\n\\]\n\nmore"),
+        (
+            "a[^1]\n\n[^1]: *note*\nof two lines\n[2]: http://x/",
+            "a[^1]\n\n[^1]: note of two lines\n[2]: http://x/",
+        ),
+        ("\\( never closed", "( never closed"),
     ],
 )
 def test_blocks(source: str, expected: str) -> None:
@@ -146,6 +173,59 @@ def test_chopping_loses_nothing(text: str, width: int) -> None:
     assert len(wrap([(text, "")], width)) <= len(text) + 1
 
 
+_PIECES = (
+    "- ",
+    "> ",
+    "1. ",
+    "# ",
+    "## ",
+    "[{}]: ",
+    "[^{}]: ",
+    "    ",
+    "\n",
+    "\n",
+    "\n\n",
+    " ",
+    "*",
+    "**",
+    "_",
+    "`",
+    "```\n",
+    "```{}\n",
+    "$$",
+    "$$\n",
+    "\\(",
+    "\\)",
+    "\\[",
+    "\\]\n",
+    "[{}]",
+    "[{}][{}]",
+    "({})",
+    "|",
+    "<{}>",
+    "~~",
+    "---\n",
+    "===\n",
+    "{}",
+    "{}",
+    "{} ",
+)
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_no_word_vanishes(pieces: list[str]) -> None:
+    words = iter(f"w{number}w" for number in range(100))
+    source = "".join(
+        "".join(part + (next(words) if "{" in part else "") for part in re.split(r"(?=\{\})", piece)).replace(
+            "{}", ""
+        )
+        for piece in pieces
+    )
+    said = "".join(text_of(line) for line in Document(source).lines(500))
+    assert [word for word in re.findall(r"w\d+w", source) if word not in said] == []
+
+
 def test_elided() -> None:
     assert elided("abcdef", 6) == "abcdef"
     assert elided("abcdefg", 6) == "abcde…"
@@ -204,3 +284,64 @@ def test_the_cost_of_a_piece_does_not_grow_with_the_answer(
     said = "".join(text_of(line) for line in lines)
     for character, count in {"x": source.count("x"), "w": source.count("w"), "2": source.count("2")}.items():
         assert said.count(character) == count
+
+
+CELL = st.text(alphabet=st.sampled_from("abcdé漢 -`*"), max_size=24)
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(CELL, min_size=n, max_size=n), min_size=1, max_size=5)
+    ),
+    st.integers(2, 70),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_table_of_any_width_breaks_no_word_that_a_line_holds(rows: list[list[str]], width: int) -> None:
+    cells = [[[(cell, "")] for cell in row] for row in rows]
+    lines = table_lines(cells, ["left", "right", "center"], width)
+    assert all(line_cells(line) <= width for line in lines)
+    said = [text_of(line) for line in lines]
+    # Ideographs may break anywhere; a word is also what stands before the colon of a record.
+    words = {
+        w
+        for row in rows
+        for cell in row
+        for w in re.findall(r"[^\s漢]+", cell)
+        if line_cells([(w, "")]) < width
+    }
+    assert [word for word in words if not any(word in line for line in said)] == []
+    shown = "".join(said)
+    assert all(shown.count(c) >= sum(cell.count(c) for row in rows for cell in row) for c in "abcdé漢")
+
+
+def test_a_narrow_table_wraps_at_spaces_and_a_narrower_one_is_records() -> None:
+    source = "| name | what it is |\n|---|---|\n| first | some longer words |\n| second | short |"
+    assert texts(markdown_lines(source, 18)) == [
+        "name     what it",
+        "         is",
+        "──────────────────",
+        "first    some",
+        "         longer",
+        "         words",
+        "╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌",
+        "second   short",
+    ]
+    assert texts(markdown_lines(source, 14)) == [
+        "name: first",
+        "what it is:",
+        "some longer",
+        "words",
+        "╌╌╌╌╌╌╌╌╌╌╌╌╌╌",
+        "name: second",
+        "what it is:",
+        "short",
+    ]
+    assert "╌" not in shown(source, 60)
+
+
+def test_a_diff_is_coloured() -> None:
+    source = "```diff\n@@ -1 +1 @@ f\n-old\n+new\n same\n```"
+    assert "code-removed" in styles_of(source, "-old")
+    assert "code-added" in styles_of(source, "+new")
+    assert "code-name" in styles_of(source, "@@ -1")
+    assert styles_of(source, "same") == {"code"}

@@ -1,8 +1,15 @@
-"""Amounts for people."""
+"""Amounts for people; and that nobody writes a plural by hand, which says "1 tokens" some day."""
+
+import re
+from pathlib import Path
 
 import pytest
 
-from models.units import bytes_text
+from models.units import bytes_text, counted
+
+_BY_HAND = re.compile(
+    r"[:\w)\]]\} (?:(?!in )\w+ )?(?:tokens|messages|blocks|characters|turns|branches|sessions|matches)\b"
+)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +31,17 @@ from models.units import bytes_text
 )
 def test_bytes(count: float, text: str) -> None:
     assert bytes_text(count) == text
+
+
+def test_one_is_singular() -> None:
+    assert counted(1, "token") == "1 token"
+    assert counted(0, "token") == "0 tokens"
+    assert counted(1204, "token") == "1,204 tokens"
+    assert counted(2, "branch") == "2 branches"
+    assert counted(1, "branch") == "1 branch"
+
+
+@pytest.mark.parametrize("file", sorted(Path("chatterm").rglob("*.py")), ids=str)
+def test_counts_are_written_by_counted(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    assert [line.strip() for line in lines if _BY_HAND.search(line)] == []
