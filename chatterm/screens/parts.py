@@ -1,10 +1,15 @@
 """What the commands of the chat screen share."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from textual.binding import Binding, BindingType
+
 from chatterm.backend import EngineError, ModelError
+from chatterm.commands import COMMANDS
 from chatterm.entries import AnswerEntry, Entry
+from chatterm.markdown.lines import Line
 from chatterm.sanitize import one_line
 from chatterm.sessions.records import Exchange
 
@@ -14,6 +19,16 @@ if TYPE_CHECKING:
     from chatterm.widgets.transcript import Transcript
 
 LOADING = "The model is still loading."
+
+
+def command_bindings() -> list[BindingType]:
+    """The keys of the commands."""
+    return [
+        Binding(key, f"run_command({command.name!r}, {argument!r})", command.help, priority=True)
+        for command in COMMANDS
+        for key, argument in command.keys.items()
+        if key not in ("escape", "ctrl+q")  # these mean more than their command
+    ]
 
 
 def problem_text(error: Exception) -> str:
@@ -40,6 +55,16 @@ class ScreenPart:
 
     def __init__(self, screen: "ChatScreen") -> None:
         self.screen = screen
+
+    def report(self, name: str, title: str, builder: Callable[[int], list[Line]]) -> None:
+        """Show what the command `name` has to say, as lines for a width, over the conversation."""
+        from chatterm.screens.report import ReportScreen
+
+        def closed(other: str | None) -> None:
+            if other is not None:
+                self.screen.action_run_command(other, "")
+
+        self.screen.app.push_screen(ReportScreen(name, title, builder), closed)
 
     @property
     def conversation(self) -> "Conversation":

@@ -34,7 +34,9 @@ def suggestions(text: str) -> list[Suggestion]:
         Suggestion(c.usage, c.help, f"/{c.name} " if c.arguments else f"/{c.name}", not c.arguments)
         for c in completions(text)
     ]
-    return found or [Suggestion(line, "", line, True) for line in choice_completions(text)]
+    return found or [
+        Suggestion(line.rstrip(), "", line, not line.endswith(" ")) for line in choice_completions(text)
+    ]
 
 
 def path_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> list[Suggestion]:
