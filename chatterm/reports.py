@@ -35,12 +35,18 @@ def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
 
     docs = field_docs(SamplingSettings)
     rows = [[s.name, s.text, s.source or "not set", docs[s.name]] for s in settings]
-    columns = [20, 12, 19]
-    if width < sum(columns) + 30:  # where it comes from stands behind what it means
-        rows = [[name, text, f"{doc} ({source})"] for name, text, source, doc in rows]
-        columns = [20, 12] if width >= 50 else [min(20, width // 2), 8]
+    columns = [20, 10, 19]
+    if width < 64:  # what it means stands below
+        lines: list[Line] = []
+        for name, text, source, doc in rows:
+            lines += wrap([(f"{name} ", ""), (text, "accent"), (f" ({source})", "muted")], width)
+            lines += [[("  ", ""), *line] for line in wrap([(doc, "muted")], width - 2)]
+    else:
+        if width < sum(columns) + 40:  # where it comes from stands behind what it means
+            rows = [[name, text, f"{doc} ({source})"] for name, text, source, doc in rows]
+            columns = columns[:2]
+        lines = _described("", rows, width, columns)
     ways = "/set NAME VALUE changes one for this conversation, /set NAME default takes that back. "
-    lines = _described("", rows, width, columns)
     return [*lines, [], *wrap([(ways + "Either holds from the next answer on.", "muted")], width)]
 
 

@@ -79,6 +79,11 @@ class Known:
         return getattr(getattr(settings, self.table), self.name)
 
 
+def table_docs() -> dict[str, str]:
+    """By table: what it is about."""
+    return {name: inspect.getdoc(kind) or "" for name, kind in get_type_hints(Settings).items()}
+
+
 def known_settings() -> list[Known]:
     """All of them, in the order of the file."""
     found = []

@@ -33,7 +33,7 @@ class ReportScreen(ModalScreen[str | None]):
         Binding("escape,q,enter,ctrl+c", "dismiss(None)", "Back to the conversation", priority=True),
     ]
     DEFAULT_CSS = """
-    ReportScreen { align: center middle; background: $background 60%; }
+    ReportScreen { align: center middle; }
     ReportScreen > Vertical {
         width: 92%; max-width: 116; height: auto; padding: 1 2; background: $surface; color: $foreground;
     }

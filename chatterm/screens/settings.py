@@ -21,7 +21,7 @@ from chatterm.screens.picker import Picker, PickerList
 from chatterm.screens.report import BoxHead
 from chatterm.settings import Settings, problem_with
 from chatterm.settings_file import store
-from chatterm.settings_text import Known, known_settings, parsed
+from chatterm.settings_text import Known, known_settings, parsed, table_docs
 from chatterm.widgets.canvas import Canvas
 
 _AT_ONCE = {"screen.theme", "screen.panel", "screen.thinking", "composer.prepare_drafts"}
@@ -42,12 +42,12 @@ class SettingsScreen(Picker):
     SettingsScreen > Vertical { max-width: 100; }
     SettingsScreen Input, SettingsScreen Input:focus { display: none; margin: 0; }
     SettingsScreen.-editing Input { display: block; }
-    SettingsScreen Detail { height: 5; margin-top: 1; }
-    SettingsScreen.-editing Detail { height: 4; }
+    SettingsScreen Detail { height: 4; margin-top: 1; }
+    SettingsScreen.-editing Detail { height: 3; }
     SettingsScreen.-narrow > Vertical { width: 100%; height: 100%; max-height: 100%; padding: 0 1; }
     SettingsScreen.-narrow Detail { margin-top: 0; }
     """
-    AROUND = 10
+    AROUND = 9
 
     def __init__(self, settings: Settings, path: Path, apply: Callable[[Settings, str, str], None]) -> None:
         super().__init__()
@@ -71,9 +71,10 @@ class SettingsScreen(Picker):
         self._tell()
 
     def on_resize(self, event: events.Resize) -> None:
+        event.prevent_default()  # what a picker does with it
         narrow = event.size.width < 60 or event.size.height < 20
         self.set_class(narrow, "-narrow")
-        height = event.size.height - 8 if narrow else event.size.height * 9 // 10 - self.AROUND
+        height = event.size.height - 6 if narrow else event.size.height * 9 // 10 - self.AROUND
         self.query_one(SettingsList).styles.max_height = max(height, 1)
 
     def _tell(self, said: str = "", style: str = "accent") -> None:
@@ -213,7 +214,7 @@ class Detail(Canvas):
         when = "Holds at once." if holds_at_once(known) else "Holds from the next start on."
         said = wrap(self._said, width) if self._said else []
         room = max(self.size.height - len(said), 0)
-        lines = wrap([(f"{known.doc} ", ""), ("" if said else when, "muted")], width)
+        lines = wrap([(known.doc.replace("`", "") + " ", ""), ("" if said else when, "muted")], width)
         if len(lines) > room > 0:
             lines[room - 1 :] = [[(elided(text_of(lines[room - 1]) + " …", width), "")]]
         return [*lines[:room], *said]
@@ -236,6 +237,7 @@ class SettingsList(PickerList):
                 self._rows += ([""] if self._rows else []) + [known.table]
             self._table = known.table
             self._rows.append(known)
+        self._about = table_docs()
         self._index = 1
 
     _table = ""
@@ -291,7 +293,8 @@ class SettingsList(PickerList):
     def _line(self, number: int, width: int) -> Line:
         known = self._rows[number]
         if isinstance(known, str):
-            return [(known, "heading")]
+            about = elided(self._about.get(known, ""), max(width - cells(known) - 2, 1))
+            return [(known, "heading"), ("  ", ""), (about, "muted")]
         value = known.value(self._settings)
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else value_text(value)
         column = min(_NAME, width // 2)

@@ -17,12 +17,13 @@ class ThemePicker(Picker):
     """Dismisses with the theme that was taken, or with None; then everything looks as it did before."""
 
     DEFAULT_CSS = """
-    ThemePicker { align: right middle; background: $background 0%; }
-    ThemePicker > Vertical { width: 34; margin: 1 2; border-left: outer $primary; background: $panel; }
+    ThemePicker { align: right middle; }
+    ThemePicker > Vertical { width: 37; margin: 1 2; border-left: outer $primary; background: $panel; }
     ThemePicker PickerList { margin: 1 0; }
     ThemePicker ThemeFoot { height: auto; }
+    ThemePicker.-low > Vertical { padding: 0 2; margin: 0 2; max-height: 100%; }
+    ThemePicker.-low PickerList { margin: 0; }
     """
-    AROUND = 12
 
     def __init__(self, current: str) -> None:
         super().__init__()
@@ -33,6 +34,13 @@ class ThemePicker(Picker):
             yield ThemeFoot([("Theme", "heading")], id="theme-head")
             yield ThemeList(self._current)
             yield ThemeFoot([("Enter keeps it · Esc goes back", "muted")], id="theme-foot")
+
+    def on_resize(self, event: events.Resize) -> None:
+        event.prevent_default()  # what a picker does with it
+        low = event.size.height < 20
+        self.set_class(low, "-low")
+        height = event.size.height - 3 if low else event.size.height * 9 // 10 - 8
+        self.query_one(ThemeList).styles.max_height = max(height, 1)
 
     def preview(self, name: str) -> None:
         """Show everything in this theme; where its file is wrong, say so."""

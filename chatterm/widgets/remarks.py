@@ -1,9 +1,10 @@
 """What the program has to say to what was just done: errors and short notices, above the composer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from chatterm.markdown.lines import Line, elided, text_of, wrap
+from chatterm.markdown.lines import Line, cells, elided, text_of, wrap
 from chatterm.sanitize import cleaned
 from chatterm.widgets.canvas import Canvas
 
@@ -81,10 +82,7 @@ class Remarks(Canvas):
         size = self.screen.size
         # What is not displayed has no width yet; a wrong guess is mended by the resize that follows.
         width = self.size.width or max(size.width - 4, 20)
-        lines = [line for remark in self._remarks for line in remark_lines(remark.text, remark.kind, width)]
-        most = max(size.height // 2, 1)
-        if len(lines) > most:
-            lines[most - 1 :] = [[(elided(text_of(lines[most - 1]) + " …", width), lines[most - 1][-1][1])]]
+        lines = remarks_lines(self._remarks, width, most=max(min(size.height // 2, size.height - 8), 2))
         if lines != self._lines:
             self._lines = lines
             self.display = bool(lines)
@@ -95,9 +93,20 @@ class Remarks(Canvas):
         return self._lines
 
 
-def remark_lines(text: str, kind: str, width: int) -> list[Line]:
-    """A mark and the text of a remark, in lines of `width` columns."""
-    mark = "✗ " if kind == "error" else "· "
-    rows = [line for row in text.split("\n") for line in wrap([(row, kind)], width - len(mark))]
-    margins = [(mark, f"{kind}-mark"), *[(" " * len(mark), "")] * (len(rows) - 1)]
-    return [[margin, *row] for margin, row in zip(margins, rows, strict=True)]
+def remarks_lines(remarks: Sequence[Remark], width: int, most: int) -> list[Line]:
+    """Remarks below each other, each with a mark: of those that fit into `most` lines of `width` columns the latest,
+    the very latest cut where it is longer."""
+    lines: list[Line] = []
+    for remark in remarks:
+        mark = "✗ " if remark.kind == "error" else "· "
+        room = width - cells(mark)
+        for row in remark.text.split("\n"):
+            for line in wrap([(row, remark.kind)], room):
+                lines.append([(mark, f"{remark.kind}-mark"), *line])
+                mark = " " * cells(mark)
+    if len(lines) > most and len(remarks) > 1:
+        return remarks_lines(remarks[1:], width, most)
+    if len(lines) > most:
+        margin, *text = lines[most - 1]
+        lines[most - 1 :] = [[margin, (elided(text_of(text) + " …", room), remark.kind)]]
+    return lines
