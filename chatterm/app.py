@@ -58,6 +58,11 @@ class ChatApp(LookApp):
     def on_mount(self) -> None:
         self.push_screen(self.chat)
 
+    def action_command_palette(self) -> None:
+        """Only over the conversation: its commands are about nothing else."""
+        if self.screen is self.chat:
+            super().action_command_palette()
+
     async def action_quit(self) -> None:
         self.exit(0)
 

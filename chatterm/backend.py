@@ -79,6 +79,8 @@ class ModelInfo:
     """Tokens that the conversation may hold."""
     thinks: bool
     """Whether the model's chat template knows thinking."""
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+    """Fields of SamplingParams that the model's authors recommend."""
 
 
 @dataclass(frozen=True, slots=True)

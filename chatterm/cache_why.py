@@ -11,6 +11,7 @@ from chatterm.sessions.records import Exchange
 from engine.events import Cause, Parting
 from models.units import counted
 
+TITLE = "What each turn found in the cache"
 _STYLES = ("accent", "code-string", "primary")
 """Of what was reused, warmed, computed."""
 _HEADS = ("▪ reused", "▪ warmed", "▪ computed")
@@ -57,9 +58,9 @@ def explained(
 
 def why_lines(turns: Sequence[Explained], width: int) -> list[Line]:
     """A line with a bar a turn, the reasons below it; then what the person waited for in all."""
-    lines = wrap([("What each turn found in the cache", "heading")], width)
     if not turns:
-        return lines + wrap([("Nothing has been asked on this branch yet.", "muted")], width)
+        return wrap([("Nothing has been asked on this branch yet.", "muted")], width)
+    lines: list[Line] = []
     figures = [turn.stats for turn in turns if turn.stats is not None]
     longest = max((stats.prompt_tokens for stats in figures), default=1)
     sizes = [cells(head) for head in _HEADS]

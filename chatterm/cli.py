@@ -295,6 +295,7 @@ def run(
         if _is_given(invocation, name)
     }
     decided |= {"system", "think", "think_cache"} if resume else set()
+    chosen_sampling = dict(options.sampling)
     options = with_settings(options, preferences, decided)
     model = model or preferences.model.name
     from chatterm.local import LocalBackend
@@ -304,7 +305,9 @@ def run(
     if inline:
         from chatterm.inline import run_inline
 
-        code = run_inline(backend, first=prompts, stats=stats, sampling=dict(options.sampling), **resume)
+        code = run_inline(
+            backend, first=prompts, stats=stats, sampling=chosen_sampling, settings=preferences, **resume
+        )
         raise typer.Exit(code)
     if not prompts:
         gc.disable()  # the first frame stands sooner; run_app turns it on again then
@@ -314,7 +317,7 @@ def run(
         if save:
             preferences = replace(preferences, sessions=SessionSettings(save=True))
         raise typer.Exit(
-            run_app(backend, theme=theme, settings=preferences, sampling=options.sampling, **resume)
+            run_app(backend, theme=theme, settings=preferences, sampling=chosen_sampling, **resume)
         )
     from chatterm.oneshot import answer
 

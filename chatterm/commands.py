@@ -26,7 +26,7 @@ class Command:
     is_free: bool = False
     """Whether there are other arguments than the choices."""
     suggest: Callable[[], list[str]] | None = None
-    """Arguments that are offered and only known while the program runs."""
+    """Arguments that are offered and only known while the program runs; a space at the end wants one more word."""
     takes_path: bool = False
     """Whether the argument is a file, which is offered from the disk; behind one of the choices, if there are any."""
 
@@ -51,6 +51,12 @@ def _theme_names() -> list[str]:
     from chatterm.themes import theme_names
 
     return theme_names()
+
+
+def _sampling() -> list[str]:
+    from chatterm.sampling_command import suggested
+
+    return suggested()
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -175,6 +181,15 @@ COMMANDS: tuple[Command, ...] = (
         lambda a, text: a.system(text),
         {"alt+s": None},
     ),
+    Command(
+        "set",
+        "[NAME [VALUE]]",
+        "Sampling settings of this conversation: list them, change one",
+        lambda a, text: a.set_sampling(text),
+        {"f9": ""},
+        is_free=True,
+        suggest=_sampling,
+    ),
     Command("stats", "", "Figures of this turn and of the session", lambda a, _: a.show_stats(), {"f2": ""}),
     Command(
         "cache",
@@ -188,13 +203,13 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "theme",
         "[NAME]",
-        "Show or change the colours",
+        "Choose the colours; they are kept",
         lambda a, text: a.theme(text),
-        {"f7": None},
+        {"f7": ""},
         is_free=True,
         suggest=_theme_names,
     ),
-    Command("settings", "", "Where the settings are", lambda a, _: a.settings(), {"f8": ""}),
+    Command("settings", "", "Show and change the settings", lambda a, _: a.settings(), {"f8": ""}),
     Command("editor", "", "Write the message in your own editor", lambda a, _: a.editor(), {"ctrl+g": ""}),
     Command("paste", "", "Look at a text that was pasted", lambda a, _: a.open_paste(), {"ctrl+o": ""}),
     Command(
@@ -287,16 +302,17 @@ def completions(text: str) -> list[tuple[str, Command]]:
 
 def choice_completions(text: str) -> list[str]:
     """Whole lines that `/name arg` may become, where there are arguments to offer."""
-    match = re.fullmatch(r"/([A-Za-z]+) (\S*)", text)
+    match = re.fullmatch(r"/([A-Za-z]+) (.*)", text)
     command = find(match[1].lower()) if match else None
     if match is None or command is None:
         return []
     offered = command.suggest() if command.suggest is not None else command.choices
-    return [f"/{match[1]} {choice}" for choice in offered if choice.startswith(match[2])]
+    more = {choice: choice[len(match[2]) :] for choice in offered if choice.startswith(match[2])}
+    return [f"/{match[1]} {choice}" for choice, rest in more.items() if rest and " " not in rest.rstrip()]
 
 
 def path_start(text: str) -> int | None:
-    """Where in a command line the file's name begins that is being written; None where none belongs."""
+    """Where in a command line the name of the file that is being written starts; None where no file belongs."""
     match = re.fullmatch(r"/([A-Za-z]+)(\s+)(.*)", text)
     command = find(match[1].lower()) if match else None
     if match is None or command is None or not command.takes_path:

@@ -1,6 +1,6 @@
 """What a transcript consists of. An entry is data that lays itself out as lines; it knows no widget."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chatterm.commands import COMMANDS, key_text
@@ -247,17 +247,6 @@ class NoticeEntry(Entry):
         lines = [line for row in rows for line in wrap([(row, self.kind)], width - INDENT)]
         mark = "✗ " if self.kind == "error" else "· "
         return [Section(lines[:1], [(mark, f"{self.kind}-mark")]), Section(lines[1:], _MARGIN)]
-
-
-class BuiltEntry(Entry):
-    """Lines made by a function of the width: /help, /stats."""
-
-    def __init__(self, builder: Callable[[int], list[Line]]) -> None:
-        super().__init__()
-        self._builder = builder
-
-    def build(self, width: int) -> list[Section]:
-        return [Section(self._builder(width - INDENT), _MARGIN)]
 
 
 def _folded(text: str) -> tuple[str, str]:

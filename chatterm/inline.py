@@ -8,15 +8,18 @@ import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from chatterm.backend import Backend, EngineError, Figures, FinishReason, ModelError, TokenEvent
 from chatterm.commands import COMMANDS, is_command, parse
 from chatterm.figures import new_notes
 from chatterm.oneshot import close_store, start_line, stats_line
+from chatterm.preset import Preset
 from chatterm.progress import PlainLines
 from chatterm.reports import no_thinking, thinking_text
 from chatterm.sanitize import cleaned, is_safe, one_line, visible
+from chatterm.settings import Settings
 from chatterm.spinner import has_colour
 from chatterm.talk import Talk
 from chatterm.wording import in_chat
@@ -34,8 +37,13 @@ _ENDINGS = {
 }
 
 
-HERE = ("help", "continue", "retry", "undo", "reset", "think", "model", "system", "stats", "rename", "quit")
+HERE = (
+    *("help", "continue", "retry", "undo", "reset", "think", "model", "system", "set", "stats", "cache"),
+    *("rename", "quit"),
+)
 """The commands that make sense without a screen."""
+_WIDTH = 80
+"""Columns of a report where no terminal says how many there are."""
 
 
 class Leave(Exception):
@@ -54,8 +62,10 @@ class Inline:
         out: TextIO,
         err: TextIO,
         stats: bool = False,
+        settings: Settings | None = None,
     ) -> None:
         self._backend = backend
+        self._settings = settings or Settings()
         self._talk = talk
         self._lines = lines
         self._out = out
@@ -133,19 +143,26 @@ class Inline:
                 self._page.line(f"Taken back: {one_line(self._talk.undo())}")
             case "reset":
                 self._talk.reset()
-                self._page.line("A new conversation begins.")
+                kept = Preset.of(self._backend.system, self._talk.sampling).kept
+                self._page.line("A new conversation begins." + kept)
             case "think":
                 self._think(argument)
             case "model":
                 self._model(argument)
             case "system":
                 self._system(argument)
+            case "set":
+                self._set(argument)
             case "stats":
                 self._figures()
+            case "cache" if argument:
+                self._explain_cache()
             case "rename":
                 self._rename(argument)
             case "quit":
                 raise Leave
+            case "cache":
+                raise EngineError("The map of the cache needs the screen; /cache why works here.")
             case other:
                 raise EngineError(f"/{other} needs the screen: chatterm run without --inline.")
 
@@ -215,6 +232,28 @@ class Inline:
             self._talk.update(system=text)
         now = self._backend.system
         self._page.line(f"The system prompt: {one_line(now)}" if now else "There is no system prompt.")
+
+    def _set(self, argument: str) -> None:
+        from chatterm.sampling_command import answer_to
+
+        chosen, lines = answer_to(argument, self._talk.sampling, self._settings.sampling, self._backend.info)
+        if chosen is not None:
+            self._backend.set_sampling({**self._settings.sampling.given(), **chosen})
+            self._talk.sampling = chosen
+            self._talk.update(sampling=chosen)
+        for line in lines:
+            self._page.line(line)
+
+    def _explain_cache(self) -> None:
+        from chatterm.cache_why import TITLE, explained, why_lines
+        from chatterm.markdown.lines import text_of
+
+        backend = self._backend
+        models = (backend.info.name, backend.model) if backend.info is not None else ()
+        turns = explained(self._talk.path, models, backend.token_text)
+        self._page.line(TITLE)
+        for line in why_lines(turns, get_terminal_size((_WIDTH, 0)).columns):
+            self._page.line(text_of(line).rstrip())
 
     def _figures(self) -> None:
         figures, latest = self._backend.figures(), self._backend.last
@@ -357,6 +396,7 @@ def run_inline(
     session: str | None = None,
     sampling: dict[str, object] | None = None,
     stats: bool = False,
+    settings: Settings | None = None,
     store: "Store | None" = None,
     lines: Lines | None = None,
     out: TextIO | None = None,
@@ -373,7 +413,7 @@ def run_inline(
     lines = lines or _standard_lines(store)
     try:
         talk = Talk(backend, store, session, sampling)
-        return Inline(backend, talk, lines=lines, out=out, err=err, stats=stats).run(first)
+        return Inline(backend, talk, lines=lines, out=out, err=err, stats=stats, settings=settings).run(first)
     except BrokenPipeError:
         # Whoever read the answers has left; Python must not complain at its end that it cannot flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

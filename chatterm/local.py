@@ -176,6 +176,7 @@ class LocalBackend:
             dtype=str(engine.dtype).removeprefix("torch."),
             context_length=engine.context_length,
             thinks=chat.thinks,
+            sampling=dict(engine.generation_defaults),
         )
         path, self._path = self._path, ()
         if path:

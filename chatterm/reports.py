@@ -1,8 +1,12 @@
-"""What commands say: the tables of /help as lines, the words of /think."""
+"""What commands say: the tables of /help and /set as lines, the words of /think."""
+
+from collections.abc import Iterable
 
 from chatterm.backend import ModelInfo, ThinkMode
 from chatterm.commands import COMMANDS, KEYS
 from chatterm.markdown.lines import Line, cells, line_cells, wrap
+from chatterm.sampling_command import InForce
+from chatterm.settings import SamplingSettings
 
 THINKING: dict[ThinkMode, str] = {
     "on": "The model thinks before it answers.",
@@ -37,10 +41,31 @@ def help_lines(width: int) -> list[Line]:
     return lines + _described("Keys", plain, width, [min(max(cells(key) for key, _ in KEYS) + 2, column)])
 
 
+def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
+    """The settings of /set: value, where it comes from, what it means; then how to change one."""
+    from chatterm.settings_text import field_docs
+
+    docs = field_docs(SamplingSettings)
+    rows = [[s.name, s.text, s.source or "not set", docs[s.name]] for s in settings]
+    columns = [20, 10, 19]
+    if width < 64:  # what it means stands below
+        lines: list[Line] = []
+        for name, text, source, doc in rows:
+            lines += wrap([(f"{name} ", ""), (text, "accent"), (f" ({source})", "muted")], width)
+            lines += [[("  ", ""), *line] for line in wrap([(doc, "muted")], width - 2)]
+    else:
+        if width < sum(columns) + 40:  # where it comes from stands behind what it means
+            rows = [[name, text, f"{doc} ({source})"] for name, text, source, doc in rows]
+            columns = columns[:2]
+        lines = _described("", rows, width, columns)
+    ways = "/set NAME VALUE changes one for this conversation, /set NAME default takes that back. "
+    return [*lines, [], *wrap([(ways + "Either holds from the next answer on.", "muted")], width)]
+
+
 def _described(title: str, rows: list[list[str]], width: int, columns: list[int]) -> list[Line]:
     """`columns` are the widths of all but the last, which has what is left."""
     sizes = [*columns, width - sum(columns)]
-    lines: list[Line] = [[(title, "heading")]]
+    lines: list[Line] = [[(title, "heading")]] if title else []
     for row in rows:
         styles = ["", *["accent"] * (len(row) - 2), "muted"]
         parts = [

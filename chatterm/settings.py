@@ -36,6 +36,16 @@ class ScreenSettings:
     glyphs: Glyphs = "auto"
     """Lines and bars of Unicode, or of ASCII alone; auto asks the locale and the terminal."""
 
+    @property
+    def panel_wanted(self) -> bool | None:
+        """None: where there is room."""
+        return {"auto": None, "show": True, "hide": False}[self.panel]
+
+    @property
+    def thinking_open(self) -> bool | None:
+        """None: while it runs."""
+        return {"live": None, "open": True, "closed": False}[self.thinking]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
@@ -191,10 +201,17 @@ class _Wrong(Exception):
 
 def check(table: str, key: str, value: object) -> None:
     """Raises SettingsError where the setting does not exist or cannot have this value."""
+    if problem := problem_with(table, key, value):
+        raise SettingsError(f"{table}.{key}: {problem}")
+
+
+def problem_with(table: str, key: str, value: object) -> str:
+    """What is wrong with this value of a setting, as a line that begins with its name; "" where nothing is."""
     try:
         settings_from({table: {key: list(value) if isinstance(value, tuple) else value}})
     except _Wrong as wrong:
-        raise SettingsError(f"{table}.{key}: {wrong}") from None
+        return str(wrong)
+    return ""
 
 
 def settings_from(tables: Mapping[str, Any]) -> Settings:

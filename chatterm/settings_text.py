@@ -4,7 +4,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -51,10 +51,49 @@ def described(settings: Settings, path: Path, *, exists: bool) -> str:
 
 
 def _choices(table: str, name: str, kind: Any) -> str:
+    found = choices(table, name, kind) if _parts(kind)[0] is not bool else ()
+    return f"One of {', '.join(map(str, found))}." if found else ""
+
+
+def choices(table: str, name: str, kind: Any) -> tuple[Any, ...]:
+    """Every value that this setting can have; () where there are too many to list."""
     if (table, name) == ("screen", "theme"):
-        return f"One of {', '.join(theme_names())}."
-    literal = next((part for part in _parts(kind) if get_origin(part) is Literal), None)
-    return f"One of {', '.join(get_args(literal))}." if literal is not None else ""
+        return tuple(theme_names())
+    part = _parts(kind)[0]
+    if part is bool:
+        return (True, False)
+    return get_args(part) if get_origin(part) is Literal else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One setting there is."""
+
+    table: str
+    name: str
+    doc: str
+    choices: tuple[Any, ...]
+    default: Any
+
+    def value(self, settings: Settings) -> Any:
+        return getattr(getattr(settings, self.table), self.name)
+
+
+def table_docs() -> dict[str, str]:
+    """By table: what it is about."""
+    return {name: inspect.getdoc(kind) or "" for name, kind in get_type_hints(Settings).items()}
+
+
+def known_settings() -> list[Known]:
+    """All of them, in the order of the file."""
+    found = []
+    for table in fields(Settings):
+        kind = get_type_hints(Settings)[table.name]
+        docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
+        for part in fields(kind):
+            offered = choices(table.name, part.name, hints[part.name])
+            found.append(Known(table.name, part.name, docs[part.name], offered, getattr(default, part.name)))
+    return found
 
 
 def _parts(kind: Any) -> Sequence[Any]:

@@ -49,7 +49,7 @@ def stats_lines(
     machine: ProcessFigures | None = None,
 ) -> list[Line]:
     """Tables for `width` columns. `process` sums up every turn since the program began, of all its sessions."""
-    lines: list[Line] = [[("Statistics", "heading")]]
+    lines: list[Line] = []
     if turn is None and not session.turns and not (process and process.turns):
         lines.append([("Nothing has been answered yet.", "muted")])
     else:

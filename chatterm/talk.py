@@ -25,13 +25,13 @@ class Talk:
         session: str | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
-        """Where there is no `store` nothing is kept. `sampling` is what a new session remembers as chosen.
+        """Where there is no `store` nothing is kept. `sampling` is what was chosen for the session.
 
         Raises SessionError when `session` cannot be read.
         """
         self._backend = backend
         self._store = store
-        self._sampling = dict(sampling or {})
+        self.sampling = dict(sampling or {})
         self.session = session
         """The session that is written; None before the first message."""
         self.info = SessionInfo()
@@ -157,7 +157,7 @@ class Talk:
                 system=backend.system,
                 think=backend.think,
                 think_cache=backend.think_cache,
-                sampling=self._sampling,
+                sampling=self.sampling,
             )
             self.session = self._store.new(self.info)
 

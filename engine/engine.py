@@ -20,7 +20,7 @@ from engine.loop import Loop
 from engine.native import check_threads, default_threads
 from engine.native_decode import supports
 from engine.output import Output
-from engine.params import SamplingParams
+from engine.params import UNRECOMMENDED, SamplingParams
 from engine.reasoning import ThinkTracker
 from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError
@@ -182,8 +182,7 @@ class Engine:
 
         Raises EngineError for a value out of range.
         """
-        ours = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-        return SamplingParams(**{**(self.generation_defaults or ours), **overrides})
+        return SamplingParams(**{**(self.generation_defaults or UNRECOMMENDED), **overrides})
 
     def stream(self, token_ids: list[int], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
         """Answer a prompt, token by token. Closing the generator cancels the request within one step.

@@ -1,9 +1,13 @@
 """How the next token is chosen."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
 from engine.errors import EngineError
+
+UNRECOMMENDED: Mapping[str, float | int] = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""What holds for a model whose authors recommend nothing."""
 
 
 @dataclass(frozen=True, slots=True)

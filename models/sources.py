@@ -141,9 +141,11 @@ def _downloaded(model: str) -> tuple[catalogue.WheelModel | HubModel, int]:
         raise ModelError(
             f"{source} is your own; chatterm removes only what it downloaded. Delete it yourself."
         )
-    is_wheel = isinstance(source, catalogue.WheelModel)
     try:
-        held = catalogue.held_bytes(source) if is_wheel else hub.held_bytes(source)
+        if isinstance(source, catalogue.WheelModel):
+            held = catalogue.held_bytes(source)
+        else:
+            held = hub.held_bytes(source)
     except OSError as error:
         raise ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).") from error
     if held == 0:

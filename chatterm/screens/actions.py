@@ -4,16 +4,16 @@ from functools import partial
 
 from chatterm import worker
 from chatterm.backend import EngineError, ModelChoice
-from chatterm.entries import AnswerEntry, BuiltEntry
-from chatterm.reports import help_lines, no_thinking, thinking_text
+from chatterm.reports import help_lines
 from chatterm.screens.message_actions import MessageActions
 from chatterm.screens.parts import LOADING
+from chatterm.screens.preferences import Preferences
 from chatterm.screens.session_actions import SessionActions
 
 
-class ChatActions(MessageActions, SessionActions):
+class ChatActions(MessageActions, SessionActions, Preferences):
     def show_help(self) -> None:
-        self.screen.add(BuiltEntry(help_lines))
+        self.report("help", "Help", help_lines)
 
     def show_stats(self) -> None:
         from chatterm.stats import process_figures, stats_lines
@@ -31,7 +31,7 @@ class ChatActions(MessageActions, SessionActions):
             process=talk.process.copy(),
             machine=process_figures(screen.begun),
         )
-        screen.add(BuiltEntry(lines))
+        self.report("stats", "Statistics", lines)
 
     def cache(self, what: str) -> None:
         if what:
@@ -42,41 +42,15 @@ class ChatActions(MessageActions, SessionActions):
             self.screen.app.push_screen(CacheScreen(self.screen.backend.blocks))
 
     def _explain_cache(self) -> None:
-        from chatterm.cache_why import explained, why_lines
+        from chatterm.cache_why import TITLE, explained, why_lines
 
         backend = self.screen.backend
         models = (self.screen.model_name, backend.model) if self.screen.info is not None else ()
         turns = explained(self.conversation.path, models, backend.token_text)
-        self.screen.add(BuiltEntry(partial(why_lines, turns)))
+        self.report("cache", TITLE, partial(why_lines, turns))
 
     def toggle_panel(self) -> None:
         self.screen.show_panel(not self.screen.panel.display)
-
-    def think(self, mode: str) -> None:
-        match mode:
-            case "on" if why := no_thinking(self.screen.info):
-                raise EngineError(why)
-            case "on" | "off" | "auto":
-                self.screen.submit(worker.SetThink(mode))
-                self.screen.keeper.update(think=mode)
-            case "show" | "hide":
-                self.conversation.show_thinking = mode == "show"
-                for entry in self.transcript.entries:
-                    if isinstance(entry, AnswerEntry):
-                        entry.show_thinking(mode == "show")
-                self.screen.say("Thinking stays open." if mode == "show" else "Thinking stays closed.")
-            case _:
-                self.screen.say(thinking_text(self.screen.backend.think, self.screen.info))
-
-    def system(self, text: str) -> None:
-        if text:
-            system = None if text == "none" else text
-            self.screen.submit(worker.SetSystem(system))
-            self.screen.keeper.update(system=system)
-        else:
-            now = self.screen.backend.system
-            say = f"System prompt: {now}" if now else "There is no system prompt; /system TEXT sets one."
-            self.screen.say(say)
 
     def model(self, name: str) -> None:
         if not name:
@@ -96,29 +70,6 @@ class ChatActions(MessageActions, SessionActions):
         picker = ModelPicker(choices, self.screen.backend.model)
         self.screen.app.push_screen(
             picker, lambda name: self.screen.attempt(partial(self.model, name)) if name else None
-        )
-
-    def theme(self, name: str) -> None:
-        from chatterm.look import LookApp
-        from chatterm.themes import theme_names
-
-        app = self.screen.app
-        assert isinstance(app, LookApp)
-        if not name:
-            names = ", ".join(theme_names())
-            keep = f"chatterm config set screen.theme {app.chosen_theme}"
-            self.screen.say(
-                f"Theme: {app.chosen_theme}. There are {names}.\n`{keep}` keeps it for the next time."
-            )
-        elif note := app.use_theme(name):
-            self.screen.say(note)
-
-    def settings(self) -> None:
-        from chatterm.config_paths import config_path
-
-        self.screen.say(
-            f"Settings are in {config_path()}.\nchatterm config shows each one and what it means, "
-            "chatterm config edit opens the file; a new chat reads it."
         )
 
     def editor(self) -> None:

@@ -21,9 +21,8 @@ class CacheScreen(ModalScreen[None]):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter,ctrl+c", "close", "Back to the conversation", priority=True)
+        Binding("escape,q,enter,f3,ctrl+c", "close", "Back to the conversation", priority=True)
     ]
-    DEFAULT_CSS = "CacheScreen { background: $background; }"
 
     def __init__(self, look: Callable[[], BlockMap | None], *, plain: bool = False) -> None:
         super().__init__()

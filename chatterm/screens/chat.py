@@ -21,7 +21,7 @@ from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
 from chatterm.figures import Live, Watch, new_notes
 from chatterm.garbage import collect_now, collect_rarely
 from chatterm.keeper import Keeper
-from chatterm.reports import thinking_text
+from chatterm.preset import NOTHING, Preset, PresetEntry
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
 from chatterm.screens.keys import ask_for_second_key, command_bindings
@@ -33,6 +33,7 @@ from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.meter import ContextNote
+from chatterm.widgets.remarks import Remarks
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript, message_hint
@@ -82,20 +83,17 @@ class ChatScreen(Screen[None]):
         self.conversation = Conversation(backend, thread, keeper, self)
         self.actions = ChatActions(self)
         self.writing = Writing(self)
-        self.conversation.show_thinking = {"live": None, "open": True, "closed": False}[
-            settings.screen.thinking
-        ]
+        self.conversation.show_thinking = settings.screen.thinking_open
         self.copy_with: Callable[[str], str] = clipboard.copy
         self.begun = monotonic()
         self.is_loading = True
         self.info: ModelInfo | None = None
         self._progress: Progress | None = None
         self._model = one_line(backend.model, limit=200)
-        self._settings = settings
+        self.settings = settings
         self._watch = Watch()
         self._cost: DraftCost | None = None
-        self._panel_wanted = {"auto": None, "show": True, "hide": False}[settings.screen.panel]
-        """None: where there is room."""
+        self._panel_wanted = settings.screen.panel_wanted
         self._interrupted = 0.0
         self._hint_until = 0.0
         self._paint_after = 0.0
@@ -104,6 +102,7 @@ class ChatScreen(Screen[None]):
         self._warm_at: float | None = None
         self._warm_latest = 0.0
         self._problem = ""
+        self._preset = NOTHING
         self._noted: set[str] = set()
 
     def compose(self) -> ComposeResult:
@@ -114,9 +113,10 @@ class ChatScreen(Screen[None]):
                 yield Transcript(id="transcript")
                 yield completion
                 yield ContextNote(id="note")
+                yield Remarks(id="remarks")
                 yield Composer(
                     completion=completion,
-                    history=self._settings.composer.history,
+                    history=self.settings.composer.history,
                     on_draft=self.writing.keep_draft,
                     id="composer",
                 )
@@ -129,6 +129,7 @@ class ChatScreen(Screen[None]):
         self.panel = self.query_one(SidePanel)
         self._completion = self.query_one(Completion)
         self._note = self.query_one(ContextNote)
+        self._remarks = self.query_one(Remarks)
         self._status = self.query_one(StatusLine)
         self._welcome = self.query_one(Welcome)
         self.transcript.display = False
@@ -152,7 +153,7 @@ class ChatScreen(Screen[None]):
         self._place_panel(event.size.width)
         self.set_class(event.size.height < 12, "-low")
 
-    def show_panel(self, wanted: bool) -> None:
+    def show_panel(self, wanted: bool | None) -> None:
         self._panel_wanted = wanted
         self._place_panel(self.size.width)
 
@@ -203,6 +204,7 @@ class ChatScreen(Screen[None]):
 
     def _frame(self) -> None:
         now = monotonic()
+        self._remarks.expire(now)
         if self._hint_until and now > self._hint_until:
             self._hint_until = 0.0
             self.show_standing_hint()
@@ -296,13 +298,7 @@ class ChatScreen(Screen[None]):
                 self.conversation.hold_again()
                 self.keeper.update(model=self.backend.model)
                 history = " The history stays; the cache begins anew." if self.conversation.path else ""
-                self.say(f"Now chatting with {self.model_name}.{history}")
-            case worker.SetSystem(None):
-                self.say("The system prompt is gone.")
-            case worker.SetSystem():
-                self.say("The system prompt is set; it holds from the next message on.")
-            case worker.SetThink(mode):
-                self.say(thinking_text(mode, self.info))
+                self.tell(f"Now chatting with {self.model_name}.{history}")
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
             case worker.Catalogue():
@@ -311,13 +307,17 @@ class ChatScreen(Screen[None]):
     # --- what is shown ---
 
     def say(self, text: str, kind: str = "notice") -> None:
-        self.add(NoticeEntry(text, kind))
+        """Say something at the composer: an error, or what was done."""
+        self._remarks.say(text, kind, self.composer.text, monotonic())
+
+    def tell(self, text: str) -> None:
+        """Note something in the conversation that belongs to its story."""
+        self.add(NoticeEntry(text))
 
     def _say_problem(self) -> None:
         self._problem, before = self.keeper.problem, self._problem
-        if self._problem:
-            self.say(self._problem, "error")
-        elif before:
+        self._remarks.stand(self._problem)
+        if before and not self._problem:
             self.say("The conversation is saved again.")
 
     def add(self, entry: Entry) -> None:
@@ -358,7 +358,10 @@ class ChatScreen(Screen[None]):
         live = self._watch.see(figures, now)
         self._status.show(live)
         self.panel.show(live)
-        self._welcome.show(live)
+        if (preset := Preset.of(self.backend.system, talk.sampling)) != self._preset:
+            self._preset = preset
+            self.transcript.show_head(*([PresetEntry(preset)] if preset else []))
+        self._welcome.show(live, preset)
         self._note.show(live, self._cost)
         return live
 
@@ -406,6 +409,7 @@ class ChatScreen(Screen[None]):
     @on(Composer.Changed)
     def _typed(self) -> None:
         text = self.composer.text
+        self._remarks.written(text, monotonic())
         if self._cost is not None:  # it was that of another text
             self._cost = None
             self._show_live(monotonic())
@@ -414,7 +418,7 @@ class ChatScreen(Screen[None]):
             return
         now = monotonic()
         self._draft_at = now + _PAUSE
-        if self._settings.composer.prepare_drafts:
+        if self.settings.composer.prepare_drafts:
             if self._warm_at is None:
                 self._warm_latest = now + _WARM_LATEST
             self._warm_at = now + _WARM_PAUSE
@@ -466,6 +470,7 @@ class ChatScreen(Screen[None]):
         elif self.is_loading:
             self.hint("Loading goes on; /stop ends it.", 3.0)
         else:
+            self._remarks.dismiss()
             self.clear_selection()
 
     def action_interrupt(self) -> None:

@@ -1,10 +1,12 @@
 """What the commands of the chat screen share."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chatterm.backend import EngineError, ModelError
 from chatterm.entries import AnswerEntry, Entry
+from chatterm.markdown.lines import Line
 from chatterm.sanitize import one_line
 from chatterm.sessions.records import Exchange
 
@@ -40,6 +42,16 @@ class ScreenPart:
 
     def __init__(self, screen: "ChatScreen") -> None:
         self.screen = screen
+
+    def report(self, name: str, title: str, builder: Callable[[int], list[Line]]) -> None:
+        """Show what the command `name` has to say, as lines for a width, over the conversation."""
+        from chatterm.screens.report import ReportScreen
+
+        def closed(other: str | None) -> None:
+            if other is not None:
+                self.screen.action_run_command(other, "")
+
+        self.screen.app.push_screen(ReportScreen(name, title, builder), closed)
 
     @property
     def conversation(self) -> "Conversation":

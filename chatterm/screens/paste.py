@@ -13,8 +13,9 @@ from textual.screen import ModalScreen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from chatterm.markdown.lines import Line, cells, elided
-from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
+from chatterm.markdown.lines import cells
+from chatterm.screens.report import BoxHead
+from chatterm.widgets.canvas import STYLE_CLASSES, Painter
 
 
 class PasteScreen(ModalScreen[str | None]):
@@ -35,27 +36,12 @@ class PasteScreen(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="paste"):
-            yield PasteHead(self._label, can_unfold=self._can_unfold)
+            unfold = " · U unfold" if self._can_unfold else ""
+            yield BoxHead(self._label, (f"Esc close{unfold} · Del remove", "Esc close"))
             yield PasteView(self._text)
 
     def action_unfold(self) -> None:
         self.dismiss("unfold" if self._can_unfold else None)
-
-
-class PasteHead(Canvas):
-    """What it is, and the keys."""
-
-    def __init__(self, label: str, *, can_unfold: bool) -> None:
-        super().__init__()
-        self._label = label
-        self._keys = f"Esc close{' · U unfold' if can_unfold else ''} · Del remove"
-
-    def build(self, width: int) -> list[Line]:
-        room = width - cells(self._label) - 2
-        keys = next((keys for keys in (self._keys, "Esc close") if cells(keys) <= room), "")
-        label = elided(self._label, width - cells(keys) - (2 if keys else 0))
-        gap = " " * (width - cells(label) - cells(keys))
-        return [[(label, "strong primary"), (gap, ""), (keys, "muted")], [("─" * width, "rule")]]
 
 
 class PasteView(ScrollView, Painter):

@@ -22,7 +22,7 @@ class Picker(ModalScreen[str | None]):
         Binding("enter", "accept", "Take it", priority=True),
     ]
     DEFAULT_CSS = """
-    Picker { align: center middle; background: $background 70%; }
+    Picker { align: center middle; }
     Picker > Vertical { width: 92%; height: auto; max-height: 90%; padding: 1 2; background: $surface; }
     Picker Input, Picker Input:focus {
         border: none; height: 1; padding: 0; margin: 1 0; background: $panel; color: $foreground;

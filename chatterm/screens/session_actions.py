@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chatterm import worker
 from chatterm.backend import EngineError
+from chatterm.preset import Preset
 from chatterm.sanitize import cleaned
 from chatterm.screens.parts import ScreenPart, file_path
 from chatterm.sessions.records import SessionInfo
@@ -22,7 +23,8 @@ class SessionActions(ScreenPart):
         self.conversation.clear()
         self.transcript.clear()
         self._title = ""
-        self.screen.say("A new conversation." + self._kept())
+        kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
+        self.screen.tell("A new conversation." + kept + self._kept())
 
     def sessions(self, name: str) -> None:
         store = self.screen.keeper.store
@@ -73,7 +75,7 @@ class SessionActions(ScreenPart):
         self.screen.writing.show_draft(draft)
         self.transcript.follow()
         if tree.head is not None and tree[tree.head].finish_reason is None:
-            self.screen.say(
+            self.screen.tell(
                 "The last answer was cut off when the program ended; /continue goes on from there."
             )
 
@@ -81,8 +83,7 @@ class SessionActions(ScreenPart):
         """The session goes on with what it was held with."""
         screen = self.screen
         screen.submit(worker.SetThinkCache(info.think_cache))
-        screen.submit(worker.SetSampling(info.sampling))
-        self.conversation.sampling = dict(info.sampling)
+        screen.actions.use_sampling(info.sampling)
         if info.system != screen.backend.system:
             screen.submit(worker.SetSystem(info.system))
         if info.think != screen.backend.think:

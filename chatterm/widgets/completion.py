@@ -41,7 +41,9 @@ def suggestions(text: str) -> list[Suggestion]:
         )
         for name, c in completions(text)
     ]
-    return found or [Suggestion(line, "", line, True) for line in choice_completions(text)]
+    return found or [
+        Suggestion(line.rstrip(), "", line, not line.endswith(" ")) for line in choice_completions(text)
+    ]
 
 
 def file_suggestions(text: str, token: PathToken, found: list[FoundPath]) -> list[Suggestion]:

@@ -94,6 +94,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.entries: list[Entry] = []
+        self._head: list[Entry] = []
         self.selected: Entry | None = None
         self._starts: list[int] = []
         """Line at which each entry begins."""
@@ -116,8 +117,15 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.entries = [entry for entry in self.entries if entry not in entries]
         self._reflow()
 
+    def show_head(self, *head: Entry) -> None:
+        """What stands above the messages, whichever these are."""
+        self.entries = [*head, *self.entries[len(self._head) :]]
+        self._head = list(head)
+        self._reflow()
+
     def clear(self) -> None:
-        self.entries, self.selected = [], None
+        """Everything but the head goes."""
+        self.entries, self.selected = [*self._head], None
         self._follow = True
         self._reflow()
 

@@ -3,6 +3,7 @@
 from chatterm.commands import COMMANDS
 from chatterm.figures import Live, meter, progress_parts
 from chatterm.markdown.lines import Line, wrap
+from chatterm.preset import NOTHING, Preset, preset_lines
 from chatterm.widgets.canvas import Canvas
 from models.units import counted
 
@@ -22,19 +23,20 @@ class Welcome(Canvas):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._live: Live | None = None
+        self._preset = NOTHING
 
-    def show(self, live: Live) -> None:
-        if self.display and live != self._live:
-            self._live = live
+    def show(self, live: Live, preset: Preset) -> None:
+        if self.display and (live, preset) != (self._live, self._preset):
+            self._live, self._preset = live, preset
             self.refresh()
 
     def build(self, width: int) -> list[Line]:
-        lines = welcome_lines(self._live, width) if self._live else []
+        lines = welcome_lines(self._live, width, self._preset) if self._live else []
         above = max((self.size.height - len(lines)) // 2, 0)
         return [[] for _ in range(above)] + lines
 
 
-def welcome_lines(live: Live, width: int) -> list[Line]:
+def welcome_lines(live: Live, width: int, preset: Preset = NOTHING) -> list[Line]:
     info, progress = live.info, live.progress
     lines: list[Line] = [[("chatterm", "strong primary")], []]
     if live.phase == "absent":
@@ -50,6 +52,8 @@ def welcome_lines(live: Live, width: int) -> list[Line]:
         lines.append([(filled, "primary"), (empty, "rule")])
         if progress is not None:
             lines += wrap([(f"{progress.stage} " + " · ".join(progress_parts(live)), "muted")], width)
+    if preset:
+        lines += [[], *preset_lines(preset, width)[0]]
     lines.append([])
     for key, what in _KEYS:
         lines.append([(key.ljust(9), ""), (what[: max(width - 9, 0)], "muted")])

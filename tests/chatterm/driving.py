@@ -25,6 +25,15 @@ class Driver:
     def __init__(self, app: ChatApp, pilot: Pilot[int]) -> None:
         self.app = app
         self.pilot = pilot
+        self.said: list[tuple[str, str]] = []
+        """Everything that was said at the composer: text and kind."""
+        say = app.chat.say
+
+        def noted(text: str, kind: str = "notice") -> None:
+            self.said.append((text, kind))
+            say(text, kind)
+
+        app.chat.say = noted  # type: ignore[method-assign]
 
     async def until(self, condition: Callable[[], object]) -> None:
         for _ in range(LOOKS):
@@ -67,12 +76,18 @@ class Driver:
         return ["".join(e.source) for e in self.transcript.entries if isinstance(e, AnswerEntry)]
 
     @property
-    def notices(self) -> list[str]:
+    def told(self) -> list[str]:
+        """What the transcript says besides the messages."""
         return [entry.text for entry in self.transcript.entries if isinstance(entry, NoticeEntry)]
 
     @property
+    def notices(self) -> list[str]:
+        """What was said at the composer, and what the transcript says."""
+        return [text for text, _ in self.said] + self.told
+
+    @property
     def errors(self) -> list[str]:
-        return [e.text for e in self.transcript.entries if isinstance(e, NoticeEntry) and e.kind == "error"]
+        return [text for text, kind in self.said if kind == "error"]
 
     def segments(self) -> list[Segment]:
         """What the terminal is given, before it is encoded."""

@@ -95,6 +95,8 @@ def test_the_readme_has_the_commands_and_keys() -> None:
         ("/system You are\nterse.", ("system", "You are\nterse.")),
         ("/model Qwen/Qwen3-0.6B", ("model", "Qwen/Qwen3-0.6B")),
         ("/theme paper", ("theme", "paper")),
+        ("/set", ("set_sampling", "")),
+        ("/set temperature 0.2", ("set_sampling", "temperature 0.2")),
         ("/continue", ("resume",)),
         ("/edit 2", ("edit", "2")),
         ("/copy code 2", ("copy", "code 2")),

@@ -1,0 +1,136 @@
+"""The theme picker: everything is shown in the theme that is marked, before it is taken."""
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from chatterm.look import LookApp
+from chatterm.markdown.lines import Line, padded, styled, wrap
+from chatterm.sanitize import one_line
+from chatterm.screens.picker import Picker, PickerList
+from chatterm.settings import SettingsError
+from chatterm.themes import theme_names
+from chatterm.widgets.canvas import Canvas
+
+
+class ThemePicker(Picker):
+    """Dismisses with the theme that was taken, or with None; then everything looks as it did before."""
+
+    DEFAULT_CSS = """
+    ThemePicker { align: right middle; }
+    ThemePicker > Vertical { width: 37; margin: 1 2; border-left: outer $primary; background: $panel; }
+    ThemePicker PickerList { margin: 1 0; }
+    ThemePicker ThemeFoot { height: auto; }
+    ThemePicker.-low > Vertical { padding: 0 2; margin: 0 2; max-height: 100%; }
+    ThemePicker.-low PickerList { margin: 0; }
+    """
+
+    def __init__(self, current: str) -> None:
+        super().__init__()
+        self._current = current
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield ThemeFoot([("Theme", "heading")], id="theme-head")
+            yield ThemeList(self._current)
+            yield ThemeFoot([("Enter keeps it · Esc goes back", "muted")], id="theme-foot")
+
+    def on_resize(self, event: events.Resize) -> None:
+        event.prevent_default()  # what a picker does with it
+        low = event.size.height < 20
+        self.set_class(low, "-low")
+        height = event.size.height - 3 if low else event.size.height * 9 // 10 - 8
+        self.query_one(ThemeList).styles.max_height = max(height, 1)
+
+    def preview(self, name: str) -> None:
+        """Show everything in this theme; where its file is wrong, say so."""
+        app = self.app
+        assert isinstance(app, LookApp)
+        try:
+            said = app.use_theme(name)
+        except SettingsError as error:
+            self.query_one("#theme-foot", ThemeFoot).show([(one_line(str(error)), "error")])
+            return
+        keys = "Enter keeps it · Esc goes back"
+        self.query_one("#theme-foot", ThemeFoot).show([(f"{said} {keys}".strip(), "muted")])
+
+    def action_move(self, step: int) -> None:
+        super().action_move(step)
+        self.preview(self.query_one(ThemeList).chosen)
+
+    def action_accept(self) -> None:
+        app = self.app
+        assert isinstance(app, LookApp)
+        # A theme whose file is wrong is marked, but not the one that is shown.
+        if app.chosen_theme == self.query_one(ThemeList).chosen:
+            self.dismiss(app.chosen_theme)
+
+    def action_back(self) -> None:
+        app = self.app
+        assert isinstance(app, LookApp)
+        if app.chosen_theme != self._current:
+            app.use_theme(self._current)
+        self.dismiss(None)
+
+
+class ThemeFoot(Canvas):
+    """Some words, in as many lines as they need."""
+
+    def __init__(self, line: Line, *, id: str) -> None:
+        super().__init__(id=id)
+        self._line = line
+
+    def show(self, line: Line) -> None:
+        self._line = line
+        self.on_resize()
+
+    def on_resize(self) -> None:
+        self.styles.height = len(wrap(self._line, self.size.width))
+        self.refresh()
+
+    def build(self, width: int) -> list[Line]:
+        return wrap(self._line, width)
+
+
+class ThemeList(PickerList):
+    def __init__(self, current: str) -> None:
+        super().__init__()
+        self._current = current
+        self._names = theme_names()
+        self._index = self._names.index(current) if current in self._names else 0
+
+    @property
+    def count(self) -> int:
+        return len(self._names)
+
+    @property
+    def chosen(self) -> str:
+        return self._names[self._index]
+
+    def on_mount(self) -> None:
+        self.resized()
+
+    def on_click(self, event: events.Click) -> None:
+        row = self.clicked(event)
+        if row is not None:
+            event.stop()
+            self.pick(row - self._index)
+
+    def pick(self, step: int) -> None:
+        screen = self.screen
+        assert isinstance(screen, ThemePicker)
+        screen.action_move(step)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.pick(-1)
+
+    def on_mouse_scroll_down(self) -> None:
+        self.pick(1)
+
+    def build(self, width: int) -> list[Line]:
+        lines = []
+        for row in self.in_view():
+            name = self._names[row]
+            line: Line = [("● " if name == self._current else "  ", "primary"), (name, "")]
+            lines.append(styled(padded(line, width, ""), "chosen") if row == self._index else line)
+        return lines

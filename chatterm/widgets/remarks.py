@@ -1,0 +1,112 @@
+"""What the program has to say to what was just done: errors and short notices, above the composer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from chatterm.markdown.lines import Line, cells, elided, text_of, wrap
+from chatterm.sanitize import cleaned
+from chatterm.widgets.canvas import Canvas
+
+_SECONDS = 6.0
+"""Seconds that a remark stays at least, however fast somebody types."""
+_MOST = 3
+"""Remarks at a time."""
+
+
+@dataclass(slots=True)
+class Remark:
+    text: str
+    kind: str
+    """ "notice" or "error"."""
+    written: str
+    """What stood in the composer when it was made."""
+    until: float
+    """It stays until then, and until something else stands in the composer."""
+    is_old: bool = False
+    """Whether something else has stood there since."""
+
+
+class Remarks(Canvas):
+    """Gone while there is nothing to say. Times are those of `time.monotonic()`."""
+
+    DEFAULT_CSS = "Remarks { width: 100%; margin: 1 2 0 2; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._remarks: list[Remark] = []
+        self._lines: list[Line] = []
+        self.display = False
+
+    @property
+    def texts(self) -> list[str]:
+        return [remark.text for remark in self._remarks]
+
+    def say(self, text: str, kind: str, written: str, now: float) -> None:
+        """Say it below what was said for the same text; what belongs to an earlier one goes."""
+        text = cleaned(text)
+        kept = [r for r in self._remarks if r.until == inf or not (r.is_old or r.text == text)]
+        self._remarks = [*kept, Remark(text, kind, written, now + _SECONDS)][-_MOST:]
+        self._lay_out()
+
+    def stand(self, text: str) -> None:
+        """Say this error for as long as it is one; "" ends that."""
+        kept = [remark for remark in self._remarks if remark.until != inf]
+        self._remarks = [Remark(cleaned(text), "error", "", inf), *kept][:_MOST] if text else kept
+        self._lay_out()
+
+    def written(self, text: str, now: float) -> None:
+        """This is what the composer holds now."""
+        for remark in self._remarks:
+            remark.is_old = remark.is_old or text != remark.written
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        kept = [remark for remark in self._remarks if not remark.is_old or now < remark.until]
+        if len(kept) != len(self._remarks):
+            self._remarks = kept
+            self._lay_out()
+
+    def dismiss(self) -> None:
+        """All of it was read."""
+        self._remarks = [remark for remark in self._remarks if remark.until == inf]
+        self._lay_out()
+
+    def on_click(self) -> None:
+        self.dismiss()
+
+    def on_resize(self) -> None:
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        size = self.screen.size
+        # What is not displayed has no width yet; a wrong guess is mended by the resize that follows.
+        width = self.size.width or max(size.width - 4, 20)
+        lines = remarks_lines(self._remarks, width, most=max(min(size.height // 2, size.height - 8), 2))
+        if lines != self._lines:
+            self._lines = lines
+            self.display = bool(lines)
+            self.styles.height = max(len(lines), 1)
+            self.refresh()
+
+    def build(self, width: int) -> list[Line]:
+        return self._lines
+
+
+def remarks_lines(remarks: Sequence[Remark], width: int, most: int) -> list[Line]:
+    """Remarks below each other, each with a mark: of those that fit into `most` lines of `width` columns the latest,
+    the very latest cut where it is longer."""
+    lines: list[Line] = []
+    for remark in remarks:
+        mark = "✗ " if remark.kind == "error" else "· "
+        room = width - cells(mark)
+        for row in remark.text.split("\n"):
+            for line in wrap([(row, remark.kind)], room):
+                lines.append([(mark, f"{remark.kind}-mark"), *line])
+                mark = " " * cells(mark)
+    if len(lines) > most and len(remarks) > 1:
+        return remarks_lines(remarks[1:], width, most)
+    if len(lines) > most:
+        margin, *text = lines[most - 1]
+        lines[most - 1 :] = [[margin, (elided(text_of(text) + " …", room), remark.kind)]]
+    return lines
