@@ -6,14 +6,16 @@ os.environ.setdefault("TEXTUAL_FPS", "120")  # Textual reads it when it is impor
 
 import gc
 import sys
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
 from chatterm.backend import Backend
+from chatterm.guard import GuardedApp
 from chatterm.keeper import Keeper
-from chatterm.look import LookApp, Terminal, this_terminal
+from chatterm.look import Terminal, this_terminal
 from chatterm.palette import SlashCommands
 from chatterm.screens.chat import ChatScreen
 from chatterm.settings import Settings
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from chatterm.sessions.store import Store
 
 
-class ChatApp(LookApp):
+class ChatApp(GuardedApp):
     """One chat. The worker and the store outlive the screen by the time they need to end."""
 
     CSS_PATH = STYLESHEET
@@ -63,6 +65,17 @@ class ChatApp(LookApp):
         if self.screen is self.chat:
             super().action_command_palette()
 
+    @property
+    def main_screen(self) -> ChatScreen | None:
+        return self.chat if self.chat.is_mounted else None
+
+    def save_all(self) -> None:
+        if self.chat.is_mounted:
+            self.chat.writing.keep_draft(self.chat.composer.full_text, leaving=True)
+
+    def tell(self, line: str) -> None:
+        self.chat.say(line, "error")
+
     async def action_quit(self) -> None:
         self.exit(0)
 
@@ -96,9 +109,13 @@ def run_app(
             sampling=sampling,
             terminal=this_terminal(),
         )
+        threading.excepthook = app.thread_failed
         app.run()
         ended = app.worker.close()
+        if app.last_words:
+            print(app.last_words, file=sys.stderr)
     finally:
+        threading.excepthook = threading.__excepthook__
         gc.enable()
         if store is not None and not store.close():
             print(f"chatterm: {store.problem or 'The session database does not answer.'}", file=sys.stderr)

@@ -5,9 +5,13 @@ import os
 import selectors
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from textual import events
+from textual._xterm_parser import XTermParser
+from textual.message import Message
 
 if TYPE_CHECKING:
     from textual.driver import Driver
@@ -63,40 +67,78 @@ class PasteReader:
         return Pasted(text)
 
 
+class Keyboard:
+    """Turns what a terminal sends into events."""
+
+    def __init__(self, debug: bool = False) -> None:
+        self._debug = debug
+        self._parser = XTermParser(debug)
+        self._pastes = PasteReader()
+        self._quiet = 0
+
+    def feed(self, data: str) -> Iterator[Message]:
+        """`data` has come."""
+        self._quiet = 0
+        for part in self._pastes.feed(data):
+            if isinstance(part, Pasted):
+                # An Escape that waits for the rest of a sequence was pressed before the paste, and means itself.
+                if self._parser._timeout_time is not None:
+                    self._parser._timeout_time = 0.0
+                    yield from self._known(self._parser.tick())
+                yield events.Paste(part.text)
+            else:
+                for character in part:  # one by one: a sequence that means nothing takes nothing else along
+                    yield from self._known(self._parser.feed(character))
+
+    def tick(self, *, is_quiet: bool) -> Iterator[Message]:
+        """Time has passed: a tenth of a second without input, where it `is_quiet`."""
+        if is_quiet and self._pastes.is_inside:
+            self._quiet += 1
+            if self._quiet > _PATIENCE:
+                yield events.Paste(self._pastes.flush().text)
+        yield from self._known(self._parser.tick())
+
+    def _known(self, found: Iterable[Message]) -> Iterator[Message]:
+        """`found`. Textual's parser fails for some sequences that few terminals send."""
+        try:
+            yield from found
+        except Exception:  # noqa: BLE001 (it stays failed: the generator in it is over)
+            self._parser = XTermParser(self._debug)
+
+
 def terminal_driver() -> "type[Driver] | None":
     """The driver for this platform; None leaves the choice to Textual."""
     if sys.platform == "win32" or "TEXTUAL_DRIVER" in os.environ:
         return None
-    from textual import events
-    from textual._xterm_parser import XTermParser
     from textual.drivers.linux_driver import LinuxDriver
 
     class TerminalDriver(LinuxDriver):
+        def _run_input_thread(self) -> None:
+            """Without a keyboard nobody can do anything: an error is told, and reading goes on."""
+            while not self.exit_event.is_set():
+                try:
+                    return self.run_input_thread()
+                except Exception as error:  # noqa: BLE001 (whatever it is)
+                    self._app.call_later(self._app._handle_exception, error)
+                    self.exit_event.wait(0.1)
+
         def run_input_thread(self) -> None:
             """Turn what the terminal sends into events until the application ends."""
-            parser = XTermParser(self._debug)
-            pastes = PasteReader()
+            keyboard = Keyboard(self._debug)
             decoder = getincrementaldecoder("utf-8")(errors="replace")
-            quiet = 0
             with selectors.SelectSelector() as selector:
                 selector.register(self.fileno, selectors.EVENT_READ)
                 while not self.exit_event.is_set():
                     # The timeout is what tells an Escape key from the start of a sequence.
-                    if selector.select(0.1):
-                        quiet = 0
+                    has_come = bool(selector.select(0.1))
+                    if has_come:
                         data = _read(self.fileno)
                         if not data:  # the terminal is gone, and with it the person
                             self._app.call_later(self._app.exit, 0)
                             return
-                        for part in pastes.feed(decoder.decode(data)):
-                            if isinstance(part, Pasted):
-                                self.process_message(events.Paste(part.text))
-                            else:
-                                for event in parser.feed(part):
-                                    self.process_message(event)
-                    elif pastes.is_inside and (quiet := quiet + 1) > _PATIENCE:
-                        self.process_message(events.Paste(pastes.flush().text))
-                    for event in parser.tick():
+                        for event in keyboard.feed(decoder.decode(data)):
+                            self.process_message(event)
+                    for event in keyboard.tick(is_quiet=not has_come):
                         self.process_message(event)
 
     return TerminalDriver

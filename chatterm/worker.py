@@ -24,6 +24,7 @@ from chatterm.backend import (
     ThinkMode,
     TokenEvent,
 )
+from chatterm.error_log import error_line, write_down
 from chatterm.sanitize import one_line
 from chatterm.wording import in_chat
 
@@ -275,8 +276,8 @@ class Worker:
             except (EngineError, ModelError) as error:
                 self._reports.append(Failed(job, one_line(in_chat(error))))
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
-                what = one_line(f"{type(error).__name__}: {error}", limit=300)
-                self._reports.append(Failed(job, f"An unexpected error: {what}. The chat goes on."))
+                said = f"{error_line(error)} The chat goes on. {write_down(error)}"
+                self._reports.append(Failed(job, said))
         with contextlib.suppress(Exception):  # nobody is left to be told
             self._backend.close()
 

@@ -142,7 +142,7 @@ def _downloaded(model: str) -> tuple[catalogue.WheelModel | HubModel, int]:
             f"{source} is your own; chatterm removes only what it downloaded. Delete it yourself."
         )
     try:
-        if isinstance(source, catalogue.WheelModel):
+        if isinstance(source, catalogue.WheelModel):  # noqa: SIM108 - types are narrowed only so
             held = catalogue.held_bytes(source)
         else:
             held = hub.held_bytes(source)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from chatterm.backend import EngineError, ModelError
 from chatterm.entries import AnswerEntry, Entry
+from chatterm.error_log import error_line, write_down
 from chatterm.markdown.lines import Line
 from chatterm.sanitize import one_line
 from chatterm.sessions.records import Exchange
@@ -19,12 +20,12 @@ LOADING = "The model is still loading."
 
 
 def problem_text(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """What went wrong, in one line. What nobody foresaw is written down."""
     if isinstance(error, EngineError | ModelError):
         return one_line(str(error))
     if isinstance(error, OSError):
         return one_line(f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + ".")
-    return one_line(f"An unexpected error: {type(error).__name__}: {error}. The chat goes on.", limit=300)
+    return f"{error_line(error)} The chat goes on. {write_down(error)}"
 
 
 def file_path(text: str) -> Path:

@@ -95,9 +95,9 @@ class Writing(ScreenPart):
             return False
         return True
 
-    def keep_draft(self, text: str) -> None:
-        """Save what is being written."""
-        if not self.is_editing and not is_command(text):
+    def keep_draft(self, text: str, *, leaving: bool = False) -> None:
+        """Save what is being written; after an error (`leaving`) an edit as well, which is not there the next time."""
+        if (leaving or not self.is_editing) and not is_command(text):
             self.screen.keeper.draft(text)
 
     def show_draft(self, draft: str) -> None:

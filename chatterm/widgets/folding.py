@@ -3,12 +3,15 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.document._document import EditResult, Location, Selection
+from textual.document._edit import Edit
+from textual.strip import Strip
 from textual.widgets import TextArea
 
 from chatterm.sanitize import cleaned
@@ -64,6 +67,11 @@ class FoldingArea(TextArea):
                 text.stylize(style, *span)
         return text
 
+    def render_line(self, y: int) -> Strip:
+        if self.content_size.width < 1:  # Textual cannot wrap the placeholder then
+            return Strip.blank(self.size.width)
+        return super().render_line(y)
+
     async def _on_paste(self, event: events.Paste) -> None:
         event.stop()
         event.prevent_default()
@@ -95,12 +103,12 @@ class FoldingArea(TextArea):
     def _open(self, row: int, span: tuple[int, int]) -> None:
         from chatterm.screens.paste import PasteScreen
 
-        label = self.document.get_line(row)[slice(*span)]
+        label = self._line(row)[slice(*span)]
         text = self.pastes.text_of(label)
         short = not is_long(text, _MOST_LINES, _MOST_CHARACTERS)
 
         def done(answer: str | None) -> None:
-            if answer in ("unfold", "remove") and self.document.get_line(row)[slice(*span)] == label:
+            if answer in ("unfold", "remove") and self._line(row)[slice(*span)] == label:
                 insert = text if answer == "unfold" else ""
                 result = self.replace(insert, (row, span[0]), (row, span[1]), maintain_selection_offset=False)
                 self.move_cursor(result.end_location)
@@ -108,7 +116,11 @@ class FoldingArea(TextArea):
         self.app.push_screen(PasteScreen(label, text, can_unfold=short), done)
 
     def _labels(self, row: int) -> list[tuple[int, int]]:
-        return self.pastes.spans(self.document.get_line(row))
+        """Where labels stand in line `row`; none where there is no such line."""
+        return self.pastes.spans(self._line(row))
+
+    def _line(self, row: int) -> str:
+        return self.document.get_line(row) if 0 <= row < self.document.line_count else ""
 
     def on_click(self, event: events.Click) -> None:
         row, column = self.get_target_document_location(event)
@@ -125,26 +137,20 @@ class FoldingArea(TextArea):
 
     def _outside(self, place: Location, before: Location) -> Location:
         row, column = place
-        if row < self.document.line_count:
-            for first, last in self._labels(row):
-                if first < column < last:
-                    middle = before[1] if before[0] == row and before != place else (first + last) // 2
-                    return row, last if middle < column else first
+        for first, last in self._labels(row):
+            if first < column < last:
+                middle = before[1] if before[0] == row and before != place else (first + last) // 2
+                return row, last if middle < column else first
         return place
 
-    def replace(
-        self, insert: str, start: Location, end: Location, *, maintain_selection_offset: bool = True
-    ) -> EditResult:
-        start, end = self._whole(start, end)
-        return super().replace(insert, start, end, maintain_selection_offset=maintain_selection_offset)
-
-    def delete(self, start: Location, end: Location, *, maintain_selection_offset: bool = True) -> EditResult:
-        start, end = self._whole(start, end)
-        return super().delete(start, end, maintain_selection_offset=maintain_selection_offset)
+    def edit(self, edit: Edit) -> EditResult:
+        """Every change comes through here: it stays inside of the text and takes labels whole."""
+        start, end = self._whole(edit.top, edit.bottom)
+        return super().edit(replace(edit, from_location=start, to_location=end))
 
     def _whole(self, start: Location, end: Location) -> tuple[Location, Location]:
         """From `start` to `end`, with the whole of every label that this cuts."""
-        top, bottom = sorted((start, end))
+        top, bottom = self._inside(start), self._inside(end)
         for first, last in self._labels(top[0]) if top != bottom else ():
             if first < top[1] < last:
                 top = top[0], first
@@ -152,6 +158,15 @@ class FoldingArea(TextArea):
             if first < bottom[1] < last:
                 bottom = bottom[0], last
         return top, bottom
+
+    def _inside(self, place: Location) -> Location:
+        """The nearest place of the text. Textual deletes a line up to the start of the next, whether there is one or not."""
+        row, column = place
+        if row < 0:
+            return 0, 0
+        if row >= self.document.line_count:
+            return self.document.end
+        return row, min(max(column, 0), len(self._line(row)))
 
     def undo(self) -> None:
         if self.history.undo_stack:

@@ -109,8 +109,12 @@ async def driven(
     terminal: Terminal | None = None,
     store: Store | None = None,
     session: str | None = None,
+    failing: bool = False,
 ) -> AsyncIterator[Driver]:
-    """The application around `backend`; `ready` waits for the model. The store stays open."""
+    """The application around `backend`; `ready` waits for the model. The store stays open.
+
+    Where the application is not `failing` on purpose, an error that nobody foresaw fails the test.
+    """
     app = ChatApp(backend, theme=theme, terminal=terminal, store=store, session=session)
     try:
         async with app.run_test(size=size) as pilot:
@@ -123,3 +127,5 @@ async def driven(
         if backend.load_gate is not None:
             backend.load_gate.set()
         assert app.worker.close(), "the worker did not end"
+    if not failing:
+        assert app.unforeseen == []

@@ -412,7 +412,8 @@ async def test_an_unexpected_error_in_the_middle_is_one_line_and_the_chat_lives(
     )
     async with driven(backend) as driver:
         await driver.send("q")
-        assert driver.errors == ["An unexpected error: RuntimeError: a b. The chat goes on."]
+        where = f" Details are in {log_path()}."
+        assert driver.errors == [f"An unexpected error: RuntimeError: a b. The chat goes on.{where}"]
         assert driver.answers == ["one two "]
         await driver.send("again")
         assert driver.answers[-1] == "ok"

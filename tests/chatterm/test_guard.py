@@ -1,0 +1,226 @@
+"""Errors that nobody foresaw, injected where they may come from: one line, nothing lost, and the chat goes on."""
+
+import asyncio
+import sys
+import textwrap
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from chatterm.error_log import log_path, write_down
+from chatterm.screens.cache import CacheScreen
+from chatterm.screens.chat import ChatScreen
+from chatterm.screens.sessions import SessionPicker
+from chatterm.sessions.store import Store
+from chatterm.widgets.completion import Completion
+from chatterm.widgets.composer import Composer
+from chatterm.widgets.status_line import StatusLine
+from chatterm.widgets.transcript import Transcript
+from tests.chatterm.driving import LOOKS, Driver, driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+LINE = "An unexpected error: ZeroDivisionError: unlucky. Your conversation and your draft are saved."
+
+
+def unlucky(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("unlucky")
+
+
+class Once:
+    """A method that fails when it is armed, once, and is itself otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        original = getattr(owner, name)
+        self.armed = False
+
+        def method(*arguments: Any, **named: Any) -> Any:
+            if self.armed:
+                self.armed = False
+                unlucky()
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, method)
+
+
+@asynccontextmanager
+async def chatting(folder: Path) -> AsyncIterator[Driver]:
+    """A conversation with a draft. What is there at the end is on the disk, and can be gone on with."""
+    store = Store.open(folder / "sessions.db")
+    async with driven(ScriptedBackend([Script("one"), Script("two")]), store=store, failing=True) as driver:
+        await driver.send("first")
+        await driver.types("a draft")
+        yield driver
+        session = driver.app.chat.keeper.session
+    assert session is not None
+    store.flush()
+    _, tree, draft = store.load(session)
+    assert [exchange.text for exchange in tree.exchanges][:1] == ["one"]
+    assert draft == "a draft"
+    store.close()
+
+
+async def told(driver: Driver, times: int = 1) -> None:
+    """Without the pilot: what it waits with draws the screen, and would get the error itself."""
+    for _ in range(LOOKS):
+        if len(driver.app.unforeseen) >= times or driver.app.return_code:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("nothing was told")
+
+
+async def goes_on(driver: Driver) -> None:
+    """It was told in one line, and everything works."""
+    await told(driver)
+    await driver.until(lambda: driver.errors)
+    assert driver.errors == [f"{LINE} Details are in {log_path()}."]
+    assert driver.app.return_value is None
+    assert isinstance(driver.app.screen, ChatScreen)
+    assert driver.composer.text == "a draft"
+    log = log_path().read_text(encoding="utf-8")
+    assert "ZeroDivisionError: unlucky" in log
+    assert "in unlucky" in log
+    await driver.send("second")
+    assert driver.answers == ["one", "two"]
+    await driver.types("a draft")
+    await driver.until(lambda: driver.composer.text == "a draft")
+
+
+PLACES: dict[str, tuple[type, str, Callable[[Driver], Any]]] = {
+    "drawing": (Transcript, "render_lines", lambda driver: driver.transcript.refresh()),
+    "drawing the status": (
+        StatusLine,
+        "build",
+        lambda driver: driver.app.chat.query_one(StatusLine).refresh(),
+    ),
+    "layout": (Composer, "get_content_height", lambda driver: driver.composer.refresh(layout=True)),
+    "a key": (Composer, "_used", lambda driver: driver.pilot.press("left")),
+    "a command's key": (ChatScreen, "choose", lambda driver: driver.pilot.press("f4")),
+    "a timer": (ChatScreen, "_frame", lambda driver: None),
+    "a resize": (ChatScreen, "on_resize", lambda driver: driver.pilot.resize_terminal(90, 30)),
+    "a message": (
+        Completion,
+        "look",
+        lambda driver: driver.composer.post_message(Composer.Changed(driver.composer)),
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_the_chat_goes_on(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, provoke = PLACES[place]
+    failure = Once(monkeypatch, owner, name)
+    async with chatting(tmp_path) as driver:
+        failure.armed = True
+        if (waiting := provoke(driver)) is not None and hasattr(waiting, "__await__"):
+            await waiting
+        await goes_on(driver)
+
+
+@pytest.mark.parametrize(
+    ("screen", "name", "key"),
+    [(CacheScreen, "on_mount", "f3"), (CacheScreen, "compose", "f3"), (SessionPicker, "on_mount", "f6")],
+)
+async def test_a_screen_that_fails_is_closed(
+    screen: type, name: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = Once(monkeypatch, screen, name)
+    async with chatting(tmp_path) as driver:
+        failure.armed = True
+        await driver.pilot.press(key)
+        await goes_on(driver)
+
+
+async def test_a_worker_and_a_thread(tmp_path: Path) -> None:
+    async def fails() -> None:
+        unlucky()
+
+    async with chatting(tmp_path) as driver:
+        driver.app.chat.run_worker(fails())
+        await goes_on(driver)
+    async with chatting(tmp_path / "thread") as driver:
+        monkeypatched, threading.excepthook = threading.excepthook, driver.app.thread_failed
+        try:
+            thread = threading.Thread(target=unlucky)
+            thread.start()
+            thread.join()
+        finally:
+            threading.excepthook = monkeypatched
+        await goes_on(driver)
+
+
+async def test_an_error_that_comes_again_and_again_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with chatting(tmp_path) as driver:
+        monkeypatch.setattr(Transcript, "render_lines", unlucky)
+        driver.transcript.refresh()
+        await told(driver, 100)
+        assert driver.app.return_code == 1
+        assert driver.app.last_words.startswith(
+            "chatterm: An unexpected error: ZeroDivisionError: unlucky. It ca"
+        )
+        assert driver.app._exception is None  # Textual prints no traceback of its own
+
+
+def test_the_log_stays_small_and_private() -> None:
+    try:
+        secret = "what somebody wrote"
+        raise ValueError("x" * 3000)
+    except ValueError as error:
+        for _ in range(150):
+            assert write_down(error) == f"Details are in {log_path()}."
+    path = log_path()
+    text = path.read_text(encoding="utf-8")
+    assert path.stat().st_size <= 200_000
+    assert path.stat().st_mode & 0o077 == 0
+    assert text.startswith("--- ") and text.rstrip().endswith("x")
+    assert secret not in text.replace(f'"{secret}"', "")
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "file"))
+    assert write_down(ValueError()).startswith("Its details could not be written to ")
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from chatterm.app import run_app
+from chatterm.widgets.transcript import Transcript
+from chatterm.screens.chat import ChatScreen
+from tests.chatterm.scripted import Script, ScriptedBackend
+def unlucky(*_):
+    secret = "of the locals"
+    raise ZeroDivisionError("unlucky")
+{owner}.{name} = unlucky
+sys.exit(run_app(ScriptedBackend([Script("one")]), theme=None))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(("owner", "name"), [("ChatScreen", "on_mount"), ("Transcript", "render_lines")])
+def test_a_real_terminal_is_left_with_one_line(owner: str, name: str) -> None:
+    root = str(Path(__file__).parents[2])
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", textwrap.dedent(PROGRAM).format(root=root, owner=owner, name=name)],
+        dimensions=(24, 80),
+        timeout=30,
+    )
+    if name == "render_lines":
+        child.expect(b"ready")
+        child.send(b"hello\r")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 1
+    _, _, after = child.before.rpartition(b"\x1b[?1049l")
+    assert b"chatterm: An unexpected error: ZeroDivisionError: unlucky. It cannot go on" in after
+    assert after.count(b"\n") == 1
+    assert b"secret" not in child.before
+    assert b"Traceback" not in child.before
