@@ -235,18 +235,16 @@ class AnswerEntry(Entry):
 
 
 class NoticeEntry(Entry):
-    """One message of the program, of a kind: "notice" or "error"."""
+    """What happened to the conversation besides its messages."""
 
-    def __init__(self, text: str, kind: str = "notice") -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.text = cleaned(text)
-        self.kind = kind
 
     def build(self, width: int) -> list[Section]:
         rows = self.text.split("\n")
-        lines = [line for row in rows for line in wrap([(row, self.kind)], width - INDENT)]
-        mark = "✗ " if self.kind == "error" else "· "
-        return [Section(lines[:1], [(mark, f"{self.kind}-mark")]), Section(lines[1:], _MARGIN)]
+        lines = [line for row in rows for line in wrap([(row, "notice")], width - INDENT)]
+        return [Section(lines[:1], [("· ", "notice-mark")]), Section(lines[1:], _MARGIN)]
 
 
 def _folded(text: str) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def help_lines(width: int) -> list[Line]:
 
 
 def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
-    """The settings of /set: value, where it comes from, what it means; then how to change one."""
+    """The settings of /set: how to change one; value, where it comes from, what it means."""
     from chatterm.settings_text import field_docs
 
     docs = field_docs(SamplingSettings)
@@ -59,7 +59,7 @@ def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
             columns = columns[:2]
         lines = _described("", rows, width, columns)
     ways = "/set NAME VALUE changes one for this conversation, /set NAME default takes that back. "
-    return [*lines, [], *wrap([(ways + "Either holds from the next answer on.", "muted")], width)]
+    return [*wrap([(ways + "Either holds from the next answer on.", "muted")], width), [], *lines]
 
 
 def _described(title: str, rows: list[list[str]], width: int, columns: list[int]) -> list[Line]:

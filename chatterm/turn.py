@@ -175,7 +175,8 @@ class Turn:
         silent = answer.body.is_empty and not answer.has_thought
         answer.activity = "The model said nothing." if silent else ""
         self.stats = outcome.stats if outcome is not None else None
-        reason = outcome.finish_reason if outcome is not None else None
+        unfinished = FinishReason.CANCELLED if self.has_begun else None  # an error: it was said elsewhere
+        reason = outcome.finish_reason if outcome is not None else unfinished
         if reason == FinishReason.CANCELLED and not self.has_begun:
             answer.activity = ""
         answer.footer = footer_line(stats_of(self.exchange) if self.stats is not None else None, reason)

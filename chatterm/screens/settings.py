@@ -32,6 +32,7 @@ _NAME = 20
 class SettingsScreen(Picker):
     """Changes one setting at a time. `apply` is told what the file says then, and which setting is new."""
 
+    AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "turn(-1)", "The choice before"),
         Binding("right,space", "turn(1)", "The next choice"),
@@ -67,7 +68,6 @@ class SettingsScreen(Picker):
         self._list = self.query_one(SettingsList)
         self._detail = self.query_one(Detail)
         self._input = self.query_one(Input)
-        self.set_focus(None)
         self._tell()
 
     def on_resize(self, event: events.Resize) -> None:

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from chatterm.backend import EngineError, FinishReason, ModelError, Progress
+from chatterm.screens.report import ReportScreen
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -312,7 +313,9 @@ async def test_system_prompt() -> None:
         await driver.send("/system Be terse.")
         await driver.until(lambda: backend.system == "Be terse.")
         await driver.send("/system")
-        await driver.shows("System prompt: Be terse.")
+        await driver.until(lambda: isinstance(driver.app.screen, ReportScreen))
+        await driver.shows("Be terse.")
+        await driver.pilot.press("escape")
         await driver.send("/system none")
         await driver.until(lambda: backend.system is None)
 

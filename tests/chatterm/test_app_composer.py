@@ -132,7 +132,7 @@ async def test_enter_on_a_command_of_the_list_runs_it() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.types("/he")
         await driver.pilot.press("enter")
-        await driver.shows("Break the line")
+        await driver.shows("Show commands and keys")
         assert driver.composer.text == ""
 
 

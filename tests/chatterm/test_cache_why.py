@@ -30,11 +30,11 @@ def said(*path: Exchange, models: tuple[str, ...] = ("m",), width: int = 300) ->
 
 def test_a_turn_is_told_in_numbers_and_words() -> None:
     lines = said(exchange(1, TurnStats(40, 0, 40)), exchange(2)).splitlines()
-    assert lines[1].split() == ["▪", "reused", "▪", "warmed", "▪", "computed"]
-    assert lines[2].split()[:3] == ["1", "question", "1"]
-    assert lines[2].split()[-3:] == ["0", "0", "40"]
-    assert lines[3].split()[-3:] == ["247", "953", "40"]
-    assert lines[4].strip() == (
+    assert lines[0].split() == ["▪", "reused", "▪", "warmed", "▪", "computed"]
+    assert lines[1].split()[:3] == ["1", "question", "1"]
+    assert lines[1].split()[-3:] == ["0", "0", "40"]
+    assert lines[2].split()[-3:] == ["247", "953", "40"]
+    assert lines[3].strip() == (
         "Answer 3 parts from the cache at token 118: cached <think>, wanted \\n\\n "
         "(its thinking is left out of the history)."
     )
@@ -48,7 +48,7 @@ def test_every_cause_has_its_words(cause: Cause) -> None:
     parting = replace(PARTING, cause=cause, message=0 if cause is Cause.SYSTEM else 3, in_answer=False)
     text = said(exchange(1, replace(STATS, parting=parting)))
     assert ("The system prompt parts" if cause is Cause.SYSTEM else "Message 3 parts") in text
-    assert text.splitlines()[3].endswith(").")
+    assert text.splitlines()[2].endswith(").")
 
 
 def test_where_nothing_was_cached_no_token_is_named() -> None:
@@ -78,7 +78,7 @@ def test_tokens_show_nothing_that_a_terminal_obeys() -> None:
 def test_turns_without_figures_and_a_branch_without_turns() -> None:
     assert "Nothing has been asked" in said()
     text = said(exchange(1, None))
-    assert text.splitlines()[2].split()[-3:] == ["–", "–", "–"]
+    assert text.splitlines()[1].split()[-3:] == ["–", "–", "–"]
     assert "no figures of these turns" in text
 
 
@@ -103,14 +103,16 @@ def test_the_figures_survive_a_session() -> None:
     assert said(*tree.exchanges) == said(before)
 
 
-async def test_the_command_shows_it_in_the_conversation() -> None:
+async def test_the_command_shows_it_over_the_conversation() -> None:
     async with driven(ScriptedBackend([Script(cached=4)]), size=(100, 30)) as driver:
         await driver.send("/cache why")
         await driver.shows("Nothing has been asked")
+        await driver.pilot.press("escape")
         await driver.send("hello")
         driver.app.chat.conversation.path[0].stats.update(PARTING.to_dict("parting_"))
         await driver.send("/cache why")
         await driver.shows("Of 10 prompt tokens you waited for 6.")
         await driver.shows("cached <think>, wanted Water")
+        await driver.pilot.press("escape")
         await driver.send("/cache what")
         assert any("takes one of why" in error for error in driver.errors)

@@ -370,6 +370,7 @@ def test_every_command_that_is_promised_is_there(store: Store) -> None:
         command = find(name)
         assert command is not None
         argument = "x" if command.default is None and not command.arguments.startswith("[") else ""
+        argument = "why" if name == "cache" else argument
         err = io.StringIO()
         run([f"/{name} {argument}".strip()], ScriptedBackend(), store=Store.open(store.path), err=err)
         assert "needs" not in err.getvalue()
