@@ -90,6 +90,13 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("undo", "", "Take back the last message", lambda a, _: a.undo(), {"alt+u": ""}),
     Command(
+        "redo",
+        "",
+        "Show the message again that /undo took back",
+        lambda a, _: a.redo(),
+        {"alt+z": "", "f9": ""},
+    ),
+    Command(
         "select",
         "[prev|next]",
         "Select a message, to do something with it",

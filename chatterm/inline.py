@@ -30,7 +30,20 @@ _ENDINGS = {
 }
 
 
-HERE = ("help", "continue", "retry", "undo", "reset", "think", "model", "system", "stats", "rename", "quit")
+HERE = (
+    "help",
+    "continue",
+    "retry",
+    "undo",
+    "redo",
+    "reset",
+    "think",
+    "model",
+    "system",
+    "stats",
+    "rename",
+    "quit",
+)
 """The commands that make sense without a screen."""
 
 
@@ -127,6 +140,8 @@ class Inline:
                 self._answer(self._talk.retry())
             case "undo":
                 self._page.line(f"Taken back: {one_line(self._talk.undo())}")
+            case "redo":
+                self._page.line(f"Back again: {one_line(self._talk.redo())}")
             case "reset":
                 self._talk.reset()
                 self._page.line("A new conversation begins.")

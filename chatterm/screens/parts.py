@@ -26,6 +26,13 @@ def problem_text(error: Exception) -> str:
     return f"{error_line(error)} The chat goes on. {write_down(error)}"
 
 
+def undone_text(count: int) -> str:
+    """How to come back to messages that /undo took back; "" where there are none."""
+    if not count:
+        return ""
+    return f"Taken back: {count:,} message{'s' if count > 1 else ''}; /redo (Alt+Z, F9) shows the next one again."
+
+
 def file_path(text: str) -> Path:
     """A path as a person writes it, also with ~ and in quotes. Raises EngineError for the home of nobody."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":

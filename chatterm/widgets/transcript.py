@@ -135,6 +135,12 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self.selected = None
         self._reflow()
 
+    def end_with(self, answer: Entry) -> None:
+        """What was said below `answer` goes: it grows now, and shall be seen. Messages that wait stay."""
+        place = self.entries.index(answer) + 1
+        self.entries[place:] = [entry for entry in self.entries[place:] if isinstance(entry, UserEntry)]
+        self._reflow()
+
     def update(self) -> None:
         """Some entry changed."""
         self._reflow()

@@ -168,18 +168,20 @@ async def test_an_error_that_comes_again_and_again_ends_it(
 
 
 def test_the_log_stays_small_and_private() -> None:
-    try:
-        secret = "what somebody wrote"
+    def fails(secret: str) -> None:
         raise ValueError("x" * 3000)
-    except ValueError as error:
-        for _ in range(150):
-            assert write_down(error) == f"Details are in {log_path()}."
+
+    with pytest.raises(ValueError, match="x") as caught:
+        fails("what somebody" + " wrote")
+    for _ in range(150):
+        assert write_down(caught.value) == f"Details are in {log_path()}."
     path = log_path()
     text = path.read_text(encoding="utf-8")
     assert path.stat().st_size <= 200_000
     assert path.stat().st_mode & 0o077 == 0
-    assert text.startswith("--- ") and text.rstrip().endswith("x")
-    assert secret not in text.replace(f'"{secret}"', "")
+    assert text.startswith("--- ")
+    assert text.rstrip().endswith("x")
+    assert "what somebody wrote" not in text
 
 
 def test_a_log_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
