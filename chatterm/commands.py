@@ -92,7 +92,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "redo",
         "",
-        "Show the message again that /undo took back",
+        "Bring back the message that /undo took away",
         lambda a, _: a.redo(),
         {"alt+z": "", "f9": ""},
     ),

@@ -192,8 +192,8 @@ def _not_shown(session: str, tree: "Tree") -> list[str]:
     """What there is besides the selected branch, and where to find it; for a person, not for a file."""
     lines = []
     if undone := len(tree.ahead(tree.head)):
-        what = "1 message was" if undone == 1 else f"{undone:,} messages were"
-        lines.append(f"{what} taken back: /redo in `chatterm run --session {session}` shows them again.")
+        what, which = ("1 message is", "it") if undone == 1 else (f"{undone:,} messages are", "them")
+        lines.append(f"{what} undone: /redo in `chatterm run --session {session}` brings {which} back.")
     if (branches := tree.branches) > 1:
         lines.append(
             f"This is one of {branches:,} branches; `chatterm sessions export --format json` has all."

@@ -50,7 +50,7 @@ class MessageActions(ScreenPart):
     def redo(self) -> None:
         text = self.conversation.redo()
         if text is None:
-            raise EngineError("Nothing was taken back here; /branch goes to other versions of a message.")
+            raise EngineError("There is nothing to redo; /branch goes to other versions of a message.")
         self.screen.composer.take_away(cleaned(text))
         self.transcript.follow()
 

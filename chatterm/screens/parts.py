@@ -27,10 +27,11 @@ def problem_text(error: Exception) -> str:
 
 
 def undone_text(count: int) -> str:
-    """How to come back to messages that /undo took back; "" where there are none."""
+    """How to come back to messages that were undone; "" where there are none."""
     if not count:
         return ""
-    return f"Taken back: {count:,} message{'s' if count > 1 else ''}; /redo (Alt+Z, F9) shows the next one again."
+    what, which = ("message", "it") if count == 1 else ("messages", "one")
+    return f"{count:,} {what} undone; /redo (Alt+Z, F9) brings {which} back."
 
 
 def file_path(text: str) -> Path:

@@ -145,18 +145,18 @@ async def test_what_was_taken_back_comes_again_message_by_message() -> None:
         driver.composer.put("a draft")
         await press(driver, "alt+u", "alt+u", "alt+u")
         assert (driver.questions, driver.composer.text) == ([], "a\nb\nc\na draft")
-        await driver.shows("Taken back: 3 messages; /redo (Alt+Z, F9) shows the next one again.")
+        await driver.shows("3 messages undone; /redo (Alt+Z, F9) brings one back.")
         await press(driver, "alt+z")
         assert (driver.questions, driver.composer.text) == (["a"], "b\nc\na draft")
         await press(driver, "f9")
-        await driver.shows("Taken back: 1 message;")
+        await driver.shows("1 message undone; /redo (Alt+Z, F9) brings it back.")
         await press(driver, "alt+z")
         assert (driver.questions, driver.answers) == (["a", "b", "c"], ["one", "two", "three"])
         assert driver.composer.text == "a draft"
-        assert "Taken back" not in driver.text()
+        assert "undone" not in driver.text()
         await driver.until(lambda: backend.history == [("a", "one"), ("b", "two"), ("c", "three")])
         await press(driver, "alt+z")
-        assert driver.errors == ["Nothing was taken back here; /branch goes to other versions of a message."]
+        assert driver.errors == ["There is nothing to redo; /branch goes to other versions of a message."]
 
 
 async def test_branch_tells_of_what_was_taken_back_and_goes_there() -> None:
@@ -166,7 +166,7 @@ async def test_branch_tells_of_what_was_taken_back_and_goes_there() -> None:
         await press(driver, "alt+u", "alt+u")
         driver.composer.put("")
         await driver.send("/branch")
-        assert "Taken back: 2 messages; /redo" in driver.notices[-1]
+        assert "2 messages undone; /redo" in driver.notices[-1]
         await press(driver, "alt+right")
         assert driver.questions == ["a", "b"]
 
@@ -180,7 +180,7 @@ async def test_what_was_taken_back_stays_reachable_in_later_sessions(tmp_path: P
         session = driver.app.chat.keeper.session
         driver.composer.put("")
     async with driven(answering(), store=store, session=session) as driver:
-        await driver.shows("Taken back: 2 messages;")
+        await driver.shows("2 messages undone;")
         driver.composer.put("")
         await press(driver, "f9", "f9")
         assert (driver.questions, driver.answers) == (["a", "b"], ["one", "two"])
@@ -194,7 +194,7 @@ async def test_a_new_message_after_undo_leaves_the_old_ones_as_a_branch() -> Non
         await press(driver, "alt+u", "alt+u")
         driver.composer.put("")
         await driver.send("x")
-        assert "Taken back" not in driver.text()
+        assert "undone" not in driver.text()
         assert "< 2/2 >" in driver.text()
         await press(driver, "alt+left")
         assert driver.questions == ["a", "b"]

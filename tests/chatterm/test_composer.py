@@ -431,9 +431,9 @@ async def test_files_that_are_there_are_marked_and_counted(folder: Path) -> None
             "first\nsee notes.txt, @nobody\n\nnotes.txt:\n```txt\nkeep\n```"
         )
         await writer.types(" @./missing")
-        await writer.until(lambda: "missing" in writer.composer.sending_text.split("```")[0])
-        await writer.until(lambda: marked(writer) == ["@notes.txt"])
-        assert writer.composer.sending_text == writer.composer.text
+        whole = "first\nsee notes.txt, @nobody @./missing\n\nnotes.txt:\n```txt\nkeep\n```"
+        await writer.until(lambda: writer.composer.sending_text == whole)  # as the second Enter sends it
+        assert marked(writer) == ["@notes.txt"]
 
 
 async def test_attached_text_is_cleaned(folder: Path) -> None:

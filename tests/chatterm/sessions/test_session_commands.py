@@ -254,8 +254,7 @@ def test_show_tells_what_else_there_is(shell: Shell, path: Path) -> None:
     assert shell("sessions", "show", session) == 0
     assert "two" not in shell.out
     assert (
-        shell.err
-        == f"2 messages were taken back: /redo in `chatterm run --session {session}` shows them again.\n"
+        shell.err == f"2 messages are undone: /redo in `chatterm run --session {session}` brings them back.\n"
     )
     store = Store.open(path)
     exchange = tree.add(1, "three", "m")
