@@ -415,10 +415,9 @@ class ChatScreen(Screen[None]):
             self.composer.insert(event.character or "")
 
     def on_paste(self, event: events.Paste) -> None:
-        """So does what is pasted."""
-        if self.focused is self.transcript:
-            self.back_to_composer()
-            self.composer.post_message(events.Paste(event.text))
+        """So does what is pasted; what comes as far as here the composer has not had."""
+        self.back_to_composer()
+        self.composer.post_message(events.Paste(event.text))
 
     # --- from the person ---
 

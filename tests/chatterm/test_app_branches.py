@@ -7,6 +7,7 @@ import pytest
 from textual import events
 
 from chatterm.backend import EngineError, FinishReason
+from chatterm.driver import Keyboard
 from chatterm.entries import AnswerEntry, UserEntry
 from chatterm.sessions.store import Store
 from tests.chatterm.driving import Driver, driven
@@ -227,6 +228,16 @@ async def test_a_paste_goes_into_the_composer_while_a_message_is_selected() -> N
         driver.app.post_message(events.Paste("pasted"))
         await driver.until(lambda: driver.composer.text == "pasted")
         assert driver.composer.has_focus
+
+
+@pytest.mark.parametrize("key", ["f3", "alt+e", "alt+up"])
+async def test_a_paste_right_behind_escape_goes_where_escape_leads(key: str) -> None:
+    async with driven(answering("one")) as driver:
+        await driver.send("a")
+        await press(driver, key)
+        for event in Keyboard().feed("\x1b\x1b[200~pasted\x1b[201~"):
+            driver.app.post_message(event)
+        await driver.until(lambda: driver.composer.text == "pasted")
 
 
 async def test_undo_during_an_answer() -> None:
