@@ -200,7 +200,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def _top(self) -> tuple[Entry, int] | None:
         """The entry at the upper edge and how much of it is above; None at the end or when empty."""
-        if self._follow or not self._starts:
+        if self._follow or not self._starts or not self.entries:
             return None
         y = round(self.scroll_y)
         index = max(bisect_right(self._starts, y) - 1, 0)
@@ -210,6 +210,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Lay out what can be seen, and the rest soon; keep the reader's place."""
         width = min(self.scrollable_content_region.width - 1, _WIDEST)  # a column of air before the bar
         if width <= 0:
+            self._count()
             return
         top = self._top()
         self._width = width

@@ -167,6 +167,29 @@ async def test_an_error_that_comes_again_and_again_ends_it(
         assert driver.app._exception is None  # Textual prints no traceback of its own
 
 
+async def test_no_size_of_the_terminal_breaks_it() -> None:
+    table = "`x` two\n\n|a|b|\n|-|-|\n|c|d|"
+    async with driven(ScriptedBackend([Script(table)] * 9)) as driver:
+        await driver.send("first")
+        for size in ((1, 1), (12, 12), (80, 24)):
+            await driver.pilot.resize_terminal(*size)
+            for key in (
+                "f1",
+                "f3",
+                "escape",
+                "alt+up",
+                "escape",
+                "alt+u",
+                "alt+z",
+                "slash",
+                "backspace",
+                "pageup",
+            ):
+                await driver.pilot.press(key)
+        assert driver.errors == []
+    assert not log_path().exists()
+
+
 def test_the_log_stays_small_and_private() -> None:
     def fails(secret: str) -> None:
         raise ValueError("x" * 3000)
