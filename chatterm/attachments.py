@@ -16,10 +16,23 @@ _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
 _AFTER = ".,;:!?)]}'"
 """What may stand behind a path and belong to the sentence."""
 _WORD = re.compile(r"\w{1,12}")
+_FILE_NAME = re.compile(
+    r".*[^.]\.("
+    r"bash|bmp|c|cfg|conf|cpp|cs|css|csv|diff|doc|docx|epub|gif|go|gz|h|hpp|htm|html|ini|ipynb|java|jpeg|"
+    r"jpg|js|json|jsonl|jsx|kt|log|lua|md|mjs|odt|patch|pdf|php|png|pptx|proto|py|r|rb|rs|rst|rtf|scala|"
+    r"scss|sh|sql|svg|swift|tar|tex|toml|ts|tsv|tsx|txt|vue|webp|xls|xlsx|xml|yaml|yml|zip"
+    r")",
+    re.IGNORECASE | re.DOTALL,
+)
+"""How names of files end: `@app.route` and `@example.com` are none."""
 
 
 class AttachmentError(EngineError):
     """A file that cannot be attached."""
+
+
+class NoFileError(AttachmentError):
+    """Something that looks like a file and is none. It can be sent as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +63,10 @@ def mentions(text: str) -> Iterator[Mention]:
         yield Mention(match.start(), match.end(), match[1] or match[2], match[1] is not None)
 
 
-def attach(shown: str, folder: Path) -> Attached:
+def attach(shown: str, folder: Path, *, as_text: bool = False) -> Attached:
     """`shown` and the files that it mentions. It looks at the disk: not for the screen's thread.
 
-    What is no file stays text, unless it can only be meant as one. Raises AttachmentError.
+    What is no file stays text, and where it looks like one only `as_text`. Raises AttachmentError.
     """
     parts: list[str] = []
     blocks: dict[str, str] = {}
@@ -62,6 +75,8 @@ def attach(shown: str, folder: Path) -> Attached:
     for mention in mentions(shown):
         name = _meant(mention, folder)
         if name is None:
+            if not as_text and (problem := _looks_wrong(mention, folder)):
+                raise NoFileError(problem)
             continue
         parts += [shown[place : mention.start], name]
         place = mention.start + 1 + len(name) + 2 * mention.quoted
@@ -91,21 +106,31 @@ def working_folder() -> Path:
 
 
 def _meant(mention: Mention, folder: Path) -> str | None:
-    """The path as it was written, without the sentence around it; None: it is just text."""
+    """The path of a file as it was written, without the sentence around it; None: there is no such file."""
+    return next((n for n in _readings(mention) if _kind(located(folder, n)) == "file"), None)
+
+
+def _readings(mention: Mention) -> Iterator[str]:
+    """The path, then without what may belong to the sentence."""
     name = mention.path
-    while True:
-        kind = _kind(located(folder, name))
-        if kind == "file" or (kind == "folder" and name.endswith("/")):
-            return name
-        if mention.quoted or name[-1:] not in _AFTER or len(name) < 2:
-            break
+    yield name
+    while not mention.quoted and name[-1:] in _AFTER and len(name) > 1:
         name = name[:-1]
-    path = located(folder, mention.path)
-    is_path = mention.quoted or mention.path.startswith(("./", "../", "/", "~/"))
-    if is_path or ("/" in mention.path and path.suffix and _kind(path.parent) == "folder"):
-        shown = one_line(mention.path, limit=200)
-        raise AttachmentError(f"There is no file {shown}; put a space after @ to send it as text.")
-    return None
+        yield name
+
+
+def _looks_wrong(mention: Mention, folder: Path) -> str:
+    """What to say of a mention that is no file but looks like a path; "" for `@somebody`, `@decorator` and the like."""
+    for name in _readings(mention):
+        if any(c.isalnum() for c in name) and _kind(located(folder, name)) == "folder":
+            return f"{one_line(name, limit=200)} is a folder; only files can be attached."
+    *_, name = _readings(mention)
+    path = located(folder, name)
+    is_path = mention.quoted or name.startswith(("./", "../", "/", "~/"))
+    has_suffix = _FILE_NAME.fullmatch(path.name) is not None
+    # A scoped package (`@types/node`) is no path, unless its scope is a folder here.
+    is_inside = "/" in name and (has_suffix or _kind(path.parent) == "folder")
+    return f"There is no file {one_line(name, limit=200)}." if is_path or has_suffix or is_inside else ""
 
 
 def _kind(path: Path) -> str:

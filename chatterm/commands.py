@@ -98,6 +98,13 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("undo", "", "Take back the last message", lambda a, _: a.undo(), {"alt+u": ""}),
     Command(
+        "redo",
+        "",
+        "Bring back the message that /undo took away",
+        lambda a, _: a.redo(),
+        {"alt+z": ""},
+    ),
+    Command(
         "select",
         "[prev|next]",
         "Select a message, to do something with it",

@@ -295,6 +295,20 @@ class Conversation:
             self._view.give_back(last.user)
         return True
 
+    @property
+    def undone(self) -> list[Exchange]:
+        """What was taken back and can be shown again, next first."""
+        return self.tree.ahead(self.tree.head)
+
+    def redo(self) -> str | None:
+        """Show the message again that was taken back last; its text. None where there is none."""
+        self._refuse_while_busy()
+        undone = self.undone
+        if not undone:
+            return None
+        self._go(undone[0].id)
+        return undone[0].user
+
     def take_back(self) -> None:
         """The message that waits, into the composer."""
         entry = self.waiting.pop()
@@ -311,7 +325,7 @@ class Conversation:
         if exchange is None:
             exchange = next((e for e in reversed(self.path) if len(self.tree.siblings(e.id)) > 1), None)
         if exchange is None or len(self.tree.siblings(exchange.id)) < 2:
-            return None
+            return self._step_ahead() if entry is None and side > 0 else None
         answers, messages = self._answers(exchange), self._messages(exchange)
         of_message = len(answers) < 2 or (isinstance(entry, UserEntry) and len(messages) > 1)
         place = messages.index(exchange.user) if of_message else answers.index(exchange)
@@ -323,6 +337,14 @@ class Conversation:
             chosen = answers[place].id
         self._go(self.tree.leaf(chosen))
         return self.entries_of(self.tree[chosen])[0 if of_message else 1]
+
+    def _step_ahead(self) -> Entry | None:
+        """Go to the end of what was taken back."""
+        undone = self.undone
+        if not undone:
+            return None
+        self._go(undone[-1].id)
+        return self.entries_of(undone[0])[0]
 
     def _go(self, head: int | None) -> None:
         self.tree.select(head)

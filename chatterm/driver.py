@@ -117,7 +117,8 @@ def terminal_driver() -> "type[Driver] | None":
             """Without a keyboard nobody can do anything: an error is told, and reading goes on."""
             while not self.exit_event.is_set():
                 try:
-                    return self.run_input_thread()
+                    self.run_input_thread()
+                    break
                 except Exception as error:  # noqa: BLE001 (whatever it is)
                     self._app.call_later(self._app._handle_exception, error)
                     self.exit_event.wait(0.1)

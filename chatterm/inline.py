@@ -38,8 +38,8 @@ _ENDINGS = {
 
 
 HERE = (
-    *("help", "continue", "retry", "undo", "reset", "think", "model", "system", "set", "stats", "cache"),
-    *("rename", "quit"),
+    *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
+    *("cache", "rename", "quit"),
 )
 """The commands that make sense without a screen."""
 _WIDTH = 80
@@ -141,6 +141,8 @@ class Inline:
                 self._answer(self._talk.retry())
             case "undo":
                 self._page.line(f"Taken back: {one_line(self._talk.undo())}")
+            case "redo":
+                self._page.line(f"Back again: {one_line(self._talk.redo())}")
             case "reset":
                 self._talk.reset()
                 kept = Preset.of(self._backend.system, self._talk.sampling).kept

@@ -13,6 +13,7 @@ from chatterm.sanitize import one_line, visible
 if TYPE_CHECKING:
     from chatterm.sessions.records import SessionInfo
     from chatterm.sessions.store import Store
+    from chatterm.sessions.tree import Tree
 
 sessions_app = typer.Typer(
     help="The conversations on this machine: list, search, show, rename, delete, export, import.",
@@ -60,6 +61,8 @@ def show(session: NameArgument) -> None:
     with _opened() as store:
         info, tree, _ = store.load(_picked(store, session).id)
         print(exported(info, tree, "md"), end="")
+    for line in _not_shown(info.id, tree):
+        print(line, file=sys.stderr)
 
 
 @sessions_app.command()
@@ -183,6 +186,19 @@ def _confirmed(chosen: "Iterable[SessionInfo]") -> bool:
         print(f"{info.title} ({messages_text(info.exchanges)})", file=sys.stderr)
     print("Delete for good? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _not_shown(session: str, tree: "Tree") -> list[str]:
+    """What there is besides the selected branch, and where to find it; for a person, not for a file."""
+    lines = []
+    if undone := len(tree.ahead(tree.head)):
+        what, which = ("1 message is", "it") if undone == 1 else (f"{undone:,} messages are", "them")
+        lines.append(f"{what} undone: /redo in `chatterm run --session {session}` brings {which} back.")
+    if (branches := tree.branches) > 1:
+        lines.append(
+            f"This is one of {branches:,} branches; `chatterm sessions export --format json` has all."
+        )
+    return lines
 
 
 def _print_sessions(found: "list[SessionInfo]", nothing: str) -> None:

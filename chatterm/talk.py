@@ -70,6 +70,14 @@ class Talk:
         self._go(last.parent)
         return last.user
 
+    def redo(self) -> str:
+        """Go forward again to the message that was taken back last, which is returned."""
+        ahead = self.tree.ahead(self.tree.head)
+        if not ahead:
+            raise EngineError("There is nothing to redo.")
+        self._go(ahead[0].id)
+        return ahead[0].user
+
     def reset(self) -> None:
         """Begin a new conversation; this one stays saved."""
         self.session, self.info, self.tree = None, SessionInfo(), Tree()

@@ -24,6 +24,7 @@ from chatterm.keeper import Keeper
 from chatterm.preset import NOTHING, Preset, PresetEntry
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
+from chatterm.screens.interrupt import Interrupt
 from chatterm.screens.keys import ask_for_second_key, command_bindings
 from chatterm.screens.parts import problem_text
 from chatterm.screens.writing import Writing
@@ -50,8 +51,6 @@ _IDLE_FIGURES = 1.0
 """The same while nothing is being answered."""
 _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
-_AGAIN = 3.0
-"""Seconds in which a second Ctrl+C quits."""
 _REST = 1.0
 """Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
 _PAUSE = 0.6
@@ -83,6 +82,7 @@ class ChatScreen(Screen[None]):
         self.conversation = Conversation(backend, thread, keeper, self)
         self.actions = ChatActions(self)
         self.writing = Writing(self)
+        self.interrupt = Interrupt(self)
         self.conversation.show_thinking = settings.screen.thinking_open
         self.copy_with: Callable[[str], str] = clipboard.copy
         self.begun = monotonic()
@@ -94,7 +94,6 @@ class ChatScreen(Screen[None]):
         self._watch = Watch()
         self._cost: DraftCost | None = None
         self._panel_wanted = settings.screen.panel_wanted
-        self._interrupted = 0.0
         self._hint_until = 0.0
         self._paint_after = 0.0
         self._figures_after = 0.0
@@ -329,8 +328,11 @@ class ChatScreen(Screen[None]):
         if entries:
             self._open_transcript()
         self.transcript.show_path(entries)
-        if self.conversation.turn is not None:
+        if (turn := self.conversation.turn) is not None:
+            if not turn.has_begun:
+                self.transcript.end_with(turn.answer)
             self.transcript.follow()
+        self.show_standing_hint()
 
     def _open_transcript(self) -> None:
         self._welcome.display = False
@@ -404,6 +406,11 @@ class ChatScreen(Screen[None]):
             self.back_to_composer()
             self.composer.insert(event.character or "")
 
+    def on_paste(self, event: events.Paste) -> None:
+        """So does what is pasted; what comes as far as here the composer has not had."""
+        self.back_to_composer()
+        self.composer.post_message(events.Paste(event.text))
+
     # --- from the person ---
 
     @on(Composer.Changed)
@@ -474,17 +481,7 @@ class ChatScreen(Screen[None]):
             self.clear_selection()
 
     def action_interrupt(self) -> None:
-        now = monotonic()
-        if text := self.composer.selected_text or self.get_selected_text():
-            self.attempt(partial(self.actions.copy_text, text))
-            self.clear_selection()
-        elif now - self._interrupted < _AGAIN:
-            self.actions.quit()
-        else:
-            self._interrupted = now
-            running = self.conversation.turn is not None
-            self.hint("Stopped. Ctrl+C again quits." if running else "Ctrl+C again quits.", _AGAIN)
-            self.conversation.stop()
+        self.interrupt.press()
 
     def action_leader(self) -> None:
         ask_for_second_key(self)

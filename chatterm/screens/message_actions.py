@@ -5,7 +5,8 @@ from functools import partial
 from chatterm import clipboard
 from chatterm.backend import EngineError
 from chatterm.entries import AnswerEntry, UserEntry
-from chatterm.screens.parts import LOADING, ScreenPart
+from chatterm.sanitize import cleaned
+from chatterm.screens.parts import LOADING, ScreenPart, undone_text
 
 _NO_ANSWER = "There is no answer yet."
 
@@ -46,6 +47,13 @@ class MessageActions(ScreenPart):
         if not self.conversation.undo():
             self.screen.say("There is nothing to take back.")
 
+    def redo(self) -> None:
+        text = self.conversation.redo()
+        if text is None:
+            raise EngineError("There is nothing to redo; /branch goes to other versions of a message.")
+        self.screen.composer.take_away(cleaned(text))
+        self.transcript.follow()
+
     def edit(self, which: str) -> None:
         exchange = self.nth_exchange(which) if which else self.chosen_exchange()
         if exchange is None:
@@ -55,8 +63,10 @@ class MessageActions(ScreenPart):
     def branch(self, where: str) -> None:
         entry = self.selected
         if not where:
+            undone = undone_text(len(self.conversation.undone))
             self.screen.say(
                 "/branch prev and /branch next (Alt+Left, Alt+Right) go through the alternatives."
+                + (f"\n{undone}" if undone else "")
             )
             return
         there = self.conversation.step(entry, -1 if where == "prev" else 1)

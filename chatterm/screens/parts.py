@@ -28,6 +28,14 @@ def problem_text(error: Exception) -> str:
     return f"{error_line(error)} The chat goes on. {write_down(error)}"
 
 
+def undone_text(count: int) -> str:
+    """How to come back to messages that were undone; "" where there are none."""
+    if not count:
+        return ""
+    what, which = ("message", "it") if count == 1 else ("messages", "one")
+    return f"{count:,} {what} undone; /redo (Alt+Z) brings {which} back."
+
+
 def file_path(text: str) -> Path:
     """A path as a person writes it, also with ~ and in quotes. Raises EngineError for the home of nobody."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":

@@ -4,7 +4,7 @@ from functools import partial
 
 from chatterm.commands import Command, is_command, parse
 from chatterm.sanitize import cleaned
-from chatterm.screens.parts import ScreenPart
+from chatterm.screens.parts import ScreenPart, undone_text
 from chatterm.sessions.records import Exchange
 
 _EDITING = "Enter asks this anew, as a branch of its own; Esc leaves the message as it was"
@@ -23,7 +23,7 @@ class Writing(ScreenPart):
     @property
     def hint(self) -> str:
         """What to know about the text in the composer."""
-        return _EDITING if self.is_editing else ""
+        return _EDITING if self.is_editing else undone_text(len(self.conversation.undone))
 
     def submitted(self, text: str, recall: str) -> None:
         """Enter was pressed. `recall` is what the history of the composer keeps."""

@@ -95,9 +95,21 @@ class Tree:
 
     def leaf(self, id: int) -> int:
         """The end of the branch below `id` that was looked at last, of the newest one where none was."""
+        ahead = self.ahead(id)
+        return ahead[-1].id if ahead else id
+
+    def ahead(self, id: int | None) -> list[Exchange]:
+        """What follows `id` on the branch that was looked at last, on the newest one where none was; next first."""
+        found: list[Exchange] = []
         while children := self._children.get(id):
             id = self._looked.get(id, children[-1])
-        return id
+            found.append(self._exchanges[id])
+        return found
+
+    @property
+    def branches(self) -> int:
+        """How many ways there are from the first message to a last one."""
+        return sum(not self._children.get(id) for id in self._exchanges)
 
     def select(self, id: int | None) -> None:
         """Make `id` the head; None goes back before the first message."""

@@ -11,7 +11,7 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import TextArea
 
-from chatterm.attachments import Attached, AttachmentError, attach, mentions, working_folder
+from chatterm.attachments import Attached, AttachmentError, NoFileError, attach, mentions, working_folder
 from chatterm.backend import EngineError
 from chatterm.commands import is_command
 from chatterm.sanitize import cleaned
@@ -49,9 +49,11 @@ class Composer(FoldingArea):
     class Problem(Message):
         """Something could not be done; `text` is one line for the person. What was written is still there."""
 
-        def __init__(self, text: str) -> None:
+        def __init__(self, text: str, *, doubted: str = "") -> None:
             super().__init__()
             self.text = text
+            self.doubted = doubted
+            """What the composer shows, where it is sent as it is when Enter is pressed once more."""
 
     class Read(Message):
         """The files that a message attaches were read, or could not be."""
@@ -90,6 +92,8 @@ class Composer(FoldingArea):
         """Whether a thread reads what is mentioned."""
         self._sent = ("", 0.0)
         """The text that was sent last and is still here, and when that was."""
+        self._doubted = ""
+        """The text of which was said that something in it is no file."""
         self._reading = 0
         """Number of the latest reading of attached files."""
         self._reading_timer: Timer | None = None
@@ -121,6 +125,12 @@ class Composer(FoldingArea):
         self.put(text)
         if draft.strip():
             self.put(f"{self.text}\n{draft}")
+
+    def take_away(self, text: str) -> None:
+        """Undo `put_back`, where what was given back is still there."""
+        full = self.full_text
+        if full == text or full.startswith(f"{text}\n"):
+            self.put(full[len(text) + 1 :])
 
     # --- keys ---
 
@@ -236,7 +246,7 @@ class Composer(FoldingArea):
 
             def look() -> None:
                 try:
-                    self.post_message(self.Looked(shown, attach(shown, working_folder())))
+                    self.post_message(self.Looked(shown, attach(shown, working_folder(), as_text=True)))
                 except AttachmentError:
                     self.post_message(self.Looked(shown, None))
 
@@ -278,15 +288,17 @@ class Composer(FoldingArea):
             self._send(self.Submitted(recall, shown, recall))
             return
         self._reading += 1
-        number, pastes = self._reading, self.pastes.copy()
+        number, pastes, as_text = self._reading, self.pastes.copy(), shown == self._doubted
         self.read_only = True
         self._reading_timer = self.set_timer(_READING, self._give_up_reading)
 
         def read() -> None:
             result: Message
             try:
-                text = self._whole_message(pastes, attach(shown, working_folder()))
+                text = self._whole_message(pastes, attach(shown, working_folder(), as_text=as_text))
                 result = self.Submitted(text, shown, recall)
+            except NoFileError as error:
+                result = self.Problem(f"{error} Enter again sends it as text.", doubted=shown)
             except AttachmentError as error:
                 result = self.Problem(str(error))
             self.post_message(self.Read(number, result))
@@ -313,6 +325,8 @@ class Composer(FoldingArea):
     def _send(self, message: Message) -> None:
         if isinstance(message, self.Submitted):
             self._history.add(message.recall)
+        elif isinstance(message, self.Problem):
+            self._doubted = message.doubted
         self.post_message(message)
 
     # --- another editor ---

@@ -160,7 +160,7 @@ class FoldingArea(TextArea):
         return top, bottom
 
     def _inside(self, place: Location) -> Location:
-        """The nearest place of the text. Textual deletes a line up to the start of the next, whether there is one or not."""
+        """The nearest place of the text. Textual deletes a line up to the start of the next, even of the last one."""
         row, column = place
         if row < 0:
             return 0, 0

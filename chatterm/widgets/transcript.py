@@ -143,6 +143,12 @@ class Transcript(ScrollView, Painter, can_focus=True):
             self.selected = None
         self._reflow()
 
+    def end_with(self, answer: Entry) -> None:
+        """What was said below `answer` goes: it grows now, and shall be seen. Messages that wait stay."""
+        place = self.entries.index(answer) + 1
+        self.entries[place:] = [entry for entry in self.entries[place:] if isinstance(entry, UserEntry)]
+        self._reflow()
+
     def update(self) -> None:
         """Some entry changed."""
         self._reflow()
@@ -202,7 +208,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def _top(self) -> tuple[Entry, int] | None:
         """The entry at the upper edge and how much of it is above; None at the end or when empty."""
-        if self._follow or not self._starts:
+        if self._follow or not self._starts or not self.entries:
             return None
         y = round(self.scroll_y)
         index = max(bisect_right(self._starts, y) - 1, 0)
@@ -212,6 +218,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Lay out what can be seen, and the rest soon; keep the reader's place."""
         width = min(self.scrollable_content_region.width - 1, _WIDEST)  # a column of air before the bar
         if width <= 0:
+            self._count()
             return
         top = self._top()
         self._width = width

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from chatterm.backend import EngineError, FinishReason, ModelError, Progress
+from chatterm.error_log import log_path
 from chatterm.screens.report import ReportScreen
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -162,11 +163,56 @@ async def test_control_c_stops_first_and_quits_the_second_time() -> None:
     assert backend.closed
 
 
+async def test_control_c_stops_one_answer_after_the_other_while_messages_wait() -> None:
+    scripts = [Script(f"one two {n}", gate=threading.Event(), gate_after=2) for n in range(3)]
+    async with driven(ScriptedBackend(scripts)) as driver:
+        for text in ("a", "b", "c"):
+            await driver.send(text, wait=False)
+        for number in range(3):
+            await driver.until(lambda count=number: driver.answers == ["one two "] * (count + 1))
+            assert "Ctrl+C again quits" not in driver.text()
+            await driver.pilot.press("ctrl+c")
+            assert driver.app.return_value is None
+        await driver.idle()
+        assert driver.questions == ["a", "b", "c"]
+        await driver.shows("Ctrl+C again quits")
+        await driver.pilot.press("ctrl+c")
+        await driver.until(lambda: driver.app.return_value == 0)
+
+
+async def test_an_answer_that_starts_disarms_the_quit() -> None:
+    script = Script("one two three", gate=threading.Event(), gate_after=2)
+    async with driven(ScriptedBackend([script, Script("short")])) as driver:
+        for answers in (["one two "], ["one two ", "short"]):
+            await driver.pilot.press("ctrl+c")
+            await driver.shows("Ctrl+C again quits")
+            await driver.send("q", wait=False)
+            await driver.until(lambda expected=answers: driver.answers == expected)
+            await driver.pilot.press("ctrl+c")
+            await driver.idle()
+            assert driver.app.return_value is None
+            driver.app.chat.interrupt._armed_at -= 60  # a minute passes
+
+
+async def test_control_c_while_loading_takes_the_message_back() -> None:
+    backend = ScriptedBackend(load_gate=threading.Event())
+    async with driven(backend, ready=False) as driver:
+        await driver.send("first", wait=False)
+        await driver.until(lambda: driver.app.chat.conversation.waiting)
+        await driver.pilot.press("ctrl+c")
+        assert driver.composer.text == "first"
+        assert driver.app.return_value is None
+        assert backend.load_gate is not None
+        backend.load_gate.set()
+        await driver.idle()
+        assert "send" not in [name for name, _ in backend.calls]
+
+
 async def test_control_c_alone_does_not_quit() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.pilot.press("ctrl+c")
         await driver.shows("Ctrl+C again quits")
-        driver.app.chat._interrupted -= 60  # a minute passes
+        driver.app.chat.interrupt._armed_at -= 60  # a minute passes
         await driver.pilot.press("ctrl+c")
         assert driver.app.return_value is None
 

@@ -1,11 +1,15 @@
 """Branches on the screen: retry, edit, undo, the alternatives of a message, selected messages."""
 
 import threading
+from pathlib import Path
 
 import pytest
+from textual import events
 
 from chatterm.backend import EngineError, FinishReason, TurnStats
+from chatterm.driver import Keyboard
 from chatterm.entries import AnswerEntry, UserEntry
+from chatterm.sessions.store import Store
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -132,6 +136,108 @@ async def test_undo_keeps_the_branch() -> None:
         assert "< 2/2 >" in driver.text()
         await press(driver, "alt+left")
         assert driver.questions == ["a", "b"]
+
+
+async def test_what_was_taken_back_comes_again_message_by_message() -> None:
+    backend = answering("one", "two", "three")
+    async with driven(backend) as driver:
+        for text in ("a", "b", "c"):
+            await driver.send(text)
+        driver.composer.put("a draft")
+        await press(driver, "alt+u", "alt+u", "alt+u")
+        assert (driver.questions, driver.composer.text) == ([], "a\nb\nc\na draft")
+        await driver.shows("3 messages undone; /redo (Alt+Z) brings one back.")
+        await press(driver, "alt+z")
+        assert (driver.questions, driver.composer.text) == (["a"], "b\nc\na draft")
+        await press(driver, "alt+z")
+        await driver.shows("1 message undone; /redo (Alt+Z) brings it back.")
+        await press(driver, "alt+z")
+        assert (driver.questions, driver.answers) == (["a", "b", "c"], ["one", "two", "three"])
+        assert driver.composer.text == "a draft"
+        assert "undone" not in driver.text()
+        await driver.until(lambda: backend.history == [("a", "one"), ("b", "two"), ("c", "three")])
+        await press(driver, "alt+z")
+        assert driver.errors == ["There is nothing to redo; /branch goes to other versions of a message."]
+
+
+async def test_branch_tells_of_what_was_taken_back_and_goes_there() -> None:
+    async with driven(answering("one", "two")) as driver:
+        await driver.send("a")
+        await driver.send("b")
+        await press(driver, "alt+u", "alt+u")
+        driver.composer.put("")
+        await driver.send("/branch")
+        assert "2 messages undone; /redo" in driver.notices[-1]
+        await press(driver, "alt+right")
+        assert driver.questions == ["a", "b"]
+
+
+async def test_what_was_taken_back_stays_reachable_in_later_sessions(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "sessions.db")
+    async with driven(answering("one", "two"), store=store) as driver:
+        await driver.send("a")
+        await driver.send("b")
+        await press(driver, "alt+u", "alt+u")
+        session = driver.app.chat.keeper.session
+        driver.composer.put("")
+    async with driven(answering(), store=store, session=session) as driver:
+        await driver.shows("2 messages undone;")
+        driver.composer.put("")
+        await press(driver, "alt+z", "alt+z")
+        assert (driver.questions, driver.answers) == (["a", "b"], ["one", "two"])
+    store.close()
+
+
+async def test_a_new_message_after_undo_leaves_the_old_ones_as_a_branch() -> None:
+    async with driven(answering("one", "two", "three")) as driver:
+        await driver.send("a")
+        await driver.send("b")
+        await press(driver, "alt+u", "alt+u")
+        driver.composer.put("")
+        await driver.send("x")
+        assert "undone" not in driver.text()
+        assert "< 2/2 >" in driver.text()
+        await press(driver, "alt+left")
+        assert driver.questions == ["a", "b"]
+
+
+async def test_going_on_below_something_long_is_in_sight() -> None:
+    script = Script("one two three", gate=threading.Event(), gate_after=2)
+    more = Script("three " + "and more words " * 100 + "the end.", gate=threading.Event(), gate_after=20)
+    async with driven(ScriptedBackend([script, more])) as driver:
+        await driver.send("count", wait=False)
+        await driver.until(lambda: driver.answers == ["one two "])
+        await press(driver, "escape")
+        await driver.idle()
+        for number in range(40):
+            driver.app.chat.say(f"notice {number}")
+        driver.transcript.edge(-1)
+        await driver.send("/continue", wait=False)
+        await driver.until(lambda: len(driver.answers[0]) > 80)
+        await driver.shows("and more words")
+        assert "notice" not in driver.text()
+        assert more.gate is not None
+        more.gate.set()
+        await driver.shows("the end.")
+
+
+async def test_a_paste_goes_into_the_composer_while_a_message_is_selected() -> None:
+    async with driven(answering("one")) as driver:
+        await driver.send("a")
+        await press(driver, "alt+up")
+        driver.app.post_message(events.Paste("pasted"))
+        await driver.until(lambda: driver.composer.text == "pasted")
+        assert driver.composer.has_focus
+
+
+@pytest.mark.parametrize("key", ["f3", "alt+e", "alt+up"])
+async def test_a_paste_right_behind_escape_goes_where_escape_leads(key: str) -> None:
+    async with driven(answering("one")) as driver:
+        await driver.send("a")
+        await press(driver, key)
+        for event in Keyboard().feed("\x1b\x1b[200~pasted\x1b[201~"):
+            driver.app.post_message(event)
+        await driver.until(lambda: driver.composer.text == "pasted")
 
 
 async def test_undo_during_an_answer() -> None:

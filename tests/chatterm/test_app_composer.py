@@ -124,7 +124,7 @@ async def test_a_list_of_commands_opens_while_typing() -> None:
         assert "/reset" in driver.text()
         assert "/retry" in driver.text()
         await driver.pilot.press("down", "tab")
-        assert driver.composer.text == "/reset"
+        assert driver.composer.text == "/redo"
         await driver.until(lambda: not completion.display)
 
 

@@ -14,11 +14,13 @@ KEYS = (
     "alt+up", "alt+down", "alt+left", "alt+right", "up", "down", "left_square_bracket", "right_square_bracket",
     "c", "e", "r", "t", "y", "enter", "escape", "ctrl+r", "alt+e", "alt+u", "alt+g", "alt+a", "alt+c", "alt+k",
     "ctrl+t", "f1", "f2", "f4", "alt+s", "alt+x", "pageup", "ctrl+end", "x", "space", "backspace", "ctrl+n",
+    "alt+z", "f9", "ctrl+k", "ctrl+x", "ctrl+w", "ctrl+u", "ctrl+z", "ctrl+y", "ctrl+v", "ctrl+j", "tab",
 )  # fmt: skip
 LINES = (
     "hello", "another message", "/retry", "/edit 1", "/edit -1", "/undo", "/branch prev", "/branch next",
     "/continue", "/copy", "/copy code", "/think show", "/think hide", "/stop", "/select prev", "/expand",
     "/model other", "/system Be terse.", "/rename x", "/reset", "/stats",
+    "/undo", "/redo", "/branch",
 )  # fmt: skip
 
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatterm.attachments import Attached, AttachmentError, attach, mentions, read_text, working_folder
+from chatterm.attachments import (
+    Attached,
+    AttachmentError,
+    NoFileError,
+    attach,
+    mentions,
+    read_text,
+    working_folder,
+)
 from chatterm.path_completion import found_paths, path_token
 
 WRITTEN = st.text(alphabet='@"/.~ab\n \\,é\t', max_size=40)
@@ -54,6 +62,32 @@ def test_completion_replaces_what_is_before_the_cursor(folder: Path, text: str, 
         assert token.end == cursor
         for found in found_paths(token.path, folder):
             assert token.path.rpartition("/")[2].lower() in found.path.lower()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "me@notes.txt", "@nobody", "@property", "@pytest.fixture", '@app.route("/x.txt")', "@example.com", "@v1.2.3",
+        "@types/node", "@user/repo", "@...", "@.", "@", "@ notes.txt", "(@missing.txt)", "@a", "@a,",
+    ],
+)  # fmt: skip
+def test_what_no_one_means_as_a_file_is_not_asked_about(folder: Path, text: str) -> None:
+    attach(text, folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@missing.txt", "@missing.txt.", "@MISSING.MD?", "@b", "@b/", "@b,", "@b/missing", "@docs/missing.md",
+        "@./x", "@../x", "@/x/y", "@~/no/such", '@"a b"', "and @missing.py too",
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_file_is_asked_about_once(folder: Path, text: str) -> None:
+    with pytest.raises(
+        NoFileError, match=r"^(There is no file .+\.|b/? is a folder; only files can be attached\.)$"
+    ):
+        attach(text, folder)
+    assert attach(text, folder, as_text=True) == Attached(text)
 
 
 @pytest.mark.parametrize("text", ["@" + "x" * 5000 + "/y.txt", "@~nobody/x.txt", "@~nobody", '@"~nobody/x"'])

@@ -90,6 +90,7 @@ def test_the_readme_has_the_commands_and_keys() -> None:
         ("/clear", ("reset",)),
         ("/retry", ("retry",)),
         ("/undo", ("undo",)),
+        ("/redo", ("redo",)),
         ("/think", ("think", "")),
         ("/think  off ", ("think", "off")),
         ("/system You are\nterse.", ("system", "You are\nterse.")),
@@ -134,7 +135,14 @@ def test_paths_and_text_after_a_space_are_messages(text: str) -> None:
 
 def test_completion_while_the_name_is_typed() -> None:
     assert completions("/") == [(command.name, command) for command in COMMANDS]
-    assert [name for name, _ in completions("/re")] == ["retry", "reset", "rename", "regenerate", "resume"]
+    assert [name for name, _ in completions("/re")] == [
+        "retry",
+        "redo",
+        "reset",
+        "rename",
+        "regenerate",
+        "resume",
+    ]
     assert completions("/re t") == completions("hello") == completions("") == []
     assert choice_completions("/think o") == ["/think on", "/think off"]
     assert choice_completions("/think o x") == choice_completions("/nothing o") == []

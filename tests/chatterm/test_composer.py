@@ -327,6 +327,38 @@ async def test_a_very_long_text_that_is_put_is_folded_too() -> None:
 # --- files ---
 
 
+async def test_what_looks_like_a_file_and_is_none_is_sent_at_the_second_enter(folder: Path) -> None:
+    (folder / "src").mkdir()
+    async with writing() as writer:
+        for text, problem in (
+            ("sum up @missing.txt", "There is no file missing.txt. Enter again sends it as text."),
+            ("look into @src.", "src is a folder; only files can be attached. Enter again sends it as text."),
+        ):
+            writer.composer.put(text)
+            writer.completion.close()
+            await writer.pilot.press("enter")
+            await writer.until(lambda: writer.screen.problems)
+            assert writer.screen.problems.pop() == problem
+            assert not writer.screen.sent
+            assert writer.composer.text == text
+            writer.composer._sent = ("", 0.0)  # half a second passes
+            await writer.pilot.press("enter")
+            await writer.until(lambda: writer.screen.sent)
+            assert writer.screen.sent.pop().text == text
+            assert not writer.screen.problems
+
+
+async def test_another_text_is_asked_about_again(folder: Path) -> None:
+    async with writing() as writer:
+        for text in ("see @missing.txt", "see @other.txt", "see @missing.txt"):
+            writer.composer.put(text)
+            writer.completion.close()
+            await writer.pilot.press("enter")
+            await writer.until(lambda: writer.screen.problems)
+            assert text[5:] in writer.screen.problems.pop()
+        assert not writer.screen.sent
+
+
 async def test_an_attached_file_follows_the_message(folder: Path) -> None:
     (folder / "a b.py").write_text("print('```')\n", encoding="utf-8")
     (folder / "notes.txt").write_text("keep", encoding="utf-8")
@@ -355,9 +387,9 @@ async def test_labels_in_attached_files_and_mentions_in_pastes_are_text(folder: 
     [
         ("see @image.png", "image.png is not a text file; only text (UTF-8) can be attached."),
         ("see @big.txt", "big.txt has 1.1 MB; up to 1.0 MB can be attached."),
-        ("see @./missing.txt", "There is no file ./missing.txt; put a space after @ to send it as text."),
-        ("see @sub/missing.txt", "There is no file sub/missing.txt; put a space after @"),
-        ("see @sub/", "sub/ is a folder; attach a file of it."),
+        ("see @./missing.txt", "There is no file ./missing.txt. Enter again sends it as text."),
+        ("see @sub/missing.txt", "There is no file sub/missing.txt. Enter again sends it as text."),
+        ("see @sub/", "sub/ is a folder; only files can be attached. Enter again sends it as text."),
         ("see @pipe", "pipe is no ordinary file; only text files can be attached."),
         ("see @latin", "latin is not a text file; only text (UTF-8) can be attached."),
     ],
@@ -399,8 +431,9 @@ async def test_files_that_are_there_are_marked_and_counted(folder: Path) -> None
             "first\nsee notes.txt, @nobody\n\nnotes.txt:\n```txt\nkeep\n```"
         )
         await writer.types(" @./missing")
-        await writer.until(lambda: not marked(writer))
-        assert writer.composer.sending_text == writer.composer.text
+        whole = "first\nsee notes.txt, @nobody @./missing\n\nnotes.txt:\n```txt\nkeep\n```"
+        await writer.until(lambda: writer.composer.sending_text == whole)  # as the second Enter sends it
+        assert marked(writer) == ["@notes.txt"]
 
 
 async def test_attached_text_is_cleaned(folder: Path) -> None:

@@ -9,8 +9,10 @@ import pexpect
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual import events
+from textual.message import Message
 
-from chatterm.driver import Pasted, PasteReader
+from chatterm.driver import Keyboard, Pasted, PasteReader
 from tests.counting import PATIENCE
 
 BEGIN, END = "\x1b[200~", "\x1b[201~"
@@ -59,6 +61,37 @@ def test_a_paste_that_never_ends_is_given_up() -> None:
     assert reader.is_inside
     assert reader.flush() == Pasted("lost ")
     assert list(reader.feed("x")) == ["x"]
+
+
+def keys(events_: list[Message]) -> list[str]:
+    return [event.key if isinstance(event, events.Key) else repr(event) for event in events_]
+
+
+def test_escape_and_a_paste_right_behind_it() -> None:
+    expected = ["escape", "Paste(text='text')", "x"]
+    for pieces in (
+        [f"\x1b{BEGIN}text{END}x"],
+        ["\x1b", f"{BEGIN}text{END}x"],
+        ["\x1b" + BEGIN, f"text{END}", "x"],
+    ):
+        keyboard = Keyboard()
+        assert keys([event for piece in pieces for event in keyboard.feed(piece)]) == expected
+
+
+def test_sequences_that_mean_nothing_take_nothing_along() -> None:
+    keyboard = Keyboard()
+    assert keys(list(keyboard.feed("a\x1b[99999999999ub\x1b[49:33uc\x1b[:Ad"))) == ["a", "b", "c", "d"]
+    assert keys(list(keyboard.feed(f"{BEGIN}text{END}"))) == ["Paste(text='text')"]
+
+
+@given(st.lists(st.text(alphabet="\x1b\x1b[[<?0123456789;:MmuABIRP~$yt48aé\0", max_size=20), max_size=6))
+def test_no_bytes_stop_the_keyboard(pieces: list[str]) -> None:
+    keyboard = Keyboard()
+    for piece in pieces:
+        list(keyboard.feed(piece))
+        list(keyboard.tick(is_quiet=True))
+    list(keyboard.feed("\x1b" * 40 + "z" * 40))  # whatever was begun has ended
+    assert keys(list(keyboard.feed(f"q{BEGIN}text{END}")))[-2:] == ["q", "Paste(text='text')"]
 
 
 PROGRAM = """

@@ -113,6 +113,10 @@ def test_a_retry_is_a_branch_and_undo_goes_back(store: Store) -> None:
     assert talk.undo() == "second"
     assert backend.history == [("first", "one")]
     assert len(talk.tree) == 3
+    assert talk.redo() == "second"
+    assert backend.history == [("first", "one"), ("second", "b")]
+    with pytest.raises(EngineError, match=r"nothing to redo\."):
+        talk.redo()
 
 
 @pytest.mark.parametrize("error", [EngineError("It does not fit."), KeyboardInterrupt()])
@@ -253,6 +257,8 @@ def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: S
         "/go",
         "/retry",
         "/undo",
+        "/redo",
+        "/undo",
         "/think off",
         "/system Be brief.",
         "/model other",
@@ -271,7 +277,7 @@ def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: S
     ]
     assert run(lines, backend, store=store, out=out, err=err) == 1
     text, errors = out.getvalue(), err.getvalue()
-    assert text.startswith("cut\n\n whole\n\nother\n\nTaken back: go\n")
+    assert text.startswith("cut\n\n whole\n\nother\n\nTaken back: go\nBack again: go\nTaken back: go\n")
     assert "The model answers without thinking." in text
     assert "The system prompt: Be brief." in text
     assert "* other" in text

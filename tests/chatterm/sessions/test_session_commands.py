@@ -244,3 +244,23 @@ def test_there_is_nothing_to_continue(shell: Shell, monkeypatch: pytest.MonkeyPa
 def test_json_is_whole(shell: Shell, ids: list[str]) -> None:
     assert shell("sessions", "export", "apples", "--format", "json") == 0
     assert [exchange["user"] for exchange in json.loads(shell.out)["exchanges"]] == ["red apples", "more"]
+
+
+def test_show_tells_what_else_there_is(shell: Shell, path: Path) -> None:
+    store = Store.open(path)
+    session, tree = conversation(store, "one", "two")
+    store.head(session, None)
+    store.close()
+    assert shell("sessions", "show", session) == 0
+    assert "two" not in shell.out
+    assert (
+        shell.err == f"2 messages are undone: /redo in `chatterm run --session {session}` brings them back.\n"
+    )
+    store = Store.open(path)
+    exchange = tree.add(1, "three", "m")
+    exchange.finish_reason = "eos"
+    store.save(session, exchange)
+    store.head(session, exchange.id)
+    store.close()
+    assert shell("sessions", "show", session) == 0
+    assert shell.err == "This is one of 2 branches; `chatterm sessions export --format json` has all.\n"

@@ -55,6 +55,19 @@ def test_a_step_leads_to_the_branch_that_was_looked_at_last() -> None:
     assert tree.step(2, +1) == 5, "5 was looked at last, although 6 is newer"
 
 
+def test_what_lies_ahead() -> None:
+    tree = grown()
+    assert tree.branches == 3
+    tree.step(6, -1)
+    tree.select(1)
+    assert ids(tree.ahead(tree.head)) == [4, 5], "what was looked at last, not the newest"
+    tree.select(None)
+    assert ids(tree.ahead(tree.head)) == [1, 4, 5]
+    assert tree.ahead(3) == []
+    assert Tree().ahead(None) == []
+    assert Tree().branches == 0
+
+
 def test_a_step_over_the_edge_changes_nothing() -> None:
     tree = grown()
     assert tree.step(4, +1) == 6
