@@ -215,9 +215,7 @@ def detail(choice: ModelChoice | None) -> tuple[str, str]:
         return f"It does not fit: {need} of memory would have to be free.", "warning"
     if choice.crawls and choice.tokens_per_s:
         other = choice.int4_tokens_per_s
-        better = f"; with --quantize int4 {rate_text(other)}" if other else ""
-        return f"It fits, but it crawls: about {rate_text(choice.tokens_per_s)} here{better}.", "warning"
+        better = f"; with --quantize int4 about {other:.1f}" if other else ""
+        return f"It fits but crawls: about {rate_text(choice.tokens_per_s)}{better}.", "warning"
     known = choice.memory_bytes is not None
-    return (
-        "Memory: the weights and 4,096 tokens of conversation. The speed is estimated." if known else ""
-    ), "muted"
+    return ("Memory: weights and 4,096 tokens of conversation. Speed: estimated." if known else ""), "muted"
