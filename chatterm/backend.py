@@ -125,6 +125,14 @@ class ModelChoice:
     on_disk: bool
     fits: bool | None
     """Whether its weights and a short conversation fit in memory; None: unknown."""
+    memory_bytes: int | None = None
+    """What its weights and a conversation of 4,096 tokens take."""
+    tokens_per_s: float | None = None
+    """The decode speed to expect here; None: unknown."""
+    int4_tokens_per_s: float | None = None
+    """The same with `--quantize int4`, where that is possible."""
+    crawls: bool = False
+    """Whether it fits and is too slow to chat with."""
 
 
 class Backend(Protocol):

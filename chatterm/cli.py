@@ -298,6 +298,10 @@ def run(
     chosen_sampling = dict(options.sampling)
     options = with_settings(options, preferences, decided)
     model = model or preferences.model.name
+    if model is None and not prompts and not resume and _is_terminal():
+        from chatterm.first_run import first_model
+
+        model = first_model(options.device, options.dtype)
     from chatterm.local import LocalBackend
     from models.catalogue import DEFAULT_MODEL
 
@@ -350,6 +354,11 @@ def _check_model(model: str | None) -> None:
         raise WrongUsage(
             f"There is no model {shown!r}; to ask the default model write: chatterm run -p TEXT"
         ) from None
+
+
+def _is_terminal() -> bool:
+    """Whether a person can be asked something."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _is_given(invocation: typer.Context, name: str) -> bool:

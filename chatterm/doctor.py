@@ -13,6 +13,7 @@ from models.units import bytes_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engine.expected import Speed
     from engine.machine import Machine
 
 
@@ -121,7 +122,7 @@ def _speeds(machine: "Machine") -> Section:
     layers = f", and {program.layer_s * 1e6:.0f} us a layer" if program.layer_s else ""
     rows = []
     for speed in machine.speeds:
-        fits = speed.context > 0
+        fits = speed.fits
         rows.append(
             (
                 speed.name,
@@ -136,8 +137,21 @@ def _speeds(machine: "Machine") -> Section:
         rows,
         ("Model", "Parameters", "Weights", "Context", "Tokens/s"),
         frozenset((1, 2, 3, 4)),
-        f"Estimated for 512 tokens of context: {program.efficiency:.0%} of the bandwidth{layers}.",
+        f"Estimated for 512 tokens of context: {program.efficiency:.0%} of the bandwidth{layers}."
+        + _too_slow(machine.speeds),
     )
+
+
+def _too_slow(speeds: "Sequence[Speed]") -> str:
+    """Which models fit and are no pleasure, and what `--quantize int4` makes of them."""
+    slow = []
+    for speed in speeds:
+        if speed.crawls:
+            int4 = (
+                f"; with --quantize int4 {_rate(speed.int4_tokens_per_s)}" if speed.int4_tokens_per_s else ""
+            )
+            slow.append(f"{speed.name} ({_rate(speed.tokens_per_s)}{int4})")
+    return f" These fit, but crawl: {', '.join(slow)}." if slow else ""
 
 
 def _parameters(count: int) -> str:

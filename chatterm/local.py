@@ -263,7 +263,8 @@ class LocalBackend:
 
         figures = self.figures()
         given_back = figures.weight_bytes + figures.kv_bytes if figures is not None else 0
-        return choices(self._options.device, self._options.dtype, given_back)
+        bandwidth = figures.bandwidth if figures is not None else None
+        return choices(self._options.device, self._options.dtype, given_back, bandwidth)
 
     def close(self) -> None:
         engine = self._engine

@@ -1,19 +1,22 @@
 """The decode speed to expect: bytes that a token must read, over the bandwidth of the memory."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.errors import EngineError
 from engine.memory import kv_share, most_prefill_rows, plan_kv, reserved_bytes
+from models.catalogue import HUB_FILES, WHEELS
 from models.config import ModelConfig, RopeParameters
 from models.decoder import DecoderModel
 from models.layers import choose_product
-from models.load import build_model, needed_bytes
+from models.load import INT4_BYTES, build_model, needed_bytes
 
 CONTEXT = 512
 """Tokens in the KV cache that a decoded token attends to."""
+CONVERSATION = 4096
+"""Tokens of a conversation, for which there must be memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,16 @@ MODELS = {
 }
 """The shapes of some models of the catalogue, by their names there."""
 
-MORE_MODELS = {
+_MORE_MODELS = {
     "qwen3:14b": _qwen3(5120, 17_408, 40, 40, False),
     "qwen3:32b": _qwen3(5120, 25_600, 64, 64, False),
 }
 """Those of the others."""
+
+CRAWLS = 5.0
+"""Tokens/s below which nobody wants to chat: people read about as fast."""
+RUNS_WELL = 15.0
+"""Tokens/s from which nobody waits: faster than people read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,62 @@ class Speed:
     """Tokens that a conversation can hold in the memory that is free; 0 when the model does not fit."""
     tokens_per_s: float | None
     """Decoding at a context of CONTEXT tokens, batch 1; None where the bandwidth is unknown."""
+    memory_bytes: int
+    """What the weights and a conversation of CONVERSATION tokens take."""
+    download_bytes: int | None = None
+    """What is fetched for it; None for a model of no catalogue."""
+    int4_tokens_per_s: float | None = None
+    """The same speed with `--quantize int4`, where that makes a difference."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether its weights and a short conversation fit in the memory that is free."""
+        return self.context > 0
+
+    @property
+    def crawls(self) -> bool:
+        """Whether it fits and is too slow to chat with."""
+        return self.fits and self.tokens_per_s is not None and self.tokens_per_s < CRAWLS
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What the speed of a model depends on beside the model."""
+
+    device: torch.device
+    dtype: torch.dtype
+    program: Program
+    keeps_blocks: bool
+    """Whether quantised weights are read as they are: by the native kernels of a CPU."""
+    bandwidth: float | None
+    """Bytes/s that `device` reads; None where nobody knows."""
+    free: int | None
+    """Bytes of its memory."""
+
+
+def catalogue_speed(name: str, here: Here) -> Speed:
+    """The speed of a model of the catalogue."""
+    file = HUB_FILES.get(name)
+    wheel = WHEELS.get(name)
+    config = {**MODELS, **_MORE_MODELS}[file.model if file is not None else name]
+    blocks = file.bytes if file is not None else wheel.gguf_bytes if wheel is not None else None
+    found = speed_here(name, config, here, blocks)
+    download = wheel.wheel_bytes if wheel is not None else blocks or 2 * found.parameters
+    return replace(found, download_bytes=download)
+
+
+def speed_here(name: str, config: ModelConfig, here: Here, blocks: int | None) -> Speed:
+    """The speed of a model of this shape; `blocks` are the bytes of its weights where they are quantised."""
+
+    def speed(stored: int | None) -> Speed:
+        return expected_speed(
+            name, config, here.device, here.dtype, here.program, here.bandwidth, here.free, stored
+        )
+
+    found = speed(blocks if here.keeps_blocks else None)
+    if not here.keeps_blocks or blocks is not None:
+        return found
+    return replace(found, int4_tokens_per_s=speed(int(found.parameters * INT4_BYTES)).tokens_per_s)
 
 
 def parameters(config: ModelConfig) -> int:
@@ -125,7 +189,7 @@ def expected_speed(
     weights = stored or count * dtype.itemsize
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
     # Of an embedding that is not the output layer too, one row is read.
-    unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * dtype.itemsize
+    unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * weights // count
     speed = None
     if bandwidth:
         moved = weights - unread + CONTEXT * per_token
@@ -139,4 +203,5 @@ def expected_speed(
             context = plan_kv(per_token, 32, left, limit, None, share, reserve).context_length
         except EngineError:
             context = 0
-    return Speed(name, count, weights, context, speed)
+    conversation = min(CONVERSATION, config.max_position_embeddings) * per_token
+    return Speed(name, count, weights, context, speed, weights + conversation)

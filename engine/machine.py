@@ -7,7 +7,8 @@ import platform
 import re
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from engine import native
 from engine.attention.choose import usable_backends
+from engine.bandwidth import known_bandwidth
 from engine.device import (
     FULL_SPEED,
     CudaProblem,
@@ -26,13 +28,14 @@ from engine.device import (
     cuda_problem,
     driver_cuda,
     has_nvidia_driver,
+    pick_device,
     pick_dtype,
     sm,
 )
 from engine.errors import EngineError
-from engine.expected import MODELS, NATIVE, PROGRAMS, Program, Speed, expected_speed
+from engine.expected import MODELS, NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
 from models import packed
-from models.catalogue import WHEELS
+from models.catalogue import HUB_FILES, names
 
 T = TypeVar("T")
 
@@ -149,12 +152,7 @@ def _inspect() -> Machine:
     decode = probe("Decode programs", lambda: decode_programs(device), no_features)
     bandwidth = probe("The memory bandwidth", lambda: measure_bandwidth(device), None)
     free = probe("Free memory", lambda: available_memory(device), None)
-    works = [feature.name for feature in decode if feature.reason is None]
-    on_native = bool(works) and works[0].startswith(NATIVE)
-    on_cpu = NATIVE if on_native else "plain modules, CPU"
-    program = PROGRAMS[works[0] if works and device.type == "cuda" else on_cpu]
-    # Native kernels read the blocks of the catalogue's GGUF files as they are.
-    stored = {name: wheel.gguf_bytes for name, wheel in WHEELS.items()} if on_native else {}
+    here = _here(device, dtype, decode, bandwidth, free)
     return Machine(
         device=device.type,
         dtype=str(dtype).removeprefix("torch."),
@@ -169,11 +167,8 @@ def _inspect() -> Machine:
         attention=attention,
         decode=decode,
         bandwidth=bandwidth,
-        program=program,
-        speeds=tuple(
-            expected_speed(name, config, device, dtype, program, bandwidth, free, stored.get(name))
-            for name, config in MODELS.items()
-        ),
+        program=here.program,
+        speeds=tuple(catalogue_speed(name, here) for name in _worth_telling(here)),
         advice=advice(
             problem,
             gpu,
@@ -185,6 +180,45 @@ def _inspect() -> Machine:
         ),
         failures=tuple(failures),
     )
+
+
+def look_here(device: str, dtype: str, given_back: int = 0, bandwidth: float | None = None) -> Here | None:
+    """What decides how fast models are here, for a device and dtype as in `Engine.load`; None where that is not there.
+
+    `given_back` are bytes that the present model holds and the next one may take. The bandwidth is the one that is
+    known, else measured, which takes a second.
+    """
+    try:
+        place = pick_device(device).device
+        numbers = pick_dtype(dtype, place)
+        free = available_memory(place) + given_back
+    except (EngineError, RuntimeError, OSError):
+        return None  # loading will say why
+    bandwidth = bandwidth or known_bandwidth(place)
+    if bandwidth is None:
+        with suppress(EngineError, RuntimeError):
+            bandwidth = measure_bandwidth(place)
+    return _here(place, numbers, decode_programs(place), bandwidth, free)
+
+
+def _here(
+    device: torch.device,
+    dtype: torch.dtype,
+    decode: Sequence[Feature],
+    bandwidth: float | None,
+    free: int | None,
+) -> Here:
+    works = [feature.name for feature in decode if feature.reason is None]
+    on_native = bool(works) and works[0].startswith(NATIVE)
+    on_cpu = NATIVE if on_native else "plain modules, CPU"
+    program = PROGRAMS[works[0] if works and device.type == "cuda" else on_cpu]
+    return Here(device, dtype, program, on_native, bandwidth, free)
+
+
+def _worth_telling(here: Here) -> list[str]:
+    """Models of the catalogue; the quantised ones where they differ in anything but their download."""
+    quantised = {name for name, file in HUB_FILES.items() if here.keeps_blocks and file.model in MODELS}
+    return [name for name in names() if name in MODELS or name in quantised]
 
 
 def measure_bandwidth(device: torch.device) -> float:

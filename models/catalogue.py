@@ -33,6 +33,32 @@ HUB_NAMES = {
 }
 """Short names of models on the Hub."""
 
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A quantised model on the Hub, as its makers publish it: one GGUF file."""
+
+    model: str
+    """The same model before it was quantised, by its name here."""
+    repo: str
+    file: str
+    bytes: int
+
+
+def _quantised(model: str, size: str, kind: str, count: int) -> HubFile:
+    return HubFile(model, f"Qwen/Qwen3-{size}-GGUF", f"Qwen3-{size}-{kind}.gguf", count)
+
+
+HUB_FILES = {
+    "qwen3:0.6b-q8": _quantised("qwen3:0.6b", "0.6B", "Q8_0", 639_446_688),
+    "qwen3:1.7b-q8": _quantised("qwen3:1.7b", "1.7B", "Q8_0", 1_834_426_016),
+    "qwen3:4b-q4": _quantised("qwen3:4b", "4B", "Q4_K_M", 2_497_280_256),
+    "qwen3:8b-q4": _quantised("qwen3:8b", "8B", "Q4_K_M", 5_027_783_488),
+    "qwen3:14b-q4": _quantised("qwen3:14b", "14B", "Q4_K_M", 9_001_752_960),
+    "qwen3:32b-q4": _quantised("qwen3:32b", "32B", "Q4_K_M", 19_762_149_024),
+}
+"""Quantised models on the Hub. Models of less than 4 billion parameters lose too much in 4 bits: they have 8."""
+
 _LOG = "pip.log"
 _NETWORK = re.compile(
     r"Retrying \(|Read(Timeout| timed out)|IncompleteRead|Connect(ion|Timeout)|ProtocolError"
@@ -71,8 +97,10 @@ WHEELS = {
 
 
 def names() -> list[str]:
-    """Every catalogue name, the default first."""
-    return [*WHEELS, *HUB_NAMES]
+    """Every catalogue name, the default first; a quantised model stands behind the one that it was made from."""
+    quantised = {file.model: name for name, file in HUB_FILES.items()}
+    pairs = [(name, quantised.get(name)) for name in HUB_NAMES]
+    return [*WHEELS, *(name for pair in pairs for name in pair if name is not None)]
 
 
 def models_folder() -> Path:

@@ -7,8 +7,11 @@ or not there. A complete model is found again by the listing kept beside it, wit
 import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from urllib.parse import unquote
 
 from models.errors import ModelError
@@ -172,6 +175,29 @@ def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, ref
             return _download(connection, cache, listing, model, meter)
     except OSError as error:
         raise storage_error(error, settings.cache, "HF_HOME") from error
+
+
+def in_reach(repo: str, timeout_s: float) -> bool:
+    """Whether the Hub answers for this repository within `timeout_s`, name servers and proxies included.
+
+    It is asked on a thread that is left behind where it takes longer. HF_ENDPOINT and HF_HUB_OFFLINE hold.
+    """
+    answers: SimpleQueue[bool] = SimpleQueue()
+
+    def ask() -> None:
+        found = False
+        with suppress(Exception):  # whatever keeps it from answering: it is not in reach
+            settings = Settings.read()
+            if not settings.offline:
+                with replace(settings, timeout_s=timeout_s).connect() as connection:
+                    found = connection.has(repo)
+        answers.put(found)
+
+    Thread(target=ask, name="hub in reach", daemon=True).start()
+    try:
+        return answers.get(timeout=timeout_s)
+    except Empty:
+        return False
 
 
 def cached_models() -> list[tuple[HubModel, Path, int]]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["available_bytes", "build_model", "fill_model", "load_config", "load_model", "needed_bytes"]
 
-_INT4_BYTES = 0.75
+INT4_BYTES = 0.75
 """Of a weight with `--quantize int4`, what stays in 8 bits included."""
 
 _MODELS: dict[str, type[DecoderModel]] = {
@@ -255,7 +255,7 @@ def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.de
         ways = [f"choose a smaller model (about {_count(available // dtype.itemsize)} parameters fit)"]
         if dtype.itemsize > 2:
             ways.append("use --dtype bfloat16, which takes half")
-        if device.type == "cpu" and needed * _INT4_BYTES / dtype.itemsize < available:
+        if device.type == "cpu" and needed * INT4_BYTES / dtype.itemsize < available:
             ways.append("use --quantize int4")
     on_cpu = None if device.type == "cpu" else available_bytes(torch.device("cpu"))
     if on_cpu is not None and needed < on_cpu:

@@ -77,6 +77,9 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
         return catalogue.WHEELS[name]
     if name in catalogue.HUB_NAMES:
         return HubModel(catalogue.HUB_NAMES[name])
+    if name in catalogue.HUB_FILES:
+        file = catalogue.HUB_FILES[name]
+        return HubModel(file.repo, file=file.file)
     if (on_hub := hub.parse_url(text)) is not None:
         return on_hub
     path = _existing(text)
@@ -109,7 +112,7 @@ def local_models() -> list[LocalModel]:
                 size = sum(file.stat().st_size for file in path.parent.iterdir())
                 found.append(LocalModel(wheel.name, ModelFiles(wheel.name, gguf=path), size, "catalogue"))
         for on_hub, path, size in hub.cached_models():
-            found.append(LocalModel(on_hub.name, _hub_files(on_hub, path), size, "hub"))
+            found.append(LocalModel(_hub_name(on_hub), _hub_files(on_hub, path), size, "hub"))
     except OSError as error:
         raise ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).") from error
     return sorted(found, key=lambda entry: entry.name.lower())
@@ -142,10 +145,11 @@ def _downloaded(model: str) -> tuple[catalogue.WheelModel | HubModel, int]:
             f"{source} is your own; chatterm removes only what it downloaded. Delete it yourself."
         )
     try:
-        if isinstance(source, catalogue.WheelModel):  # noqa: SIM108 - types are narrowed only so
-            held = catalogue.held_bytes(source)
-        else:
-            held = hub.held_bytes(source)
+        held = (
+            catalogue.held_bytes(source)
+            if isinstance(source, catalogue.WheelModel)
+            else hub.held_bytes(source)
+        )
     except OSError as error:
         raise ModelError(f"Cannot read the cache: {error.strerror or error} ({error.filename}).") from error
     if held == 0:
@@ -213,5 +217,12 @@ def _folder(path: Path) -> ModelFiles:
 
 def _hub_files(model: HubModel, path: Path) -> ModelFiles:
     if path.is_dir():
-        return ModelFiles(model.name, folder=path)
-    return ModelFiles(model.name, gguf=path)
+        return ModelFiles(_hub_name(model), folder=path)
+    return ModelFiles(_hub_name(model), gguf=path)
+
+
+def _hub_name(model: HubModel) -> str:
+    """What to write to get this model again: the catalogue's name for one of its files."""
+    known = {(file.repo, file.file): name for name, file in catalogue.HUB_FILES.items()}
+    short = known.get((model.repo, model.file or "")) if model.revision == "main" else None
+    return short or model.name

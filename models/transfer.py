@@ -104,6 +104,14 @@ class Connection:
             ) from error
         return Listing(commit, {file.path: file for file in files if _safe(file.path)})
 
+    def has(self, repo: str) -> bool:
+        """Whether the Hub answers that it has this repository. It is asked once, and nothing is raised."""
+        try:
+            response = self._client.get(f"{self.endpoint}/api/models/{repo}/revision/main")
+        except (self._http.RequestError, self._http.InvalidURL):
+            return False
+        return bool(response.status_code == 200)
+
     def measured(self, repo: str, commit: str, file: RemoteFile, meter: Meter) -> RemoteFile:
         """`file` with its size and id, from a HEAD request where the listing had none (some mirrors)."""
         if file.size is not None and file.id is not None:

@@ -1,6 +1,6 @@
-"""The model picker: what is on this machine and in the catalogue, with sizes and whether it fits."""
+"""The model picker: what is on this machine and in the catalogue, what it takes and how fast it is here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -9,16 +9,17 @@ from textual.message import Message
 from textual.widgets import Input
 
 from chatterm.backend import ModelChoice
-from chatterm.markdown.lines import Line, cells, elided, padded, styled
+from chatterm.figures import rate_text
+from chatterm.markdown.lines import Line, cells, elided, padded, styled, wrap
 from chatterm.sanitize import one_line
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.widgets.canvas import Canvas
 from models.units import bytes_text
 
-_PLACE = 16
-"""Columns of "on this machine"."""
-_SIZE = 9
-_FITS = 14
+HEADS = (("size", 8, True), ("memory", 8, True), ("speed", 12, True), ("", 15, False))
+"""Of each column what stands above it, its width, and whether it is flush right."""
+_NAME = 15
+"""Columns that a name has at least."""
 
 
 class ModelPicker(Picker):
@@ -28,9 +29,9 @@ class ModelPicker(Picker):
     DEFAULT_CSS = """
     ModelPicker > Vertical { max-width: 96; }
     ModelPicker PickerLine { height: 1; }
-    ModelPicker #picker-foot { margin-top: 1; }
+    ModelPicker #picker-detail { height: 2; margin-top: 1; }
     """
-    AROUND = 8
+    AROUND = 11
 
     def __init__(self, choices: Sequence[ModelChoice], current: str = "") -> None:
         super().__init__()
@@ -39,11 +40,13 @@ class ModelPicker(Picker):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield PickerLine([("Models", "heading")])
+            yield PickerLine(lambda width: [("Models", "heading")])
             yield Input(placeholder="Type to search, or a Hub id or a path")
+            yield PickerLine(head_line)
             yield ModelList(self._choices, self._current)
+            yield ModelDetail(id="picker-detail")
             foot = "Enter takes it, and downloads what is missing · Esc goes back"
-            yield PickerLine([(foot, "muted")], id="picker-foot")
+            yield PickerLine(lambda width: [(foot, "muted")], id="picker-foot")
 
     @property
     def _list(self) -> "ModelList":
@@ -52,6 +55,11 @@ class ModelPicker(Picker):
     @on(Input.Changed)
     def _typed(self, message: Input.Changed) -> None:
         self._list.look(message.value)
+
+    def on_model_list_looked_at(self, message: "ModelList.LookedAt") -> None:
+        line = self.query_one(ModelDetail)
+        line.choice = message.choice
+        line.refresh()
 
     def on_model_list_chosen(self, message: "ModelList.Chosen") -> None:
         self.dismiss(message.name)
@@ -62,14 +70,24 @@ class ModelPicker(Picker):
 
 
 class PickerLine(Canvas):
-    """One fixed line."""
+    """One line."""
 
-    def __init__(self, line: Line, *, id: str | None = None) -> None:
+    def __init__(self, line: Callable[[int], Line], *, id: str | None = None) -> None:
+        """`line` makes it for a width."""
         super().__init__(id=id)
         self._line = line
 
     def build(self, width: int) -> list[Line]:
-        return [self._line]
+        return [self._line(width)]
+
+
+class ModelDetail(Canvas):
+    """What to know of the chosen model."""
+
+    choice: ModelChoice | None = None
+
+    def build(self, width: int) -> list[Line]:
+        return wrap([detail(self.choice)], width)
 
 
 class ModelList(PickerList):
@@ -81,6 +99,13 @@ class ModelList(PickerList):
         def __init__(self, name: str) -> None:
             super().__init__()
             self.name = name
+
+    class LookedAt(Message):
+        """Another choice is the chosen one; None: there is none."""
+
+        def __init__(self, choice: ModelChoice | None) -> None:
+            super().__init__()
+            self.choice = choice
 
     def __init__(self, choices: Sequence[ModelChoice], current: str) -> None:
         super().__init__()
@@ -109,9 +134,18 @@ class ModelList(PickerList):
         self._matching = [c for c in self._choices if all(word in c.name.lower() for word in words)]
         self._index = self._first = 0
         self.resized()
+        self._tell()
+
+    def move(self, step: int) -> None:
+        super().move(step)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.post_message(self.LookedAt(self._matching[self._index] if self._matching else None))
 
     def on_mount(self) -> None:
         self.resized()
+        self._tell()
 
     def on_click(self, event: events.Click) -> None:
         row = self.clicked(event)
@@ -130,30 +164,58 @@ class ModelList(PickerList):
 
 
 def choice_line(choice: ModelChoice, width: int, *, chosen: bool, current: str = "") -> Line:
-    """A mark, the name, the size, where it is, whether it fits; on narrow screens the last ones are left out."""
+    """A mark, the name, and the columns of HEADS; on narrow screens the last ones are left out."""
     mark = "● " if choice.name == current else "○ " if choice.on_disk else "  "
-    fits = {True: "fits", False: "does not fit", None: ""}[choice.fits]
-    columns = [
-        (bytes_text(choice.bytes) if choice.bytes else "?", _SIZE, "", True),
-        (
-            "on this machine" if choice.on_disk else "to download",
-            _PLACE,
-            "" if choice.on_disk else "muted",
-            False,
-        ),
-        (fits, _FITS, "warning" if choice.fits is False else "muted", False),
-    ]
-    while columns and width - 2 - sum(size + 2 for _, size, _, _ in columns) < 18:
-        columns.pop(1 if len(columns) > 2 else -1)
-    room = max(width - 2 - sum(size + 2 for _, size, _, _ in columns), 4)
-    name = elided(one_line(choice.name, 200), room)
-    line: Line = [
-        (mark, "primary"),
-        (name, "muted" if choice.fits is False else ""),
-        (" " * (room - cells(name)), ""),
-    ]
-    for text, size, style, right in columns:
+    warned = "warning" if choice.fits is False or choice.crawls else ""
+    cells_of = (
+        (bytes_text(choice.bytes) if choice.bytes else "?", ""),
+        (bytes_text(choice.memory_bytes) if choice.memory_bytes else "?", ""),
+        (speed_text(choice), warned),
+        ("on this machine" if choice.on_disk else "to download", "" if choice.on_disk else "muted"),
+    )
+    name = (one_line(choice.name, 200), "muted" if choice.fits is False else "")
+    line = _columns(mark, name, cells_of, width)
+    return styled(padded(line, width, ""), "chosen") if chosen else line
+
+
+def head_line(width: int) -> Line:
+    """What stands above the columns."""
+    return _columns("  ", ("", ""), [(head, "muted") for head, _, _ in HEADS], width)
+
+
+def _columns(mark: str, name: tuple[str, str], cells_of: Sequence[tuple[str, str]], width: int) -> Line:
+    columns = list(zip(HEADS, cells_of, strict=True))
+    while columns and width - 2 - sum(size + 2 for (_, size, _), _ in columns) < _NAME:
+        # Where it lies is told by the mark; the speed says more than the memory, and that more than the size.
+        drop = next((i for i in (3, 0, 1) if len(columns) > 1 and i < len(columns)), 0)
+        columns.pop(drop)
+    room = max(width - 2 - sum(size + 2 for (_, size, _), _ in columns), 4)
+    text = elided(name[0], room)
+    line: Line = [(mark, "primary"), (text, name[1]), (" " * (room - cells(text)), "")]
+    for (_, size, right), (text, style) in columns:
         text = elided(text, size)
         gap = " " * (size - cells(text))
         line += [("  ", ""), (gap, ""), (text, style)] if right else [("  ", ""), (text, style), (gap, "")]
-    return styled(padded(line, width, ""), "chosen") if chosen else line
+    return line
+
+
+def speed_text(choice: ModelChoice) -> str:
+    """The speed to expect, in a few words."""
+    if choice.fits is False:
+        return "does not fit"
+    return rate_text(choice.tokens_per_s) if choice.tokens_per_s else "?"
+
+
+def detail(choice: ModelChoice | None) -> tuple[str, str]:
+    """What to know of the chosen model before one waits for it, and in which style."""
+    if choice is None:
+        return "", ""
+    if choice.fits is False:
+        need = f"about {bytes_text(choice.memory_bytes)}" if choice.memory_bytes else "more"
+        return f"It does not fit: {need} of memory would have to be free.", "warning"
+    if choice.crawls and choice.tokens_per_s:
+        other = choice.int4_tokens_per_s
+        better = f"; with --quantize int4 about {other:.1f}" if other else ""
+        return f"It fits but crawls: about {rate_text(choice.tokens_per_s)}{better}.", "warning"
+    known = choice.memory_bytes is not None
+    return ("Memory: weights and 4,096 tokens of conversation. Speed: estimated." if known else ""), "muted"

@@ -106,6 +106,8 @@ class Completion(Canvas):
         self._wanted: tuple[str, PathToken] | None = None
         """The path to look for, in its text."""
         self._searching = False
+        self._found: Completion.Found | None = None
+        """The disk's last answer."""
         self.display = False
 
     def look(self, text: str, cursor: int | None = None) -> None:
@@ -114,6 +116,7 @@ class Completion(Canvas):
         if token is not None:
             if self._wanted != (text, token):
                 self._wanted = text, token
+                self._narrow(text, token)
                 self._search()
             return
         self._wanted = None
@@ -136,17 +139,30 @@ class Completion(Canvas):
         message.stop()
         self._searching = False
         if self._wanted == (message.text, message.token):
-            found = message.paths
-            if len(found) == 1 and found[0].path == message.token.path and not found[0].is_folder:
-                found = []
-            if message.text.startswith("/"):
-                choices = [Suggestion(line, "", line, True) for line in choice_completions(message.text)]
-                found_here = file_suggestions(message.text, message.token, found)
-                self._show([*choices, *found_here], message.text)
-            else:
-                self._show(path_suggestions(message.text, message.token, found), "")
+            self._found = message
+            self._show_found(message.text, message.token, message.paths)
         else:
             self._search()
+
+    def _narrow(self, text: str, token: PathToken) -> None:
+        """Until the disk has answered, show what still fits of its last answer: never what is for another text."""
+        before = self._found
+        more = token.path.removeprefix(before.token.path) if before is not None else "/"
+        goes_on = before is not None and token.path.startswith(before.token.path) and "/" not in more
+        name = token.path.rpartition("/")[2].lower()
+        paths = before.paths if before is not None and goes_on else []
+        self._show_found(
+            text, token, [p for p in paths if name in p.path.rstrip("/").rpartition("/")[2].lower()]
+        )
+
+    def _show_found(self, text: str, token: PathToken, found: list[FoundPath]) -> None:
+        if len(found) == 1 and found[0].path == token.path and not found[0].is_folder:
+            found = []
+        if text.startswith("/"):
+            choices = [Suggestion(line, "", line, True) for line in choice_completions(text)]
+            self._show([*choices, *file_suggestions(text, token, found)], text)
+        else:
+            self._show(path_suggestions(text, token, found), "")
 
     def _show(self, found: list[Suggestion], text: str) -> None:
         if len(found) == 1 and found[0].text == text:

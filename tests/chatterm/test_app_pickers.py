@@ -8,7 +8,7 @@ from textual.widgets import Input
 from chatterm.backend import DraftCost, Figures, ModelChoice
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.screens.cache import CacheMap, CacheScreen
-from chatterm.screens.models import ModelList, ModelPicker, choice_line
+from chatterm.screens.models import ModelList, ModelPicker, choice_line, head_line
 from chatterm.widgets.meter import ContextNote
 from engine.block_map import BlockMap, BlockState
 from tests.chatterm.driving import Driver, driven
@@ -96,6 +96,40 @@ async def test_a_long_list_scrolls_with_the_choice() -> None:
         await driver.pilot.press(*["pagedown"] * 4, "down", "down")
         await driver.shows("model-42")
         assert "model-0 " not in driver.text()
+
+
+SLOW = ModelChoice(
+    "slow", 16 * 10**9, False, True, 17 * 10**9, tokens_per_s=0.8, int4_tokens_per_s=3.0, crawls=True
+)
+
+
+async def test_speed_memory_and_a_warning_of_what_crawls() -> None:
+    backend = ScriptedBackend()
+    good = ModelChoice("good", 25 * 10**8, True, True, 31 * 10**8, tokens_per_s=15.6)
+    huge = ModelChoice("huge", 66 * 10**9, False, False, 67 * 10**9, tokens_per_s=0.1)
+    backend.choices = [good, SLOW, huge]
+    async with driven(backend) as driver:
+        await picking(driver)
+        text = driver.text()
+        assert "2.5 GB    3.1 GB    15.6 tok/s  on this machine" in text
+        assert "16 GB     17 GB     0.8 tok/s  to download" in text
+        assert "66 GB     67 GB  does not fit  to download" in text
+        await driver.shows("Speed: estimated.")
+        await driver.pilot.press("down")
+        await driver.shows("It fits but crawls: about 0.8 tok/s; with --quantize int4 about 3.0.")
+        await driver.pilot.press("down")
+        await driver.shows("It does not fit: about 67 GB of memory would have to be free.")
+        await driver.types("good")
+        await driver.shows("Speed: estimated.")
+        await driver.types("!")
+        await driver.until(lambda: "estimated" not in driver.text())
+
+
+def test_the_speed_is_the_last_to_be_left_out() -> None:
+    for width in (31, 44, 60, 90):
+        assert "0.8 tok/s" in text_of(choice_line(SLOW, width, chosen=False))
+        assert "speed" in text_of(head_line(width))
+    assert "17 GB" in text_of(choice_line(SLOW, 60, chosen=False))
 
 
 @pytest.mark.parametrize("width", [12, 24, 40, 60, 90])

@@ -138,6 +138,7 @@ def test_a_cpu_tells_as_much(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     ):
         assert part in text
     assert "Driver" not in text
+    assert "These fit, but crawl: qwen3:1.7b (2.6)." in text
     assert ["qwen3:8b", "8.19B", "16", "GB", "does", "not", "fit", "-"] in rows(text)
     (small,) = [row for row in rows(text) if row[:1] == ["qwen3:0.6b"]]
     assert float(small[-1]) == pytest.approx(0.45 * 20e9 / (1.192e9 + 0.0587e9), abs=0.06)

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,19 @@ import torch
 from engine import machine as machine_module
 from engine import native
 from engine.device import CudaProblem
-from engine.expected import CONTEXT, MODELS, NATIVE, PROGRAMS, Program, Speed, expected_speed
+from engine.expected import (
+    CONTEXT,
+    MODELS,
+    NATIVE,
+    PROGRAMS,
+    Here,
+    Program,
+    Speed,
+    catalogue_speed,
+    expected_speed,
+)
 from engine.machine import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
+from models.catalogue import HUB_FILES, names
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -100,6 +111,48 @@ def test_weights_that_stay_quantised_are_read_and_held_as_they_are() -> None:
     assert found.tokens_per_s == pytest.approx(3.03e12 / (98_362_432 + kv))
 
 
+ON_A_CPU = Here(CPU, torch.bfloat16, Program(1.0, 0.0), True, 46e9, 24 * GIB)
+ON_A_GPU = replace(ON_A_CPU, device=torch.device("cuda"), keeps_blocks=False)
+
+
+def test_a_quantised_model_takes_and_reads_its_file_on_a_cpu() -> None:
+    found, plain = catalogue_speed("qwen3:4b-q4", ON_A_CPU), catalogue_speed("qwen3:4b", ON_A_CPU)
+    file = HUB_FILES["qwen3:4b-q4"]
+    per_token = 2 * 36 * 8 * 128 * 2
+    assert (found.weight_bytes, found.download_bytes) == (file.bytes, file.bytes)
+    assert found.memory_bytes == file.bytes + 4096 * per_token
+    assert found.tokens_per_s == pytest.approx(46e9 / (file.bytes + CONTEXT * per_token))
+    assert plain.download_bytes == plain.weight_bytes == 2 * plain.parameters
+    assert plain.int4_tokens_per_s is not None
+    assert plain.tokens_per_s is not None
+    assert plain.tokens_per_s < plain.int4_tokens_per_s < found.tokens_per_s
+    assert found.int4_tokens_per_s is None
+
+
+def test_a_gpu_expands_what_is_quantised() -> None:
+    found, plain = catalogue_speed("qwen3:4b-q4", ON_A_GPU), catalogue_speed("qwen3:4b", ON_A_GPU)
+    assert found.tokens_per_s == plain.tokens_per_s
+    assert found.memory_bytes == plain.memory_bytes
+    assert found.download_bytes == HUB_FILES["qwen3:4b-q4"].bytes
+    assert plain.int4_tokens_per_s is None
+
+
+def test_the_unread_embedding_is_as_small_as_the_other_weights() -> None:
+    config, file = MODELS["qwen3:8b"], HUB_FILES["qwen3:8b-q4"]
+    found = catalogue_speed("qwen3:8b-q4", ON_A_CPU)
+    unread = config.vocab_size * config.hidden_size * file.bytes / found.parameters
+    read = file.bytes - unread + CONTEXT * 2 * 36 * 8 * 128 * 2
+    assert found.tokens_per_s == pytest.approx(46e9 / read)
+
+
+def test_what_fits_and_crawls() -> None:
+    assert catalogue_speed("qwen3:8b", ON_A_CPU).crawls
+    assert not catalogue_speed("qwen3:8b-q4", ON_A_CPU).crawls
+    assert not catalogue_speed("qwen3:8b", replace(ON_A_CPU, free=GIB)).crawls  # it does not even fit
+    assert not catalogue_speed("qwen3:8b", replace(ON_A_CPU, bandwidth=None)).crawls
+    assert all(catalogue_speed(name, ON_A_CPU).parameters for name in names())
+
+
 @pytest.mark.parametrize(
     ("capability", "triton", "reason"),
     [
@@ -167,7 +220,7 @@ def test_this_machine_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < found.memory_free <= found.memory_total
     assert found.cpu is not None
     assert found.cpu.cores > 0
-    assert [entry.name for entry in found.speeds] == list(MODELS)
+    assert {*MODELS} <= {entry.name for entry in found.speeds} <= {*names()}
     assert all(entry.tokens_per_s for entry in found.speeds)
     assert {feature.name for feature in found.attention} == {"flash", "triton", "sdpa"}
     assert json.loads(json.dumps(asdict(found)))["speeds"][1]["name"] == "qwen3:0.6b"

@@ -21,8 +21,9 @@ import pytest
 
 from models import catalogue
 from models.errors import ModelError
+from models.hub import HubModel
 from models.progress import Progress
-from models.sources import local_models, remove, resolve
+from models.sources import local_models, parse, remove, resolve
 
 GGUF = b"GGUF" + random.Random(0).randbytes(4_000_000)
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
@@ -304,6 +305,17 @@ def test_the_default_model_is_listed_first_and_pinned() -> None:
     entry = catalogue.WHEELS[catalogue.DEFAULT_MODEL]
     assert "==" in entry.requirement
     assert len(bytes.fromhex(entry.wheel_sha256)) == 32
+
+
+def test_quantised_models_are_those_of_their_makers_and_stand_behind_the_plain_ones() -> None:
+    names = catalogue.names()
+    assert len(set(names)) == len(names) == 1 + len(catalogue.HUB_NAMES) + len(catalogue.HUB_FILES)
+    for name, file in catalogue.HUB_FILES.items():
+        assert names.index(name) == names.index(file.model) + 1
+        assert name.rpartition("-")[0] == file.model
+        assert file.repo == catalogue.HUB_NAMES[file.model] + "-GGUF"
+        assert file.file.startswith(file.repo.removeprefix("Qwen/").removesuffix("-GGUF"))
+        assert parse(name) == HubModel(file.repo, file=file.file)
 
 
 def test_the_default_model_as_the_package_index_has_it(smollm2: Path) -> None:

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from models import hub
+from models import hub, sources
 from models.errors import ModelError
 from models.progress import Progress
 from models.sources import local_models, remove, resolve
@@ -21,6 +21,7 @@ from tests.models.hub_world import (
     TOTAL,
     USELESS,
     WEIGHTS,
+    bytes_in,
     cache_of,
     contents,
     sharded,
@@ -368,3 +369,26 @@ def test_hub_addresses(text: str, expected: hub.HubModel | None) -> None:
     assert found == expected
     if found is not None:
         assert (hub.parse_id(found.name) or hub.parse_url(found.name)) == found
+
+
+def test_what_has_arrived_of_one_file_can_be_removed(server: HubServer) -> None:
+    server.repo("acme/files", {"x.gguf": b"GGUF" + bytes(5000), "y.gguf": b"GGUF"})
+    server.cuts["x.gguf"] = [100] + [0] * 10
+    name = "hf.co/acme/files/x.gguf"
+    with pytest.raises(ModelError, match="broke off"):
+        resolve(name)
+    assert sources.held_bytes(name) == 100
+    assert remove(name) > 0
+    assert bytes_in(cache_of("acme/files")) == 0
+    with pytest.raises(ModelError, match="is not on this machine"):
+        sources.held_bytes(name)
+
+
+def test_what_is_held_is_told_before_it_is_removed(server: HubServer) -> None:
+    server.repo("acme/files", {"x.gguf": b"GGUF" + bytes(5000), "y.gguf": b"GGUF"})
+    for name in (REPO, f"{REPO}@main", "hf.co/acme/files/x.gguf"):
+        resolve(name)
+        assert sources.held_bytes(name) > 0
+        remove(name)
+        with pytest.raises(ModelError, match="is not on this machine"):
+            sources.held_bytes(name)
