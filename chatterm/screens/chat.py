@@ -365,7 +365,7 @@ class ChatScreen(Screen[None]):
     def _show_live(self, now: float) -> Live:
         talk = self.conversation
         phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
-        idle = Live(phase, self._model, self.info, self._progress)
+        idle = Live(phase, self._model, self.info, self._progress, title=self.actions.title)
         figures = live_figures(idle, self.backend, talk.turn, talk.ended_here, talk.saved_stats, now)
         live = self._watch.see(figures, now)
         self._status.show(live)
