@@ -11,13 +11,12 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
 
 from chatterm import clipboard, worker
 from chatterm.backend import Backend, DraftCost, ModelInfo, Progress
 from chatterm.commands import COMMANDS, Command, is_command
 from chatterm.conversation import Conversation
-from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
+from chatterm.entries import Entry, NoticeEntry
 from chatterm.figures import Live, Watch, new_notes
 from chatterm.garbage import collect_now, collect_rarely
 from chatterm.keeper import Keeper
@@ -25,6 +24,8 @@ from chatterm.reports import THINKING
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
 from chatterm.screens.parts import problem_text
+from chatterm.screens.presence import Presence
+from chatterm.screens.selection import MessageSelection
 from chatterm.screens.writing import Writing
 from chatterm.settings import Settings
 from chatterm.turn import live_figures
@@ -34,7 +35,7 @@ from chatterm.widgets.composer import Composer
 from chatterm.widgets.meter import ContextNote
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
-from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript, message_hint
+from chatterm.widgets.transcript import Transcript, message_hint
 from chatterm.widgets.welcome import Welcome
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def command_bindings() -> list[BindingType]:
     ]
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(MessageSelection):
     """One chat; implements `chatterm.conversation.View`. The commands are in `actions`."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
@@ -89,6 +90,8 @@ class ChatScreen(Screen[None]):
         self.conversation = Conversation(backend, thread, keeper, self)
         self.actions = ChatActions(self)
         self.writing = Writing(self)
+        self.presence = Presence(self)
+        self.presence.notify = settings.screen.notify
         self.conversation.show_thinking = {"live": None, "open": True, "closed": False}[
             settings.screen.thinking
         ]
@@ -104,7 +107,6 @@ class ChatScreen(Screen[None]):
         self._panel_wanted = {"auto": None, "show": True, "hide": False}[settings.screen.panel]
         """None: where there is room."""
         self._interrupted = 0.0
-        self._hint_until = 0.0
         self._paint_after = 0.0
         self._figures_after = 0.0
         self._draft_at: float | None = None
@@ -210,8 +212,8 @@ class ChatScreen(Screen[None]):
 
     def _frame(self) -> None:
         now = monotonic()
-        if self._hint_until and now > self._hint_until:
-            self._hint_until = 0.0
+        if self.hint_until and now > self.hint_until:
+            self.hint_until = 0.0
             self.show_standing_hint()
         if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
             self._warm_at = None
@@ -260,6 +262,7 @@ class ChatScreen(Screen[None]):
                 self.is_loading, self._progress = False, None
                 collect_rarely()
             case worker.Answered(outcome):
+                self.presence.answered(self.conversation.turn, now)
                 self.conversation.answered(outcome, now)
                 self.set_timer(_REST, self._tidy)
             case worker.Failed(job, message):
@@ -353,11 +356,11 @@ class ChatScreen(Screen[None]):
 
     def hint(self, text: str, seconds: float) -> None:
         """Say something below the composer for a moment."""
-        self._hint_until = monotonic() + seconds
+        self.hint_until = monotonic() + seconds
         self._status.hint(text)
 
     def show_standing_hint(self) -> None:
-        if self._hint_until:
+        if self.hint_until:
             return
         selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
         self._status.hint(selected or self.writing.hint)
@@ -372,46 +375,8 @@ class ChatScreen(Screen[None]):
         self.panel.show(live)
         self._welcome.show(live)
         self._note.show(live, self._cost)
+        self.presence.show(live)
         return live
-
-    # --- selected messages ---
-
-    def select(self, entry: Entry) -> None:
-        self.transcript.select(entry)
-        self.transcript.focus()
-        self._hint_until = 0.0
-        self.show_standing_hint()
-
-    def back_to_composer(self) -> None:
-        self.transcript.select(None)
-        self.composer.focus()
-        self.show_standing_hint()
-
-    def on_transcript_clicked(self, message: Transcript.Clicked) -> None:
-        entry, click = message.entry, message.click
-        match click.what:
-            case "prev" | "next":
-                self.attempt(partial(self._step, entry, -1 if click.what == "prev" else 1))
-            case "copy" if isinstance(entry, AnswerEntry):
-                self.attempt(partial(self.actions.copy_code, str(click.number), entry))
-            case _ if entry is self.transcript.selected or not isinstance(entry, UserEntry | AnswerEntry):
-                self.back_to_composer()
-            case _:
-                self.select(entry)
-
-    def _step(self, entry: Entry, side: int) -> None:
-        was_selected = entry is self.transcript.selected
-        there = self.conversation.step(entry, side)
-        if was_selected and there is not None:
-            self.transcript.select(there)
-
-    def on_key(self, event: events.Key) -> None:
-        """A key that means nothing to the selected message goes on in the composer."""
-        known = event.key in MESSAGE_KEYS or event.character is None or not event.is_printable
-        if self.focused is self.transcript and not known:
-            event.stop()
-            self.back_to_composer()
-            self.composer.insert(event.character or "")
 
     # --- from the person ---
 

@@ -218,6 +218,10 @@ class Store:
         """Sessions in whose title or messages every word of `text` occurs, latest first."""
         return self._ask(lambda vault: vault.find(text))
 
+    def info(self, session: str) -> SessionInfo | None:
+        """A session that is on the disk; None where it is not."""
+        return self._ask(lambda vault: vault.info(session))
+
     def latest(self) -> SessionInfo | None:
         """The session that was written last."""
         return next(iter(self.find()), None)

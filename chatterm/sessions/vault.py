@@ -198,6 +198,10 @@ class Vault:
                     found.append(self._whole(id)[0])
         return sorted(found, key=lambda info: info.updated, reverse=True)
 
+    def info(self, session: str) -> SessionInfo | None:
+        """A session that the disk has; None where it has not."""
+        return self._disk.info(session) if self._disk is not None else None
+
     def draft(self, place: str) -> str:
         """Of a session, or of NO_SESSION."""
         drafts = [db.draft(place) for db in self._databases()]
