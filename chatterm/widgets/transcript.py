@@ -30,7 +30,17 @@ _IDLE_PAUSE = 0.02
 _BAR = 0.2
 """Seconds between two updates of the scroll bar while an answer grows: it costs as much as the text."""
 _DRAWN = frozenset(
-    ("user-bar", "quote-bar", "rule", "code-label", "code-copy", "notice-mark", "error-mark", "branch")
+    [
+        "user-bar",
+        "quote-bar",
+        "rule",
+        "code-label",
+        "code-copy",
+        "notice-mark",
+        "error-mark",
+        "branch",
+        "edited",
+    ]
 )
 """Styles of what is drawn around a text and is no part of it."""
 _KEPT = 400
