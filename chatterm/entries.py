@@ -56,6 +56,11 @@ class Entry:
     def build(self, width: int) -> list[Section]:
         raise NotImplementedError
 
+    @property
+    def layout(self) -> object:
+        """Another one whenever it was laid out anew."""
+        return self._sections
+
     def changed(self) -> None:
         self._width = 0
 
@@ -117,6 +122,12 @@ class UserEntry(Entry):
     @property
     def source_text(self) -> str:
         return self.text
+
+    def unfold(self) -> None:
+        """Show all of a long message."""
+        if not self._is_open:
+            self._is_open = True
+            self.changed()
 
     def click(self, row: int, column: int) -> Click:
         if self.line(row)[-1:] and self.line(row)[-1][1] == "fold":

@@ -23,6 +23,7 @@ from chatterm.keeper import Keeper
 from chatterm.reports import THINKING
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
+from chatterm.screens.finding import Finding
 from chatterm.screens.parts import problem_text
 from chatterm.screens.presence import Presence
 from chatterm.screens.selection import MessageSelection
@@ -32,7 +33,9 @@ from chatterm.turn import live_figures
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
+from chatterm.widgets.find_bar import FindBar
 from chatterm.widgets.meter import ContextNote
+from chatterm.widgets.new_below import NewBelow
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
 from chatterm.widgets.transcript import Transcript, message_hint
@@ -78,6 +81,7 @@ class ChatScreen(MessageSelection):
         Binding("ctrl+c", "interrupt", "Copy, stop or quit", priority=True),
         Binding("pageup", "page(-1)", "Page up", priority=True),
         Binding("pagedown", "page(1)", "Page down", priority=True),
+        Binding("end", "jump_down", "To the new text", priority=True, show=False),
         Binding("ctrl+home", "edge(-1)", "First message", priority=True),
         Binding("ctrl+end", "edge(1)", "Last message", priority=True),
     ]
@@ -90,6 +94,7 @@ class ChatScreen(MessageSelection):
         self.conversation = Conversation(backend, thread, keeper, self)
         self.actions = ChatActions(self)
         self.writing = Writing(self)
+        self.finding = Finding(self)
         self.presence = Presence(self)
         self.presence.notify = settings.screen.notify
         self.conversation.show_thinking = {"live": None, "open": True, "closed": False}[
@@ -120,7 +125,10 @@ class ChatScreen(MessageSelection):
         with Horizontal(id="columns"):
             with Vertical(id="conversation"):
                 yield Welcome(id="welcome")
-                yield Transcript(id="transcript")
+                transcript = Transcript(id="transcript")
+                yield transcript
+                yield NewBelow(transcript)
+                yield FindBar()
                 yield completion
                 yield ContextNote(id="note")
                 yield Composer(
@@ -240,6 +248,8 @@ class ChatScreen(MessageSelection):
         for report in reports:
             if not isinstance(report, worker.Token):
                 self._report(report, now)
+        if tokens:
+            self.transcript.new_text()
         if tokens or moved or told:
             self._paint(now, last=self.conversation.turn is None)
         if told or now >= self._figures_after:
@@ -432,6 +442,8 @@ class ChatScreen(MessageSelection):
         talk = self.conversation
         if self._completion.display:
             self._completion.close()
+        elif self.finding.is_open:
+            self.finding.close()
         elif self.transcript.selected is not None:
             self.back_to_composer()
         elif talk.turn is not None:
@@ -460,6 +472,12 @@ class ChatScreen(MessageSelection):
 
     def action_page(self, step: int) -> None:
         self.transcript.page(step)
+
+    def on_find_bar_typed(self, message: FindBar.Typed) -> None:
+        self.finding.look_for(message.text)
+
+    def on_find_bar_stepped(self, message: FindBar.Stepped) -> None:
+        self.finding.step(message.step)
 
     def action_edge(self, step: int) -> None:
         self.transcript.edge(step)

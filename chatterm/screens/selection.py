@@ -33,6 +33,16 @@ class MessageSelection(Screen[None]):
         """Say below the composer what there is to know for longer than a moment."""
         raise NotImplementedError
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """End is the composer's, but where text has come below what is read and none stands behind the cursor."""
+        if action == "jump_down":
+            at_end = self.composer.cursor_location == self.composer.document.end
+            return self.is_mounted and self.transcript.has_news and at_end
+        return super().check_action(action, parameters)
+
+    def action_jump_down(self) -> None:
+        self.transcript.follow()
+
     def select(self, entry: Entry) -> None:
         self.transcript.select(entry)
         self.transcript.focus()

@@ -7,7 +7,7 @@ from chatterm.sanitize import cleaned
 from chatterm.screens.parts import ScreenPart
 from chatterm.sessions.records import Exchange
 
-_EDITING = "Enter asks this anew, as a branch of its own; Esc leaves the message as it was"
+_EDITING = "Enter asks this anew, as a branch of its own; Esc leaves it as it was"
 
 
 class Writing(ScreenPart):
