@@ -8,11 +8,12 @@ import gc
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from chatterm.backend import Backend
+from chatterm.backend import Backend, EngineError
 from chatterm.guard import GuardedApp
 from chatterm.keeper import Keeper
 from chatterm.look import Terminal, this_terminal
@@ -80,6 +81,24 @@ class ChatApp(GuardedApp):
         self.exit(0)
 
 
+def way_back(store: "Store | None", session: str | None) -> str:
+    """How to go on with a session, for who leaves it; "" where nothing of it is saved. Waits for the disk."""
+    info = store.info(session) if store is not None and session is not None and not store.problem else None
+    if store is None or info is None or not info.exchanges:
+        return ""
+    latest = store.latest()
+    way = f"chatterm run --session {info.id}"
+    if latest is not None and latest.id == info.id:
+        way = f"chatterm run --continue\n  or, at any later time: {way}"
+    return f"Saved: {info.title}\n  To go on: {way}"
+
+
+def _tell_how_to_come_back(store: "Store | None", session: str | None) -> None:
+    with suppress(OSError, EngineError):  # the terminal may be gone, and the disk may fail
+        if text := way_back(store, session):
+            print(text, flush=True)
+
+
 def run_app(
     backend: Backend,
     *,
@@ -111,6 +130,7 @@ def run_app(
         )
         threading.excepthook = app.thread_failed
         app.run()
+        _tell_how_to_come_back(store, app.chat.keeper.session)
         ended = app.worker.close()
         if app.last_words:
             print(app.last_words, file=sys.stderr)

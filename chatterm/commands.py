@@ -121,6 +121,7 @@ COMMANDS: tuple[Command, ...] = (
         choices=("code", "all"),
         is_free=True,
     ),
+    Command("find", "[TEXT]", "Search in this conversation", lambda a, text: a.find(text), {"ctrl+f": ""}),
     Command(
         "expand",
         "",

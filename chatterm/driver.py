@@ -7,11 +7,13 @@ import sys
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from textual import events
 from textual._xterm_parser import XTermParser
 from textual.message import Message
+
+from chatterm.terminal_title import RESTORE_TITLE, SAVE_TITLE, has_title, title_sequence
 
 if TYPE_CHECKING:
     from textual.driver import Driver
@@ -19,6 +21,16 @@ if TYPE_CHECKING:
 _BEGIN, _END = "\x1b[200~", "\x1b[201~"
 _PATIENCE = 50
 """Tenths of a second without input after which a paste that never ended has ended."""
+
+
+@runtime_checkable
+class TitledDriver(Protocol):
+    """A driver whose terminal has a window with a title."""
+
+    def show_title(self, title: str) -> None:
+        """Make it the window's title, until the program leaves or lets another one in."""
+
+    def write(self, data: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +125,24 @@ def terminal_driver() -> "type[Driver] | None":
     from textual.drivers.linux_driver import LinuxDriver
 
     class TerminalDriver(LinuxDriver):
+        _title = ""
+        _titled = has_title(os.environ)
+
+        def show_title(self, title: str) -> None:
+            if title != self._title and self._titled:
+                self._title = title
+                self.write(title_sequence(title))
+
+        def start_application_mode(self) -> None:
+            super().start_application_mode()  # type: ignore[no-untyped-call]
+            if self._titled:
+                self.write(SAVE_TITLE + (title_sequence(self._title) if self._title else ""))
+
+        def stop_application_mode(self) -> None:
+            if self._titled:
+                self.write(RESTORE_TITLE)
+            super().stop_application_mode()
+
         def _run_input_thread(self) -> None:
             """Without a keyboard nobody can do anything: an error is told, and reading goes on."""
             while not self.exit_event.is_set():

@@ -18,6 +18,7 @@ _LONG, _LONG_LINES = 8_000, 60
 """Characters and lines from which a message of the person is folded."""
 _LONG_HEAD, _LONG_HEAD_LINES = 2_000, 12
 """How much of it is shown then."""
+_EDITED = "✎ you are editing this message below"
 _MARGIN: Line = [(" " * INDENT, "")]
 
 Branch = tuple[int, int]
@@ -54,6 +55,11 @@ class Entry:
 
     def build(self, width: int) -> list[Section]:
         raise NotImplementedError
+
+    @property
+    def layout(self) -> object:
+        """Another one whenever it was laid out anew."""
+        return self._sections
 
     def changed(self) -> None:
         self._width = 0
@@ -108,12 +114,20 @@ class UserEntry(Entry):
         self.note = ""
         """Said dimly below it: that it waits, for instance."""
         self.branch: Branch = (1, 1)
+        self.is_edited = False
+        """It stands in the composer, to be asked anew."""
         self._is_open = False
         """Whether all of a long message is shown."""
 
     @property
     def source_text(self) -> str:
         return self.text
+
+    def unfold(self) -> None:
+        """Show all of a long message."""
+        if not self._is_open:
+            self._is_open = True
+            self.changed()
 
     def click(self, row: int, column: int) -> Click:
         if self.line(row)[-1:] and self.line(row)[-1][1] == "fold":
@@ -125,9 +139,12 @@ class UserEntry(Entry):
     def build(self, width: int) -> list[Section]:
         text, rest = (self.text, "") if self._is_open else _folded(self.text)
         lines = [line for row in text.split("\n") for line in wrap([(row, "user")], width - INDENT)]
-        sections = [Section(lines, [("▌", "user-bar"), (" ", "")])]
+        bar: Line = [("▌", "user-bar edited" if self.is_edited else "user-bar"), (" ", "")]
+        sections = [Section(lines, bar)]
         if rest or (self._is_open and len(_folded(self.text)[1])):
-            sections.append(Section([[(rest or "▾ show less", "fold")]], [("▌", "user-bar"), (" ", "")]))
+            sections.append(Section([[(rest or "▾ show less", "fold")]], bar))
+        if self.is_edited:
+            sections.append(Section(wrap([(_EDITED, "edited")], width - INDENT), bar))
         below = [*_branch_runs(self.branch), *([(self.note, "muted")] if self.note else [])]
         if below:
             sections.append(Section([below], _MARGIN))

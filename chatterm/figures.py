@@ -145,6 +145,8 @@ class Live:
     """Bytes/s of what is being downloaded or loaded."""
     is_saved: bool = False
     """The figures were saved with an answer: this machine may be another one than that which computed it."""
+    title: str = ""
+    """That of the conversation; "" before it begins."""
     left_s: float | None = None
     """Seconds until the progress, the prefill or the warming of the history will be done."""
 

@@ -178,12 +178,12 @@ def _picked(store: "Store", name: str) -> "SessionInfo":
 
 def _confirmed(chosen: "Iterable[SessionInfo]") -> bool:
     from chatterm.cli import WrongUsage
-    from chatterm.sessions.titles import messages_text
+    from chatterm.sessions.titles import extent_text
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise WrongUsage("There is no terminal to ask on; add --yes to delete.")
     for info in chosen:
-        print(f"{info.title} ({messages_text(info.exchanges)})", file=sys.stderr)
+        print(f"{info.title} ({extent_text(info)})", file=sys.stderr)
     print("Delete for good? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -210,7 +210,7 @@ def _print_sessions(found: "list[SessionInfo]", nothing: str) -> None:
         _print_table(found)
     else:
         for info in found:
-            fields = (info.id, stamp(info.updated), info.exchanges, one_line(info.model), info.title)
+            fields = (info.id, stamp(info.updated), info.messages, one_line(info.model), info.title)
             print(*map(visible, map(str, fields)), sep="\t")
 
 
@@ -233,5 +233,5 @@ def _print_table(found: "list[SessionInfo]") -> None:
     now = time()
     for info in found:
         title, model = Text(info.title), Text(one_line(info.model, 40))
-        table.add_row(info.id, title, f"{info.exchanges:,}", model, when_text(info.updated, now))
+        table.add_row(info.id, title, f"{info.messages:,}", model, when_text(info.updated, now))
     Console().print(table)

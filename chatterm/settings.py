@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from chatterm.backend import ChatOptions, EngineError, ThinkCache, ThinkMode
 from chatterm.sanitize import one_line
+from chatterm.terminal_title import Notify
 
 Panel = Literal["auto", "show", "hide"]
 Glyphs = Literal["auto", "unicode", "ascii"]
@@ -35,6 +36,9 @@ class ScreenSettings:
     """What a reasoning model thinks: shown live and then folded to one line, always open, or always closed."""
     glyphs: Glyphs = "auto"
     """Lines and bars of Unicode, or of ASCII alone; auto asks the locale and the terminal."""
+    notify: Notify = "bell"
+    """When an answer that took long ends while you are in another window: ring the terminal's bell, show a desktop
+    notification (bell where the terminal cannot), or do nothing."""
 
     @property
     def panel_wanted(self) -> bool | None:

@@ -14,7 +14,7 @@ from models.units import counted
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 _REASONS = {
-    FinishReason.CANCELLED: "stopped",
+    FinishReason.CANCELLED: "stopped: /continue goes on",
     FinishReason.LENGTH: "cut off: the limit of tokens for one answer; /continue goes on",
     FinishReason.CONTEXT_FULL: "the context is full: /reset, /undo, or start with a larger --context",
 }

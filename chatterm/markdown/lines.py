@@ -31,6 +31,15 @@ def elided(text: str, width: int) -> str:
     return text if cells(text) <= width else _head(text, max(width - 1, 0)) + "…"
 
 
+def shortened(text: str, width: int) -> str:
+    """`text` cut to `width` columns after a whole word, with an ellipsis where something is missing."""
+    if cells(text) <= width:
+        return text
+    head = _head(text, max(width - 1, 0))
+    whole = head if text[len(head) :].startswith(" ") else head[: head.rfind(" ") + 1]
+    return (whole or head).rstrip(" ,;:.·") + "…"
+
+
 def line_cells(line: Sequence[Run]) -> int:
     return sum(cells(text) for text, _ in line)
 

@@ -11,33 +11,37 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
 
 from chatterm import clipboard, worker
 from chatterm.backend import Backend, DraftCost, ModelInfo, Progress
 from chatterm.commands import COMMANDS, LEADER, Command, is_command
 from chatterm.conversation import Conversation
-from chatterm.entries import AnswerEntry, Entry, NoticeEntry, UserEntry
+from chatterm.entries import Entry, NoticeEntry
 from chatterm.figures import Live, Watch, new_notes
 from chatterm.garbage import collect_now, collect_rarely
 from chatterm.keeper import Keeper
 from chatterm.preset import NOTHING, Preset, PresetEntry
 from chatterm.sanitize import cleaned, one_line
 from chatterm.screens.actions import ChatActions
+from chatterm.screens.finding import Finding
 from chatterm.screens.interrupt import Interrupt
 from chatterm.screens.keys import ask_for_second_key, command_bindings
 from chatterm.screens.parts import problem_text
+from chatterm.screens.presence import Presence
+from chatterm.screens.selection import MessageSelection
 from chatterm.screens.writing import Writing
 from chatterm.settings import Settings
 from chatterm.turn import live_figures
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
+from chatterm.widgets.find_bar import FindBar
 from chatterm.widgets.meter import ContextNote
+from chatterm.widgets.new_below import NewBelow
 from chatterm.widgets.remarks import Remarks
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
-from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript, message_hint
+from chatterm.widgets.transcript import Transcript, message_hint
 from chatterm.widgets.welcome import Welcome
 from chatterm.wording import sentences
 
@@ -59,7 +63,7 @@ _WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
 """Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(MessageSelection):
     """One chat; implements `chatterm.conversation.View`. The commands are in `actions`."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
@@ -70,6 +74,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+c", "interrupt", "Copy, stop or quit", priority=True),
         Binding("pageup", "page(-1)", "Page up", priority=True),
         Binding("pagedown", "page(1)", "Page down", priority=True),
+        Binding("end", "jump_down", "To the new text", priority=True, show=False),
         Binding("ctrl+home", "edge(-1)", "First message", priority=True),
         Binding("ctrl+end", "edge(1)", "Last message", priority=True),
     ]
@@ -83,6 +88,9 @@ class ChatScreen(Screen[None]):
         self.actions = ChatActions(self)
         self.writing = Writing(self)
         self.interrupt = Interrupt(self)
+        self.finding = Finding(self)
+        self.presence = Presence(self)
+        self.presence.notify = settings.screen.notify
         self.conversation.show_thinking = settings.screen.thinking_open
         self.copy_with: Callable[[str], str] = clipboard.copy
         self.begun = monotonic()
@@ -94,7 +102,6 @@ class ChatScreen(Screen[None]):
         self._watch = Watch()
         self._cost: DraftCost | None = None
         self._panel_wanted = settings.screen.panel_wanted
-        self._hint_until = 0.0
         self._paint_after = 0.0
         self._figures_after = 0.0
         self._draft_at: float | None = None
@@ -109,7 +116,10 @@ class ChatScreen(Screen[None]):
         with Horizontal(id="columns"):
             with Vertical(id="conversation"):
                 yield Welcome(id="welcome")
-                yield Transcript(id="transcript")
+                transcript = Transcript(id="transcript")
+                yield transcript
+                yield NewBelow(transcript)
+                yield FindBar()
                 yield completion
                 yield ContextNote(id="note")
                 yield Remarks(id="remarks")
@@ -204,8 +214,8 @@ class ChatScreen(Screen[None]):
     def _frame(self) -> None:
         now = monotonic()
         self._remarks.expire(now)
-        if self._hint_until and now > self._hint_until:
-            self._hint_until = 0.0
+        if self.hint_until and now > self.hint_until:
+            self.hint_until = 0.0
             self.show_standing_hint()
         if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
             self._warm_at = None
@@ -232,6 +242,8 @@ class ChatScreen(Screen[None]):
         for report in reports:
             if not isinstance(report, worker.Token):
                 self._report(report, now)
+        if tokens:
+            self.transcript.new_text()
         if tokens or moved or told:
             self._paint(now, last=self.conversation.turn is None)
         if told or now >= self._figures_after:
@@ -254,6 +266,7 @@ class ChatScreen(Screen[None]):
                 self.is_loading, self._progress = False, None
                 collect_rarely()
             case worker.Answered(outcome):
+                self.presence.answered(self.conversation.turn, now)
                 self.conversation.answered(outcome, now)
                 self.set_timer(_REST, self._tidy)
             case worker.Failed(job, message):
@@ -343,11 +356,11 @@ class ChatScreen(Screen[None]):
 
     def hint(self, text: str, seconds: float) -> None:
         """Say something below the composer for a moment."""
-        self._hint_until = monotonic() + seconds
+        self.hint_until = monotonic() + seconds
         self._status.hint(text)
 
     def show_standing_hint(self) -> None:
-        if self._hint_until:
+        if self.hint_until:
             return
         selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
         self._status.hint(selected or self.writing.hint)
@@ -355,7 +368,7 @@ class ChatScreen(Screen[None]):
     def _show_live(self, now: float) -> Live:
         talk = self.conversation
         phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
-        idle = Live(phase, self._model, self.info, self._progress)
+        idle = Live(phase, self._model, self.info, self._progress, title=self.actions.title)
         figures = live_figures(idle, self.backend, talk.turn, talk.ended_here, talk.saved_stats, now)
         live = self._watch.see(figures, now)
         self._status.show(live)
@@ -365,51 +378,8 @@ class ChatScreen(Screen[None]):
             self.transcript.show_head(*([PresetEntry(preset)] if preset else []))
         self._welcome.show(live, preset)
         self._note.show(live, self._cost)
+        self.presence.show(live)
         return live
-
-    # --- selected messages ---
-
-    def select(self, entry: Entry) -> None:
-        self.transcript.select(entry)
-        self.transcript.focus()
-        self._hint_until = 0.0
-        self.show_standing_hint()
-
-    def back_to_composer(self) -> None:
-        self.transcript.select(None)
-        self.composer.focus()
-        self.show_standing_hint()
-
-    def on_transcript_clicked(self, message: Transcript.Clicked) -> None:
-        entry, click = message.entry, message.click
-        match click.what:
-            case "prev" | "next":
-                self.attempt(partial(self._step, entry, -1 if click.what == "prev" else 1))
-            case "copy" if isinstance(entry, AnswerEntry):
-                self.attempt(partial(self.actions.copy_code, str(click.number), entry))
-            case _ if entry is self.transcript.selected or not isinstance(entry, UserEntry | AnswerEntry):
-                self.back_to_composer()
-            case _:
-                self.select(entry)
-
-    def _step(self, entry: Entry, side: int) -> None:
-        was_selected = entry is self.transcript.selected
-        there = self.conversation.step(entry, side)
-        if was_selected and there is not None:
-            self.transcript.select(there)
-
-    def on_key(self, event: events.Key) -> None:
-        """A key that means nothing to the selected message goes on in the composer."""
-        known = event.key in MESSAGE_KEYS or event.character is None or not event.is_printable
-        if self.focused is self.transcript and not known:
-            event.stop()
-            self.back_to_composer()
-            self.composer.insert(event.character or "")
-
-    def on_paste(self, event: events.Paste) -> None:
-        """So does what is pasted; what comes as far as here the composer has not had."""
-        self.back_to_composer()
-        self.composer.post_message(events.Paste(event.text))
 
     # --- from the person ---
 
@@ -466,6 +436,8 @@ class ChatScreen(Screen[None]):
         talk = self.conversation
         if self._completion.display:
             self._completion.close()
+        elif self.finding.is_open:
+            self.finding.close()
         elif self.transcript.selected is not None:
             self.back_to_composer()
         elif talk.turn is not None:
@@ -488,6 +460,12 @@ class ChatScreen(Screen[None]):
 
     def action_page(self, step: int) -> None:
         self.transcript.page(step)
+
+    def on_find_bar_typed(self, message: FindBar.Typed) -> None:
+        self.finding.look_for(message.text)
+
+    def on_find_bar_stepped(self, message: FindBar.Stepped) -> None:
+        self.finding.step(message.step)
 
     def action_edge(self, step: int) -> None:
         self.transcript.edge(step)

@@ -86,6 +86,11 @@ class MessageActions(ScreenPart):
         else:
             self.screen.select(entry)
 
+    def find(self, text: str) -> None:
+        if not self.conversation.path:
+            raise EngineError("There is nothing to search yet; /sessions searches earlier conversations.")
+        self.screen.finding.open(text)
+
     def expand(self) -> None:
         entry = self.selected
         if not isinstance(entry, AnswerEntry):

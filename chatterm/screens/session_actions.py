@@ -18,6 +18,12 @@ class SessionActions(ScreenPart):
     _title = ""
     """That of the session, where it is known."""
 
+    @property
+    def title(self) -> str:
+        """That of the session, else the first words; "" before it begins."""
+        first = next(iter(self.conversation.path), None)
+        return self._title or (title_of(first.user) if first is not None else "")
+
     def reset(self) -> None:
         self.screen.back_to_composer()
         self.conversation.clear()
@@ -94,9 +100,8 @@ class SessionActions(ScreenPart):
     def session_info(self) -> SessionInfo:
         """What there is to say about this session in an export."""
         path = self.conversation.path
-        title = self._title or (title_of(path[0].user) if path else "")
         created = path[0].created if path else 0.0
-        return replace(self.conversation.new_info(), title=title, created=created)
+        return replace(self.conversation.new_info(), title=self.title, created=created)
 
     def rename(self, title: str) -> None:
         title = given_title(title)

@@ -1,6 +1,7 @@
 """The session picker: search, choose, rename, delete."""
 
 import asyncio
+import re
 from time import time
 from typing import ClassVar
 
@@ -18,8 +19,9 @@ from chatterm.screens.picker import Picker, PickerList
 from chatterm.sessions.dates import when_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
-from chatterm.sessions.titles import given_title, messages_text
+from chatterm.sessions.titles import extent_text, given_title, messages_text
 from chatterm.widgets.canvas import Canvas
+from models.units import counted
 
 _PAUSE = 0.05
 """Seconds without a key before the database is searched."""
@@ -42,10 +44,11 @@ class SessionPicker(Picker):
     SessionPicker > Vertical { max-width: 110; }
     SessionPicker SessionList { height: auto; }
     SessionPicker Note { height: auto; }
+    SessionPicker #session-preview { margin-top: 1; height: 2; }
     SessionPicker #session-note { display: none; margin-top: 1; }
     SessionPicker #session-foot { margin-top: 1; }
     """
-    AROUND = 10
+    AROUND = 14
 
     def __init__(self, store: Store, current: str | None = None) -> None:
         super().__init__()
@@ -61,6 +64,7 @@ class SessionPicker(Picker):
             yield Note(id="session-head")
             yield Input(placeholder=_SEARCH)
             yield SessionList(self._current)
+            yield Note(id="session-preview")
             yield Note(id="session-note")
             yield Choices(id="session-foot")
 
@@ -91,6 +95,25 @@ class SessionPicker(Picker):
         self._list.show(found, nothing="Nothing matches." if text.strip() else "There are no sessions yet.")
         self._say(self._store.problem, "warning")
         self._show_mode()
+        self._preview()
+
+    def _preview(self) -> None:
+        """Show what the chosen session is about: the line that matches best, and how much there is of it."""
+        self.run_worker(self._look_into(self._list.chosen, self._searched), group="preview", exclusive=True)
+
+    async def _look_into(self, info: SessionInfo | None, text: str) -> None:
+        note = self.query_one("#session-preview", Note)
+        if info is None:
+            note.show([])
+            return
+        try:
+            line = await asyncio.to_thread(self._store.preview, info.id, text)
+        except SessionError:  # the list says so, too
+            line = ""
+        about = f"{extent_text(info)} · {counted(info.tokens, 'token')} generated"
+        note.show(
+            [*marked_words(elided(line, max(note.size.width, 8)), text.split()), ("\n", ""), (about, "muted")]
+        )
 
     # --- what is shown besides the list ---
 
@@ -147,6 +170,7 @@ class SessionPicker(Picker):
         if self._renaming is None:
             self._stop_asking()
             self._list.move(step)
+            self._preview()
 
     def action_accept(self) -> None:
         chosen = self._list.chosen
@@ -340,10 +364,23 @@ class SessionList(PickerList):
         ]
 
 
+def marked_words(line: str, words: list[str]) -> Line:
+    """A line with every occurrence of the words marked."""
+    if not words:
+        return [(line, "")]
+    pattern = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+    runs: Line = []
+    at = 0
+    for match in pattern.finditer(line):
+        runs += [(line[at : match.start()], ""), (match[0], "found")]
+        at = match.end()
+    return [run for run in (*runs, (line[at:], "")) if run[0]]
+
+
 def session_line(info: SessionInfo, width: int, now: float, *, chosen: bool, current: bool) -> Line:
     """A mark, the title, messages, model, when it was used; on narrow screens the model goes first."""
     columns = [
-        (messages_text(info.exchanges), _COUNT),
+        (messages_text(info.messages), _COUNT),
         (one_line(info.model, 100), _MODEL),
         (when_text(info.updated, now), _WHEN),
     ]

@@ -7,7 +7,7 @@ from chatterm.sanitize import cleaned
 from chatterm.screens.parts import ScreenPart, undone_text
 from chatterm.sessions.records import Exchange
 
-_EDITING = "Enter asks this anew, as a branch of its own; Esc leaves the message as it was"
+_EDITING = "Enter asks this anew, as a branch of its own; Esc leaves it as it was"
 
 
 class Writing(ScreenPart):
@@ -62,13 +62,23 @@ class Writing(ScreenPart):
     def begin_edit(self, exchange: Exchange) -> None:
         """Its text comes into the composer; Enter makes a new branch of it."""
         self._shelve()
-        self.editing = exchange
+        self._mark(exchange)
+        self.transcript.select(self.conversation.entries_of(exchange)[0])  # brings it into view
         self.screen.back_to_composer()
         self.screen.composer.put(cleaned(exchange.user))
 
+    def _mark(self, editing: Exchange | None) -> None:
+        """Exactly the message that is being written anew is marked as that."""
+        for exchange in filter(None, (self.editing, editing)):
+            entry, _ = self.conversation.entries_of(exchange)
+            entry.is_edited = exchange is editing
+            entry.changed()
+        self.editing = editing
+        self.transcript.update()
+
     def end_edit(self) -> None:
         if self.editing is not None:
-            self.editing = None
+            self._mark(None)
             self._unshelve()
             self.aim()
             self.screen.show_standing_hint()
@@ -108,7 +118,7 @@ class Writing(ScreenPart):
     def _shelve(self) -> None:
         text = self.screen.composer.full_text
         if self.is_editing:
-            self.editing = None
+            self._mark(None)
         elif text.strip() and not is_command(text):
             self._shelved = text
 

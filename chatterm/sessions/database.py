@@ -4,7 +4,7 @@ import json
 import sqlite3
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import time
 from typing import Any, get_args
 
@@ -12,6 +12,7 @@ from chatterm.backend import ThinkCache, ThinkMode
 from chatterm.sanitize import one_line
 from chatterm.sessions.journal import Piece, Running
 from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.tree import extent
 
 PROMPTS = 1000
 """Messages that the composer's history keeps."""
@@ -77,7 +78,7 @@ class Database:
 
     def info(self, session: str) -> SessionInfo | None:
         row = self._execute(f"{_INFO} WHERE s.id = ? GROUP BY s.id", (session,)).fetchone()
-        return _info(row) if row else None
+        return self._counted([_info(row)])[0] if row else None
 
     def find(self, text: str) -> list[SessionInfo]:
         """Sessions in whose title or messages every word of `text` occurs, latest first; "" finds all."""
@@ -90,7 +91,27 @@ class Database:
             where += f" {'AND' if where else 'WHERE'} ({title} OR {said})"
             values += [value] * 3
         rows = self._execute(f"{_INFO}{where} GROUP BY s.id ORDER BY s.updated DESC, s.rowid DESC", values)
-        return [_info(row) for row in rows.fetchall()]
+        return self._counted([_info(row) for row in rows.fetchall()])
+
+    def _counted(self, infos: list[SessionInfo]) -> list[SessionInfo]:
+        """`infos` with what there is to count of their trees."""
+        ids = json.dumps([info.id for info in infos])
+        heads = dict(self._execute("SELECT id, head FROM sessions").fetchall())
+        parents: dict[str, dict[int, int | None]] = {info.id: {} for info in infos}
+        query = "SELECT session, id, parent FROM exchanges WHERE session IN (SELECT value FROM json_each(?))"
+        for session, id, parent in self._execute(query, (ids,)):
+            parents[session][id] = parent
+        for info in infos:
+            info.messages, info.branches = extent(parents[info.id], heads.get(info.id))
+        return infos
+
+    def said(self, session: str) -> Iterator[str]:
+        """Every message and answer of a session, the latest first."""
+        for user, text in self._execute(
+            "SELECT user, text FROM exchanges WHERE session = ? ORDER BY id DESC", (session,)
+        ):
+            yield text
+            yield user
 
     # --- exchanges ---
 

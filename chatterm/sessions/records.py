@@ -80,3 +80,6 @@ class SessionInfo:
     """Exchanges on all branches."""
     tokens: int = 0
     """Tokens generated on all branches."""
+    messages: int = 0
+    """Messages of the person on the branch that is selected: those that opening it shows."""
+    branches: int = 0

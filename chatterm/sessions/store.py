@@ -218,6 +218,14 @@ class Store:
         """Sessions in whose title or messages every word of `text` occurs, latest first."""
         return self._ask(lambda vault: vault.find(text))
 
+    def preview(self, session: str, text: str) -> str:
+        """The line of a session that matches `text` best, on one line; its latest for "". "" where it has none."""
+        return self._ask(lambda vault: vault.preview(session, text))
+
+    def info(self, session: str) -> SessionInfo | None:
+        """A session that is on the disk; None where it is not."""
+        return self._ask(lambda vault: vault.info(session))
+
     def latest(self) -> SessionInfo | None:
         """The session that was written last."""
         return next(iter(self.find()), None)

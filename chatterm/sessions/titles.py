@@ -38,6 +38,37 @@ def messages_text(count: int) -> str:
     return counted(count, "message")
 
 
+def extent_text(info: SessionInfo) -> str:
+    """What opening a session shows, and whether there is more: "3 messages, 2 branches"."""
+    branches = f", {counted(info.branches, 'branch')}" if info.branches > 1 else ""
+    return messages_text(info.messages) + branches
+
+
+def matching_line(texts: Iterable[str], words: list[str]) -> str:
+    """The first line of `texts` that holds as many of `words` as any does; without words the first one there is.
+
+    It begins near the first of the words where it is long.
+    """
+    best, most = "", 0
+    tests = [re.compile(re.escape(word), re.IGNORECASE) for word in words]
+    for text in texts:
+        for line in filter(str.strip, text.splitlines()):
+            count = sum(test.search(line) is not None for test in tests)
+            if not words or count > most:
+                best, most = line, count
+            if not words or most == len(words):
+                return _near(best, tests)
+    return _near(best, tests)
+
+
+def _near(line: str, tests: list[re.Pattern[str]]) -> str:
+    """The part of a long line that begins some words before the first match."""
+    line = one_line(line, 10_000)
+    first = min((match.start() for test in tests if (match := test.search(line))), default=0)
+    start = line.rfind(" ", 0, first - 30) + 1 if first > 50 else 0
+    return ("…" if start else "") + line[start : start + 400]
+
+
 def pick(sessions: Iterable[SessionInfo], name: str) -> SessionInfo:
     """The session meant by `name`: its id, the start of it, its title, or a part of its title.
 

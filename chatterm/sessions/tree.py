@@ -1,6 +1,6 @@
 """The tree of a session: which exchange follows which, and which branch is being looked at. No disk."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import time
 
 from chatterm.sessions.records import Exchange
@@ -130,3 +130,20 @@ class Tree:
             self.select(self.leaf(id))
         assert self._head is not None
         return self._head
+
+
+def extent(parents: Mapping[int, int | None], head: int | None) -> tuple[int, int]:
+    """How many exchanges the selected branch has, and how many branches there are; `parents` by exchange.
+
+    What is wrong is read as `Tree` reads it.
+    """
+    if head is not None and head not in parents:
+        head = max(parents, default=None)
+    length = 0
+    while head is not None:
+        parent = parents[head]
+        head, length = (
+            parent if parent in parents and parent is not None and parent < head else None,
+            length + 1,
+        )
+    return length, len(parents.keys() - {p for id, p in parents.items() if p is not None and p < id})

@@ -15,7 +15,8 @@ from time import monotonic
 from chatterm.sessions.database import FIELDS, Database, Renumbered
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, connect, connect_read_only, explain, transaction
-from chatterm.sessions.tree import Tree
+from chatterm.sessions.titles import matching_line
+from chatterm.sessions.tree import Tree, extent
 
 NO_SESSION = ""
 """Where the draft of a chat stands that is no session yet."""
@@ -198,6 +199,17 @@ class Vault:
                     found.append(self._whole(id)[0])
         return sorted(found, key=lambda info: info.updated, reverse=True)
 
+    def preview(self, session: str, text: str) -> str:
+        """The line of a session that has most of the words of `text`, the latest of several; its latest for none."""
+        gone = self._disk if session in self._deleted else None
+        databases = [db for db in reversed(self._databases()) if db is not gone]
+        said = (text for db in databases for text in db.said(session))
+        return matching_line(said, text.split())
+
+    def info(self, session: str) -> SessionInfo | None:
+        """A session that the disk has; None where it has not."""
+        return self._disk.info(session) if self._disk is not None else None
+
     def draft(self, place: str) -> str:
         """Of a session, or of NO_SESSION."""
         drafts = [db.draft(place) for db in self._databases()]
@@ -222,6 +234,8 @@ class Vault:
         info.exchanges = len(exchanges)
         info.tokens = sum(len(exchange.token_ids) for exchange in exchanges.values())
         heads = [head for db in holding if (head := db.head(session)) != _UNKNOWN]
+        parents = {exchange.id: exchange.parent for exchange in exchanges.values()}
+        info.messages, info.branches = extent(parents, heads[-1] if heads else None)
         return deepcopy(info), list(exchanges.values()), heads[-1] if heads else None
 
 

@@ -9,7 +9,7 @@ from chatterm.markdown.lines import Line
 from chatterm.sanitize import is_safe, visible
 
 _CONVERSATION = "user user-bar muted accent primary strong rule chosen spark thinking thinking-head fold"
-_SELECTION = "branch selected selected-bar"
+_SELECTION = "branch selected selected-bar edited found found-here"
 _MESSAGES = "notice notice-mark warning error error-mark"
 _MARKDOWN = "heading em strike link address bullet quote quote-bar code code-inline code-label code-copy"
 _SOURCE_CODE = (

@@ -1,4 +1,4 @@
-"""The engine at work, beside the conversation on a wide screen."""
+"""The conversation and the engine at work, beside the messages on a wide screen: first what matters to a person."""
 
 from chatterm.figures import Live, bar, left_text, meter, progress_parts, seconds_text, sparkline
 from chatterm.markdown.lines import Line, cells, elided, wrap
@@ -32,13 +32,14 @@ class SidePanel(Canvas):
 def panel_lines(live: Live, width: int, height: int = 0) -> list[Line]:
     """A section a subject, an empty line between two. Of `height` lines, sections that matter least are left out
     whole; 0 is any number."""
-    sections = [_model(live, width)]
+    sections = [_head_of(live, width)]
     if live.phase == "loading":
         sections.append(_loading(live, width))
     elif live.phase == "absent":
         sections.append(wrap([("No model. /model NAME loads one.", "warning")], width))
     else:
-        sections += [_speed(live, width), _turn(live, width), _context(live, width), _memory(live, width)]
+        sections += [_context(live, width), _speed(live, width), _turn(live, width), _memory(live, width)]
+        sections.append(_machine(live, width))
     sections = [section for section in sections if section]
     while height and len(sections) > 2 and sum(len(section) + 1 for section in sections) - 1 > height:
         sections.pop()
@@ -48,14 +49,21 @@ def panel_lines(live: Live, width: int, height: int = 0) -> list[Line]:
     return lines
 
 
-def _model(live: Live, width: int) -> list[Line]:
-    info = live.info
-    lines = wrap([(info.name if info else live.model, "strong")], width)
-    if info is not None:
-        attention = live.figures.attention if live.figures else ""
-        about = " · ".join(part for part in (info.device, info.dtype, attention) if part)
-        lines += wrap([(about, "muted")], width)
-    return lines
+def _head_of(live: Live, width: int) -> list[Line]:
+    """What one talks about, and with whom."""
+    title = wrap([(live.title, "strong")], width)[:3] if live.title else []
+    return [
+        *title,
+        *wrap([(live.info.name if live.info else live.model, "muted" if title else "strong")], width),
+    ]
+
+
+def _machine(live: Live, width: int) -> list[Line]:
+    if live.info is None:
+        return []
+    attention = live.figures.attention if live.figures else ""
+    about = " · ".join(part for part in (live.info.device, live.info.dtype, attention) if part)
+    return [_head("computed by"), *wrap([(about, "muted")], width)]
 
 
 def _loading(live: Live, width: int) -> list[Line]:

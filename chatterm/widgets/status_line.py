@@ -10,12 +10,14 @@ from chatterm.figures import (
     seconds_text,
     sparkline,
 )
-from chatterm.markdown.lines import Line, elided, line_cells
+from chatterm.markdown.lines import Line, line_cells, shortened
 from chatterm.widgets.canvas import Canvas
 from chatterm.widgets.meter import context_bar, context_style
 from models.units import counted
 
-KEYS = "Enter send · Ctrl+J new line · Esc stop · / commands · F1 help"
+KEYS = ("Enter send", "Ctrl+J new line", "Esc stop", "/ commands", "F1 help")
+Part = list[Line]
+"""One thing to say, in full and then shorter: the first that there is room for is shown."""
 
 
 class StatusLine(Canvas):
@@ -42,9 +44,9 @@ class StatusLine(Canvas):
 
     def build(self, width: int) -> list[Line]:
         if self._hint:
-            return [[(self._hint, "warning")]]
+            return [[(shortened(self._hint, width), "warning")]]
         if self._live is None or self._keys_only:
-            return [[(KEYS, "muted")]]
+            return [_joined([[[(key, "muted")]] for key in KEYS], width)]
         return [status_line(self._live, width)]
 
 
@@ -52,33 +54,51 @@ def status_line(live: Live, width: int) -> Line:
     """Parts by importance: what does not fit is left out whole, never cut in the middle."""
     parts = _parts(live)
     right = _context(live, 6 if width < 80 else 10)
-    if line_cells(right) + line_cells(parts[0]) + 2 > width:
+    if line_cells(right) + line_cells(parts[0][-1]) + 2 > width:
         right = []  # on the narrowest screens the most important part goes first
-    room = width - line_cells(right) - (2 if right else 0)
-    line: Line = []
-    for part in parts:
-        gap = 3 if line else 0
-        if line_cells(line) + gap + line_cells(part) > room:
-            continue
-        line += ([(" · ", "rule")] if line else []) + part
+    line = _joined(parts, width - line_cells(right) - (2 if right else 0))
     missing = width - line_cells(line) - line_cells(right)
     return [*line, (" " * missing, ""), *right]
 
 
-def _parts(live: Live) -> list[Line]:
+def _joined(parts: list[Part], room: int) -> Line:
+    """The parts that fit, with a dot between two."""
+    line: Line = []
+    for part in parts:
+        left = room - line_cells(line) - (3 if line else 0)
+        shown = next((form for form in part if line_cells(form) <= left), None)
+        if shown is not None:
+            line += ([(" · ", "rule")] if line else []) + shown
+    return line
+
+
+def _parts(live: Live) -> list[Part]:
     if live.phase == "loading":
         if live.progress is None:
-            return [[(f"loading {live.model}", "muted")]]
+            return [[[("loading ", "muted"), *name] for name in _names(live)] + [[("loading", "muted")]]]
         progress = live.progress
         filled_bar: Line = []
         if progress.total:
             filled, empty = meter(progress.done / progress.total, 12)
             filled_bar = [(" ", ""), (filled, "primary"), (empty, "rule")]
         what, *rest = progress_parts(live)
+        stage: Line = [(progress.stage, "muted"), *filled_bar]
         first: Line = [(f"{progress.stage} {what}", "muted"), *filled_bar]
-        return [first, *([(part, "muted")] for part in rest)]
+        return [[first, stage, stage[:1]], *([[(part, "muted")]] for part in rest)]
     if live.phase == "absent":
-        return [[("no model: /model NAME loads one", "warning")]]
+        return [[[("no model: /model NAME loads one", "warning")], [("no model", "warning")]]]
+    parts = [[part] for part in _figures(live)]
+    names = _names(live)
+    return [*parts, names] if parts else [names, [[("ready", "muted")]]]
+
+
+def _names(live: Live) -> Part:
+    """The model, also without who published it."""
+    name = live.info.name if live.info else live.model
+    return [[(text, "muted")] for text in dict.fromkeys((name, name.rsplit("/", 1)[-1]))]
+
+
+def _figures(live: Live) -> list[Line]:
     parts: list[Line] = []
     if live.is_warming:
         parts.append([(f"warming {live.present:,} of {counted(live.used, 'token')}", "muted")])
@@ -113,8 +133,7 @@ def _parts(live: Live) -> list[Line]:
         parts.append([(f"{count_text(live.cached)} cached + {count_text(live.computed)} new", "muted")])
     if (share := live.bandwidth_share) is not None:
         parts.append([(f"{share:.0%} of the bandwidth", "muted")])
-    name = elided(live.info.name if live.info else live.model, 28)
-    return [*parts, [(name, "muted")]] if parts else [[(name, "muted")], [("ready", "muted")]]
+    return parts
 
 
 def _context(live: Live, width: int) -> Line:

@@ -12,12 +12,14 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
+from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
 from chatterm.entries import INDENT, AnswerEntry, Click, Entry, UserEntry
+from chatterm.find import Finder, Match
 from chatterm.markdown.lines import Line, padded, styled
 from chatterm.widgets.canvas import Painter
 
@@ -30,7 +32,17 @@ _IDLE_PAUSE = 0.02
 _BAR = 0.2
 """Seconds between two updates of the scroll bar while an answer grows: it costs as much as the text."""
 _DRAWN = frozenset(
-    ("user-bar", "quote-bar", "rule", "code-label", "code-copy", "notice-mark", "error-mark", "branch")
+    [
+        "user-bar",
+        "quote-bar",
+        "rule",
+        "code-label",
+        "code-copy",
+        "notice-mark",
+        "error-mark",
+        "branch",
+        "edited",
+    ]
 )
 """Styles of what is drawn around a text and is no part of it."""
 _KEPT = 400
@@ -83,6 +95,9 @@ class Transcript(ScrollView, Painter, can_focus=True):
         for key, (name, argument) in MESSAGE_KEYS.items()
     ]
 
+    has_news = reactive(False, repaint=False)
+    """Text has come below what is read."""
+
     class Clicked(Message):
         """A message was clicked: `click` says where, as far as it concerns others."""
 
@@ -98,6 +113,8 @@ class Transcript(ScrollView, Painter, can_focus=True):
         self.selected: Entry | None = None
         self._starts: list[int] = []
         """Line at which each entry begins."""
+        self.finder: Finder | None = None
+        """Whose matches are marked."""
         self._follow = True
         self._width = 0
         self._bar_waits = False
@@ -126,7 +143,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
     def clear(self) -> None:
         """Everything but the head goes."""
         self.entries, self.selected = [*self._head], None
-        self._follow = True
+        self._follow, self.has_news = True, False
         self._reflow()
 
     def show_path(self, wanted: Sequence[Entry]) -> None:
@@ -153,9 +170,13 @@ class Transcript(ScrollView, Painter, can_focus=True):
         """Some entry changed."""
         self._reflow()
 
+    def new_text(self) -> None:
+        """Text has come at the end: who reads elsewhere is to know."""
+        self.has_news = not self._follow
+
     def follow(self) -> None:
         """Go to the end and stay there."""
-        self._follow = True
+        self._follow, self.has_news = True, False
         self._reflow()
 
     def look_at(self, entry: Entry) -> None:
@@ -178,6 +199,28 @@ class Transcript(ScrollView, Painter, can_focus=True):
             above = start - max((page - entry.height) // 2, 0)
             self.scroll_to(y=max(above, 0), animate=False, immediate=True, force=True)
         self._reflow()
+
+    def matches(self) -> list[Match]:
+        """What the finder finds in the messages, in order."""
+        return self.finder.all(self.entries, self._width) if self.finder is not None else []
+
+    def latest_in_view(self, matches: Sequence[Match]) -> int:
+        """The number of the last match that is not below what can be seen; 0 where all are."""
+        self._reflow()
+        end = round(self.scroll_y) + self.scrollable_content_region.height
+        tops = [self._starts[self.entries.index(match.entry)] + match.spans[0][0] for match in matches]
+        return max(sum(top < end for top in tops) - 1, 0)
+
+    def show_match(self, match: Match | None) -> None:
+        """Bring it into view, in the middle where it was not; it is marked as the one that is looked at."""
+        if self.finder is not None:
+            self.finder.here = match
+        self._reflow()
+        if match is not None and match.entry in self.entries:
+            row = self._starts[self.entries.index(match.entry)] + match.spans[0][0]
+            page = self.scrollable_content_region.height
+            if not round(self.scroll_y) <= row < round(self.scroll_y) + page:
+                self.scroll_to(y=max(row - page // 2, 0), animate=False, immediate=True, force=True)
 
     def neighbour(self, step: int) -> Entry | None:
         """The message before (-1) or after (1) the selected one; coming from below, the last."""
@@ -286,6 +329,7 @@ class Transcript(ScrollView, Painter, can_focus=True):
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         self._follow = new_value >= self.max_scroll_y - 0.5
+        self.has_news = self.has_news and not self._follow
         if self._follow and self._bar_waits:
             self.refresh()
         else:
@@ -327,6 +371,8 @@ class Transcript(ScrollView, Painter, can_focus=True):
         entry, row, line = self.line_at(y)
         if entry is not None and entry is self.selected and row < entry.height:
             line = _marked(line, self._width)
+        elif entry is not None and self.finder is not None and row < entry.height:
+            line = self.finder.marked(entry, row, line)
         selection = self.text_selection
         span = selection.get_span(y) if selection is not None else None
         known = self._drawn.get(y)

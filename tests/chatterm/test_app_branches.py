@@ -386,3 +386,32 @@ async def test_the_figures_are_those_of_the_branch_that_is_looked_at() -> None:
         chat.composer.clear()
         await driver.send("/reset")
         assert shown() == (0, 0.0, 0)
+
+
+async def test_the_message_that_is_edited_is_marked() -> None:
+    mark = "you are editing this message"
+    async with driven(answering("one", "two", "three")) as driver:
+        await driver.send("first")
+        await driver.send("second")
+        await driver.send("/edit 1")
+        first, second = (e for e in driver.transcript.entries if isinstance(e, UserEntry))
+        assert mark in driver.text()
+        assert (first.is_edited, second.is_edited) == (True, False)
+        await driver.send("/edit 2")
+        assert (first.is_edited, second.is_edited) == (False, True)
+        await press(driver, "escape")
+        assert (first.is_edited, second.is_edited) == (False, False)
+        assert mark not in driver.text()
+        await driver.send("/edit 2")
+        await driver.send("second, better")
+        assert not any(e.is_edited for e in driver.transcript.entries if isinstance(e, UserEntry))
+
+
+async def test_a_stopped_answer_says_how_to_go_on() -> None:
+    gate = threading.Event()
+    async with driven(ScriptedBackend([Script("one two three", gate=gate, gate_after=1)])) as driver:
+        await driver.send("q", wait=False)
+        await driver.until(lambda: driver.answers == ["one "])
+        await press(driver, "escape")
+        await driver.idle()
+        await driver.shows("stopped: /continue goes on")

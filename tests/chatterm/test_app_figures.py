@@ -26,7 +26,7 @@ from chatterm.figures import (
     seconds_text,
     sparkline,
 )
-from chatterm.markdown.lines import line_cells, text_of
+from chatterm.markdown.lines import Line, line_cells, shortened, text_of
 from chatterm.stats import process_figures, stats_lines
 from chatterm.widgets.meter import context_bar, note_lines
 from chatterm.widgets.side_panel import panel_lines
@@ -197,6 +197,25 @@ def test_the_line_fits(live: Live, width: int) -> None:
     assert line_cells(status_line(live, width)) <= width
 
 
+def _words(line: Line) -> set[str]:
+    words = {word.rstrip(":") for text, _ in line for word in text.split()}
+    return {word for word in words if re.search(r"\w", word)}
+
+
+@pytest.mark.parametrize("live", LIVES, ids=lambda live: live.phase)
+def test_the_line_cuts_no_word(live: Live) -> None:
+    whole = _words(status_line(live, 300)) | {"and-more"}  # the model without its owner
+    for width in range(8, 120):
+        assert _words(status_line(live, width)) <= whole, width
+
+
+@given(st.lists(st.sampled_from(["a", "bb", "漢字", "(ccc).", "·"]), max_size=20), st.integers(7, 70))
+def test_a_hint_is_cut_after_a_word(words: list[str], width: int) -> None:
+    cut = shortened(" ".join(words), width)
+    assert line_cells([(cut, "")]) <= width
+    assert [word.rstrip(".·…") for word in cut.split()] == [w.rstrip(".·") for w in words[: len(cut.split())]]
+
+
 @pytest.mark.parametrize("live", LIVES, ids=lambda live: live.phase)
 def test_panel_and_welcome_fit(live: Live) -> None:
     assert all(line_cells(line) <= 30 for line in panel_lines(live, 30))
@@ -350,7 +369,7 @@ def test_a_narrow_screen_wraps_no_figure_of_the_table(width: int) -> None:
     for line in table[1:]:  # a name, then figures: nothing stands on a line of its own
         assert re.fullmatch(r" *[a-z][a-z ()]*|─+|.*[a-z)] +[\d–].*", line), line
     assert sum(line.startswith("prompt tokens") for line in table) == (
-        1 if width > 62 else 2 if width > 44 else 3
+        1 if width > 66 else 2 if width > 50 else 3
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
-from chatterm.screens.sessions import Choices, SessionList, SessionPicker
+from chatterm.screens.sessions import Choices, Note, SessionList, SessionPicker
 from chatterm.sessions.store import Store
 from chatterm.themes import STYLESHEET, load_theme
 from tests.chatterm.sessions.saved import conversation
@@ -193,3 +193,31 @@ async def test_no_size_breaks_it(store: Store, ids: list[str], size: tuple[int, 
         await hands.press(*["pagedown"] * 7, "enter")
         await hands.until(lambda: hands.host.result != OPEN)
         assert hands.host.result == ids[0]
+
+
+async def test_the_preview_shows_the_line_that_matches(store: Store, ids: list[str]) -> None:
+    long = "word " * 40 + "the needle stands here"
+    conversation(store, "hay", f"first line\n{long}\nlast line", "more hay")
+    async with picking(store, size=(80, 30)) as hands:
+        await hands.shows("You said: more hay")  # nothing is searched: the latest line
+        await hands.shows("3 messages · 9 tokens generated")
+        await hands.press(*"needle")
+        await hands.shows("the needle stands here")
+        preview = hands.host.picker.query_one("#session-preview")
+        assert isinstance(preview, Note)
+        assert [text for text, style in preview.build(70)[0] if style == "found"] == ["needle"]
+        await hands.press("ctrl+u", *"pears")
+        await hands.shows("You said: green pears")
+        await hands.press("ctrl+u", *"nowhere")
+        await hands.until(lambda: preview.build(70) == [[]])
+
+
+async def test_branches_are_counted_and_only_what_is_shown_are_messages(store: Store) -> None:
+    session, tree = conversation(store, "one", "two")
+    for _ in range(2):
+        other = tree.add(1, "another two", "m")
+        other.finish_reason = "eos"
+        store.save(session, other)
+    store.head(session, other.id)
+    async with picking(store, size=(90, 30)) as hands:
+        await hands.shows("2 messages, 3 branches")

@@ -46,6 +46,9 @@ def check(store: Store, expected: dict[str, Expected]) -> None:
             one.info.system,
         )
         assert found[id].exchanges == info.exchanges == len(tree)
+        leaves = sum(not tree.children(exchange.id) for exchange in tree.exchanges)
+        counts = (len(tree.path(tree.head)), leaves)  # what is counted is what is shown
+        assert (found[id].messages, found[id].branches) == (info.messages, info.branches) == counts
         assert found[id].tokens == sum(len(exchange.token_ids) for exchange in tree.exchanges)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from chatterm.sanitize import is_safe
 from chatterm.sessions.dates import stamp, when_text
 from chatterm.sessions.records import SessionError, SessionInfo
-from chatterm.sessions.titles import LIMIT, given_title, pick, title_of
+from chatterm.sessions.titles import LIMIT, given_title, matching_line, pick, title_of
 
 
 @pytest.mark.parametrize(
@@ -103,3 +103,22 @@ def test_when_something_was() -> None:
     for garbage in (-1e300, 1e300, float("inf")):
         assert when_text(garbage, now)
         assert stamp(garbage)
+
+
+@given(
+    st.lists(st.text(alphabet="ab \n", max_size=30), max_size=4), st.sets(st.sampled_from(["a", "bb", "aba"]))
+)
+def test_the_matching_line_holds_as_many_words_as_any(texts: list[str], words: set[str]) -> None:
+    def count(line: str) -> int:
+        return sum(word in line for word in words)
+
+    line = matching_line(iter(texts), sorted(words))
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    assert count(line) == max(map(count, lines), default=0)
+    assert words or not lines or line == " ".join(lines[0].split())
+
+
+def test_a_long_line_is_shown_where_it_matches() -> None:
+    assert matching_line(["x " * 500 + "the NEEDLE here"], ["needle"]).startswith("…x x")
+    assert "NEEDLE here" in matching_line(["x " * 500 + "the NEEDLE here"], ["needle"])[:80]
+    assert is_safe(matching_line(["\x1b[2J needle"], ["needle"]))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatterm.sessions.records import Exchange
-from chatterm.sessions.tree import Tree
+from chatterm.sessions.tree import Tree, extent
 
 
 def ids(exchanges: list[Exchange]) -> list[int]:
@@ -146,3 +146,14 @@ def test_random_programs(data: st.DataObject) -> None:
             assert tree.path(exchange.id)[-1] is exchange
             assert exchange in tree.siblings(exchange.id)
         assert tree.head is None or tree.head in tree
+
+
+@given(
+    st.dictionaries(st.integers(1, 9), st.integers(0, 10) | st.none(), max_size=8),
+    st.integers(1, 10) | st.none(),
+)
+def test_the_extent_is_that_of_the_tree(parents: dict[int, int | None], head: int | None) -> None:
+    """Also of records that no program of ours wrote."""
+    tree = Tree([Exchange(id, parent, "q") for id, parent in parents.items()], head)
+    leaves = [exchange for exchange in tree.exchanges if not tree.children(exchange.id)]
+    assert extent(parents, head) == (len(tree.path(tree.head)), len(leaves))

@@ -1,0 +1,32 @@
+"""One line above the composer while text has come below what is being read."""
+
+from textual import events
+
+from chatterm.markdown.lines import Line, shortened
+from chatterm.widgets.canvas import Canvas
+from chatterm.widgets.transcript import Transcript
+
+_TEXT = "↓ New text below · End or a click goes there"
+
+
+class NewBelow(Canvas):
+    """Shown while the transcript has news."""
+
+    DEFAULT_CSS = "NewBelow { height: 1; margin: 0 2 0 4; display: none; }"
+
+    def __init__(self, transcript: Transcript) -> None:
+        super().__init__()
+        self._transcript = transcript
+
+    def on_mount(self) -> None:
+        self.watch(self._transcript, "has_news", self._show)
+
+    def _show(self, has_news: bool) -> None:
+        self.display = has_news
+
+    def build(self, width: int) -> list[Line]:
+        return [[(shortened(_TEXT, width), "accent")]]
+
+    def on_click(self, event: events.Click) -> None:
+        event.stop()
+        self._transcript.follow()
