@@ -28,7 +28,7 @@ from engine.params import SamplingParams
 if TYPE_CHECKING:
     from chatterm.sessions.records import Exchange
     from engine.block_map import BlockMap
-    from engine.blocks import Key
+    from engine.prefix_index import Key
     from engine.chat import Chat
     from engine.engine import Engine
     from engine.turns import Turn

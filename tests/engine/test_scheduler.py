@@ -29,6 +29,7 @@ def play(scheduler: Scheduler, token: int = 1000) -> Step:
             chunk.sequence.rows.append(token)
             chunk.sequence.generated.append(token)
     scheduler.blocks.check()
+    scheduler.finished.clear()
     return step
 
 
@@ -87,7 +88,7 @@ def test_idle_work_is_dropped_when_a_person_needs_its_blocks() -> None:
 def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find_no_room() -> None:
     """In 4 blocks idle work holds 3; of the person's two spilled blocks only one would find room beside it."""
     slots = [16]
-    s = Scheduler(BlockManager(4, 4, HostTier(lambda: slots.pop() if slots else 0)), 64, 12)
+    s = Scheduler(BlockManager(4, 4, tier=HostTier(lambda: slots.pop() if slots else 0)), 64, 12)
     person = prompt(list(range(8)), generate=False)
     s.add(person)
     play(s)
@@ -181,7 +182,7 @@ def test_alone_and_out_of_blocks_means_the_context_is_full() -> None:
     for _ in range(4):
         play(s)
     assert (sequence.status, sequence.finish_reason) == (Status.FINISHED, FinishReason.CONTEXT_FULL)
-    assert s.finished == [sequence]
+    assert not s.has_work
 
 
 def test_a_cancelled_sequence_ends_before_the_next_step_wherever_it_stands() -> None:
