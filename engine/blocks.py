@@ -285,7 +285,7 @@ class BlockManager:
         return self._index.children(parent)
 
     def _continue(self, table: BlockTable, partial: int | None, rows: int, idle: bool) -> None:
-        """Continue `table` with the first `rows` rows of the block `partial`: with itself, or a copy if there is room."""
+        """Continue `table` with the first `rows` rows of `partial`: the block itself, or a copy if there is room."""
         if partial is None:
             return
         source = self._blocks[partial]

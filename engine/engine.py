@@ -10,7 +10,6 @@ import torch
 from engine.assembly import Options, assemble
 from engine.bandwidth import known_bandwidth
 from engine.block_map import BlockMap, block_map
-from engine.prefix_index import Key
 from engine.chat import Chat, Think, ThinkCache
 from engine.decode import Lane
 from engine.device import available_memory, pick_device, pick_dtype
@@ -21,6 +20,7 @@ from engine.native import check_threads, default_threads
 from engine.native_decode import supports
 from engine.output import Output
 from engine.params import SamplingParams
+from engine.prefix_index import Key
 from engine.reasoning import ThinkTracker
 from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError

@@ -111,7 +111,9 @@ class PrefixIndex:
                 continue
             assert block.id in self.children(block.parent), f"block {block.id} is not a child of its parent"
             assert len(block.origins) == len(block.keys) <= self._size
-            assert block.indexed == (len(block.keys) == self._size), f"block {block.id} is not indexed rightly"
+            assert block.indexed == (len(block.keys) == self._size), (
+                f"block {block.id} is not indexed rightly"
+            )
             assert block.indexed or not block.children, f"unfinished block {block.id} has children"
             if block.indexed:
                 assert self._full.get((block.parent, tuple(block.keys))) == block.id

@@ -160,13 +160,14 @@ class Scheduler:
                 sequence.found = found(self.blocks, table, keys, sequence.origin)
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Whether a person's sequence may run beside those that do: all its rows have room, and the next one.
+        """Whether a person's sequence may run beside those that do: there is room for all its rows and the next one,
+        and for one more block of everybody else, or it would be sent back at once.
 
         Idle work waits where that helps. Alone it may always run: it ends where the context does.
         """
-        while any(s.priority is Priority.PERSON for s in self.running):
-            rows = len(sequence.rows) + 1
-            if self.blocks.needs(sequence.rows.keys, rows) <= self.blocks.room():
+        while beside := sum(s.priority is Priority.PERSON for s in self.running):
+            needed = self.blocks.needs(sequence.rows.keys, len(sequence.rows) + 1)
+            if needed + beside <= self.blocks.room():
                 return True
             if not self._idle_work:
                 return False

@@ -65,9 +65,7 @@ class HostTier:
         known = self._children.get(parent, {}).get(keys)
         return known.name if known is not None else next(self._names)
 
-    def put(
-        self, name: int, parent: int, keys: tuple[Hashable, ...], write: Callable[[int], None]
-    ) -> None:
+    def put(self, name: int, parent: int, keys: tuple[Hashable, ...], write: Callable[[int], None]) -> None:
         """Have `write` copy a block that is evicted to a slot, unless it is there already or there is no room.
 
         Raises what `write` raises; then the tier does not have it.

@@ -170,7 +170,9 @@ class Blocks(RuleBasedStateMachine):
 
     def _copy(self, copy: Copy) -> None:
         """Carry it out, or fail and leave the target in pieces."""
-        target, place = (self.host, copy.slot) if isinstance(copy, Spill) else (self.memory, self._target(copy))
+        target, place = (
+            (self.host, copy.slot) if isinstance(copy, Spill) else (self.memory, self._target(copy))
+        )
         if self.fails_in is not None:
             self.fails_in -= 1
             if self.fails_in < 0:

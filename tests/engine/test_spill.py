@@ -84,7 +84,7 @@ def test_a_block_that_came_back_is_not_copied_again_when_it_is_evicted() -> None
 
 
 def test_the_rows_of_an_unfinished_block_and_the_beginning_of_another_branch_come_back_too() -> None:
-    manager, copies = manager_of(4, 4, 8)
+    manager = BlockManager(4, 4, tier=pieces(8))
     used(manager, [1, 2, 3, 4, 5, (6, (9, 9))])
     used(manager, list(range(20, 36)))
     assert manager.match([1, 2, 3, 4, 5, (6, (9, 9)), 7]) == 6
@@ -110,7 +110,7 @@ def test_equal_rows_after_different_beginnings_are_different_blocks() -> None:
 
 
 def test_where_slots_run_out_the_oldest_block_goes_and_a_path_keeps_its_beginning() -> None:
-    manager, copies = manager_of(3, 2, 1, 1)
+    manager = BlockManager(3, 2, tier=pieces(1, 1))
     used(manager, TALK)
     used(manager, OTHER)
     assert len(manager.tier) == 2
@@ -135,7 +135,7 @@ def test_of_a_path_that_came_back_the_beginning_stays_longest() -> None:
 
 
 def test_a_block_with_more_rows_takes_the_place_of_what_it_was() -> None:
-    manager, copies = manager_of(2, 4, 8)
+    manager = BlockManager(2, 4, tier=pieces(8))
     used(manager, [1, 2, 3, 4, 5])
     used(manager, [9] * 8)
     used(manager, [1, 2, 3, 4, 5, 6])
@@ -145,7 +145,7 @@ def test_a_block_with_more_rows_takes_the_place_of_what_it_was() -> None:
 
 
 def test_coming_back_takes_no_more_than_there_is_room_for() -> None:
-    manager, copies = manager_of(4, 2, 1, 8)
+    manager = BlockManager(4, 2, tier=pieces(1, 8))
     used(manager, TALK)
     held = fill(manager, OTHER)
     table = manager.open(TALK)
@@ -172,7 +172,7 @@ def test_a_tier_of_one_slot_may_lose_what_should_come_back_to_what_makes_room_fo
 
 
 def test_what_is_forgotten_is_forgotten_there_too_but_not_what_others_need() -> None:
-    manager, copies = manager_of(3, 2, 8)
+    manager = BlockManager(3, 2, tier=pieces(8))
     used(manager, TALK)
     used(manager, [1, 2, 3, 4, 9, 9])
     used(manager, OTHER)
