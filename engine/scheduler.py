@@ -161,13 +161,16 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Whether a person's sequence may run beside those that do: there is room for all its rows and the next one,
-        and for one more block of everybody else, or it would be sent back at once.
+        and for all of theirs and one more block each, or it would be sent back at once.
 
         Idle work waits where that helps. Alone it may always run: it ends where the context does.
         """
-        while beside := sum(s.priority is Priority.PERSON for s in self.running):
+        while beside := [s for s in self.running if s.priority is Priority.PERSON]:
             needed = self.blocks.needs(sequence.rows.keys, len(sequence.rows) + 1)
-            if needed + beside <= self.blocks.room():
+            for other in beside:
+                held = len(other.table.blocks) if other.table is not None else 0
+                needed += max(self.blocks.blocks_for(len(other.rows)) + 1 - held, 0)
+            if needed <= self.blocks.room():
                 return True
             if not self._idle_work:
                 return False

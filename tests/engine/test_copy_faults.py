@@ -95,9 +95,7 @@ def test_the_same_text_or_an_error(folder: Path, seed: int) -> None:
             if kind < 0.3:
                 together = [(p, engine.start(Rows.of(p), GREEDY)) for p in rng.sample(asked, 3)]
                 for p, sequence in together:
-                    attempt(
-                        texts[tuple(p)], lambda s=sequence: [e.token_id for e in engine.events(s)]
-                    )  # type: ignore[misc]
+                    attempt(texts[tuple(p)], lambda s=sequence: [e.token_id for e in engine.events(s)])  # type: ignore[misc]
             elif kind < 0.5 and long:
                 chosen = rng.choice(long)
                 attempt(masked[tuple(chosen)], lambda p=chosen: hidden(engine, p))  # type: ignore[misc]

@@ -9,6 +9,7 @@ import pytest
 
 from engine import SamplingParams
 from engine.sequence import Sequence
+from engine.spill import common_prefix
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.tiny import TinyEngine, tiny_engine
 
@@ -67,13 +68,15 @@ def test_an_hour_of_typing_leaves_the_other_conversation_cached(
     assert engine.cached_rows(history) == len(history)
 
 
-@pytest.mark.parametrize("drafts", [["hello w", "hello wo"], ["hello world", "hello"], ["hello world", "hello there"]])
+@pytest.mark.parametrize(
+    "drafts", [["hello w", "hello wo"], ["hello world", "hello"], ["hello world", "hello there"]]
+)
 def test_what_two_drafts_have_in_common_is_computed_once(engine: TinyEngine, drafts: list[str]) -> None:
     chat = engine.chat(system="Mine.")
     ask(engine, chat, "question", None, "answer")
     chat.settle(wait=True)
     one, two = drafts
-    common = len(os.path.commonprefix(drafts))
+    common = common_prefix(one, two)
     chat.prepare(one, wait=True, params=GREEDY)
     before = engine.scripted.rows_computed
     chat.prepare(two, wait=True, params=GREEDY)
