@@ -28,9 +28,9 @@ from engine.params import SamplingParams
 if TYPE_CHECKING:
     from chatterm.sessions.records import Exchange
     from engine.block_map import BlockMap
-    from engine.blocks import Key
     from engine.chat import Chat
     from engine.engine import Engine
+    from engine.prefix_index import Key
     from engine.turns import Turn
     from models.sources import ModelFiles
 

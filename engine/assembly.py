@@ -104,7 +104,7 @@ def assemble(
     cache = _allocate(model, blocks, block_size, dtype, device, plan, per_token)
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
-    manager = BlockManager(blocks, block_size, tier)
+    manager = BlockManager(blocks, block_size, cache.carry_out, tier)
     backend = make_backend(choice, cache, config.num_attention_heads // config.num_key_value_heads)
     pieces = Pieces(
         cache,

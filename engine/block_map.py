@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from engine.blocks import BlockManager, Key
+from engine.blocks import BlockManager
+from engine.prefix_index import Key
 
 
 class BlockState(IntEnum):

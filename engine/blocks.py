@@ -1,12 +1,4 @@
-"""Which KV block holds what: ids, reference counts, the prefix index, eviction. Pure Python, no tensors.
-
-The prefix index is a tree. A node is a block; its children continue its rows. A full block is found by
-`(parent block, keys of its rows)`: the parent stands for everything before it, so the lookup is a hash chained
-from the start whose hits are compared key by key (a dict does both). The last, partly filled block of a path is
-a leaf and is found by comparing rows.
-
-    root -- [a b c d] -- [e f g h] -- [i j]          a path and its unfinished tail
-                     \\-- [e f x y]                   a branch: "e f" was copied on write
+"""Who holds which KV block, and which is evicted. Pure Python, no tensors. (What is in them: `prefix_index.py`.)
 
 A block is free (in the free list), cached (nobody holds it, the index can find it) or held (in the tables of
 `refs` holders). A holder of a block holds all blocks before it, so evicting leaves first never breaks a path.
@@ -19,41 +11,22 @@ Where room is needed, one cached leaf after the other is evicted by this rule:
 So other branches go before what the branches share, the conversation shrinks from its end, and the system prompt,
 where every path begins, goes last. Who finds too little computes it again, or, where there is a tier in host memory
 (`engine/spill.py`), brings back what was copied there when it was evicted.
+
+A change of blocks and the copies that it takes are one operation: rows are copied before the index or the tier tells
+of them, and where a copy fails the error is raised and the blocks that were taken for it are given back.
 """
 
-import heapq
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, repeat
 
-from engine.spill import ROOT_NAME, HostTier, Restore, Spill, Spilled, common_prefix
-
-Key = Hashable
-"""What identifies the KV of one row, given the rows before it: a token id, or more where the row was computed
-with something in view that is no longer in the table (see `engine/rows.py`)."""
-
-ROOT = -1
+from engine.min_set import MinSet
+from engine.prefix_index import ROOT, Block, Key, PrefixIndex
+from engine.spill import ROOT_NAME, HostTier, Restore, Spill, Spilled
 
 
 class OutOfBlocksError(Exception):
     """More blocks were asked for than are free or can be evicted; nothing was changed."""
-
-
-@dataclass(slots=True)
-class Block:
-    """One block. `keys[i]` is the key of row i; a row without a key has not been written."""
-
-    id: int
-    refs: int = 0
-    parent: int = ROOT
-    keys: list[Key] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    """For each of `keys` who had it computed (see `Sequence.origin`); 0: nobody asks."""
-    children: set[int] = field(default_factory=set)
-    indexed: bool = False
-    last_used: int = 0
-    name: int = ROOT_NAME
-    """What `engine/spill.py` knows a full block by."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +39,7 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class RowCopy:
-    """Rows to copy, from the start of one block to the start of another, before the next write."""
+    """Rows to copy, from the start of one block to the start of another."""
 
     source: int
     target: int
@@ -74,29 +47,36 @@ class RowCopy:
 
 
 Copy = RowCopy | Spill | Restore
-"""To be carried out in the order in which they were returned, before anything else is written."""
 
 
 class BlockManager:
     """Hands out `num_blocks` blocks of `block_size` rows. Not thread-safe: it belongs to the engine's loop."""
 
-    def __init__(self, num_blocks: int, block_size: int, tier: HostTier | None = None) -> None:
-        """`tier` takes what is evicted; without one it is gone."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        carry_out: Callable[[Copy], None] = lambda copy: None,
+        tier: HostTier | None = None,
+    ) -> None:
+        """`carry_out` copies rows, before anything that is enqueued later reads or writes them; what it raises ends
+        the operation. `tier` takes what is evicted; without one it is gone.
+        """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blocks = [Block(id) for id in range(num_blocks)]
-        self._free = set(range(num_blocks))
-        self._free_heap = list(range(num_blocks))
-        self._roots: set[int] = set()
-        self._full: dict[tuple[int, tuple[Key, ...]], int] = {}
-        self._evictable: list[tuple[int, int]] = []
+        self._free = MinSet(range(num_blocks))
+        self._index = PrefixIndex(self._blocks, block_size)
+        self._leaves: MinSet[tuple[int, int]] = MinSet()
+        """(last_used, id) of the blocks that can be evicted: cached, without children."""
         self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
         self._in_use: Sequence[Key] = ()
         self._kept: set[int] | None = set()
+        self.carry_out = carry_out
         self.tier = HostTier() if tier is None else tier
 
     # -- figures
@@ -127,7 +107,7 @@ class BlockManager:
 
     def path(self, keys: Sequence[Key]) -> list[int]:
         """The blocks in which the longest cached prefix of `keys` stands, in order."""
-        path, partial, _ = self._find(keys)
+        path, partial, _ = self._index.find(keys)
         return path if partial is None else [*path, partial]
 
     def keep(self, keys: Sequence[Key]) -> None:
@@ -142,58 +122,57 @@ class BlockManager:
 
     def match(self, keys: Sequence[Key]) -> int:
         """How many leading rows of `keys` are present, here or in the host tier. Changes nothing."""
-        path, _, rows = self._find(keys)
+        path, _, rows = self._index.find(keys)
         spilled = sum(rows for _, rows in self._spilled(path, keys))
         return len(path) * self.block_size + max(rows, spilled)
 
-    def open(self, keys: Sequence[Key], idle: bool = False) -> tuple[BlockTable, list[Copy]]:
+    def room(self, idle: bool = False) -> int:
+        """How many blocks can be had, those of cached rows included. `idle`: as in `reserve`."""
+        spared = sum(self._blocks[id].refs == 0 for id in self._kept_blocks()) if idle else 0
+        return len(self._free) + self._cached - spared
+
+    def needs(self, keys: Sequence[Key], rows: int) -> int:
+        """How many blocks of `room` a table of `rows` rows that begins with `keys` takes: those that nobody holds."""
+        path, _, _ = self._index.find(keys)
+        return self.blocks_for(rows) - sum(self._blocks[id].refs > 0 for id in path)
+
+    def open(self, keys: Sequence[Key], idle: bool = False) -> BlockTable:
         """A new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
 
         What the host tier has of it is brought back. The matching part of a block that goes on differently, or that
-        somebody else may still write, is copied into a fresh block: do the copies returned before anything is
-        written. Where no block can be had for such a copy, the prefix just ends before it.
+        somebody else may still write, is copied into a fresh block. Where no block can be had for such a copy, the
+        prefix just ends before it. Raises what `carry_out` raises; then there is no table.
         """
-        path, partial, rows = self._find(keys)
+        path, partial, rows = self._index.find(keys)
         spilled = self._spilled(path, keys)
         for id in path:
             self._hold(id)
         table = BlockTable(path, len(path) * self.block_size)
         self._tables.append(table)
-        if sum(rows for _, rows in spilled) > rows and (back := self._bring_back(table, spilled, idle)):
-            return table, back
-        if partial is None:
-            return table, []
-        source = self._blocks[partial]
-        if source.refs == 0 and not source.children and rows == len(source.keys):
-            self._hold(partial)
-            table.blocks.append(partial)
-            table.length += rows
-            return table, []
-        self._hold(partial)
-        copies: list[Copy] = []
         try:
-            if not self._has_room(1, idle):
-                return table, []
-            copy = self._take(partial, copies)
-        finally:
-            self._release(partial)
-        table.blocks.append(copy)
-        self.commit(table, source.keys[:rows], source.origins)
-        return table, [*copies, RowCopy(partial, copy, rows)]
+            if sum(rows for _, rows in spilled) <= rows or not self._bring_back(table, spilled, idle):
+                self._continue(table, partial, rows, idle)
+        except BaseException:
+            self.close(table)
+            raise
+        return table
 
-    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> list[Copy]:
+    def reserve(self, table: BlockTable, rows: int, idle: bool = False) -> None:
         """Make room for `rows` more rows in `table`, evicting cached blocks where needed.
 
-        `idle`: nobody waits for them, so the conversation in use is left alone. Returns what to copy to the host
-        tier. Raises OutOfBlocksError, and changes nothing, when there is no room.
+        `idle`: nobody waits for them, so the conversation in use is left alone. Raises OutOfBlocksError when there is
+        no room, and what `carry_out` raises; `table` is then as it was.
         """
-        missing = self.blocks_for(table.length + rows) - len(table.blocks)
+        before = len(table.blocks)
+        missing = self.blocks_for(table.length + rows) - before
         if not self._has_room(missing, idle):
             raise OutOfBlocksError
-        copies: list[Copy] = []
-        for _ in range(missing):
-            table.blocks.append(self._take(table.blocks[-1] if table.blocks else ROOT, copies))
-        return copies
+        try:
+            for _ in range(missing):
+                table.blocks.append(self._take(table.blocks[-1] if table.blocks else ROOT))
+        except BaseException:
+            self._cut_table(table, before)
+            raise
 
     def commit(self, table: BlockTable, keys: Iterable[Key], origins: Iterable[int] = repeat(0)) -> None:
         """Note that the next rows of `table` are written (or will be, before anyone else reads them), and for whom.
@@ -205,38 +184,16 @@ class BlockManager:
             index, row = divmod(table.length, self.block_size)
             block = self._blocks[table.blocks[index]]
             if row == 0:
-                self._link(block, table.blocks[index - 1] if index else ROOT)
+                self._index.link(block, table.blocks[index - 1] if index else ROOT)
             block.keys.append(key)
             block.origins.append(origin)
             table.length += 1
             if row == self.block_size - 1:
-                self._index_full(table, index)
+                self._complete(table, index)
 
     def truncate(self, table: BlockTable) -> None:
         """Give back the blocks that were reserved but not written."""
-        for id in table.blocks[self.blocks_for(table.length) :]:
-            self._release(id)
-        del table.blocks[self.blocks_for(table.length) :]
-
-    def fork(self, table: BlockTable) -> tuple[BlockTable, list[Copy]]:
-        """A second table with the same rows. Full blocks are shared, an unfinished tail is copied.
-
-        Raises OutOfBlocksError, and changes nothing, when no block is left for the tail.
-        """
-        full, rest = divmod(table.length, self.block_size)
-        if rest and not self._has_room(1, idle=False):
-            raise OutOfBlocksError
-        twin = BlockTable(table.blocks[:full], full * self.block_size)
-        for id in twin.blocks:
-            self._hold(id)
-        self._tables.append(twin)
-        if not rest:
-            return twin, []
-        source = table.blocks[full]
-        copies: list[Copy] = []
-        twin.blocks.append(self._take(source, copies))
-        self.commit(twin, self._blocks[source].keys, self._blocks[source].origins)
-        return twin, [*copies, RowCopy(source, twin.blocks[full], rest)]
+        self._cut_table(table, self.blocks_for(table.length))
 
     def close(self, table: BlockTable) -> None:
         """Let go of every block of `table`; what was written stays as cache until it is evicted."""
@@ -254,22 +211,29 @@ class BlockManager:
         return [origin for id in table.blocks for origin in self._blocks[id].origins]
 
     def forget(self, keys: Sequence[Key], start: int) -> int:
-        """Free the cached blocks on the path of `keys` that hold nothing before row `start`; the host tier's too.
+        """Forget the rows of the path of `keys` from row `start` on, here and in the host tier.
 
-        Blocks that somebody holds, or that other paths go through, stay. Returns how many were freed.
+        Blocks that somebody holds, or that other paths go through, stay. Returns how many blocks were freed.
         """
-        path, partial, _ = self._find(keys)
+        path, partial, _ = self._index.find(keys)
         self.tier.forget(self._spilled(path, keys), self.blocks_for(start) - len(path))
-        if partial is not None and len(path) * self.block_size + len(self._blocks[partial].keys) == len(keys):
-            path.append(partial)  # the path's own tail; a block of another branch is none of ours
+        if partial is not None:
+            tail = self._blocks[partial].keys
+            if list(keys[len(path) * self.block_size :][: len(tail)]) == tail:
+                path.append(partial)  # the path's own tail; a block of another branch is none of ours
         freed = 0
-        for index in range(len(path) - 1, -1, -1):
-            block = self._blocks[path[index]]
-            if index * self.block_size < start or block.refs or block.children:
+        while path:
+            block = self._blocks[path.pop()]
+            kept = max(start - len(path) * self.block_size, 0)
+            if kept >= len(block.keys) or block.refs or block.children:
                 break
             if not self.tier.remove(*self._identity(block)):
                 break
-            self._evict(block)
+            if kept and not self._index.begins_another(block, kept):
+                self._index.shorten(block, kept)
+                self._kept = None
+                break
+            self._evict(block, spill=False)
             freed += 1
         return freed
 
@@ -278,7 +242,7 @@ class BlockManager:
         self.tier.clear()
         freed = 0
         while self._cached:
-            self._free_one(None)
+            self._free_one(spill=False)
             freed += 1
         return freed
 
@@ -295,79 +259,82 @@ class BlockManager:
         rest = keys[len(path) * self.block_size :]
         return self.tier.follow(self._name(path[-1] if path else ROOT), rest, self.block_size)
 
-    def _bring_back(
-        self, table: BlockTable, spilled: Sequence[tuple[Spilled, int]], idle: bool
-    ) -> list[Copy]:
-        """Continue `table` with spilled blocks as far as there is room."""
-        copies: list[Copy] = []
+    def _bring_back(self, table: BlockTable, spilled: Sequence[tuple[Spilled, int]], idle: bool) -> bool:
+        """Continue `table` with spilled blocks as far as there is room. False where there is none at all."""
+        start = table.length
         self.tier.touch(spilled)
         for block, rows in spilled:
             if not self._has_room(1, idle):
                 break
-            id = self._take(table.blocks[-1] if table.blocks else ROOT, copies)
+            id = self._take(table.blocks[-1] if table.blocks else ROOT)
             if block.slot < 0:  # the block that made room has taken it
                 self._release(id)
                 break
-            copies.append(Restore(block.slot, id))
-            table.blocks.append(id)
-            self.commit(table, block.keys[:rows])
+            try:
+                self._append(table, id, Restore(block.slot, id), block.keys[:rows])
+            except BaseException:
+                self.tier.drop(block)  # what cannot be brought back is computed the next time
+                raise
             self.tier.restored_rows += rows
-        return copies
+        return table.length > start
 
-    # -- the index
+    # -- rows
 
     def children(self, parent: int) -> set[int]:
         """The blocks that follow a block, or begin a path for ROOT. Not to be changed."""
-        return self._roots if parent == ROOT else self._blocks[parent].children
+        return self._index.children(parent)
 
-    def _find(self, keys: Sequence[Key]) -> tuple[list[int], int | None, int]:
-        """The full blocks of the longest cached prefix, and a block that has `rows` more of its rows."""
-        path: list[int] = []
-        parent, position = ROOT, 0
-        while position + self.block_size <= len(keys):
-            child = self._full.get((parent, tuple(keys[position : position + self.block_size])))
-            if child is None:
-                break
-            path.append(child)
-            parent = child
-            position += self.block_size
-        best, best_rank = None, (0, False)
-        rest = keys[position : position + self.block_size]
-        for child in self.children(parent):
-            block = self._blocks[child]
-            rows = common_prefix(block.keys, rest)
-            # Of equals, take one that can be used in place rather than copied.
-            rank = (rows, block.refs == 0 and rows == len(block.keys))
-            if rows and rank > best_rank:
-                best, best_rank = child, rank
-        return path, best, best_rank[0]
+    def _continue(self, table: BlockTable, partial: int | None, rows: int, idle: bool) -> None:
+        """Continue `table` with the first `rows` rows of `partial`: the block itself, or a copy if there is room."""
+        if partial is None:
+            return
+        source = self._blocks[partial]
+        in_place = source.refs == 0 and not source.children and rows == len(source.keys)
+        self._hold(partial)
+        if in_place:
+            table.blocks.append(partial)
+            table.length += rows
+            return
+        try:
+            if self._has_room(1, idle):
+                id = self._take(partial)
+                self._append(table, id, RowCopy(partial, id, rows), source.keys[:rows], source.origins)
+        finally:
+            self._release(partial)
 
-    def _link(self, block: Block, parent: int) -> None:
-        block.parent = parent
-        self.children(parent).add(block.id)
+    def _append(
+        self, table: BlockTable, id: int, copy: Copy, keys: Iterable[Key], origins: Iterable[int] = repeat(0)
+    ) -> None:
+        """Continue `table` with the fresh block `id`, of which `copy` fills the rows `keys`; else give it back."""
+        try:
+            self.carry_out(copy)
+        except BaseException:
+            self._release(id)
+            raise
+        table.blocks.append(id)
+        self.commit(table, keys, origins)
 
-    def _index_full(self, table: BlockTable, index: int) -> None:
+    def _cut_table(self, table: BlockTable, blocks: int) -> None:
+        """Give back all but the first `blocks` blocks; the others are not written."""
+        for id in table.blocks[blocks:]:
+            self._release(id)
+        del table.blocks[blocks:]
+
+    def _complete(self, table: BlockTable, index: int) -> None:
         block = self._blocks[table.blocks[index]]
-        name = (block.parent, tuple(block.keys))
-        known = self._full.get(name)
-        if known is None:
-            self._full[name] = block.id
-            block.indexed = True
-            block.name = self.tier.name(self._name(block.parent), name[1])
+        known = self._index.complete(block)
+        if known == block.id:
+            block.name = self.tier.name(self._name(block.parent), tuple(block.keys))
             return
         self._hold(known)
         table.blocks[index] = known
-        self._blocks[block.id].last_used = next(self._clock)
         block.refs -= 1
         self._drop(block)
 
     # -- holding, releasing, evicting
 
     def _has_room(self, blocks: int, idle: bool) -> bool:
-        if blocks <= len(self._free):
-            return True
-        spared = sum(self._blocks[id].refs == 0 for id in self._kept_blocks()) if idle else 0
-        return blocks <= len(self._free) + self._cached - spared
+        return blocks <= len(self._free) or blocks <= self.room(idle)
 
     def _kept_blocks(self) -> set[int]:
         """The blocks of the conversation in use, looked up when somebody needs room and they may have changed."""
@@ -379,6 +346,7 @@ class BlockManager:
         block = self._blocks[id]
         if block.refs == 0:
             self._cached -= 1
+            self._leaves.discard((block.last_used, id))
         block.refs += 1
 
     def _release(self, id: int) -> None:
@@ -394,67 +362,43 @@ class BlockManager:
 
     def _offer(self, block: Block) -> None:
         if block.refs == 0 and not block.children:
-            heapq.heappush(self._evictable, (block.last_used, block.id))
+            self._leaves.add((block.last_used, block.id))
 
-    def _take(self, after: int, copies: list[Copy]) -> int:
-        """A fresh block, next to `after` where possible: contiguous blocks can be read without gathering.
-
-        What has to be copied to the host tier for that joins `copies`.
-        """
+    def _take(self, after: int) -> int:
+        """A fresh block, next to `after` where possible: contiguous blocks can be read without gathering."""
         if not self._free:
-            self._free_one(copies)
-        id = after + 1
-        if id in self._free:
-            self._free.remove(id)
-        else:
-            id = heapq.heappop(self._free_heap)
-            while id not in self._free:
-                id = heapq.heappop(self._free_heap)
-            self._free.remove(id)
+            self._free_one(spill=True)
+        id = after + 1 if after + 1 in self._free else self._free.smallest()
+        self._free.discard(id)
         self._blocks[id].refs = 1
         return id
 
-    def _free_one(self, copies: list[Copy] | None) -> None:
+    def _free_one(self, spill: bool) -> None:
         """Evict the leaf whose turn it is (see above). There must be one, or for idle work one off the kept path.
 
-        Without `copies` the host tier does not get it.
+        `spill`: the host tier gets it.
         """
-        kept = self._kept_blocks()
-        end_of_kept: Block | None = None  # a path has one leaf
-        while self._evictable:
-            last_used, id = heapq.heappop(self._evictable)
-            block = self._blocks[id]
-            if block.refs or not block.keys or block.children or block.last_used != last_used:
-                continue  # that has changed since it was put there
-            if id in kept:
-                end_of_kept = block
-                continue
-            self._evict(block, copies)
-            if end_of_kept is not None:
-                self._offer(end_of_kept)
-            return
-        assert end_of_kept is not None, "nothing can be evicted"
-        self._evict(end_of_kept, copies)
+        _, id = first = self._leaves.smallest()
+        if id in self._kept_blocks():  # a path has one leaf
+            _, id = self._leaves.smallest(besides=first)
+        self._evict(self._blocks[id], spill)
 
-    def _evict(self, block: Block, copies: list[Copy] | None = None) -> None:
-        if copies is not None and (slot := self.tier.put(*self._identity(block))) is not None:
-            copies.append(Spill(block.id, slot))
+    def _evict(self, block: Block, spill: bool) -> None:
+        if spill:
+            self.tier.put(*self._identity(block), lambda slot: self.carry_out(Spill(block.id, slot)))
         self._cached -= 1
+        self._leaves.discard((block.last_used, block.id))
         self._drop(block)
 
     def _drop(self, block: Block) -> None:
         """Take a block that nobody holds out of the tree and put it into the free list."""
-        if block.keys:
-            self.children(block.parent).discard(block.id)
-            if block.indexed:
-                del self._full[(block.parent, tuple(block.keys))]
-            if block.parent != ROOT:
-                self._offer(self._blocks[block.parent])
-        block.parent, block.keys, block.origins, block.indexed, block.name = ROOT, [], [], False, ROOT_NAME
+        parent = block.parent
+        self._index.remove(block)
+        if parent != ROOT:
+            self._offer(self._blocks[parent])
         if self._kept:
             self._kept.discard(block.id)
         self._free.add(block.id)
-        heapq.heappush(self._free_heap, block.id)
 
     # -- invariants
 
@@ -484,23 +428,14 @@ class BlockManager:
             )
             free = block.id in self._free
             assert not (free and block.refs), f"block {block.id} is both free and held"
-            if free or not block.keys:
-                linked = block.keys or block.children or block.indexed
-                assert not linked, f"free block {block.id} is linked"
-                assert free or block.refs, f"block {block.id} is lost"
-                continue
-            cached += block.refs == 0
-            assert block.id in self.children(block.parent), f"block {block.id} is not a child of its parent"
-            assert len(block.origins) == len(block.keys) <= self.block_size
-            assert block.indexed == (len(block.keys) == self.block_size), (
-                f"block {block.id} is not indexed rightly"
-            )
-            assert block.indexed or not block.children, f"unfinished block {block.id} has children"
-            if block.indexed:
-                assert self._full.get((block.parent, tuple(block.keys))) == block.id
+            assert free or block.refs or block.keys, f"block {block.id} is lost"
+            assert not (free and block.keys), f"free block {block.id} has rows"
+            cached += bool(block.keys) and block.refs == 0
             for child in block.children:
                 assert block.refs or not self._blocks[child].refs, f"block {child} is held but not its parent"
-        assert not (self._kept or set()) & self._free, "a free block is taken for one that is kept"
+        leaves = {(b.last_used, b.id) for b in self._blocks if b.keys and not b.refs and not b.children}
+        assert set(self._leaves) == leaves, "a leaf cannot be evicted, or what is no cached leaf can"
+        assert not (self._kept or set()) & set(self._free), "a free block is taken for one that is kept"
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
-        assert len(self._full) == sum(block.indexed for block in self._blocks), "the index has stale entries"
+        self._index.check()
         self.tier.check([self._identity(block) for block in self._blocks if block.indexed])

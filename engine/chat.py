@@ -219,7 +219,7 @@ class Chat:
         tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
         together = zip(*(rows.keys for rows in tails), strict=False)
         same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
-        return self._idle.warm(self.turns, tails[-1].prefix(same), wait)
+        return self._idle.warm(self.turns, tails[-1].prefix(same), wait, tails[-1].message_start)
 
     # -- how it is done
 

@@ -10,21 +10,22 @@ import torch
 from engine.assembly import Options, assemble
 from engine.bandwidth import known_bandwidth
 from engine.block_map import BlockMap, block_map
-from engine.blocks import Key
 from engine.chat import Chat, Think, ThinkCache
 from engine.decode import Lane
 from engine.device import available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
-from engine.events import Figures, SpillFigures, TokenEvent
+from engine.events import Figures, FinishReason, SpillFigures, TokenEvent
 from engine.loop import Loop
 from engine.native import check_threads, default_threads
 from engine.native_decode import supports
 from engine.output import Output
 from engine.params import UNRECOMMENDED, SamplingParams
+from engine.prefix_index import Key
 from engine.reasoning import ThinkTracker
 from engine.rows import Rows
 from engine.scheduler import MaskedRowsEvictedError
 from engine.sequence import Priority, Sequence
+from engine.spill import common_prefix
 from engine.stepper import Stepper, explain
 from models import packed
 from models.decoder import DecoderModel
@@ -266,10 +267,9 @@ class Engine:
 
     def with_rows(self, keys: list[Key], more: int, function: Callable[[list[int]], T]) -> T:
         """Call `function` with the blocks of cached rows and of `more` to come. For the loop thread."""
-        table, copies = self._blocks.open(keys)
+        table = self._blocks.open(keys)
         try:
-            self._cache.copy_blocks(copies)
-            self._cache.copy_blocks(self._blocks.reserve(table, len(keys) - table.length + more))
+            self._blocks.reserve(table, len(keys) - table.length + more)
             return function(table.blocks)
         finally:
             self._blocks.close(table)
@@ -280,6 +280,7 @@ class Engine:
         if self._host is not None:
             self._host.close()
             self._host = None
+        self._blocks.carry_out = lambda copy: None
         for owner_of_memory in ("_cache", "_runner", "_lane", "_stepper"):
             self.__dict__.pop(owner_of_memory, None)
 
@@ -379,6 +380,25 @@ class Engine:
             raise sequence.error
         return sequence.prompt_tokens - sequence.cached_tokens
 
+    def promote(self, sequence: Sequence) -> None:
+        """A person waits for this idle work from now on. Returns at once."""
+
+        def job() -> None:
+            sequence.priority = Priority.PERSON
+
+        self._loop.post(job)
+
+    def supersede(self, sequence: Sequence, draft: Rows, start: int, rows: Rows) -> None:
+        """End the idle work `sequence`, and forget what `draft`, that it was for, has from row `start` on and `rows`,
+        which take its place, have not. Returns at once.
+        """
+
+        def job() -> None:
+            self._scheduler.finish(sequence, FinishReason.CANCELLED)
+            self._blocks.forget(draft.keys, max(start, common_prefix(draft.keys, rows.keys)))
+
+        self._loop.post(job)
+
     def keep(self, rows: Rows) -> None:
         """The conversation in use has these rows: they are evicted last, and by no idle work. Returns at once."""
         self._loop.post(lambda: self._blocks.keep(rows.keys))
@@ -434,18 +454,16 @@ class Engine:
     def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep_rows: bool, idle: bool) -> None:
         if self._blocks.match(hidden.keys) == len(hidden):
             return  # idle work that was at the same turn has done it meanwhile
-        source, copies = self._blocks.open(rows.keys, idle)
+        source = self._blocks.open(rows.keys, idle)
         try:
-            self._cache.copy_blocks(copies)
             if source.length < len(rows):
                 raise MaskedRowsEvictedError("masked rows were evicted")
-            target, copies = self._blocks.open(hidden.keys, idle)
+            target = self._blocks.open(hidden.keys, idle)
             try:
-                self._cache.copy_blocks(copies)
                 first = target.length
                 origins = self._blocks.origins(source)
                 origins = origins[first:start] + origins[max(first, start) + end - start :]
-                self._cache.copy_blocks(self._scheduler.reserve(target, len(hidden) - first, idle))
+                self._scheduler.reserve(target, len(hidden) - first, idle)
                 shift = end - start
                 if first < len(hidden):
                     self._cache.copy_rows(
@@ -474,7 +492,3 @@ class Engine:
                 needed=len(rows) + spare,
                 available=self.context_length,
             )
-
-
-def _one_line(error: Exception) -> str:
-    return (str(error).splitlines() or [repr(error)])[0][:200]

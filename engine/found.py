@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.blocks import ROOT, BlockManager, BlockTable, Key
+from engine.blocks import BlockManager, BlockTable
+from engine.prefix_index import ROOT, Key
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Items
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
@@ -127,6 +127,9 @@ class History:
 class _Task:
     """One piece of idle work. `sequence` is the one to cancel."""
 
+    rows: Rows = field(default_factory=Rows)
+    draft_start: int = 0
+    """The rows from this one on are those of a draft: what typing on does not use of them is forgotten."""
     sequence: Sequence | None = None
     cancelled: bool = False
     asked: object = None
@@ -157,14 +160,16 @@ class IdleWork:
             self._reached = sequence.computed or sequence.reached
         return self._reached
 
-    def warm(self, turns: Items[Turn], rows: Rows, wait: bool) -> None:
-        """Make `rows`, which begin with `turns`, present. Returns at once unless told to `wait`."""
+    def warm(self, turns: Items[Turn], rows: Rows, wait: bool, draft_start: int | None = None) -> None:
+        """Make `rows`, which begin with `turns`, present. Returns at once unless told to `wait`.
+
+        The rows from `draft_start` on are those of a message that is being typed.
+        """
         self.stop()
         engine = self._engine
         if not rows or len(rows) > engine.context_length:
             return
-        engine.keep(rows)
-        task = self._task = _Task()
+        task = self._begin(_Task(rows, len(rows) if draft_start is None else draft_start))
         if rows.masked_until and engine.cached_rows(rows) < rows.masked_until:
             # One masked turn after the other: somebody has to wait for each.
             thread = Thread(target=self._restore, args=(task, list(turns), rows), name="restore", daemon=True)
@@ -192,9 +197,8 @@ class IdleWork:
         engine = self._engine
         if len(rows) + 1 >= engine.context_length or rows.next_position + 1 >= engine.max_positions:
             return
-        engine.keep(rows)
         sequence = Sequence(rows, Priority.IDLE, replace(params, max_tokens=1), output, origin=self.pause)
-        self._task = _Task(sequence, asked=asked)
+        self._begin(_Task(rows, rows.message_start, sequence, asked=asked))
         engine.submit(sequence)
         if wait:
             engine.wait(sequence)
@@ -209,8 +213,9 @@ class IdleWork:
             self.stop()
             return None
         self._task = _Task()
-        sequence.priority = Priority.PERSON
         is_done, is_admitted, computed = sequence.finished.is_set(), sequence.admitted, sequence.computed
+        if not is_done:
+            self._engine.promote(sequence)
         follow(sequence)
         self._engine.wait(sequence)
         left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.found.rows)
@@ -224,6 +229,14 @@ class IdleWork:
         task.cancelled = True
         if task.sequence is not None:
             self._engine.cancel(task.sequence)
+
+    def _begin(self, task: _Task) -> _Task:
+        """From now on this is the work; what was typed before it and is not part of it is forgotten."""
+        before, self._task = self._task, task
+        if before.sequence is not None:
+            self._engine.supersede(before.sequence, before.rows, before.draft_start, task.rows)
+        self._engine.keep(task.rows)
+        return task
 
     def _restore(self, task: _Task, turns: list[Turn], rows: Rows) -> None:
         def follow(sequence: Sequence) -> None:

@@ -1,7 +1,7 @@
 """The tensors behind the block ids."""
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -55,36 +55,20 @@ class KVCache:
         runs[-1] = (runs[-1][0], runs[-1][1] - (-stop) % size)
         return runs
 
-    def copy_blocks(self, copies: Sequence[Copy]) -> None:
-        """Copy rows from block to block (copy-on-write), and blocks from and to host memory, in this order."""
-        for within, part in groupby(copies, lambda copy: isinstance(copy, RowCopy)):
-            if within:
-                self._copy_on_write([copy for copy in part if isinstance(copy, RowCopy)])
-                continue
-            assert self.host is not None
-            for copy in part:
-                if not isinstance(copy, RowCopy):
-                    self.host.carry_out(copy)
-
-    def _copy_on_write(self, copies: Sequence[RowCopy]) -> None:
-        """Copy the leading rows of blocks, all layers at once, as if one after the other."""
-        if self.kv.device.type != "cuda":
-            for copy in copies:
-                source, target = copy.source * self.block_size, copy.target * self.block_size
+    def carry_out(self, copy: Copy) -> None:
+        """Copy rows from block to block (copy-on-write), or a block from or to host memory."""
+        if isinstance(copy, RowCopy):
+            source, target = copy.source * self.block_size, copy.target * self.block_size
+            if self.kv.device.type == "cuda":
+                self.copy_rows([(source, source + copy.rows)], [(target, target + copy.rows)])
+            else:  # slices are faster there
                 self.kv[:, :, target : target + copy.rows] = self.kv[:, :, source : source + copy.rows]
-            return
-        for together in _independent(copies):
-            starts = [(c.source * self.block_size, c.target * self.block_size, c.rows) for c in together]
-            self._copy(
-                [(source, source + rows) for source, _, rows in starts],
-                [(target, target + rows) for _, target, rows in starts],
-            )
+        else:
+            assert self.host is not None
+            self.host.carry_out(copy)
 
     def copy_rows(self, source: Sequence[tuple[int, int]], target: Sequence[tuple[int, int]]) -> None:
         """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap."""
-        self._copy(source, target)
-
-    def _copy(self, source: Sequence[tuple[int, int]], target: Sequence[tuple[int, int]]) -> None:
         sources, targets = _indices(source), _indices(target)
         if sources.numel() != targets.numel():
             raise ValueError(f"{sources.numel()} rows do not fit into {targets.numel()}")
@@ -103,21 +87,6 @@ def copy_rows_reference(kv: Tensor, slots: Tensor) -> None:
     kv [2, layers, slots, num_kv_heads, head_dim], slots int64 [2, n].
     """
     kv.index_copy_(2, slots[1], kv.index_select(2, slots[0]))
-
-
-def _independent(copies: Sequence[RowCopy]) -> list[list[RowCopy]]:
-    """The copies in order, cut where one reads or writes what another before it in the same part has touched."""
-    parts: list[list[RowCopy]] = []
-    read: set[int] = set()
-    written: set[int] = set()
-    for copy in copies:
-        if not parts or copy.source in written or copy.target in read | written:
-            parts.append([])
-            read, written = set(), set()
-        parts[-1].append(copy)
-        read.add(copy.source)
-        written.add(copy.target)
-    return parts
 
 
 def _indices(runs: Sequence[tuple[int, int]]) -> Tensor:

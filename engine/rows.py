@@ -15,7 +15,7 @@ the `exact` policy sends, never finds such rows.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.blocks import Key
+from engine.prefix_index import Key
 
 
 @dataclass(slots=True)
@@ -56,6 +56,11 @@ class Rows:
         """More tokens, seen by everything after them."""
         for token_id in token_ids:
             self.append(token_id)
+
+    @property
+    def message_start(self) -> int:
+        """Where the last message of a prompt begins, with what the template writes before it."""
+        return self.edges[-1] if self.edges else 0
 
     def copy(self) -> "Rows":
         """Rows that can grow on their own."""

@@ -46,6 +46,8 @@ class Sequence:
     output: Output | None = None
     sampler: SamplerState | None = None
     status: Status = Status.WAITING
+    arrival: int = 0
+    """The scheduler's number of it: who comes first is served first."""
     table: BlockTable | None = None
     events: SimpleQueue[TokenEvent | None] = field(default_factory=SimpleQueue)
     finished: Event = field(default_factory=Event)
@@ -92,6 +94,11 @@ class Sequence:
     def pending(self) -> int:
         """Rows whose KV is yet to be computed."""
         return len(self.rows) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """Its newest token is all that is yet to be computed."""
+        return self.pending == 1 and len(self.generated) > self.earlier
 
     def stats(self) -> TurnStats:
         """The figures so far."""

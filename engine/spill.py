@@ -19,7 +19,7 @@ ROOT_NAME = 0
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Copy a device block to a slot in host memory, before the next write."""
+    """Copy a device block to a slot in host memory."""
 
     block: int
     slot: int
@@ -27,7 +27,7 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Copy a slot in host memory to a device block, before the next write."""
+    """Copy a slot in host memory to a device block."""
 
     slot: int
     block: int
@@ -65,22 +65,29 @@ class HostTier:
         known = self._children.get(parent, {}).get(keys)
         return known.name if known is not None else next(self._names)
 
-    def put(self, name: int, parent: int, keys: tuple[Hashable, ...]) -> int | None:
-        """The slot to which a block that is evicted shall be copied; None where it is there already or has no room."""
+    def put(self, name: int, parent: int, keys: tuple[Hashable, ...], write: Callable[[int], None]) -> None:
+        """Have `write` copy a block that is evicted to a slot, unless it is there already or there is no room.
+
+        Raises what `write` raises; then the tier does not have it.
+        """
         siblings = self._children.get(parent, {})
         for other in [siblings[keys]] if keys in siblings else list(siblings.values()):
             if other.keys[: len(keys)] == keys:
                 self._by_age.move_to_end(other)
-                return None
+                return
             if keys[: len(other.keys)] == other.keys:
                 self.drop(other)  # the same block when it had fewer rows
         slot = self._slot()
         if slot is None:
-            return None
+            return
+        try:
+            write(slot)
+        except BaseException:
+            self._free.append(slot)
+            raise
         block = Spilled(name, parent, keys, slot)
         self._children.setdefault(parent, {})[keys] = block
         self._by_age[block] = None
-        return slot
 
     def follow(self, name: int, keys: Sequence[Hashable], size: int) -> list[tuple[Spilled, int]]:
         """The blocks that continue a path after the block `name` with the rows `keys`, and how many rows of each do.

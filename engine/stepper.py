@@ -48,33 +48,23 @@ class Stepper:
             self._decode(self.lane, self.lane.sequence)
             self._report_finished()
             return
-        step, copied, failed = Step(), False, False
+        step = Step()
         try:
             self._judge_host()
             self.alone = self.device.type == "cpu" and self.others.are_busy()
             self.scheduler.idle_chunk = self._idle_pace.rows
             step = self.scheduler.next_step()
-            self.cache.copy_blocks(step.copies)
-            copied = True
             self._report_finished()
             if step.chunks:
                 self._run(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
-            failed = True
             ended = [chunk.sequence for chunk in step.chunks]
-            if not copied:
-                ended = [*self.scheduler.waiting, *self.scheduler.running]
-            for sequence in ended:
-                self.scheduler.finish(sequence, None, explain(error))
-            if not copied:  # the index promises rows that were never copied
-                self.blocks.evict_all()
-        if failed:
-            self._give_memory_back()
+            for sequence in ended or [*self.scheduler.waiting, *self.scheduler.running]:
+                self.scheduler.finish(sequence, None, error)
         self._report_finished()
 
     def _decode(self, lane: Lane, sequence: Sequence) -> None:
         """One token of the sequence in the lane: launch the step after it, then read it."""
-        failed = False
         try:
             if sequence.cancelled:
                 self.scheduler.finish(sequence, FinishReason.CANCELLED)
@@ -86,11 +76,8 @@ class Stepper:
                 if sequence.finish_reason is None and ahead:
                     return
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
-            failed = True
-            self.scheduler.finish(sequence, None, explain(error))
+            self.scheduler.finish(sequence, None, error)
         lane.sequence = None
-        if failed:
-            self._give_memory_back()
 
     def _can_go_on(self, sequence: Sequence) -> bool:
         """Whether another step may follow the token that is not read yet, and nobody else wants to run."""
@@ -108,17 +95,11 @@ class Stepper:
         """Launch the step of the token that is not read yet. False where there is no block for its row."""
         assert sequence.table is not None
         try:
-            copies = self.scheduler.reserve(sequence.table, 1)
+            self.scheduler.reserve(sequence.table, 1)
         except OutOfBlocksError:
             return False
-        self.cache.copy_blocks(copies)
         lane.launch(len(sequence.rows), sequence.table.blocks)
         return True
-
-    def _give_memory_back(self) -> None:
-        # After the except block: until then the error's frames hold what was being computed.
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _run(self, step: Step) -> None:
         idle = step.chunks[0].sequence.priority is Priority.IDLE
@@ -228,11 +209,16 @@ class Stepper:
             self.scheduler.finish(sequence, reason)
 
     def _report_finished(self) -> None:
+        failed = any(sequence.error is not None for sequence in self.scheduler.finished)
         for sequence in self.scheduler.finished:
             self._report(sequence)
         self.scheduler.finished.clear()
+        # Not sooner: the frames of an error hold what was being computed.
+        if failed and self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _report(self, sequence: Sequence) -> None:
+        sequence.error = sequence.error and explain(sequence.error)
         if sequence.output is not None:
             sequence.tail = sequence.output.flush()
         sequence.finished.set()

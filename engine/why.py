@@ -4,9 +4,9 @@ from bisect import bisect_right
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
-from engine.blocks import Key
 from engine.events import Cause, Parting, TurnStats
 from engine.found import Found
+from engine.prefix_index import Key
 from engine.rows import Rows
 from engine.turns import Turn
 

@@ -164,7 +164,7 @@ def test_copies_take_every_layer() -> None:
     kv.k.copy_(torch.randn_like(kv.k))
     kv.v.copy_(torch.randn_like(kv.v))
     k, v = kv.k.clone(), kv.v.clone()
-    kv.copy_blocks([RowCopy(2, 7, 3)])
+    kv.carry_out(RowCopy(2, 7, 3))
     kv.copy_rows([(0, 2), (5, 6)], [(40, 43)])
     for now, before in ((kv.k, k), (kv.v, v)):
         assert torch.equal(now[:, 28:31], before[:, 8:11])

@@ -59,7 +59,7 @@ def test_answers_whose_thinking_was_taken_out_are_marked() -> None:
     rows = Rows.of([1, 2, 3, 4, 5, 6, 7, 8]).hide(2, 5)
     rows.extend([9, 10])
     manager = BlockManager(4, 2)
-    table, _ = manager.open([])
+    table = manager.open([])
     manager.reserve(table, len(rows))
     manager.commit(table, rows.keys)
     found = block_map(manager, rows.keys)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from engine.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
-from engine.spill import HostTier, Spill
+from engine.spill import HostTier, Restore, Spill, common_prefix
 
 
 def filled(manager: BlockManager, keys: list[int]) -> BlockTable:
-    table, _ = manager.open(keys)
+    table = manager.open(keys)
     rest = keys[table.length :]
     manager.reserve(table, len(rest))
     manager.commit(table, rest)
@@ -21,24 +21,24 @@ def filled(manager: BlockManager, keys: list[int]) -> BlockTable:
 
 
 def test_a_full_prefix_is_shared_and_the_rest_is_copied_to_the_token() -> None:
-    manager = BlockManager(8, 4)
+    copies: list[Copy] = []
+    manager = BlockManager(8, 4, copies.append)
     first = filled(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9])
-    second, copies = manager.open([1, 2, 3, 4, 5, 6, 99])
+    second = manager.open([1, 2, 3, 4, 5, 6, 99])
     assert second.length == 6
     assert second.blocks[0] == first.blocks[0]
     assert second.blocks[1] not in first.blocks
-    assert [(copy.source, copy.target, copy.rows) for copy in copies] == [
-        (first.blocks[1], second.blocks[1], 2)
-    ]
+    assert copies == [RowCopy(first.blocks[1], second.blocks[1], 2)]
     manager.check()
 
 
 def test_an_unfinished_tail_that_nobody_holds_is_written_on_in_place() -> None:
-    manager = BlockManager(4, 4)
+    copies: list[Copy] = []
+    manager = BlockManager(4, 4, copies.append)
     first = filled(manager, [1, 2, 3, 4, 5, 6])
     blocks = list(first.blocks)
     manager.close(first)
-    second, copies = manager.open([1, 2, 3, 4, 5, 6, 7])
+    second = manager.open([1, 2, 3, 4, 5, 6, 7])
     assert (second.blocks, second.length, copies) == (blocks, 6, [])
     manager.check()
 
@@ -69,7 +69,7 @@ def test_siblings_go_before_the_conversation_which_shrinks_from_its_end_the_syst
     manager.close(filled(manager, TALK))
     manager.close(filled(manager, SIBLING))
     manager.keep(TALK)
-    table, left = manager.open([])[0], []
+    table, left = manager.open([]), []
     for rows in (2, 4, 6):
         manager.reserve(table, rows)
         left.append((manager.match(TALK), manager.match(SIBLING)))
@@ -82,12 +82,12 @@ def test_idle_work_does_without_blocks_rather_than_take_those_of_the_conversatio
     manager.keep(TALK)  # named before it is there
     manager.close(filled(manager, TALK))
     manager.close(filled(manager, SIBLING))
-    table = manager.open([])[0]
+    table = manager.open([])
     manager.reserve(table, 4, idle=True)
     assert (manager.match(TALK), manager.match(SIBLING)) == (6, 4)
     with pytest.raises(OutOfBlocksError):
         manager.reserve(table, 5, idle=True)
-    assert manager.open([1, 2, 3, 9], idle=True)[0].length == 2, "there is no block for a copy"
+    assert manager.open([1, 2, 3, 9], idle=True).length == 2, "there is no block for a copy"
     manager.reserve(table, 5)
     assert manager.match(TALK) == 4, "a person has it"
     manager.check()
@@ -99,13 +99,13 @@ def test_another_conversation_in_use_takes_the_place_of_the_one_before() -> None
         manager.close(filled(manager, keys))
     manager.keep(TALK)
     manager.keep(SIBLING)
-    manager.reserve(manager.open([])[0], 2, idle=True)
+    manager.reserve(manager.open([]), 2, idle=True)
     assert (manager.match(TALK), manager.match(SIBLING)) == (4, 6)
 
 
 def test_equal_paths_share_their_blocks_once_they_are_full() -> None:
     manager = BlockManager(8, 2)
-    first, second = manager.open([])[0], manager.open([])[0]
+    first, second = manager.open([]), manager.open([])
     for table in (first, second):
         manager.reserve(table, 4)
         manager.commit(table, [1, 2, 3, 4])
@@ -136,11 +136,15 @@ def test_forget_frees_a_path_but_not_what_others_need() -> None:
 
 def test_a_key_with_a_mark_is_another_key() -> None:
     manager = BlockManager(4, 2)
-    table = manager.open([])[0]
+    table = manager.open([])
     manager.reserve(table, 3)
     manager.commit(table, [1, (2, (7, 8)), 3])
     assert manager.match([1, 2, 3]) == 1
     assert manager.match([1, (2, (7, 8)), 3]) == 3
+
+
+class CopyError(Exception):
+    pass
 
 
 class Blocks(RuleBasedStateMachine):
@@ -153,26 +157,38 @@ class Blocks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(12, 4, self.tier())
+        self.manager = BlockManager(12, 4, self._copy, self.tier())
         self.content: dict[BlockTable, list[int]] = {}
         self.kept: list[int] = []
         self.memory = {block: [None] * 4 for block in range(12)}
         self.host: dict[int, list] = {}
+        self.fails_in: int | None = None
+        """So many copies from now on the one comes that fails."""
 
     def tier(self) -> HostTier | None:
         return None
 
-    def _copy(self, copies: list[Copy]) -> None:
-        for copy in copies:
-            if isinstance(copy, RowCopy):
-                self.memory[copy.target][: copy.rows] = self.memory[copy.source][: copy.rows]
-            elif isinstance(copy, Spill):
-                self.host[copy.slot] = list(self.memory[copy.block])
-            else:
-                self.memory[copy.block] = list(self.host[copy.slot])
+    def _copy(self, copy: Copy) -> None:
+        """Carry it out, or fail and leave the target in pieces."""
+        target, place = (
+            (self.host, copy.slot) if isinstance(copy, Spill) else (self.memory, self._target(copy))
+        )
+        if self.fails_in is not None:
+            self.fails_in -= 1
+            if self.fails_in < 0:
+                self.fails_in = None
+                target[place] = [["torn"]] * 4
+                raise CopyError
+        if isinstance(copy, RowCopy):
+            self.memory[copy.target][: copy.rows] = self.memory[copy.source][: copy.rows]
+        else:
+            target[place] = list(self.memory[copy.block] if isinstance(copy, Spill) else self.host[copy.slot])
+
+    def _target(self, copy: RowCopy | Restore) -> int:
+        return copy.target if isinstance(copy, RowCopy) else copy.block
 
     def _on_device(self, keys: list[int]) -> int:
-        path, _, rows = self.manager._find(keys)
+        path, _, rows = self.manager._index.find(keys)
         return len(path) * 4 + rows
 
     @rule(keys=st.lists(st.integers(0, 1), max_size=14))
@@ -190,13 +206,19 @@ class Blocks(RuleBasedStateMachine):
             cached = {block.id for block in self.manager.every if block.keys and not block.refs}
             assert cached <= set(self.manager.path(self.kept))
 
+    @rule(copies=st.integers(0, 3))
+    def one_of_the_next_copies_fails(self, copies: int) -> None:
+        self.fails_in = copies
+
     @rule(target=tables, keys=st.lists(st.integers(0, 1), max_size=14), idle=st.booleans())
-    def open(self, keys: list[int], idle: bool) -> BlockTable:
+    def open(self, keys: list[int], idle: bool) -> object:
         there, found = self._on_device(keys), self.manager.match(keys)
-        with self._evicts_rightly(idle):
-            table, copies = self.manager.open(keys, idle)
+        try:
+            with self._evicts_rightly(idle):
+                table = self.manager.open(keys, idle)
+        except CopyError:
+            return multiple()
         assert there - 3 <= table.length <= found
-        self._copy(copies)
         self.content[table] = keys[: table.length]
         return table
 
@@ -205,8 +227,8 @@ class Blocks(RuleBasedStateMachine):
         before = list(table.blocks)
         try:
             with self._evicts_rightly(idle):
-                self._copy(self.manager.reserve(table, len(keys), idle))
-        except OutOfBlocksError:
+                self.manager.reserve(table, len(keys), idle)
+        except (OutOfBlocksError, CopyError):
             assert table.blocks == before
             return
         start = table.length
@@ -216,22 +238,11 @@ class Blocks(RuleBasedStateMachine):
             self.memory[table.blocks[row // 4]][row % 4] = self.content[table][: row + 1]
         self.manager.commit(table, keys)
 
-    @rule(target=tables, table=tables)
-    def fork(self, table: BlockTable) -> object:
-        try:
-            with self._evicts_rightly(idle=False):
-                twin, copies = self.manager.fork(table)
-        except OutOfBlocksError:
-            return multiple()
-        self._copy(copies)
-        self.content[twin] = list(self.content[table])
-        return twin
-
     @rule(table=tables, extra=st.integers(1, 8))
     def reserve_and_give_back(self, table: BlockTable, extra: int) -> None:
         try:
-            self._copy(self.manager.reserve(table, extra))
-        except OutOfBlocksError:
+            self.manager.reserve(table, extra)
+        except (OutOfBlocksError, CopyError):
             return
         self.manager.truncate(table)
 
@@ -243,9 +254,11 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(keys=st.lists(st.integers(0, 1), max_size=14), start=st.integers(0, 8))
     def forget(self, keys: list[int], start: int) -> None:
-        kept = min(self.manager.match(keys), start // 4 * 4)
+        kept = min(self.manager.match(keys), start)
+        before = self.manager.match(self.kept), common_prefix(self.kept, keys)
         self.manager.forget(keys, start)
         assert self.manager.match(keys) >= kept
+        assert self.manager.match(self.kept) >= min(*before, start)
 
     @rule()
     def evict(self) -> None:

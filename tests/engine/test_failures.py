@@ -67,7 +67,7 @@ def test_rows_whose_copy_failed_are_not_found_again(
 ) -> None:
     engine.warm(PROMPT)
     branch = [*PROMPT[:50], 7, 8, 9]
-    monkeypatch.setattr(engine._cache, "copy_blocks", once(RuntimeError("boom"), engine._cache.copy_blocks))
+    monkeypatch.setattr(engine._blocks, "carry_out", once(RuntimeError("boom"), engine._cache.carry_out))
     with pytest.raises(EngineError, match="boom"):
         engine.warm(branch)
     list(engine.stream(branch, GREEDY))

@@ -1,5 +1,8 @@
 """Who runs next, and what happens when blocks run out. No model: the steps are noted as done."""
 
+from itertools import pairwise
+from random import Random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +32,7 @@ def play(scheduler: Scheduler, token: int = 1000) -> Step:
             chunk.sequence.rows.append(token)
             chunk.sequence.generated.append(token)
     scheduler.blocks.check()
+    scheduler.finished.clear()
     return step
 
 
@@ -87,7 +91,7 @@ def test_idle_work_is_dropped_when_a_person_needs_its_blocks() -> None:
 def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find_no_room() -> None:
     """In 4 blocks idle work holds 3; of the person's two spilled blocks only one would find room beside it."""
     slots = [16]
-    s = Scheduler(BlockManager(4, 4, HostTier(lambda: slots.pop() if slots else 0)), 64, 12)
+    s = Scheduler(BlockManager(4, 4, tier=HostTier(lambda: slots.pop() if slots else 0)), 64, 12)
     person = prompt(list(range(8)), generate=False)
     s.add(person)
     play(s)
@@ -181,7 +185,7 @@ def test_alone_and_out_of_blocks_means_the_context_is_full() -> None:
     for _ in range(4):
         play(s)
     assert (sequence.status, sequence.finish_reason) == (Status.FINISHED, FinishReason.CONTEXT_FULL)
-    assert s.finished == [sequence]
+    assert not s.has_work
 
 
 def test_a_cancelled_sequence_ends_before_the_next_step_wherever_it_stands() -> None:
@@ -249,3 +253,94 @@ def test_everything_ends_whatever_comes_in(jobs: list[tuple[int, int, bool, bool
         if sequence.finish_reason is FinishReason.LENGTH:
             assert len(sequence.generated) == answer
     assert s.blocks.num_held == 0
+
+
+def test_a_long_prompt_is_done_in_its_turn_however_many_short_ones_keep_coming() -> None:
+    s = scheduler(blocks=4000, max_chunk=8)
+    long = prompt(list(range(80)), generate=False)
+    s.add(long)
+    for time in range(80 // 8 + 1):
+        s.add(prompt([1000 + time] * 8, generate=False))
+        play(s)
+    assert long.status is Status.FINISHED
+
+
+def test_who_was_sent_back_runs_again_once_there_is_room_for_it_and_before_who_came_later() -> None:
+    s = scheduler(blocks=8, max_chunk=64)
+    old, young, late = (prompt([i] * 10) for i in (1, 2, 3))
+    for sequence in (old, young):
+        s.add(sequence)
+    play(s)
+    assert young.status is Status.RUNNING
+    while young.status is Status.RUNNING:
+        play(s)
+    s.add(late)
+    while len(old.rows) < 30:
+        assert [chunk.sequence for chunk in play(s).chunks] == [old], "it would be sent back at once"
+    s.finish(old, FinishReason.EOS)
+    assert play(s).chunks[0].sequence is young
+
+
+class Load:
+    """Prompts at random times in few blocks, each with an answer of its own length."""
+
+    def __init__(self, seed: int, blocks: int) -> None:
+        self.rng = Random(seed)
+        self.s = scheduler(blocks, max_chunk=16)
+        self.answers: dict[Sequence, int] = {}
+        self.waited: dict[Sequence, int] = {}
+        self.before: dict[Sequence, int] = {}
+        self.computed = 0
+
+    def arrive(self) -> None:
+        first = 100 * self.rng.randint(0, 10**6)
+        length = self.rng.choice((3, 8, 20, 60))
+        sequence = prompt(list(range(first, first + length)))
+        alive = [s for s in self.answers if s.status is not Status.FINISHED]
+        # One after the other, with a step for each row, and every row computed twice.
+        self.before[sequence] = 2 * sum(s.prompt_tokens + self.answers[s] for s in alive) + length
+        self.answers[sequence], self.waited[sequence] = self.rng.randint(1, 60), 0
+        self.s.add(sequence)
+
+    def step(self) -> None:
+        running = {s for s in self.answers if s.status is Status.RUNNING}
+        step = play(self.s)
+        self.computed += sum(chunk.count for chunk in step.chunks)
+        prompts = [c for c in step.chunks if not (c.count == 1 and len(c.sequence.generated) > 1)]
+        for earlier, later in pairwise(prompts):
+            assert earlier.sequence.arrival < later.sequence.arrival, (
+                "prompts run in the order in which they came"
+            )
+            assert earlier.sequence.pending <= 1, "and a later one gets only what the earlier ones leave"
+        waiting = [s.arrival for s in self.s.waiting]
+        assert all(s.arrival < min(waiting, default=10**9) for s in self.s.running), "nobody is passed over"
+        assert step.chunks or not running
+        for sequence, answer in self.answers.items():
+            if not sequence.generated:
+                self.waited[sequence] += 1
+                assert self.waited[sequence] <= self.before[sequence]
+            if sequence.status is Status.RUNNING and len(sequence.generated) >= answer:
+                self.s.finish(sequence, FinishReason.LENGTH)
+
+    def run(self, arrivals: int) -> None:
+        for _ in range(arrivals):
+            self.arrive()
+            for _ in range(self.rng.choice((0, 0, 2, 5, 20))):
+                self.step()
+        while self.s.has_work:
+            self.step()
+            self.s.finished.clear()
+        assert all(len(sequence.generated) == answer for sequence, answer in self.answers.items())
+
+    @property
+    def needed(self) -> int:
+        return sum(len(sequence.rows) - 1 for sequence in self.answers)
+
+
+def test_prompts_run_in_their_order_nobody_waits_for_ever_and_few_rows_are_computed_twice() -> None:
+    for blocks, share in ((40, 0.16), (80, 0.04)):
+        loads = [Load(seed, blocks) for seed in range(8)]
+        for load in loads:
+            load.run(25)
+        wasted = sum(load.computed - load.needed for load in loads) / sum(load.needed for load in loads)
+        assert wasted < share

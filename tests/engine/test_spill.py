@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from engine.blocks import BlockManager, BlockTable, OutOfBlocksError, RowCopy
+from engine.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
 from engine.host_kv import Costs, HostKV
 from engine.kv_cache import KVCache
 from engine.memory import spill_bytes
@@ -25,34 +25,40 @@ def pieces(*sizes: int) -> HostTier:
     return HostTier(lambda: left.pop(0) if left else 0)
 
 
-def fill(manager: BlockManager, keys: list) -> tuple[BlockTable, list]:
-    """An open table with these keys, and the copies that it took."""
-    table, copies = manager.open(keys)
+def manager_of(blocks: int, size: int, *slots: int) -> tuple[BlockManager, list[Copy]]:
+    """A manager with a tier that grows by `slots`, and what it has copied."""
+    copies: list[Copy] = []
+    return BlockManager(blocks, size, copies.append, pieces(*slots)), copies
+
+
+def fill(manager: BlockManager, keys: list) -> BlockTable:
+    """An open table with these keys."""
+    table = manager.open(keys)
     rest = keys[table.length :]
-    copies += manager.reserve(table, len(rest))
+    manager.reserve(table, len(rest))
     manager.commit(table, rest)
     manager.check()
-    return table, copies
+    return table
 
 
-def used(manager: BlockManager, keys: list) -> list:
+def used(manager: BlockManager, keys: list) -> None:
     """The same, closed again."""
-    table, copies = fill(manager, keys)
-    manager.close(table)
+    manager.close(fill(manager, keys))
     manager.check()
-    return copies
 
 
 TALK, OTHER = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]
 
 
 def test_what_is_evicted_is_spilled_from_its_end_and_comes_back_from_its_beginning() -> None:
-    manager = BlockManager(3, 2, pieces(8))
-    assert used(manager, TALK) == []
-    spilled = used(manager, OTHER)
-    assert spilled == [Spill(2, 0), Spill(1, 1), Spill(0, 2)]
+    manager, copies = manager_of(3, 2, 8)
+    used(manager, TALK)
+    assert copies == []
+    used(manager, OTHER)
+    assert copies == [Spill(2, 0), Spill(1, 1), Spill(0, 2)]
     assert manager.match(TALK) == 6
-    table, copies = manager.open(TALK)
+    copies.clear()
+    table = manager.open(TALK)
     assert table.length == 6
     assert [copy for copy in copies if isinstance(copy, Restore)] == [
         Restore(slot, block) for slot, block in zip((2, 1, 0), table.blocks, strict=True)
@@ -67,28 +73,29 @@ def test_what_is_evicted_is_spilled_from_its_end_and_comes_back_from_its_beginni
 
 
 def test_a_block_that_came_back_is_not_copied_again_when_it_is_evicted() -> None:
-    manager = BlockManager(3, 2, pieces(8))
+    manager, copies = manager_of(3, 2, 8)
     used(manager, TALK)
     used(manager, OTHER)
     used(manager, TALK)
-    copies = used(manager, OTHER)
+    copies.clear()
+    used(manager, OTHER)
     assert all(isinstance(copy, Restore) for copy in copies)
     assert len(copies) == 3
 
 
 def test_the_rows_of_an_unfinished_block_and_the_beginning_of_another_branch_come_back_too() -> None:
-    manager = BlockManager(4, 4, pieces(8))
+    manager = BlockManager(4, 4, tier=pieces(8))
     used(manager, [1, 2, 3, 4, 5, (6, (9, 9))])
     used(manager, list(range(20, 36)))
     assert manager.match([1, 2, 3, 4, 5, (6, (9, 9)), 7]) == 6
     assert manager.match([1, 2, 3, 4, 5, 6, 7]) == 5, "a key with a mark is another key"
     assert manager.match([1, 2, 9]) == 2
-    assert fill(manager, [1, 2, 3, 4, 5, (6, (9, 9)), 7, 8, 9])[0].length == 9
+    assert fill(manager, [1, 2, 3, 4, 5, (6, (9, 9)), 7, 8, 9]).length == 9
     assert manager.tier.restored_rows == 6
 
 
 def test_equal_rows_after_different_beginnings_are_different_blocks() -> None:
-    manager = BlockManager(2, 2, pieces(8))
+    manager, copies = manager_of(2, 2, 8)
     for start in (1, 2):
         used(manager, [start, start, 7, 7])
     used(manager, [3, 3, 4, 4])
@@ -96,13 +103,14 @@ def test_equal_rows_after_different_beginnings_are_different_blocks() -> None:
         assert manager.match([start, start, 7, 7]) == (2 if start == 3 else rows)
     slots = {}
     for start in (1, 2):
-        copies = used(manager, [start, start, 7, 7])
+        copies.clear()
+        used(manager, [start, start, 7, 7])
         slots[start] = [copy.slot for copy in copies if isinstance(copy, Restore)]
     assert not set(slots[1]) & set(slots[2])
 
 
 def test_where_slots_run_out_the_oldest_block_goes_and_a_path_keeps_its_beginning() -> None:
-    manager = BlockManager(3, 2, pieces(1, 1))
+    manager = BlockManager(3, 2, tier=pieces(1, 1))
     used(manager, TALK)
     used(manager, OTHER)
     assert len(manager.tier) == 2
@@ -113,19 +121,21 @@ def test_of_a_path_that_came_back_the_beginning_stays_longest() -> None:
     tier = pieces(4)
     names = [tier.name(0, (1, 2))]
     names += [tier.name(names[0], (3, 4))]
+    slots: list[int] = []
     for name, parent, keys in ((names[0], 0, (1, 2)), (names[1], names[0], (3, 4)), (0, names[1], (5,))):
-        assert tier.put(name, parent, keys) is not None
+        tier.put(name, parent, keys, slots.append)
+    assert slots == [0, 1, 2]
     tier.touch(tier.follow(0, [1, 2, 3, 4, 5, 6], 2))
     left = []
     for key in (7, 8, 9, 10):
-        tier.put(0, 0, (key,))
+        tier.put(0, 0, (key,), slots.append)
         left.append([rows for _, rows in tier.follow(0, [1, 2, 3, 4, 5, 6], 2)])
         tier.check([])
     assert left == [[2, 2, 1], [2, 2], [2], []]
 
 
 def test_a_block_with_more_rows_takes_the_place_of_what_it_was() -> None:
-    manager = BlockManager(2, 4, pieces(8))
+    manager = BlockManager(2, 4, tier=pieces(8))
     used(manager, [1, 2, 3, 4, 5])
     used(manager, [9] * 8)
     used(manager, [1, 2, 3, 4, 5, 6])
@@ -135,33 +145,34 @@ def test_a_block_with_more_rows_takes_the_place_of_what_it_was() -> None:
 
 
 def test_coming_back_takes_no_more_than_there_is_room_for() -> None:
-    manager = BlockManager(4, 2, pieces(1, 8))
+    manager = BlockManager(4, 2, tier=pieces(1, 8))
     used(manager, TALK)
-    held, _ = fill(manager, OTHER)
-    table, _ = manager.open(TALK)
+    held = fill(manager, OTHER)
+    table = manager.open(TALK)
     assert table.length == 2, "three blocks are held"
     manager.check()
     with pytest.raises(OutOfBlocksError):
         manager.reserve(table, 2)
     manager.close(held)
     manager.keep(OTHER)
-    assert manager.open(TALK, idle=True)[0].length == 2, "nor does idle work take the conversation in use"
-    assert manager.open(TALK)[0].length == 6
+    assert manager.open(TALK, idle=True).length == 2, "nor does idle work take the conversation in use"
+    assert manager.open(TALK).length == 6
     manager.check()
 
 
 def test_a_tier_of_one_slot_may_lose_what_should_come_back_to_what_makes_room_for_it() -> None:
-    manager = BlockManager(1, 2, pieces(1))
+    manager, copies = manager_of(1, 2, 1)
     used(manager, [1, 2])
     used(manager, [3, 4])
-    table, copies = manager.open([1, 2])
+    copies.clear()
+    table = manager.open([1, 2])
     assert (table.length, table.blocks) == (0, [])
     assert copies == [Spill(0, 0)]
     manager.check()
 
 
 def test_what_is_forgotten_is_forgotten_there_too_but_not_what_others_need() -> None:
-    manager = BlockManager(3, 2, pieces(8))
+    manager = BlockManager(3, 2, tier=pieces(8))
     used(manager, TALK)
     used(manager, [1, 2, 3, 4, 9, 9])
     used(manager, OTHER)
@@ -201,9 +212,8 @@ def test_copies_are_carried_out_in_their_order_and_memory_is_taken_when_it_is_ne
     cache.host = host = HostKV(cache.kv, 4, most_bytes=3 * cache.kv[:, :, :4].nbytes + 1)
     assert host.nbytes == 0
     assert (host.grow(), host.grow(), host.nbytes) == (3, 0, 3 * host.block_bytes)
-    cache.copy_blocks(
-        [Spill(1, 2), RowCopy(0, 1, 4), Spill(1, 0), RowCopy(3, 0, 2), Restore(0, 3), Restore(2, 2)]
-    )
+    for copy in (Spill(1, 2), RowCopy(0, 1, 4), Spill(1, 0), RowCopy(3, 0, 2), Restore(0, 3), Restore(2, 2)):
+        cache.carry_out(copy)
     block = [slice(4 * i, 4 * i + 4) for i in range(4)]
     assert torch.equal(cache.kv[:, :, block[1]], before[:, :, block[0]])
     assert torch.equal(cache.kv[:, :, block[3]], before[:, :, block[0]])
@@ -221,12 +231,11 @@ def test_memory_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     tier = HostTier(host.grow)
     cache.kv.copy_(torch.arange(8).repeat_interleave(4).view(1, 1, 32, 1, 1).expand_as(cache.kv))
     for block in range(8):
-        slot = tier.put(0, 0, (block,))
-        assert slot == block
-        cache.copy_blocks([Spill(block, slot)])
+        tier.put(0, 0, (block,), lambda slot, block=block: cache.carry_out(Spill(block, slot)))
     assert host.nbytes == 8 * block_bytes
     cache.kv.zero_()
-    cache.copy_blocks([Restore(slot, 7 - slot) for slot in range(8)])
+    for slot in range(8):
+        cache.carry_out(Restore(slot, 7 - slot))
     assert cache.k[0, ::4, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
@@ -248,13 +257,14 @@ def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.Monk
     host = HostKV(cache.kv, 4, most_bytes=100 * block_bytes)
     host._pinned = True
     tier = HostTier(host.grow)
-    assert tier.put(0, 0, (0,)) is None, "there is none yet"
+    slots: list[int] = []
+    tier.put(0, 0, (0,), slots.append)
+    assert not slots, "there is none yet"
     go_on.set()
     host.prepare(wait=True)
     assert (pinned, host.nbytes) == ([2, 2], 4 * block_bytes), "so much is ready"
-    slots = []
     for block in range(9):
-        slots.append(tier.put(0, 0, (block,)))
+        tier.put(0, 0, (block,), slots.append)
         host.prepare(wait=True)
     assert pinned == [2, 2, 2, 2, 2], "one refusal is enough"
     assert slots == [0, 1, 2, 3, 4, 5, 6, 7, 0], "from then on the oldest is dropped"

@@ -11,7 +11,6 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.blocks import Copy
 from engine.engine import Engine
 from engine.loop import Loop
 from models.load import load_model
@@ -101,10 +100,8 @@ class TinyEngine(Engine):
         """Evict what is cached as if somebody needed room for it: it goes to the host tier, where there is one."""
 
         def job() -> None:
-            copies: list[Copy] = []
             while self._blocks.num_cached:
-                self._blocks._free_one(copies)
-            self._cache.copy_blocks(copies)
+                self._blocks._free_one(spill=True)
 
         self._loop.call(job)
 

@@ -104,7 +104,8 @@ def test_copies_on_the_gpu_are_those_on_a_cpu() -> None:
     caches[0].kv.copy_(torch.randn(caches[0].kv.shape))
     caches[1].kv.copy_(caches[0].kv)
     for cache in caches:
-        cache.copy_blocks([RowCopy(0, 3, 16), RowCopy(3, 5, 7), RowCopy(1, 0, 2), RowCopy(1, 7, 9)])
+        for copy in (RowCopy(0, 3, 16), RowCopy(3, 5, 7), RowCopy(1, 0, 2), RowCopy(1, 7, 9)):
+            cache.carry_out(copy)
         cache.copy_rows([(70, 73), (20, 21)], [(100, 104)])
         with pytest.raises(ValueError, match="do not fit"):
             cache.copy_rows([(0, 2)], [(4, 5)])

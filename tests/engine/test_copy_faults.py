@@ -1,0 +1,138 @@
+"""Copies of rows that fail, at random: afterwards there is the same text, or an error, and never other text."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from engine import EngineError, SamplingParams
+from engine.blocks import Copy, OutOfBlocksError, RowCopy
+from engine.rows import Rows
+from engine.sequence import Priority, Sequence
+from engine.spill import Restore, Spill
+from tests.engine.test_chat import CONFIG
+from tests.engine.tiny import TinyEngine, tiny_engine
+
+SEEDS, STEPS = int(os.environ.get("CHATTERM_FAULT_SEEDS", "4")), 60
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+
+
+class Faults:
+    """Some copies leave their target in pieces and raise."""
+
+    def __init__(self, engine: TinyEngine, rng: Random) -> None:
+        self.engine, self.rng, self.rate = engine, rng, 0.0
+        self.failed = {RowCopy: 0, Restore: 0, Spill: 0, list: 0}
+        self.carry_out, self.copy_rows = engine._cache.carry_out, engine._cache.copy_rows
+        engine._blocks.carry_out = self.carry_out_or_fail
+        engine._cache.copy_rows = self.copy_rows_or_fail  # type: ignore[method-assign]
+
+    def carry_out_or_fail(self, copy: Copy) -> None:
+        if self.rng.random() >= self.rate:
+            return self.carry_out(copy)
+        self.failed[type(copy)] += 1
+        cache = self.engine._cache
+        if isinstance(copy, Spill):
+            piece, place = divmod(copy.slot, cache.host._each)  # type: ignore[union-attr]
+            cache.host._pieces[piece][place].fill_(30.0)  # type: ignore[union-attr]
+        else:
+            target = (copy.target if isinstance(copy, RowCopy) else copy.block) * cache.block_size
+            cache.kv[:, :, target : target + cache.block_size] = 30.0
+        raise RuntimeError("torn")
+
+    def copy_rows_or_fail(self, source: list[tuple[int, int]], target: list[tuple[int, int]]) -> None:
+        if len(source) > 1 and self.rng.random() < self.rate:  # the rows of a turn that move up
+            self.failed[list] += 1
+            for first, end in target:
+                self.engine._cache.kv[:, :, first:end] = 30.0
+            raise RuntimeError("torn")
+        self.copy_rows(source, target)
+
+
+def prompts(rng: Random) -> list[list[int]]:
+    """Few beginnings, so that blocks are shared, copied, evicted and brought back."""
+    stem = [rng.randint(0, 250) for _ in range(90)]
+    return [stem[: rng.randint(1, 90)] + [i] * rng.randint(1, 30) for i in range(10)]
+
+
+def hidden(engine: TinyEngine, prompt: list[int]) -> list[int]:
+    """What follows a prompt of which a span was hidden, and one more message."""
+    rows = engine.hide(Rows.of(prompt[:60]), 11, 33)
+    rows.extend([7, 8, 9])
+    return [event.token_id for event in engine.events(engine.start(rows, GREEDY))]
+
+
+def answer(engine: TinyEngine, prompt: list[int]) -> list[int]:
+    return [event.token_id for event in engine.stream(prompt, GREEDY)]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_same_text_or_an_error(folder: Path, seed: int) -> None:
+    rng = Random(seed)
+    asked = prompts(rng)
+    long = [p for p in asked if len(p) >= 60]
+    with tiny_engine(folder, CONFIG, context=256, num_blocks=300) as engine:
+        texts = {tuple(p): answer(engine, p) for p in asked}
+        masked = {tuple(p): hidden(engine, p) for p in long}
+    with tiny_engine(folder, CONFIG, context=128, num_blocks=44, spill=1 << 16) as engine:
+        faults = Faults(engine, rng)
+        right = wrong = 0
+
+        def attempt(expected: list[int], text: Callable[[], list[int]]) -> None:
+            nonlocal right, wrong
+            try:
+                assert text() == expected
+                right += 1
+            except (EngineError, OutOfBlocksError):
+                wrong += 1
+
+        for _ in range(STEPS):
+            faults.rate = rng.choice((0.0, 0.1, 0.3))
+            prompt = rng.choice(asked)
+            kind = rng.random()
+            if kind < 0.3:
+                together = [(p, engine.start(Rows.of(p), GREEDY)) for p in rng.sample(asked, 3)]
+                for p, sequence in together:
+                    attempt(texts[tuple(p)], lambda s=sequence: [e.token_id for e in engine.events(s)])  # type: ignore[misc]
+            elif kind < 0.5 and long:
+                chosen = rng.choice(long)
+                attempt(masked[tuple(chosen)], lambda p=chosen: hidden(engine, p))  # type: ignore[misc]
+            elif kind < 0.6:
+                engine.submit(Sequence(Rows.of(prompt), Priority.IDLE))
+            else:
+                attempt(texts[tuple(prompt)], lambda p=prompt: answer(engine, p))  # type: ignore[misc]
+            engine.check()
+        faults.rate = 0.0
+        for prompt in asked:
+            assert answer(engine, prompt) == texts[tuple(prompt)]
+        assert engine.figures().blocks_held == 0
+        assert right > STEPS / 4
+        assert wrong
+        assert sum(count > 0 for count in faults.failed.values()) >= 3, faults.failed
+
+
+def test_a_copy_that_fails_ends_its_own_sequence_only(folder: Path) -> None:
+    prompt = list(range(40))
+    with tiny_engine(folder, CONFIG) as engine:
+        expected = answer(engine, prompt[:30])
+        engine.evict_all()
+        engine.warm(prompt)
+        faults = Faults(engine, Random(0))
+        other = [99, *prompt]
+
+        def both() -> list[Sequence]:  # in one step
+            faults.rate = 1.0
+            rows = [Rows.of(p) for p in ([*prompt[:30], 77], other)]
+            sequences = [Sequence(r, Priority.PERSON, GREEDY, engine.output(GREEDY)) for r in rows]
+            for sequence in sequences:
+                engine._scheduler.add(sequence)
+            return sequences
+
+        copying, free = engine._loop.call(both)
+        with pytest.raises(EngineError, match="torn"):
+            list(engine.events(copying))
+        assert len(list(engine.events(free))) == 6
+        faults.rate = 0.0
+        assert answer(engine, prompt[:30]) == expected
