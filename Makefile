@@ -9,13 +9,14 @@ BIN := $(VENV)/bin
 NATIVE := hatch_build.py $(wildcard engine/kernels/native/*.cpp engine/kernels/native/*.h engine/kernels/native/*.py)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help chat test lint format clean
+.PHONY: help chat test lint format man clean
 
 help:
 	@echo 'make chat     install and chat with the default model (MODEL=... for another)'
 	@echo 'make test     install and run every check and test'
 	@echo 'make lint     the checks alone: ruff, mypy, import contracts'
 	@echo 'make format   rewrite the sources in the house style'
+	@echo 'make man      docs/chatterm.1, from the help of the commands'
 	@echo 'make clean    remove the virtual environment and caches (models stay)'
 
 # Where there is no terminal (a log, a pipe) one sample question shows the main job.
@@ -39,6 +40,9 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+man: $(VENV)/installed-dev
+	$(BIN)/python docs/make_man.py > docs/chatterm.1
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

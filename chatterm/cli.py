@@ -14,9 +14,11 @@ from chatterm.backend import ChatOptions, EngineError, ModelError
 from chatterm.config_commands import config_app
 from chatterm.sanitize import one_line
 from chatterm.session_commands import sessions_app
+from chatterm.shell_completion import model_names
 
 app = typer.Typer(
     help="Chat with a language model in the terminal. The model runs on this machine.",
+    epilog="chatterm --install-completion completes commands, options and models with Tab; man chatterm tells more.",
     no_args_is_help=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -31,7 +33,9 @@ _MODEL = (
     "A catalogue name (smollm2, qwen3:0.6b, ...), a Hub id (owner/name, optional @revision), "
     "hf.co/owner/name/file.gguf, a folder, or a .gguf file."
 )
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False, autocompletion=model_names)
+]
 _SAMPLING = "Sampling (defaults: the model's own, then ours)"
 _MACHINE = "Machine"
 _THINKING = "Thinking"
@@ -107,7 +111,12 @@ def run(
     invocation: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help=f"{_MODEL} Default: smollm2.", show_default=False),
+        typer.Argument(
+            metavar="MODEL",
+            help=f"{_MODEL} Default: smollm2.",
+            show_default=False,
+            autocompletion=model_names,
+        ),
     ] = None,
     question: Annotated[
         list[str] | None,

@@ -129,6 +129,7 @@ class Engine:
         picked_dtype = pick_dtype(dtype, picked)
         files = model if isinstance(model, ModelFiles) else resolve(model, on_progress=on_progress)
         tokenizer = load_tokenizer(files)
+        tokenizer.start_template()
         loop = Loop()
         threads = threads or default_threads()
 
@@ -170,6 +171,7 @@ class Engine:
             engine = loop.call(build)
         except BaseException:
             loop.close()
+            tokenizer.close()
             raise
         if on_progress is not None:
             size = engine.figures().kv_bytes
@@ -277,6 +279,7 @@ class Engine:
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
         self._loop.close()
+        self.tokenizer.close()
         if self._host is not None:
             self._host.close()
             self._host = None

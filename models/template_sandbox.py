@@ -1,14 +1,18 @@
-"""The Jinja sandbox that chat templates run in: a template may come from anyone.
+"""The program in which a chat template runs: a template may come from anyone, and its author is nobody we know.
 
-It offers what Hugging Face chat templates rely on, refuses what reaches into Python, and stops a template
-that runs too long or builds too much. Loops, calls and operators are checked; a process of its own would be
-safer still, and far slower.
+`models/chat_template.py` starts it as a process of its own, so that the operating system bounds what a template takes:
+it ends a rendering after some seconds of processor time, or a minute in all, and refuses memory beyond a limit. (macOS
+may not hold the limit of memory, Windows holds none.) In here Jinja's sandbox keeps templates away from Python.
+
+One line of JSON in, one out: first the template, which gets no answer, then what to render. Nothing but the standard
+library and Jinja is imported.
 """
 
-import functools
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator
+import os
+import signal
+import sys
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -17,144 +21,25 @@ import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
-import jinja2.visitor
 
-from models.template_limits import (
-    TemplateLimitError,
-    check_arguments,
-    check_operator,
-    check_size,
-    check_text,
-    size_of,
-)
-
-# Filters whose result is text, whatever they are given.
-_TEXT_FILTERS = {
-    "string",
-    "tojson",
-    "pprint",
-    "urlencode",
-    "escape",
-    "e",
-    "forceescape",
-    "safe",
-    "indent",
-    "center",
-}
+MOST_SECONDS = 60
+"""For one rendering by the clock; it matters only where something other than the processor is waited for."""
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Set `deadline` (time.monotonic() seconds) before rendering; one rendering at a time."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-    deadline = float("inf")
+    """What Hugging Face chat templates rely on, and nothing that reaches into Python."""
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            optimized=False,
-            finalize=_checked_output,
-            extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
-        )
-        self.globals.pop("lipsum")  # text of any length, of no use in a chat
+        extensions = [jinja2.ext.loopcontrols, _GenerationBlock]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         self.globals.update(
             raise_exception=_raise_exception,
             strftime_now=_strftime_now,
             namespace=_Namespace,
         )
         self.filters["tojson"] = _tojson
-        self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
-
-    def check_time(self) -> None:
-        """Raises TemplateLimitError after the deadline."""
-        if time.monotonic() > self.deadline:
-            raise TemplateLimitError("it takes too long")
-
-    def counted(self, items: Iterable[Any]) -> Iterator[Any]:
-        """`items`, with the time checked at each one; every loop of a template runs through it."""
-        for item in items:
-            self.check_time()
-            yield item
-
-    def concat(self, parts: Iterable[str]) -> str:
-        """What a macro or a block writes, joined."""
-        parts = list(parts)
-        check_size(sum(map(len, parts)))
-        return "".join(parts)
-
-    def joined(self, parts: list[Any]) -> str:
-        """What `~` does: the texts of all parts, joined."""
-        check_text(parts)
-        return self.concat(str(part) for part in parts)
-
-    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Every call in a template comes here."""
-        self.check_time()
-        if not isinstance(function, jinja2.runtime.Macro):
-            # What the sandbox puts in the place of str.format wraps it.
-            subject = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-            values = [*([subject] if isinstance(subject, str) else []), *args, *kwargs.values()]
-            check_arguments(getattr(function, "__name__", ""), values)
-        result = super().call(context, function, *args, **kwargs)
-        check_size(size_of(result))
-        return result
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Every operator named in `intercepted_binops` comes here."""
-        check_operator(operator, left, right)
-        return super().call_binop(context, operator, left, right)
-
-    def _limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        # `wraps` also keeps the mark by which Jinja knows filters that want the environment.
-        @functools.wraps(function)
-        def limited(*args: Any, **kwargs: Any) -> Any:
-            self.check_time()
-            first = 1 if hasattr(function, "jinja_pass_arg") else 0
-            values = list(args)
-            if name in ("join", "sum") and len(values) > first and not isinstance(values[first], str):
-                values[first] = self.counted(values[first]) if name == "sum" else list(values[first])
-            if name in _TEXT_FILTERS:
-                check_text(values[first:])
-            check_arguments(name, [*values[first:], *kwargs.values()])
-            result = function(*values, **kwargs)
-            check_size(size_of(result))
-            return result
-
-        return limited
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        tree = super()._parse(source, name, filename)
-        guard = _Guard()
-        guard.visit(tree)
-        tree.set_environment(self)
-        return tree
-
-
-class _Guard(jinja2.visitor.NodeTransformer):
-    """Sends what every loop runs over through `Sandbox.counted`, and every `~` through `Sandbox.joined`."""
-
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        node.iter = _call("counted", node.iter)
-        return node
-
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        return _call("joined", jinja2.nodes.List(node.nodes, lineno=node.lineno))
-
-
-def _call(method: str, argument: jinja2.nodes.Node) -> jinja2.nodes.Call:
-    function = jinja2.nodes.EnvironmentAttribute(method, lineno=argument.lineno)
-    return jinja2.nodes.Call(function, [argument], [], None, None, lineno=argument.lineno)
-
-
-def _checked_output(value: Any) -> Any:
-    check_text(value)
-    return value
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -207,3 +92,53 @@ class _GenerationBlock(jinja2.ext.Extension):
         lineno = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=lineno)
+
+
+def limit_time(seconds: float) -> None:
+    """The system ends this process when so much processor time is spent, or a minute is over; 0 takes that back."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.alarm(MOST_SECONDS if seconds else 0)
+
+
+def limit_memory(nbytes: int) -> None:
+    """From now on this process gets no more than so much memory, and leaves no core file when it is ended."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if sys.platform == "linux":  # macOS refuses to set it, or does not hold it
+            resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
+
+
+def answer(source: str, names: Mapping[str, Any], known: dict[str, jinja2.Template]) -> dict[str, str]:
+    """What rendering gives: its `text`, or the `error`, which is one of the `template` itself or of rendering it."""
+    try:
+        failed = "template"
+        if source not in known:
+            known[source] = Sandbox().from_string(source)
+        failed = "error"
+        return {"text": known[source].render(names)}
+    except MemoryError:
+        return {failed: "it builds a text that is too large"}
+    except Exception as error:  # noqa: BLE001 - it is foreign code: whatever it raises is its failure
+        return {failed: " ".join(str(error).split())[:300] or type(error).__name__}
+
+
+def main(seconds: float, nbytes: int) -> None:
+    """Answer until standard input ends. A rendering has `seconds` of processor time, everything `nbytes` of memory."""
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else is printed is no reply
+    limit_memory(nbytes)
+    source = json.loads(requests.readline())
+    known: dict[str, jinja2.Template] = {}
+    for line in requests:
+        limit_time(seconds)
+        reply = json.dumps(answer(source, json.loads(line), known)).encode()
+        limit_time(0)
+        replies.write(reply + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]))

@@ -24,7 +24,7 @@ class Tokenizer:
     """One model's tokenizer. Thread-safe."""
 
     def __init__(self, parts: TokenizerParts) -> None:
-        """Raises ModelError for a tokenizer that cannot be decoded, or a chat template that is not valid."""
+        """Raises ModelError for a tokenizer that cannot be decoded."""
         backend = parts.backend
         self._backend = backend
         self._lock = threading.Lock()
@@ -56,6 +56,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `render` can work."""
         return self._template is not None
+
+    def start_template(self) -> None:
+        """Start the process of the chat template, so that the first `render` need not wait for it."""
+        if self._template is not None:
+            self._template.start()
+
+    def close(self) -> None:
+        """End the process of the chat template. Another `render` starts it again."""
+        if self._template is not None:
+            self._template.close()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, special tokens in it taken as such; no bos is added.
@@ -89,7 +99,7 @@ class Tokenizer:
     ) -> str:
         """The conversation as text, by the model's chat template.
 
-        Raises ModelError when it has none or it fails.
+        Raises ModelError when it has none, or it is not valid or fails.
         """
         if self._template is None:
             raise ModelError(

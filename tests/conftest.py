@@ -4,6 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+# As many tests run side by side as there are cores: threads of theirs would only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from hypothesis import settings

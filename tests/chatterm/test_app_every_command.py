@@ -64,8 +64,12 @@ async def after(path: Path, command: Command, key: str | None, argument: str | N
                 driver.composer.put(f"/{command.name} ")
             else:
                 await driver.send(f"/{command.name} {argument}".strip(), wait=False)
-            await driver.pilot.pause(0.3)
-            await driver.until(lambda: driver.app.chat.is_idle)
+            app = driver.app
+            await driver.until(
+                lambda: app.worker._jobs.empty() and not any(w.is_running for w in app.workers)
+            )
+            await driver.pilot.pause(0.1)  # what they report is shown with the next frame
+            await driver.until(lambda: app.chat.is_idle)
             await driver.pilot.pause()
             assert not [error for error in driver.errors if "unexpected" in error.lower()]
             return seen(driver)

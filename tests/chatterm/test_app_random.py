@@ -55,7 +55,7 @@ async def test_random_use(seed: int, tmp_path: Path) -> None:
     store = Store.open(tmp_path / "sessions.db")
     async with driven(backend, store=store) as driver:
         driver.app.chat.copy_with = lambda _: "xclip"
-        for _ in range(60):
+        for _ in range(40):
             if chance.random() < 0.5:
                 await driver.pilot.press(*chance.choices(KEYS, k=chance.randrange(1, 4)))
             else:

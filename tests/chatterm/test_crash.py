@@ -26,7 +26,7 @@ from tests.engine.tiny import TEMPLATE, tiny_tokenizer
 from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 50
+KILLS = int(os.environ.get("CHATTERM_KILLS", "20"))
 
 
 @pytest.fixture(scope="module")

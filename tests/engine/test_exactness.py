@@ -11,6 +11,7 @@ A failure names its seed and step. Idle work runs beside the steps, so that anot
 another turn; what must hold holds for all of them.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,8 @@ from engine.sequence import Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.models.checkpoints import tiny_qwen3
 
-SEEDS, STEPS = 12, 175
+SEEDS = int(os.environ.get("CHATTERM_FIRE_SEEDS", "12"))
+STEPS = int(os.environ.get("CHATTERM_FIRE_STEPS", "80"))
 CONFIG = tiny_qwen3(
     vocab_size=272,
     hidden_size=32,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PretrainedConfig
 
 from engine.engine import Engine
 from engine.loop import Loop
+from models.chat_template import ChatTemplate
 from models.load import load_model
 from models.tokenizer import Tokenizer
 from models.tokenizer_parts import TokenizerParts
@@ -43,8 +45,22 @@ def tiny_tokenizer(template: str = TEMPLATE) -> Tokenizer:
     backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     backend.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
     end = backend.token_to_id("<|im_end|>")
-    parts = TokenizerParts(backend, {"eos_token": "<|im_end|>"}, frozenset([end]), template)
-    return Tokenizer(parts)
+    names = {"eos_token": "<|im_end|>"}
+    tokenizer = Tokenizer(TokenizerParts(backend, names, frozenset([end]), template))
+    tokenizer._template = shared_template(template, **names)
+    return tokenizer
+
+
+class SharedTemplate(ChatTemplate):
+    """One process for all tests of this one: starting it takes longer than many a test."""
+
+    def close(self) -> None:
+        pass
+
+
+@cache
+def shared_template(source: str, **names: str) -> ChatTemplate:
+    return SharedTemplate(source, names)
 
 
 class ScriptedModel:

@@ -1,23 +1,43 @@
 """Chat templates: what Hugging Face templates rely on works, what reaches out of the sandbox or runs away does not."""
 
+import gc
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
-import time
 from datetime import datetime
+from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
-from models import chat_template, template_limits
+from models import chat_template
 from models.chat_template import ChatTemplate, Message
 from models.errors import ModelError
+from models.template_sandbox import answer
+from tests.counting import PATIENCE, until
 from tests.models.tokenizer_data import tiny_tokenizer
 
+ROOT = Path(__file__).parents[2]
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]
 
 
-def render(source: str, messages: list[Message] | None = None, **options: Any) -> str:
-    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+class Here(ChatTemplate):
+    """Renders in this process: the same code without limits, and without the time that it takes to start one."""
+
+    def _ask(self, request: bytes) -> dict[str, Any]:
+        return dict(answer(self._source, json.loads(request), {}))
+
+
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def render(source: str, messages: list[Message] | None = None, *, here: bool = True, **options: Any) -> str:
+    template = (Here if here else ChatTemplate)(source, NAMES)
     return template.render(
         HELLO if messages is None else messages, **{"add_generation_prompt": False, **options}
     )
@@ -130,7 +150,7 @@ def test_failures_are_one_line(source: str, reason: str) -> None:
 )
 def test_templates_that_are_not_valid(source: str) -> None:
     with pytest.raises(ModelError, match="chat template is not valid") as caught:
-        ChatTemplate(source, {})
+        render(source)
     assert "\n" not in str(caught.value)
 
 
@@ -158,8 +178,6 @@ def test_templates_that_are_not_valid(source: str) -> None:
         "{{ ['{0.__class__}'] | map('format', 1) | first }}",
         "{{ messages | map(attribute='__class__') | list | string }}",
         "{{ environment.globals }}",
-        "{{ environment.deadline }}",
-        "{{ counted(messages) }}",
         "{% macro f() %}{% endmacro %}{{ f.__globals__ }}{{ f._func }}",
         "{{ (messages | batch(1)).gi_frame }}",
         "{{ lipsum.__globals__ }}",
@@ -174,88 +192,219 @@ def test_nothing_reaches_out_of_the_sandbox(source: str) -> None:
 
 
 def growing(start: str, step: str, end: str = "") -> str:
-    """A template that puts `step`, which may use ns.s, into ns.s sixty times."""
-    loop = "{% for i in range(60) %}" + step + "{% endfor %}"
+    """A template that puts `step`, which may use ns.s, into ns.s sixty times, and then writes `end`."""
+    loop = "{% for i in range(60) %}{% set ns.s = " + step + " %}{% endfor %}"
     return "{% set ns = namespace(s=" + start + ") %}" + loop + end
 
 
-def setting(value: str) -> str:
-    return "{% set ns.s = " + value + " %}"
-
-
-NESTED = setting("[ns.s, ns.s]")
-CALLS_ITSELF_TWICE = (
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
-)
-RUNAWAY = {
-    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "nested loops with filters": "{% for a in range(99999) if a < 0 %}{% endfor %}" * 400,
-    "output": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
-    "macro that calls itself twice": CALLS_ITSELF_TWICE,
-    "recursive loop": "{% set x = [1, 1] %}{% for i in [x, x] recursive %}{{ loop(x) }}{{ loop(x) }}{% endfor %}",
-    "range": "{{ range(10 ** 12) | list }}",
+NESTED = growing("['x']", "[ns.s, ns.s]")
+"""ns.s is a list of the same two lists of the same two lists..."""
+TWICE = NESTED + "{% set one = ns.s %}" + NESTED
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}"
+TOO_LONG = {
+    "nested loops": LOOP + "{% endfor %}{% endfor %}",
+    "macro twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "nested lists that are equal": TWICE + "{{ one == ns.s }}",
+    "nested lists in a list": TWICE + "{{ one in [ns.s] }}",
+    "nested lists that are ordered": TWICE + "{{ one < ns.s }}",
+    "nested lists among unique ones": TWICE + "{{ [one, ns.s] | map('string') | unique | list }}",
+    "power": "{{ 10 ** (10 ** 10) }}",
+    "product of numbers": growing("3", "ns.s * ns.s"),
+    "digits of a number": "{{ (10 ** 9999999) | string }}",
+    "power while it is compiled": "{% set x = 9 ** (9 ** 9) %}",
+    "pattern": "{{ ('www.' * 200000) | urlize }}" * 50,
+}  # fmt: skip
+TOO_LARGE = {
+    "output": LOOP + "xxxxxxxxxxxxxxxx{% endfor %}{% endfor %}",
+    "output at once": "{{ 'x' * 20000000 }}",
+    "ranges": "{{ ([range(99999)] * 9999) | map('list') | list | length }}",
     "text times number": "{{ ('x' * 10 ** 10) | length }}",
-    "number times text": "{{ (10 ** 10 * 'x') | length }}",
+    "bytes times number": "{{ ('x'.encode() * 10 ** 10) | length }}",
     "list times number": "{{ ([0] * 10 ** 10) | length }}",
-    "times again and again": growing("'xxxxxxxxxx'", setting("ns.s * 10")),
-    "power": "{{ 10 ** 10 ** 10 }}",
-    "powers": "{{ ((((9 ** 99) ** 99) ** 99) ** 99) ** 99 }}",
-    "product of numbers": growing("3", setting("ns.s * ns.s")),
-    "doubling by +": growing("'xx'", setting("ns.s + ns.s")),
-    "doubling by ~": growing("'xx'", setting("ns.s ~ ns.s")),
-    "doubling by join": growing("'xx'", setting("[ns.s, ns.s] | join")),
-    "doubling by format": growing("'xx'", setting("'%s%s' % (ns.s, ns.s)")),
-    "doubling by named format": growing("'xx'", setting("'%(a)s%(a)s' % {'a': ns.s}")),
-    "doubling by format()": growing("'xx'", setting("'{0}{0}'.format(ns.s)")),
-    "doubling by replace": growing("'xx'", setting("ns.s | replace('x', 'xx')")),
-    "doubling by replace()": growing("'xx'", setting("ns.s.replace('x', 'xx')")),
-    "squaring by join()": growing("'xxxxxxxxxx'", setting("ns.s.join(ns.s)")),
-    "doubling by a block": growing("'xx'", "{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}" + setting("t")),
-    "doubling by a macro": "{% macro f(s) %}{{ s }}{{ s }}{% endmacro %}" + growing("'xx'", setting("f(ns.s)")),
-    "doubling a list": growing("[1, 2]", setting("ns.s + ns.s")),
-    "nested lists as text": growing("['x']", NESTED, "{{ ns.s }}"),
-    "nested lists as JSON": growing("['x']", NESTED, "{{ ns.s | tojson }}"),
-    "nested lists by ~": growing("['x']", NESTED, "{{ ns.s ~ '' }}"),
-    "nested lists by string": growing("['x']", NESTED, "{{ ns.s | string }}"),
-    "nested lists by %": growing("['x']", NESTED, "{{ '%s' % (ns.s,) }}"),
+    "doubling by +": growing("'xx'", "ns.s + ns.s"),
+    "doubling by ~": growing("'xx'", "ns.s ~ ns.s"),
+    "doubling by join": growing("'xx'", "[ns.s, ns.s] | join"),
+    "doubling bytes": growing("'xx'.encode()", "ns.s + ns.s"),
+    "doubling a list": growing("[1, 2]", "ns.s + ns.s"),
+    "squaring by replace()": growing("'xx'", "ns.s.replace('x', ns.s)"),
+    "nested lists as text": NESTED + "{{ ns.s }}",
+    "nested lists as JSON": NESTED + "{{ ns.s | tojson }}",
     "center": "{{ 'x' | center(10 ** 10) }}",
-    "center()": "{{ 'x'.center(10 ** 10) }}",
-    "ljust()": "{{ 'x'.ljust(10 ** 10) | length }}",
-    "zfill()": "{{ 'x'.zfill(10 ** 10) | length }}",
-    "expandtabs()": "{{ '\t'.expandtabs(10 ** 9) | length }}",
-    "indent": "{{ 'x\nx' | indent(10 ** 10) }}",
-    "JSON indent": "{{ [1] | tojson(indent=10 ** 10) }}",
-    "old-style width": "{{ '%10000000000d' % 1 }}",
-    "old-style star": "{{ '%*d' % (10 ** 10, 1) }}",
+    "old-style width": "{{ '%1000000000d' % 1 }}",
     "new-style width": "{{ '{:>10000000000}'.format('x') }}",
-    "new-style nested width": "{{ '{:>{}}'.format('x', 10 ** 10) }}",
-    "format filter": "{{ '%10000000000d' | format(1) }}",
-    "lipsum": "{{ lipsum(n=10 ** 9) }}",
-    "round": "{{ 1.5 | round(10 ** 9) }}",
-    "slice": "{{ [1] | slice(10 ** 10) | list }}",
-    "batch fill": "{{ [1] | batch(10 ** 10, 0) | list }}",
-    "map with a width": "{{ ['x'] | map('center', 10 ** 10) | list }}",
-    "sum of lists": "{{ ([[1]] * 99999) | sum(start=[]) | length }}" * 20,
-    "int of digits": "{{ ('9' * 9999999) | int }}",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("source", RUNAWAY.values(), ids=RUNAWAY)
-def test_runaway_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.3)
-    start = time.monotonic()
-    assert len(rendered_or_refused(source)) < 1_000_000
-    assert time.monotonic() - start < 4
+@pytest.fixture
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.15)
+    monkeypatch.setattr(chat_template, "MEMORY", 100 * 2**20)
+
+
+@pytest.mark.parametrize("source", [*TOO_LONG.values(), *TOO_LARGE.values()], ids=[*TOO_LONG, *TOO_LARGE])
+@pytest.mark.usefixtures("low_limits")
+def test_runaway_templates_are_stopped(source: str) -> None:
+    """By the time limit or by the memory's, whichever comes first here; a test that hangs would have failed."""
+    with pytest.raises(
+        ModelError, match=r"it takes too long|it builds a text that is too large|Exceeds the limit"
+    ):
+        render(source, here=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system may not bound the memory")
+def test_the_memory_of_a_template_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 60.0)
+    template = ChatTemplate("{{ ('x'.encode() * messages[0].content | int) | length }}", {})
+    for size, fits in ((10**6, True), (10**9, False), (10**6, True), (3 * 10**9, False), (10**8, True)):
+        messages: list[Message] = [{"role": "user", "content": str(size)}]
+        if fits:
+            assert template.render(messages, add_generation_prompt=False) == str(size)
+        else:
+            with pytest.raises(ModelError, match="too large"):
+                template.render(messages, add_generation_prompt=False)
+
+
+def test_a_template_that_hangs_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 60.0)
+    template = ChatTemplate(TOO_LONG["nested lists that are equal"], {})
+    failed: list[str] = []
+
+    def work() -> None:
+        with pytest.raises(ModelError) as caught:
+            template.render(HELLO, add_generation_prompt=False)
+        failed.append(str(caught.value))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: template._process is not None)
+    for _ in range(100):
+        sleep(0.0005)  # this thread gets its turns
+    assert thread.is_alive()
+    template.close()
+    thread.join(PATIENCE)
+    assert "its process has ended" in failed[0]
+    assert template._process.returncode is not None  # type: ignore[union-attr]
 
 
 def test_a_long_conversation_is_no_runaway() -> None:
     source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
     messages: list[Message] = [{"role": "user", "content": "word " * 1000}] * 2000
-    template = ChatTemplate(source, {})
-    start = time.monotonic()
-    shown = template.render(messages, add_generation_prompt=False)
-    assert time.monotonic() - start < 1
+    shown = ChatTemplate(source, {}).render(messages, add_generation_prompt=False)
     assert len(shown) == 2000 * (5000 + len("<|im_start|>user\n<|im_end|>\n"))
+
+
+def test_a_hostile_message_is_one_short_line() -> None:
+    with pytest.raises(ModelError) as caught:
+        render("{{ raise_exception(('\x1b[31m' + 'x' * 999 + '\n') * 999) }}")
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+# --- the process
+
+
+def goes_on(template: ChatTemplate) -> int:
+    """The id of the process that renders."""
+    assert template.render(HELLO, add_generation_prompt=False) == "hello"
+    assert template._process is not None
+    return template._process.pid
+
+
+def is_gone(pid: int) -> bool:
+    """No process has this id, not even one that ended and was not waited for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_one_process_renders_until_it_is_closed_and_then_another() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    template.start()
+    first = goes_on(template)
+    assert goes_on(template) == first
+    template.close()
+    template.close()
+    assert is_gone(first)
+    assert goes_on(template) != first
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_process_that_was_killed_is_replaced(number: int) -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    first = goes_on(template)
+    os.kill(first, number)
+    until(lambda: template._process is not None and template._process.poll() is not None)
+    assert goes_on(template) != first
+    assert is_gone(first)
+
+
+def test_the_process_ends_with_the_template() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    pid = goes_on(template)
+    del template
+    gc.collect()
+    assert is_gone(pid)
+
+
+PROGRAM = """
+import os, signal, sys
+from models.chat_template import ChatTemplate
+template = ChatTemplate("{{ 'x' }}", {})
+template.render([], add_generation_prompt=False)
+print(template._process.pid, os.getsid(template._process.pid) == template._process.pid, "jinja2" in sys.modules)
+sys.stdout.flush()
+os.kill(os.getpid(), int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGINT, signal.SIGKILL])
+def test_it_ends_with_this_program_whatever_ends_that(number: int) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(int(number))]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pid, is_apart, has_jinja = done.stdout.split()
+    assert (is_apart, has_jinja) == ("True", "False"), "Ctrl+C is not for it; Jinja runs only there"
+    state = Path(f"/proc/{pid}/stat")  # whoever adopts it may be slow to look after it
+    until(
+        lambda: (
+            is_gone(int(pid)) or (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+        )
+    )
+
+
+NOISE = """
+import sys
+from models import template_sandbox
+def noisy(pattern):
+    print("noise")
+    print("noise", file=sys.stderr)
+    sys.stdout.flush()
+    return "quiet"
+template_sandbox._strftime_now = noisy
+template_sandbox.main(5.0, 2**29)
+"""
+
+
+def test_what_is_printed_is_no_reply() -> None:
+    asked = json.dumps("{{ strftime_now('') }}") + "\n{}\n{}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", NOISE], cwd=ROOT, input=asked, capture_output=True, text=True
+    )
+    assert done.stdout == '{"text": "quiet"}\n' * 2
+
+
+def test_where_no_process_can_be_started_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    template = ChatTemplate("{{ 'x' }}", {})
+    template.start()
+    with pytest.raises(ModelError, match="no process can be started for it \\(No such file"):
+        template.render(HELLO, add_generation_prompt=False)
+
+
+def test_the_limits_hold_without_the_tests_changing_them() -> None:
+    assert chat_template.SECONDS <= 5
+    assert chat_template.MEMORY <= 2**30
 
 
 def test_rendering_from_many_threads() -> None:
@@ -278,13 +427,19 @@ def test_rendering_from_many_threads() -> None:
     assert not wrong
 
 
-def test_a_template_without_an_end_is_cut_at_the_largest_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_limits, "MAX_SIZE", 1000)
-    assert len(render("{{ 'x' * 1000 }}")) == 1000
+def test_a_template_adds_little_to_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "ADDED", 1000)
+    source = "{% set what = messages[0].content %}{{ what * 3 if what[0] == 'é' else 'x' * what | int }}"
+    template = ChatTemplate(source, {})
+
+    def size(content: str) -> int:
+        return len(template.render([{"role": "user", "content": content}], add_generation_prompt=False))
+
+    assert size("1000") == 1000
+    assert size("é" * 9999) == 29997
     with pytest.raises(ModelError, match="too large"):
-        render("{{ 'x' * 1001 }}")
-    with pytest.raises(ModelError, match="too large"):
-        render("{{ 'x' * 600 }}{{ 'x' * 600 }}")
+        size("2000")
+    assert size("1000") == 1000
 
 
 def test_without_a_template() -> None:

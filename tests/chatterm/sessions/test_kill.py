@@ -21,7 +21,9 @@ WRITER = "tests.chatterm.sessions.writer"
 
 @pytest.mark.parametrize("steps", [40, 10_000])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_killed_program_loses_nothing_that_another_could_see(path: Path, seed: int, steps: int) -> None:
+def test_a_killed_program_loses_nothing_that_another_could_see(
+    path: Path, seed: int, steps: int, request: pytest.FixtureRequest
+) -> None:
     wanted = random.Random(seed).randrange(50, 400)
     writer = subprocess.Popen(
         [sys.executable, "-m", WRITER, str(path), str(steps)],
@@ -30,6 +32,7 @@ def test_a_killed_program_loses_nothing_that_another_could_see(path: Path, seed:
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
+    request.addfinalizer(writer.kill)
     assert writer.stdout is not None
     session = writer.stdout.readline().strip()
     with closing(sqlite3.connect(path)) as reader:

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.filterwarnings(
 )  # the interpreter computes inf - inf in numpy
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DRAWS = 3000 if DEVICE.type == "cuda" else 120
+IS_GPU = DEVICE.type == "cuda"
+DRAWS = 3000 if IS_GPU else 60
+FEW = 12 if IS_GPU else 4
+"""Draws, where one wrong token would be a failure: Triton's interpreter takes 0.1 s for each."""
 Expected = Callable[[Tensor, SamplingParams], tuple[Tensor, Tensor]]
 
 SETTINGS = {
@@ -171,7 +174,7 @@ def test_min_p_searches_a_block_again_where_its_winner_fails(expected: Expected)
     logits[[77, 1500, 2500, 3500]] = 2.5
     logits[4500] = 3.0
     params, sampler, found = SamplingParams(min_p=0.5), DeviceSampler(5003, DEVICE), set()
-    for seed in range(12):
+    for seed in range(12 if IS_GPU else 5):
         ids, chances = expected(logits, params)
         sampler.load(params, [], [], seed)
         found.add(draw(sampler, logits))
@@ -189,20 +192,20 @@ def test_greedy_takes_the_first_of_the_likeliest(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("top_k", [1, 5, 128])
 @pytest.mark.parametrize("value", [0.0, -7.5])
 def test_the_first_of_equals_are_the_top_k(top_k: int, value: float) -> None:
-    assert max(draws(SamplingParams(top_k=top_k), torch.full((5003,), value), 12)) < top_k
-    logits = torch.full((5003,), value)
-    logits[[4000, 4001]] = value + 1.0
-    found = set(draws(SamplingParams(top_k=top_k, temperature=50.0), logits, 12))
-    assert found <= {4000, 4001, *range(top_k - 2)} if top_k > 1 else found == {4000}
+    assert max(draws(SamplingParams(top_k=top_k), torch.full((3079,), value), FEW)) < top_k
+    logits = torch.full((3079,), value)
+    logits[[3000, 3001]] = value + 1.0
+    found = set(draws(SamplingParams(top_k=top_k, temperature=50.0), logits, FEW))
+    assert found <= {3000, 3001, *range(top_k - 2)} if top_k > 1 else found == {3000}
 
 
 def test_many_equal_logits_inside_the_chosen_groups() -> None:
     logits = torch.full((5003,), -1.0)
     logits[2016:4000] = 4.0  # 62 groups of equals: more than are ranked
     logits[::500] = 5.0
-    found = set(draws(SamplingParams(top_k=30, temperature=20.0), logits, 25))
+    found = set(draws(SamplingParams(top_k=30, temperature=20.0), logits, 25 if IS_GPU else 12))
     assert found <= {*range(0, 5003, 500), *range(2016, 2036)}
-    assert len(found) > 10
+    assert len(found) > (10 if IS_GPU else 6)
 
 
 @pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])
@@ -210,7 +213,7 @@ def test_many_equal_logits_inside_the_chosen_groups() -> None:
 def test_forbidden_tokens_are_never_drawn(lowest: float, top_k: int) -> None:
     logits = torch.full((3079,), lowest)
     logits[[2, 1024, 3078]] = torch.tensor([-1.0, 0.0, 1.0])
-    assert set(draws(SamplingParams(top_k=top_k), logits, 15)) == {2, 1024, 3078}
+    assert set(draws(SamplingParams(top_k=top_k), logits, 15 if IS_GPU else 6)) == {2, 1024, 3078}
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 9}, {"top_p": 0.9}, {"min_p": 0.2}])

@@ -45,7 +45,7 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
 ) -> None:
     model = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
     shape = model.config
-    ids = torch.randint(160, (540,), generator=torch.Generator().manual_seed(1)).tolist()
+    ids = torch.randint(160, (351,), generator=torch.Generator().manual_seed(1)).tolist()
     rows = Rows.of(ids).hide(5, 9)  # rows are not positions, as behind a masked think span
     table = BlockTable([3, 1, 2])
     found = []
@@ -54,8 +54,18 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
         cache.kv.fill_(float("nan"))  # what was never written is never read
         plain = Runner(model, SdpaBackend(cache, shape.num_attention_heads // shape.num_key_value_heads), CPU)
         padded = ShortPrefill(model, cache, flash_attn_with_kvcache, 1000, graphs=None)
-        logits, start = [], 0
-        for count in (250, 16, 1, 17, 3, 249):
+        sequence = Sequence(rows.prefix(240), Priority.PERSON, SamplingParams())
+        sequence.table = table
+        plain.run([Chunk(sequence, 0, 240)])
+        logits, start = [], 240
+        for count in (
+            10,
+            16,
+            1,
+            17,
+            3,
+            60,
+        ):  # the last few rows of a block, the next block, and between two sizes
             sequence = Sequence(rows.prefix(start + count), Priority.PERSON, SamplingParams())
             sequence.table = table
             chunk = Chunk(sequence, start, count)

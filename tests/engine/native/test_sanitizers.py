@@ -1,9 +1,12 @@
 """The tests of the kernels once more, against a library with the address and the undefined-behaviour sanitizer."""
 
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,15 +46,26 @@ def runtime(compiler: str) -> Path:
     pytest.skip(f"{compiler} comes without the address sanitizer")
 
 
+def sanitized(module: Any) -> Path:
+    """The library with sanitizers. It takes a minute to compile, so it is kept until the sources change."""
+    state = hashlib.sha256(repr((module.source_hash(), module.find_compiler(), SANITIZERS)).encode())
+    kept: Path = FOLDER.parents[2] / "build" / "sanitized" / f"{state.hexdigest()[:16]}.so"
+    if not kept.exists():
+        shutil.rmtree(kept.parent, ignore_errors=True)
+        kept.parent.mkdir(parents=True)
+        module.compile_library(kept, SANITIZERS)
+    return kept
+
+
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="the sanitizers are preloaded, as Linux does it"
 )
 @pytest.mark.skipif(LIBRARY in os.environ, reason="this is the inner run")
-def test_the_tests_of_the_kernels_pass_under_sanitizers(tmp_path: Path) -> None:
+def test_the_tests_of_the_kernels_pass_under_sanitizers() -> None:
     module = compile_module()
     try:
         preload = runtime(module.find_compiler())
-        built = module.compile_library(tmp_path / "sanitized.so", SANITIZERS)
+        built = sanitized(module)
     except module.CompileError as error:
         pytest.skip(f"the kernels cannot be compiled with sanitizers: {error}")
     environment = os.environ | {

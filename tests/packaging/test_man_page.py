@@ -1,0 +1,74 @@
+"""The manual page says what the commands' own help says, and the shell completes what it should."""
+
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from chatterm.cli import app
+from chatterm.shell_completion import model_names
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "chatterm.1"
+
+
+def test_the_manual_page_is_made_of_the_help() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_man.py"))["page"]()
+    assert PAGE.read_text(encoding="utf-8") == made, "make man"
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert f".SS \\fBchatterm {name}\\fR" in made
+        for param in command.params:
+            for option in param.opts if param.param_type_name == "option" else ():
+                assert f"\\fB{option.replace('-', chr(92) + '-')}\\fR" in made
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff")
+def test_it_is_typeset_without_a_warning() -> None:
+    command = [
+        "groff",
+        "-man",
+        "-Tascii",
+        "-P-cbou",
+        "-ww",
+        str(PAGE),
+    ]  # plain text: nothing bold, no colours
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "qwen3:0.6b" in done.stdout
+    assert "'Why is the sky blue?'" in done.stdout
+
+
+def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local:
+        name = "qwen-of-mine"
+
+    monkeypatch.setattr("models.sources.local_models", lambda: [Local])
+    assert model_names("qwen3:0") == ["qwen3:0.6b"]
+    assert "qwen-of-mine" in model_names("qwen")
+    assert "smollm2" in model_names("")
+
+    def fails() -> list[Local]:
+        raise OSError("no cache")
+
+    monkeypatch.setattr("models.sources.local_models", fails)
+    assert model_names("smol") == ["smollm2"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("chatterm ru", {"run"}),
+        ("chatterm run qwen3:0", {"qwen3:0.6b"}),
+        ("chatterm run --temp", {"--temperature"}),
+    ],
+)
+def test_the_shell_asks_and_is_told(typed: str, offered: set[str]) -> None:
+    asked = {"_CHATTERM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "chatterm"], cwd=ROOT, env=asked, capture_output=True, text=True
+    )
+    assert set(done.stdout.split()) == offered, done.stderr

@@ -1,0 +1,98 @@
+"""What `pip install`, `pipx install` and `python -m build` make of a clean folder: an sdist, and a wheel from it."""
+
+import os
+import platform
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from engine.native import compile_module
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = f"engine/kernels/native/{compile_module().library_name()}"
+MAN = "share/man/man1/chatterm.1"
+
+
+def built(target: str, folder: Path, out: Path, **environment: str) -> Path:
+    """What the build backend makes in `folder`, as every installer calls it."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
+    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing in it but what the sdist has."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(built("sdist", ROOT, folder / "out")) as archive:
+        archive.extractall(folder, filter="data")
+    (found,) = (path for path in folder.iterdir() if path.name != "out")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    module = compile_module()
+    try:
+        compiler = module.find_compiler()
+    except module.CompileError as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("wheel")
+    hurried = folder / "c++"  # how fast the kernels are is not asked here: optimising them takes a minute
+    hurried.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0\n')
+    hurried.chmod(0o755)
+    return built("wheel", clean, folder / "out", CXX=str(hurried))
+
+
+def files_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/RECORD")}
+
+
+def test_the_wheel_names_the_platform_and_has_what_runs(wheel: Path) -> None:
+    assert wheel.name.startswith("chatterm-")
+    assert "-py3-none-" in wheel.name
+    assert wheel.stem.endswith(platform.machine())
+    found = files_in(wheel)
+    assert LIBRARY in found
+    assert any(name.endswith(f".data/data/{MAN}") for name in found)
+    for folder in ("chatterm", "engine", "models", "themes"):
+        here = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file()}
+        here = {name for name in here if "__pycache__" not in name}
+        assert here - found <= {LIBRARY}
+    assert {name.partition("/")[0].partition("-")[0] for name in found} == {
+        "chatterm", "engine", "models", "themes"
+    }  # fmt: skip
+
+
+def test_what_is_installed_from_it_runs(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = (
+        "import sys, chatterm, engine.native as native\n"
+        f"assert chatterm.__file__.startswith({str(tmp_path)!r}), chatterm.__file__\n"
+        "assert native.problem() is None, native.problem()\n"
+        "from chatterm.cli import main\n"
+        "main(['--version'])"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("chatterm ")
+
+
+def test_without_a_compiler_it_is_a_wheel_for_every_platform(clean: Path, tmp_path: Path) -> None:
+    (clean / LIBRARY).unlink(missing_ok=True)
+    found = built("wheel", clean, tmp_path / "out", CXX="", PATH="")
+    assert found.name.endswith("-py3-none-any.whl")
+    names = files_in(found)
+    assert LIBRARY not in names
+    assert "chatterm/cli.py" in names
