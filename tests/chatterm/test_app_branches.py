@@ -93,7 +93,7 @@ async def test_an_edit_can_be_given_up() -> None:
         driver.composer.put("a draft")
         await press(driver, "alt+e")
         assert driver.composer.text == "first"
-        assert "Esc leaves the message" in driver.text()
+        assert "Esc leaves it as it was" in driver.text()
         await press(driver, "escape")
         assert driver.composer.text == "a draft"
         assert driver.questions == ["first"]
@@ -210,7 +210,7 @@ async def test_going_on_below_something_long_is_in_sight() -> None:
         await press(driver, "escape")
         await driver.idle()
         for number in range(40):
-            driver.app.chat.say(f"notice {number}")
+            driver.app.chat.tell(f"notice {number}")
         driver.transcript.edge(-1)
         await driver.send("/continue", wait=False)
         await driver.until(lambda: len(driver.answers[0]) > 80)

@@ -17,6 +17,7 @@ from tests.chatterm.scripted import Script, ScriptedBackend
 GIVEN_AWAY = {
     "pageup": "scrolls the conversation",
     "pagedown": "scrolls the conversation",
+    "end": "shows the latest text where nothing stands behind the cursor",
     "ctrl+c": "copies what is selected in the composer first",
     "f6": "an editing key of Textual alone",
     "f7": "an editing key of Textual alone",

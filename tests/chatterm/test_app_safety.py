@@ -120,7 +120,7 @@ async def test_a_session_that_somebody_else_wrote(tmp_path: Path) -> None:
     session = store.add(info, tree.exchanges, tree.head)
     async with driven(ScriptedBackend(thinks=True), (140, 40), store=store) as driver:
         await driver.send("/sessions")
-        await driver.shows("2 messages")
+        await driver.shows("1 message, 2 branches")
         await checked(driver)
         await driver.pilot.press("enter")
         await driver.shows("< 2/2 >")
@@ -168,6 +168,6 @@ def test_a_real_terminal_gets_no_command_from_the_model(tmp_path: Path) -> None:
     seen += child.before
     child.close()
     assert child.exitstatus == 0
-    for command in (b"\x1b]0;", b"\x1b]52;", b"\x1b]8;", "\x9b31m".encode(), "\u202e".encode()):
+    for command in (b"\x1b]0;owned", b"\x1b]52;", b"\x1b]8;", "\x9b31m".encode(), "\u202e".encode()):
         assert command not in seen
     assert seen.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in seen  # the terminal is given back

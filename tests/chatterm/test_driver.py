@@ -90,7 +90,7 @@ def test_no_bytes_stop_the_keyboard(pieces: list[str]) -> None:
     for piece in pieces:
         list(keyboard.feed(piece))
         list(keyboard.tick(is_quiet=True))
-    list(keyboard.feed("\x1b" * 40 + "z" * 40))  # whatever was begun has ended
+    list(keyboard.feed(END + "\x1b" * 40 + "z" * 40))  # whatever was begun has ended
     assert keys(list(keyboard.feed(f"q{BEGIN}text{END}")))[-2:] == ["q", "Paste(text='text')"]
 
 
