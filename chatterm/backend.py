@@ -174,6 +174,9 @@ class Backend(Protocol):
     def token_text(self, token_id: int) -> str | None:
         """What one token of the model stands for; None when there is no such token or no model."""
 
+    def made_title(self) -> str | None:
+        """What the model said when it was asked for a title, as it came; None while it has not."""
+
     def stop(self) -> None:
         """End the running answer; what was produced is kept. Nothing happens when none is running."""
 
@@ -239,6 +242,13 @@ class Backend(Protocol):
 
     def prepare(self, draft: str) -> None:
         """The person types `draft`: warm it in idle time. Returns at once."""
+
+    def begin_title(self, question: str, answer: str) -> bool:
+        """Have the model make a title for what was said, where nothing else is to be done now; `made_title` has it.
+
+        Returns at once. It ends as soon as anything else is asked for: then begin again. False where the model is too
+        small to be asked.
+        """
 
     def models(self) -> list[str]:
         """Names that `switch` takes without a download."""

@@ -23,16 +23,22 @@ from chatterm.backend import (
     TurnStats,
 )
 from chatterm.power import Power
+from chatterm.sessions.titles import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from chatterm.sessions.records import Exchange
+    from engine.aside import Aside
     from engine.block_map import BlockMap
     from engine.chat import Chat
     from engine.engine import Engine
     from engine.prefix_index import Key
     from engine.turns import Turn
     from models.sources import ModelFiles
+
+
+_LEAST_FOR_TITLES = 500_000_000
+"""Parameters of the smallest model whose titles are better than the first words."""
 
 
 class LocalBackend:
@@ -51,6 +57,7 @@ class LocalBackend:
         self._chat: Chat | None = None
         self._params: SamplingParams | None = None
         self._power = Power()
+        self._aside: Aside | None = None
         self._info: ModelInfo | None = None
         self._used = 0
         self._keys: list[Key] = []
@@ -148,6 +155,7 @@ class LocalBackend:
         self._load(files, on_progress)
 
     def _load(self, files: "ModelFiles", on_progress: OnProgress | None) -> None:
+        from engine.aside import Aside
         from engine.engine import Engine  # brings torch: not before the first frame stands
 
         options = self._options
@@ -170,6 +178,7 @@ class LocalBackend:
             engine.close()
             raise
         self._engine, self._chat, self._params = engine, chat, params
+        self._aside = Aside(engine)
         self._info = ModelInfo(
             name=engine.model_name,
             device=str(engine.device),
@@ -193,7 +202,7 @@ class LocalBackend:
         return self._counted(self._loaded().resume(self._params))
 
     def load_path(self, exchanges: "Sequence[Exchange]") -> None:
-        chat, info = self._chat, self._info
+        chat, info = self._person(), self._info
         if chat is None or info is None:
             self._path = tuple(exchanges)
             return
@@ -212,13 +221,13 @@ class LocalBackend:
 
     def reset(self) -> None:
         self._path = ()
-        if self._chat is not None:
-            self._chat.reset()
+        if (chat := self._person()) is not None:
+            chat.reset()
             self._count()
 
     def set_system(self, system: str | None) -> None:
-        if self._chat is not None:
-            self._chat.system = system
+        if (chat := self._person()) is not None:
+            chat.system = system
             self._count()
             self.settle()
         self._system = system
@@ -229,8 +238,8 @@ class LocalBackend:
         self._think = think
 
     def set_think_cache(self, think_cache: ThinkCache) -> None:
-        if self._chat is not None:
-            self._chat.think_cache = think_cache
+        if (chat := self._person()) is not None:
+            chat.think_cache = think_cache
             self._count()
             self.settle()
         self._think_cache = think_cache
@@ -245,13 +254,31 @@ class LocalBackend:
         self._sampling = dict(sampling)
 
     def settle(self) -> None:
-        if (chat := self._chat) is not None:
+        if (chat := self._person()) is not None:
             with suppress(EngineError, ModelError):  # the next message says what is wrong
                 chat.settle()
 
     def prepare(self, draft: str) -> None:
-        if (chat := self._chat) is not None and not self._power.is_low(time.monotonic()):
+        if (chat := self._person()) is not None and not self._power.is_low(time.monotonic()):
             chat.prepare(draft, params=self._params)
+
+    def begin_title(self, question: str, answer: str) -> bool:
+        engine, chat, aside = self._engine, self._chat, self._aside
+        if engine is None or chat is None or aside is None:
+            return True
+        from engine.expected import parameters
+
+        # With `mask`, rows are restored one turn after the other: nobody can tell when idle work is over.
+        if parameters(engine.config) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
+            return False
+        busy = chat.present_tokens is not None or aside.is_running or self._power.is_low(time.monotonic())
+        if not busy and aside.said is None:
+            with suppress(EngineError, ModelError):
+                aside.ask(title_question(question, answer), chat.history, TITLE_TOKENS)
+        return True
+
+    def made_title(self) -> str | None:
+        return aside.said if (aside := self._aside) is not None else None
 
     def models(self) -> list[str]:
         from models.sources import local_models
@@ -268,7 +295,7 @@ class LocalBackend:
 
     def close(self) -> None:
         engine = self._engine
-        self._engine = self._chat = self._params = self._info = self._map = None
+        self._engine = self._chat = self._params = self._info = self._map = self._aside = None
         self._used, self._keys, self._looking = 0, [], False
         if engine is not None:
             engine.close()
@@ -286,8 +313,14 @@ class LocalBackend:
             self._used = len(self._keys)
 
     def _loaded(self) -> "Chat":
-        if self._chat is None:
+        if (chat := self._person()) is None:
             raise EngineError("No model is loaded; choose one with /model NAME.")
+        return chat
+
+    def _person(self) -> "Chat | None":
+        """The chat, for something of it: what the model does besides ends first."""
+        if self._aside is not None:
+            self._aside.stop()
         return self._chat
 
 

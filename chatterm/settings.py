@@ -119,6 +119,9 @@ class SessionSettings:
 
     save: bool = True
     """Save conversations on this machine as they happen; false keeps them in memory only."""
+    titles: bool = True
+    """Let the model make the title of a conversation while nothing else is to be done, where it is large enough for
+    that; false keeps the first words."""
 
 
 @dataclass(frozen=True, slots=True)

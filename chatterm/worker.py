@@ -126,6 +126,14 @@ class ListModels:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class MakeTitle:
+    """Begin with a title, where there is nothing else to do. Done with whether the model can."""
+
+    question: str
+    answer: str
+
+
 Job = (
     Open
     | Switch
@@ -141,6 +149,7 @@ Job = (
     | SetSampling
     | Prepare
     | Count
+    | MakeTitle
     | ListModels
     | Catalogue
 )
@@ -313,6 +322,8 @@ class Worker:
                 backend.prepare(draft)
             case Count(draft) if self._drafts[Count] is job:
                 value = backend.count(draft)
+            case MakeTitle(question, answer):
+                value = not self._jobs.empty() or backend.begin_title(question, answer)
             case ListModels():
                 value = backend.models()
             case Catalogue():

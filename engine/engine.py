@@ -67,6 +67,7 @@ class Engine:
         self.generation_defaults = tokenizer.generation_defaults
         self.max_positions = model.positions
         self.context_length = pieces.context_length
+        self.config = model.config
         self.vocab_size = model.config.vocab_size
         self._weight_bytes = weight_bytes(model)
         self._cache = pieces.cache
@@ -405,6 +406,14 @@ class Engine:
     def keep(self, rows: Rows) -> None:
         """The conversation in use has these rows: they are evicted last, and by no idle work. Returns at once."""
         self._loop.post(lambda: self._blocks.keep(rows.keys))
+
+    def forget(self, rows: Rows, start: int) -> None:
+        """Free what is cached of `rows` from `start` on, unless somebody else uses it. Returns at once."""
+
+        def job() -> None:
+            self._blocks.forget(rows.keys, start)
+
+        self._loop.post(job)
 
     def cached_rows(self, rows: Rows) -> int:
         """How many leading rows are present."""

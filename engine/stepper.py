@@ -95,7 +95,7 @@ class Stepper:
         """Launch the step of the token that is not read yet. False where there is no block for its row."""
         assert sequence.table is not None
         try:
-            self.scheduler.reserve(sequence.table, 1)
+            self.scheduler.reserve(sequence.table, 1, sequence.priority is Priority.IDLE)
         except OutOfBlocksError:
             return False
         lane.launch(len(sequence.rows), sequence.table.blocks)
@@ -121,7 +121,8 @@ class Stepper:
             torch.cuda.synchronize(self.device)
         count = sum(chunk.count for chunk in step.chunks)
         pace = self._idle_pace if idle else self.pace
-        pace.saw(count, perf_counter() - began, self.scheduler.max_chunk, idle)
+        # Rows that idle work decodes come one at a time: they say nothing of how many it should compute at once.
+        pace.saw(count, perf_counter() - began, self.scheduler.max_chunk, idle and not sampling)
 
     @property
     def _idle_pace(self) -> IdlePace:

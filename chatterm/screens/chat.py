@@ -29,6 +29,7 @@ from chatterm.screens.keys import ask_for_second_key, command_bindings
 from chatterm.screens.parts import problem_text
 from chatterm.screens.presence import Presence
 from chatterm.screens.selection import MessageSelection
+from chatterm.screens.titling import Titling
 from chatterm.screens.writing import Writing
 from chatterm.settings import Settings
 from chatterm.turn import live_figures
@@ -89,6 +90,8 @@ class ChatScreen(MessageSelection):
         self.writing = Writing(self)
         self.interrupt = Interrupt(self)
         self.finding = Finding(self)
+        self.titling = Titling(self)
+        self.titling.is_on = settings.sessions.titles
         self.presence = Presence(self)
         self.presence.notify = settings.screen.notify
         self.conversation.show_thinking = settings.screen.thinking_open
@@ -227,6 +230,7 @@ class ChatScreen(MessageSelection):
         turn = self.conversation.turn
         if self.keeper.problem != self._problem:
             self._say_problem()
+        self.titling.tick(now)
         if not reports and turn is None:
             if now >= self._figures_after:  # idle work goes on
                 is_warming = self._show_live(now).is_warming
@@ -268,6 +272,7 @@ class ChatScreen(MessageSelection):
             case worker.Answered(outcome):
                 self.presence.answered(self.conversation.turn, now)
                 self.conversation.answered(outcome, now)
+                self.titling.answered(now)
                 self.set_timer(_REST, self._tidy)
             case worker.Failed(job, message):
                 self._failed(job, message, now)
@@ -300,7 +305,7 @@ class ChatScreen(MessageSelection):
                 self.conversation.forget()
                 if self.info is None:
                     return  # that was said already
-            case worker.Count() | worker.Prepare():
+            case worker.Count() | worker.Prepare() | worker.MakeTitle():
                 return  # sending it will say so
         self.say(message, "error")
 
@@ -313,6 +318,8 @@ class ChatScreen(MessageSelection):
                 self.tell(f"Now chatting with {self.model_name}.{history}")
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
+            case worker.MakeTitle() if value is False:
+                self.titling.refused()
             case worker.Catalogue():
                 self.actions.choose_model(value if isinstance(value, list) else [])
 

@@ -111,6 +111,13 @@ class SessionActions(ScreenPart):
         self._title = title
         self.screen.say(f"This conversation is now called {title!r}.")
 
+    def retitle(self, session: str, before: str, title: str) -> None:
+        """The model has made a title; one that a person gave stays."""
+        store = self.screen.keeper.store
+        if store is not None and self.screen.keeper.session == session and self.title == before:
+            store.retitle(session, before, title)
+            self._title = title
+
     def export(self, text: str) -> None:
         from chatterm.sessions.export import FORMATS, exported, file_name, format_of, write_export
 

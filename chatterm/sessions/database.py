@@ -69,6 +69,11 @@ class Database:
             assert name in FIELDS
             self._execute(f"UPDATE sessions SET {name} = ? WHERE id = ?", (_stored(name, value), session))
 
+    def retitle(self, session: str, before: str, title: str) -> None:
+        """Change the title if it is `before`."""
+        values = (_stored("title", title), session, _stored("title", before))
+        self._execute("UPDATE sessions SET title = ? WHERE id = ? AND title = ?", values)
+
     def set_head(self, session: str, id: int | None) -> None:
         self._execute("UPDATE sessions SET head = ? WHERE id = ?", (self._number(session, id), session))
 

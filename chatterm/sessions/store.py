@@ -160,6 +160,15 @@ class Store:
     def rename(self, session: str, title: str) -> None:
         self.update(session, title=title)
 
+    def retitle(self, session: str, before: str, title: str) -> None:
+        """Call a session `title` if it is still called what it was `before`; a person may have named it meanwhile."""
+        with self._changed:
+            info = self._infos.get(session)
+            if info is not None and info.title == before:
+                self._infos[session] = replace(info, title=title)
+        op = Op(session, lambda db: db.retitle(session, before, title), known=self._known(session))
+        self._post(("retitle", session), op)
+
     def delete(self, session: str) -> None:
         """Delete a session with all of its branches. What is saved of it afterwards is lost."""
         with self._changed:

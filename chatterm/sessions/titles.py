@@ -10,6 +10,15 @@ from models.units import counted
 LIMIT = 60
 """Characters of a title that was made from a message."""
 UNTITLED = "Untitled"
+TITLE_TOKENS = 24
+"""Tokens that a model may take for a title."""
+_SAID = 600
+"""Characters of a message and of an answer that a title is made from."""
+_MOST_WORDS = 10
+_NO_TITLES = frozenset(
+    ("sure", "here", "here's", "certainly", "okay", "ok", "i", "i'm", "as", "sorry", "user", "assistant")
+)
+"""How what is no title begins."""
 
 _DECORATION = re.compile(r"^(?:```\w*|[#>*+~`-]+|\d+[.)])(?:\s+|$)")
 
@@ -23,6 +32,26 @@ def title_of(message: str) -> str:
     head = text[:LIMIT]  # the last place is the ellipsis's
     cut = head.rfind(" ", LIMIT // 2)
     return head[: cut if cut > 0 else LIMIT - 1].rstrip(" ,;:.") + "…"
+
+
+def title_question(question: str, answer: str) -> str:
+    """What to ask a model for a title of what was said."""
+    said = f"User: {cleaned(question[:_SAID])}\n\nAssistant: {cleaned(answer[:_SAID])}"
+    return f"{said}\n\nWrite a title for this conversation: at most six words, in its language, nothing else."
+
+
+def made_title(said: str) -> str:
+    """The title in what a model said when it was asked for one; "" where there is none worth having."""
+    line = next((line for line in cleaned(said).splitlines() if line.strip()), "")
+    line = re.sub(
+        r"^\W*(?:title|titel|titre|título)\s*:\s*", "", one_line(line, 4 * LIMIT), flags=re.IGNORECASE
+    )
+    title = line.strip(" \t*_#`\"'“”„«».:-")
+    words = title.casefold().split()
+    repeats = len(set(words)) < len(words) - 1 or re.search(r"(.{1,8})\1{3}", title) is not None
+    if len(title) > LIMIT or len(words) > _MOST_WORDS or repeats or not re.search(r"[^\W\d_]", title):
+        return ""
+    return "" if words[0] in _NO_TITLES or line.endswith((":", "?!")) else title
 
 
 def given_title(text: str) -> str:

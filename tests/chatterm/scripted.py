@@ -80,6 +80,8 @@ class ScriptedBackend:
     map: BlockMap | None = None
     """What `blocks` shows."""
     load_path_error: BaseException | None = None
+    title: str | None = None
+    """What it says when it is asked for one; None: it is too small to be asked."""
     warmed: int | None = None
     """What `figures` tells of idle work."""
 
@@ -87,6 +89,7 @@ class ScriptedBackend:
         self._stop = threading.Event()
         self._answer_now = threading.Event()
         self._turns = 0
+        self._titled = False
 
     @property
     def used_tokens(self) -> int:
@@ -275,6 +278,14 @@ class ScriptedBackend:
 
     def prepare(self, draft: str) -> None:
         self.calls.append(("prepare", draft))
+
+    def begin_title(self, question: str, answer: str) -> bool:
+        self.calls.append(("begin_title", (question, answer)))
+        self._titled = True
+        return self.title is not None
+
+    def made_title(self) -> str | None:
+        return self.title if self._titled else None
 
     def models(self) -> list[str]:
         return self.known_models

@@ -1,6 +1,7 @@
 """Whatever comes from outside is shown, never obeyed: not by the terminal and not by the markup of the screen."""
 
 import os
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -168,6 +169,10 @@ def test_a_real_terminal_gets_no_command_from_the_model(tmp_path: Path) -> None:
     seen += child.before
     child.close()
     assert child.exitstatus == 0
-    for command in (b"\x1b]0;owned", b"\x1b]52;", b"\x1b]8;", "\x9b31m".encode(), "\u202e".encode()):
+    titles = re.findall(rb"\x1b\]0;([^\x07]*)\x07", seen)  # the only ones are our own
+    assert all(re.fullmatch(rb"(loading|ready|answering) - scripted - chatterm", title) for title in titles)
+    assert len(titles) == seen.count(b"\x1b]0;") >= 3
+    assert seen.index(b"\x1b[22;0t") < seen.index(b"\x1b]0;") < seen.index(b"\x1b[23;0t")
+    for command in (b"\x1b]52;", b"\x1b]8;", "\x9b31m".encode(), "\u202e".encode()):
         assert command not in seen
     assert seen.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in seen  # the terminal is given back

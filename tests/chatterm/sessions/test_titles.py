@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from chatterm.sanitize import is_safe
 from chatterm.sessions.dates import stamp, when_text
 from chatterm.sessions.records import SessionError, SessionInfo
-from chatterm.sessions.titles import LIMIT, given_title, matching_line, pick, title_of
+from chatterm.sessions.titles import (
+    LIMIT,
+    given_title,
+    made_title,
+    matching_line,
+    pick,
+    title_of,
+    title_question,
+)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +130,36 @@ def test_a_long_line_is_shown_where_it_matches() -> None:
     assert matching_line(["x " * 500 + "the NEEDLE here"], ["needle"]).startswith("…x x")
     assert "NEEDLE here" in matching_line(["x " * 500 + "the NEEDLE here"], ["needle"])[:80]
     assert is_safe(matching_line(["\x1b[2J needle"], ["needle"]))
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ("Boiling an egg", "Boiling an egg"),
+        ('\n"**Boiling an Egg**."\nI hope this helps', "Boiling an Egg"),
+        ("Title: The blue sky", "The blue sky"),
+        ("", ""),
+        ("...", ""),
+        ("12", ""),
+        ("Sure! Here is a title:", ""),
+        ("I cannot do that", ""),
+        ("the the the the the", ""),
+        ("hahahahahahahaha", ""),
+        ("one two three four five six seven eight nine ten eleven", ""),
+        ("x" * 61, ""),
+        ("\x1b[31mred\x1b[0m sky", "red sky"),
+        ("なぜ空は青いのか", "なぜ空は青いのか"),
+    ],
+)
+def test_a_title_that_a_model_made(said: str, title: str) -> None:
+    assert made_title(said) == title
+
+
+@given(st.text())
+def test_a_made_title_is_safe_and_bounded(said: str) -> None:
+    title = made_title(said)
+    assert is_safe(title)
+    assert "\n" not in title
+    assert len(title) <= LIMIT
+    assert is_safe(title_question(said, said))
+    assert len(title_question(said * 100, said * 100)) < 1500
