@@ -160,8 +160,8 @@ def test_alone_means_that_the_other_threads_do_nothing(model: DecoderModel, libr
     for alone in (False, True, False):
         pool.set_alone(alone)
         asleep = wakes()
-        for _ in range(20):
-            prompt.run(decoder, [COUNT])
+        for _ in range(3):
+            prompt.run(decoder, [40])
         if alone:
             assert wakes() == asleep
         else:

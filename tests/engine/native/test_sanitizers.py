@@ -76,7 +76,19 @@ def test_the_tests_of_the_kernels_pass_under_sanitizers() -> None:
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(FOLDER)]
+    # Of the longest test, which is there for the rounding, each network with one of the types that a cache has.
+    left_out = "same_to_the_bit and (float32 or qwen3-torch.bfloat16 or llama-torch.float16)"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        f"not ({left_out})",
+        str(FOLDER),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-4000:]
