@@ -1,7 +1,7 @@
 // Products with quantised rows for AVX2, with VNNI where the compiler was told so.
 //
-// Eight rows are multiplied at once and lie in the lanes of a vector: lane r has the numbers of row r. So a row's sums
-// have the order that those of panels have (panels.h), to the bit.
+// As many rows as a vector has lanes are multiplied at once: lane r has the numbers of row r. So a row's sums have the
+// order that those of panels have (panels.h), to the bit.
 #pragma once
 
 #include <immintrin.h>
@@ -43,174 +43,220 @@ inline __m256i nibbles(const uint8_t* p) {
   return _mm256_and_si256(_mm256_srlv_epi64(twice, shifts), _mm256_set1_epi8(15));
 }
 
-using EightRows = const uint8_t* const*;
+// The lanes of a vector: so many rows are multiplied at once.
+#if defined(__AVX512VNNI__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+typedef float LaneFloats __attribute__((vector_size(4 * LANES)));
+typedef int32_t LaneInts __attribute__((vector_size(4 * LANES)));
+typedef uint32_t LaneBits __attribute__((vector_size(4 * LANES)));  // four bytes of each row
+using LaneRows = const uint8_t* const*;
 
-// Bytes at..at + 16 of 8 rows: out[i] has bytes 4 * i.. of each.
-inline void gather(EightRows rows, ptrdiff_t at, __m256i* out) {
-  __m256i both[4];
-  CT_UNROLL
-  for (int r = 0; r < 4; ++r) {
-    const __m128i first = _mm_loadu_si128((const __m128i*)(rows[r] + at));
-    both[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(first), _mm_loadu_si128((const __m128i*)(rows[r + 4] + at)), 1);
-  }
-  const __m256i low = _mm256_unpacklo_epi32(both[0], both[1]), high = _mm256_unpackhi_epi32(both[0], both[1]);
-  const __m256i low2 = _mm256_unpacklo_epi32(both[2], both[3]), high2 = _mm256_unpackhi_epi32(both[2], both[3]);
-  out[0] = _mm256_unpacklo_epi64(low, low2);
-  out[1] = _mm256_unpackhi_epi64(low, low2);
-  out[2] = _mm256_unpacklo_epi64(high, high2);
-  out[3] = _mm256_unpackhi_epi64(high, high2);
+inline LaneFloats halves_to_floats(const __m128i* halves) {
+#if defined(__AVX512VNNI__)
+  return (LaneFloats)_mm512_cvtph_ps(_mm256_set_m128i(halves[1], halves[0]));
+#else
+  return (LaneFloats)_mm256_cvtph_ps(halves[0]);
+#endif
 }
 
-inline void gather_32(EightRows rows, ptrdiff_t at, __m256i* out) {
+// Halves at `at` of all rows
+inline LaneFloats gather_halves(LaneRows rows, ptrdiff_t at) {
+  __m128i halves[LANES / 8];
+  CT_UNROLL
+  for (int i = 0; i < LANES / 8; ++i, rows += 8) {
+    __m128i v = _mm_cvtsi32_si128(load_u16(rows[0] + at));
+    v = _mm_insert_epi16(v, load_u16(rows[1] + at), 1);
+    v = _mm_insert_epi16(v, load_u16(rows[2] + at), 2);
+    v = _mm_insert_epi16(v, load_u16(rows[3] + at), 3);
+    v = _mm_insert_epi16(v, load_u16(rows[4] + at), 4);
+    v = _mm_insert_epi16(v, load_u16(rows[5] + at), 5);
+    v = _mm_insert_epi16(v, load_u16(rows[6] + at), 6);
+    halves[i] = _mm_insert_epi16(v, load_u16(rows[7] + at), 7);
+  }
+  return halves_to_floats(halves);
+}
+
+// Four bytes of four rows
+inline __m128i gather_four(LaneRows rows, ptrdiff_t at) {
+  __m128i v = _mm_cvtsi32_si128(int32_t(load_u32(rows[0] + at)));
+  v = _mm_insert_epi32(v, int32_t(load_u32(rows[1] + at)), 1);
+  v = _mm_insert_epi32(v, int32_t(load_u32(rows[2] + at)), 2);
+  return _mm_insert_epi32(v, int32_t(load_u32(rows[3] + at)), 3);
+}
+
+// Two halves side by side of 8 rows: the lower and the upper ones
+inline void split_halves(__m128i first, __m128i second, __m128i& lower, __m128i& upper) {
+  const __m128i mask = _mm_set1_epi32(0xffff);
+  lower = _mm_packus_epi32(_mm_and_si128(first, mask), _mm_and_si128(second, mask));
+  upper = _mm_packus_epi32(_mm_srli_epi32(first, 16), _mm_srli_epi32(second, 16));
+}
+
+// Bytes at..at + 16 of all rows: out[i] has bytes 4 * i.. of each.
+inline void gather(LaneRows rows, ptrdiff_t at, LaneBits* out) {
+  auto sixteen = [&](int r) { return _mm_loadu_si128((const __m128i*)(rows[r] + at)); };
+#if defined(__AVX512VNNI__)
+  __m512i v[4];
+  CT_UNROLL
+  for (int r = 0; r < 4; ++r) {
+    const __m512i both = _mm512_inserti32x4(_mm512_castsi128_si512(sixteen(r)), sixteen(r + 4), 1);
+    v[r] = _mm512_inserti32x4(_mm512_inserti32x4(both, sixteen(r + 8), 2), sixteen(r + 12), 3);
+  }
+  const __m512i low = _mm512_unpacklo_epi32(v[0], v[1]), high = _mm512_unpackhi_epi32(v[0], v[1]);
+  const __m512i low2 = _mm512_unpacklo_epi32(v[2], v[3]), high2 = _mm512_unpackhi_epi32(v[2], v[3]);
+  out[0] = (LaneBits)_mm512_unpacklo_epi64(low, low2);
+  out[1] = (LaneBits)_mm512_unpackhi_epi64(low, low2);
+  out[2] = (LaneBits)_mm512_unpacklo_epi64(high, high2);
+  out[3] = (LaneBits)_mm512_unpackhi_epi64(high, high2);
+#else
+  __m256i v[4];
+  CT_UNROLL
+  for (int r = 0; r < 4; ++r) v[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(sixteen(r)), sixteen(r + 4), 1);
+  const __m256i low = _mm256_unpacklo_epi32(v[0], v[1]), high = _mm256_unpackhi_epi32(v[0], v[1]);
+  const __m256i low2 = _mm256_unpacklo_epi32(v[2], v[3]), high2 = _mm256_unpackhi_epi32(v[2], v[3]);
+  out[0] = (LaneBits)_mm256_unpacklo_epi64(low, low2);
+  out[1] = (LaneBits)_mm256_unpackhi_epi64(low, low2);
+  out[2] = (LaneBits)_mm256_unpacklo_epi64(high, high2);
+  out[3] = (LaneBits)_mm256_unpackhi_epi64(high, high2);
+#endif
+}
+
+inline void gather_32(LaneRows rows, ptrdiff_t at, LaneBits* out) {
   gather(rows, at, out);
   gather(rows, at + 16, out + 4);
 }
 
-// Halves at `at` of 8 rows
-inline __m256 gather_halves(EightRows rows, ptrdiff_t at) {
-  __m128i halves = _mm_cvtsi32_si128(load_u16(rows[0] + at));
-  halves = _mm_insert_epi16(halves, load_u16(rows[1] + at), 1);
-  halves = _mm_insert_epi16(halves, load_u16(rows[2] + at), 2);
-  halves = _mm_insert_epi16(halves, load_u16(rows[3] + at), 3);
-  halves = _mm_insert_epi16(halves, load_u16(rows[4] + at), 4);
-  halves = _mm_insert_epi16(halves, load_u16(rows[5] + at), 5);
-  halves = _mm_insert_epi16(halves, load_u16(rows[6] + at), 6);
-  halves = _mm_insert_epi16(halves, load_u16(rows[7] + at), 7);
-  return _mm256_cvtph_ps(halves);
+inline LaneFloats to_floats(LaneInts v) { return __builtin_convertvector(v, LaneFloats); }
+
+// a * b + c, rounded once
+inline LaneFloats fused(LaneFloats a, LaneFloats b, LaneFloats c) {
+#if defined(__AVX512VNNI__)
+  return (LaneFloats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return (LaneFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#endif
 }
 
-// The lower and the upper halves of 8 numbers
-inline void split_halves(__m256i pairs, __m256& lower, __m256& upper) {
-  const __m256i low = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff)), high = _mm256_srli_epi32(pairs, 16);
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
-  lower = _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
-  upper = _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1));
-}
+// Byte j of each number
+inline LaneFloats byte_of(LaneBits v, int j) { return to_floats((LaneInts)(v >> (8 * j) & 255u)); }
 
-// Byte j of 8 numbers
-inline __m256 byte_of(__m256i numbers, int j) {
-  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(numbers, 8 * j), _mm256_set1_epi32(255)));
-}
+inline LaneBits low_nibbles(LaneBits v) { return v & 0x0f0f0f0fu; }
+inline LaneBits high_nibbles(LaneBits v) { return v >> 4 & 0x0f0f0f0fu; }
 
-inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
-inline __m256i high_nibbles(__m256i v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
-
-// A block of 8 rows: `digits` of columns 32 * part.. by fours, and a scale and a low for each group of columns.
+// A block of all rows: the digits of columns 32 * part.., four in a lane, and a scale and a low for each group of
+// columns. DEPTH times two products fit 16 bits.
 template <int TYPE>
-struct Eight;
+struct Lanes;
+
+inline void nibbles_of(LaneRows rows, ptrdiff_t at, LaneBits* out) {
+  LaneBits packed[4];
+  gather(rows, at, packed);
+  CT_UNROLL
+  for (int i = 0; i < 4; ++i) out[i] = low_nibbles(packed[i]), out[i + 4] = high_nibbles(packed[i]);
+}
 
 template <>
-struct Eight<CT_Q4_0> {
+struct Lanes<CT_Q4_0> {
   static constexpr int PARTS = 1, BYTES = Q4_0_BYTES, GROUP = 32, DEPTH = 8;  // 8 * 2 * 15 * 127 < 2^15
-  __m256 step;
-  void open(EightRows rows, ptrdiff_t at) { step = gather_halves(rows, at); }
-  void digits(EightRows rows, ptrdiff_t at, int, __m256i* out) const {
-    __m256i packed[4];
-    gather(rows, at + 2, packed);
-    CT_UNROLL
-    for (int i = 0; i < 4; ++i) out[i] = low_nibbles(packed[i]), out[i + 4] = high_nibbles(packed[i]);
-  }
-  __m256 scale(int) const { return step; }
-  __m256 low(int) const { return _mm256_mul_ps(step, _mm256_set1_ps(-8.0f)); }
+  LaneFloats step;
+  void open(LaneRows rows, ptrdiff_t at) { step = gather_halves(rows, at); }
+  void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const { nibbles_of(rows, at + 2, out); }
+  LaneFloats scale(int) const { return step; }
+  LaneFloats low(int) const { return step * -8.0f; }
 };
 
 template <>
-struct Eight<CT_Q4_1> {
+struct Lanes<CT_Q4_1> {
   static constexpr int PARTS = 1, BYTES = Q4_1_BYTES, GROUP = 32, DEPTH = 8;
-  __m256 step, least;
-  void open(EightRows rows, ptrdiff_t at) {
-    __m128i pairs[2];
+  LaneFloats step, least;
+  void open(LaneRows rows, ptrdiff_t at) {
+    __m128i lower[LANES / 8], upper[LANES / 8];
     CT_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      EightRows four = rows + 4 * h;
-      __m128i v = _mm_cvtsi32_si128(int32_t(load_u32(four[0] + at)));
-      v = _mm_insert_epi32(v, int32_t(load_u32(four[1] + at)), 1);
-      v = _mm_insert_epi32(v, int32_t(load_u32(four[2] + at)), 2);
-      pairs[h] = _mm_insert_epi32(v, int32_t(load_u32(four[3] + at)), 3);
+    for (int i = 0; i < LANES / 8; ++i, rows += 8) {
+      split_halves(gather_four(rows, at), gather_four(rows + 4, at), lower[i], upper[i]);
     }
-    split_halves(_mm256_set_m128i(pairs[1], pairs[0]), step, least);
+    step = halves_to_floats(lower);
+    least = halves_to_floats(upper);
   }
-  void digits(EightRows rows, ptrdiff_t at, int, __m256i* out) const {
-    __m256i packed[4];
-    gather(rows, at + 4, packed);
-    CT_UNROLL
-    for (int i = 0; i < 4; ++i) out[i] = low_nibbles(packed[i]), out[i + 4] = high_nibbles(packed[i]);
-  }
-  __m256 scale(int) const { return step; }
-  __m256 low(int) const { return least; }
+  void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const { nibbles_of(rows, at + 4, out); }
+  LaneFloats scale(int) const { return step; }
+  LaneFloats low(int) const { return least; }
 };
 
 template <>
-struct Eight<CT_Q8_0> {
+struct Lanes<CT_Q8_0> {
   static constexpr int PARTS = 1, BYTES = Q8_0_BYTES, GROUP = 32, DEPTH = 1;
-  __m256 step;
-  void open(EightRows rows, ptrdiff_t at) { step = gather_halves(rows, at); }
-  void digits(EightRows rows, ptrdiff_t at, int, __m256i* out) const {
+  LaneFloats step;
+  void open(LaneRows rows, ptrdiff_t at) { step = gather_halves(rows, at); }
+  void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const {
     gather_32(rows, at + 2, out);
     CT_UNROLL
-    for (int i = 0; i < 8 && !SIGNED_BYTES; ++i) out[i] = _mm256_xor_si256(out[i], _mm256_set1_epi8(-128));
+    for (int i = 0; i < 8 && !SIGNED_BYTES; ++i) out[i] ^= 0x80808080u;
   }
-  __m256 scale(int) const { return step; }
-  __m256 low(int) const { return _mm256_mul_ps(step, _mm256_set1_ps(-128.0f)); }
+  LaneFloats scale(int) const { return step; }
+  LaneFloats low(int) const { return step * -128.0f; }
 };
 
 // Q4_K, and Q5_K where FIFTH.
 template <bool FIFTH>
-struct EightK {
+struct LanesK {
   static constexpr int PARTS = 8, BYTES = FIFTH ? Q5_K_BYTES : Q4_K_BYTES, GROUP = 32, DEPTH = FIFTH ? 4 : 8;
-  __m256 step, least;
-  __m256i scales[2], minima[2];  // four bytes each
-  __m256i fifth[8];              // the fifth digits of all parts
-  __m256i later[8];              // the digits of the next part
+  LaneFloats step, least;
+  LaneBits scales[2], minima[2];  // four bytes each
+  LaneBits fifth[8];              // the fifth binary digits of all parts
+  LaneBits packed[8];             // two parts
 
-  void open(EightRows rows, ptrdiff_t at) {
-    __m256i head[4];
+  void open(LaneRows rows, ptrdiff_t at) {
+    LaneBits head[4];
     gather(rows, at, head);
-    split_halves(head[0], step, least);
-    least = _mm256_xor_ps(least, _mm256_set1_ps(-0.0f));
-    const __m256i six = _mm256_set1_epi32(0x3f3f3f3f), four = _mm256_set1_epi32(0x0f0f0f0f);
-    const __m256i two = _mm256_set1_epi32(0x03030303);
-    auto upper = [&](__m256i v) { return _mm256_slli_epi32(_mm256_and_si256(_mm256_srli_epi32(v, 6), two), 4); };
-    scales[0] = _mm256_and_si256(head[1], six);
-    minima[0] = _mm256_and_si256(head[2], six);
-    scales[1] = _mm256_or_si256(_mm256_and_si256(head[3], four), upper(head[1]));
-    minima[1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi32(head[3], 4), four), upper(head[2]));
+    split(head[0]);
+    scales[0] = head[1] & 0x3f3f3f3fu;
+    minima[0] = head[2] & 0x3f3f3f3fu;
+    scales[1] = (head[3] & 0x0f0f0f0fu) | (head[1] >> 6 & 0x03030303u) << 4;
+    minima[1] = (head[3] >> 4 & 0x0f0f0f0fu) | (head[2] >> 6 & 0x03030303u) << 4;
     if (FIFTH) gather_32(rows, at + 16, fifth);
   }
-  void digits(EightRows rows, ptrdiff_t at, int part, __m256i* out) {
-    __m256i packed[8];
+  void digits(LaneRows rows, ptrdiff_t at, int part, LaneBits* out) {
     if (part % 2 == 0) gather_32(rows, at + (FIFTH ? 48 : 16) + 16 * part, packed);
     CT_UNROLL
     for (int i = 0; i < 8; ++i) {
-      out[i] = part % 2 ? later[i] : low_nibbles(packed[i]);
-      if (part % 2 == 0) later[i] = high_nibbles(packed[i]);
-      if (FIFTH) {
-        const __m256i one = _mm256_and_si256(_mm256_srli_epi16(fifth[i], part), _mm256_set1_epi8(1));
-        out[i] = _mm256_or_si256(out[i], _mm256_slli_epi16(one, 4));
-      }
+      out[i] = part % 2 ? high_nibbles(packed[i]) : low_nibbles(packed[i]);
+      if (FIFTH) out[i] |= (fifth[i] >> part & 0x01010101u) << 4;
     }
   }
-  __m256 scale(int part) const { return _mm256_mul_ps(byte_of(scales[part / 4], part % 4), step); }
-  __m256 low(int part) const { return _mm256_mul_ps(byte_of(minima[part / 4], part % 4), least); }
+  LaneFloats scale(int part) const { return byte_of(scales[part / 4], part % 4) * step; }
+  LaneFloats low(int part) const { return byte_of(minima[part / 4], part % 4) * -least; }
+
+ private:
+  void split(LaneBits both) {
+    __m128i four[LANES / 4], lower[LANES / 8], upper[LANES / 8];
+    std::memcpy(four, &both, sizeof four);
+    CT_UNROLL
+    for (int i = 0; i < LANES / 8; ++i) split_halves(four[2 * i], four[2 * i + 1], lower[i], upper[i]);
+    step = halves_to_floats(lower);
+    least = halves_to_floats(upper);
+  }
 };
 
 template <>
-struct Eight<CT_Q4_K> : EightK<false> {};
+struct Lanes<CT_Q4_K> : LanesK<false> {};
 template <>
-struct Eight<CT_Q5_K> : EightK<true> {};
+struct Lanes<CT_Q5_K> : LanesK<true> {};
 
 template <>
-struct Eight<CT_Q6_K> {
+struct Lanes<CT_Q6_K> {
   static constexpr int PARTS = 8, BYTES = Q6_K_BYTES, GROUP = 16, DEPTH = 2;  // 2 * 2 * 63 * 127 < 2^15
-  __m256 step;
-  __m256i scales[4];        // four signed bytes each
-  __m256i lower[2][8], upper[8];  // of a half of the block
+  LaneFloats step;
+  LaneBits scales[4];             // four signed bytes each
+  LaneBits lower[2][8], upper[8];  // of a half of the block
 
-  void open(EightRows rows, ptrdiff_t at) {
+  void open(LaneRows rows, ptrdiff_t at) {
     step = gather_halves(rows, at + 208);
     gather(rows, at + 192, scales);
   }
-  void digits(EightRows rows, ptrdiff_t at, int part, __m256i* out) {
+  void digits(LaneRows rows, ptrdiff_t at, int part, LaneBits* out) {
     const int half = part / 4, k = part % 4;
     if (k == 0) {
       gather_32(rows, at + 64 * half, lower[0]);
@@ -219,105 +265,108 @@ struct Eight<CT_Q6_K> {
     }
     CT_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const __m256i low = k < 2 ? low_nibbles(lower[k % 2][i]) : high_nibbles(lower[k % 2][i]);
-      const __m256i two = _mm256_and_si256(_mm256_srli_epi16(upper[i], 2 * k), _mm256_set1_epi8(3));
-      out[i] = _mm256_or_si256(low, _mm256_slli_epi16(two, 4));
+      const LaneBits low = k < 2 ? low_nibbles(lower[k % 2][i]) : high_nibbles(lower[k % 2][i]);
+      out[i] = low | (upper[i] >> (2 * k) & 0x03030303u) << 4;
     }
   }
-  __m256 scale(int group) const {
-    const __m256i signed_byte = _mm256_srai_epi32(_mm256_slli_epi32(scales[group / 4], 24 - group % 4 * 8), 24);
-    return _mm256_mul_ps(step, _mm256_cvtepi32_ps(signed_byte));
+  LaneFloats scale(int group) const {
+    return to_floats((LaneInts)(scales[group / 4] << (24 - group % 4 * 8)) >> 24) * step;
   }
-  __m256 low(int group) const { return _mm256_mul_ps(scale(group), _mm256_set1_ps(-32.0f)); }
+  LaneFloats low(int group) const { return scale(group) * -32.0f; }
 };
-
-inline __m256i four_of(const int8_t* q) { return _mm256_set1_epi32(int32_t(load_u32(q))); }
 
 // The products of COUNT * 4 digits of each row with as many numbers; without VNNI those of neighbours are added up in
 // 16 bits as long as they fit.
 template <int COUNT, int DEPTH, bool SIGNED>
-inline __m256i dot_of(const __m256i* digits, const int8_t* q) {
-#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
-  __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+inline LaneInts dot_of(const LaneBits* digits, const int8_t* q) {
+#if defined(__AVX512VNNI__)
+  __m512i sums[2] = {};
   CT_UNROLL
-  for (int i = 0; i < COUNT; ++i) sums[i % 2] = add_dot(sums[i % 2], digits[i], four_of(q + 4 * i));
-  return _mm256_add_epi32(sums[0], sums[1]);
+  for (int i = 0; i < COUNT; ++i) {
+    const __m512i x = _mm512_set1_epi32(int32_t(load_u32(q + 4 * i)));
+    sums[i % 2] = _mm512_dpbusd_epi32(sums[i % 2], (__m512i)digits[i], x);
+  }
+  return (LaneInts)sums[0] + (LaneInts)sums[1];
 #else
-  __m256i sums = _mm256_setzero_si256();
+  __m256i sums[2] = {};
   CT_UNROLL
   for (int i = 0; i < COUNT; i += DEPTH) {
+    auto x = [&](int j) { return _mm256_set1_epi32(int32_t(load_u32(q + 4 * j))); };
+#if defined(__AVXVNNI__)
+    CT_UNROLL
+    for (int j = i; j < i + DEPTH; ++j) sums[j % 2] = add_dot(sums[j % 2], (__m256i)digits[j], x(j));
+#else
     __m256i pairs = _mm256_setzero_si256();
     CT_UNROLL
     for (int j = i; j < i + DEPTH; ++j) {
-      const __m256i x = four_of(q + 4 * j);
-      pairs = _mm256_add_epi16(pairs, SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(digits[j]), _mm256_sign_epi8(x, digits[j]))
-                                             : _mm256_maddubs_epi16(digits[j], x));
+      const __m256i w = (__m256i)digits[j];
+      pairs = _mm256_add_epi16(pairs, SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x(j), w))
+                                             : _mm256_maddubs_epi16(w, x(j)));
     }
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
   }
-  return sums;
+  return (LaneInts)_mm256_add_epi32(sums[0], sums[1]);
 #endif
 }
 
-// out[0..8] = 8 rows times the activation; what lies `ahead` bytes further is asked for meanwhile.
+// out[0..LANES] = so many rows times the activation; what lies `ahead` bytes further is asked for meanwhile.
 template <int TYPE>
-inline void multiply_eight(EightRows rows, int32_t columns, ptrdiff_t ahead, const Activation& x, float* out) {
-  using E = Eight<TYPE>;
+inline void multiply_lanes(LaneRows rows, int32_t columns, ptrdiff_t ahead, const Activation& x, float* out) {
+  using L = Lanes<TYPE>;
   constexpr bool SIGNED = TYPE == CT_Q8_0 && SIGNED_BYTES;
-  constexpr int EVERY = E::BYTES < 32 ? 2 : 1;  // blocks of a cache line
-  constexpr int GROUPS = 32 / E::GROUP;
-  const float* lows = E::GROUP == 32 ? x.low : x.low_16;
-  __m256 sums = _mm256_setzero_ps();
+  constexpr int GROUPS = 32 / L::GROUP, COUNT = L::GROUP / 4;
+  constexpr int EVERY = L::BYTES < 32 ? 2 : 1;  // blocks of a cache line
+  const float* lows = L::GROUP == 32 ? x.low : x.low_16;
+  LaneFloats sums{};
   ptrdiff_t at = 0;
-  for (int32_t b = 0; b < columns / 32 / E::PARTS; ++b, at += E::BYTES) {
+  for (int32_t b = 0; b < columns / 32 / L::PARTS; ++b, at += L::BYTES) {
     if (b % EVERY == 0) {
       CT_UNROLL
-      for (int r = 0; r < 8; ++r) {
-        for (int i = 0; i < E::BYTES; i += 64) {
+      for (int r = 0; r < LANES; ++r) {
+        for (int i = 0; i < L::BYTES; i += 64) {
           // An address that is never read need not be one of ours.
           _mm_prefetch((const char*)(uintptr_t(rows[r]) + uintptr_t(at + i + ahead)), _MM_HINT_T0);
         }
       }
     }
-    E block;
+    L block;
     block.open(rows, at);
     CT_UNROLL
-    for (int part = 0; part < E::PARTS; ++part) {
-      const int32_t n = b * E::PARTS + part;
-      const __m256 step = _mm256_set1_ps(x.scale[n]);
-      __m256i digits[8];
+    for (int part = 0; part < L::PARTS; ++part) {
+      const int32_t n = b * L::PARTS + part;
+      LaneBits digits[8];
       block.digits(rows, at, part, digits);
       CT_UNROLL
       for (int g = 0; g < GROUPS; ++g) {
         const int group = part * GROUPS + g;
-        constexpr int COUNT = E::GROUP / 4;
-        const __m256i dot = dot_of<COUNT, E::DEPTH, SIGNED>(digits + g * COUNT, x.q + 32 * n + E::GROUP * g);
-        sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(block.scale(group), step), sums);
-        if (!SIGNED) sums = _mm256_fmadd_ps(block.low(group), _mm256_set1_ps(lows[n * GROUPS + g]), sums);
+        const LaneInts dot = dot_of<COUNT, L::DEPTH, SIGNED>(digits + g * COUNT, x.q + 32 * n + L::GROUP * g);
+        sums = fused(to_floats(dot), block.scale(group) * x.scale[n], sums);
+        if (!SIGNED) sums = fused(block.low(group), LaneFloats{} + lows[n * GROUPS + g], sums);
       }
     }
   }
-  _mm256_storeu_ps(out, sums);
+  std::memcpy(out, &sums, sizeof sums);
 }
 
 template <int TYPE>
 void multiply_rows(const Rows& rows, const Activation& x, float* out) {
   const size_t bytes = rows.row_bytes;
   const uint8_t* end = rows.data + size_t(rows.count) * bytes;
-  const size_t lead = AHEAD > 8 * bytes ? AHEAD : 8 * bytes;
-  for (int32_t first = 0; first < rows.count; first += 8) {
-    const uint8_t* eight[8];
-    for (int32_t r = 0; r < 8; ++r) {  // what there is less than 8 rows repeats the last one
-      eight[r] = rows.data + size_t(first + r < rows.count ? first + r : rows.count - 1) * bytes;
+  const size_t lead = AHEAD > LANES * bytes ? AHEAD : LANES * bytes;
+  for (int32_t first = 0; first < rows.count; first += LANES) {
+    const uint8_t* some[LANES];
+    for (int32_t r = 0; r < LANES; ++r) {  // what lacks of so many rows repeats the last one
+      some[r] = rows.data + size_t(first + r < rows.count ? first + r : rows.count - 1) * bytes;
     }
-    const bool within = lead < size_t(end - eight[0]);
+    const bool within = lead < size_t(end - some[0]);
     const ptrdiff_t ahead = ptrdiff_t(lead + (within ? 0 : uintptr_t(rows.next) - uintptr_t(end)));
-    if (first + 8 <= rows.count) {
-      multiply_eight<TYPE>(eight, rows.columns, ahead, x, out + first);
+    if (first + LANES <= rows.count) {
+      multiply_lanes<TYPE>(some, rows.columns, ahead, x, out + first);
     } else {
-      float some[8];
-      multiply_eight<TYPE>(eight, rows.columns, ahead, x, some);
-      std::memcpy(out + first, some, size_t(rows.count - first) * sizeof(float));
+      float found[LANES];
+      multiply_lanes<TYPE>(some, rows.columns, ahead, x, found);
+      std::memcpy(out + first, found, size_t(rows.count - first) * sizeof(float));
     }
   }
 }
