@@ -130,10 +130,14 @@ class Runner:
             count = min(max(_first_of_answer(chunk) - chunk.start, 0), chunk.count)
             prompts.append(replace(chunk, count=count))
             first = chunk.start + count
-            answers.append([replace(chunk, start=row, count=1) for row in range(first, chunk.start + chunk.count)])
+            answers.append(
+                [replace(chunk, start=row, count=1) for row in range(first, chunk.start + chunk.count)]
+            )
         given = [chunk for chunk in prompts if chunk.count]
         rows = iter(self._run(given) if given else [])
-        found: list[Tensor | None] = [next(rows) if chunk.count and chunk.samples else None for chunk in prompts]
+        found: list[Tensor | None] = [
+            next(rows) if chunk.count and chunk.samples else None for chunk in prompts
+        ]
         for index, parts in enumerate(answers):
             for part in parts:
                 found[index] = self._run_native(native, part)

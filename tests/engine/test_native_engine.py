@@ -57,7 +57,10 @@ def an_engine(model: DecoderModel, *, fused: bool = True) -> Iterator[Engine]:
 
 @contextmanager
 def a_native_engine(
-    model: DecoderModel, tokenizer: Tokenizer | None = None, dtype: torch.dtype = torch.float32, **options: Any
+    model: DecoderModel,
+    tokenizer: Tokenizer | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> Iterator[Engine]:
     """An engine of small blocks and chunks, unless `options` say otherwise."""
     options = {"block_size": 4, "max_chunk": 16, "threads": 2, **options}

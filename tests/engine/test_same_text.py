@@ -2,7 +2,8 @@
 
 Random programs are run on an engine with a small cache. Each answer, and the bits of all logits that it was drawn
 from, are compared with those of another engine, which has nothing cached and gets the whole conversation at once.
-That holds for quantised weights on a CPU, whose decode steps and chunks of prompts add up in the same order. CHATTERM_EXAMPLES says how many programs to run.
+That holds for quantised weights on a CPU, whose decode steps and chunks of prompts add up in the same order.
+CHATTERM_EXAMPLES says how many programs to run.
 """
 
 import os

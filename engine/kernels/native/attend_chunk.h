@@ -39,8 +39,8 @@ inline void add_block(const float* a, int32_t a_row, const float* b, int32_t b_r
   }
 }
 
-// c[M][N * WIDTH] = a[M][depth] * b[depth][N * WIDTH]; depth is a multiple of 8. Every eighth product is added up apart,
-// and these sums in the order of `sum_of`: as the decode step does, which has them in the lanes of a vector.
+// c[M][N * WIDTH] = a[M][depth] * b[depth][N * WIDTH]; depth is a multiple of 8. Every eighth product is added up
+// apart, and these sums in the order of `sum_of`: as the decode step does, which has them in the lanes of a vector.
 template <int M, int N>
 inline void score_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
                         int32_t c_row) {
@@ -108,7 +108,7 @@ inline void multiply_columns(const float* a, int32_t a_row, const float* b, int3
   }
 }
 
-// c[rows][columns] = a[rows][depth] * b[depth][columns], or with SCORES false added to c; columns is a multiple of WIDTH
+// c[rows][columns] = a[rows][depth] * b[depth][columns], without SCORES added to c; columns is a multiple of WIDTH
 template <bool SCORES>
 void multiply_floats(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t rows, int32_t depth,
                      int32_t columns, float* c, int32_t c_row) {

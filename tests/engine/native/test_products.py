@@ -1,6 +1,7 @@
 """Products of the native kernels against the numbers that the gguf package reads from the same bytes, in float64.
 
-The weights are exact; what the kernels round is the activation, to int8 with one scale for 32 numbers. Rounding moves a number by at most half a step, so a product is off by at most
+The weights are exact; what the kernels round is the activation, to int8 with one scale for 32 numbers. Rounding moves
+a number by at most half a step, so a product is off by at most
 
     sum over blocks of  step / 2 * sum of |weights of the block|        step = largest |x| of the block / 127
 
