@@ -23,8 +23,8 @@ from engine.errors import EngineError
 from engine.turns import Answer
 from models.tokenizer import Message, Piece, Tokenizer
 
-_Text = tuple[tuple[Piece, ...], bool]
-"""Pieces, and whether text stands before them."""
+_Text = tuple[tuple[Piece, ...], int | None]
+"""Pieces, and the token that stands before them."""
 
 _EDGE = 4
 """Tokens at either end of an answer that are looked at for spaces."""
@@ -44,6 +44,7 @@ class PromptFormat:
         self._ids: dict[_Text, list[int]] = {}
         self._older_ids: dict[_Text, list[int]] = {}
         self._contents: dict[tuple[str, str, bool], str] = {}
+        self._lead = self._leading_spaces()
         asked = {think: self._asked(think) for think in (None, True, False)}
         self._openings = {think: self._opening(ids) for think, ids in asked.items()}
         self._inside = {think: self.opens_think(ids) for think, ids in asked.items()}
@@ -86,16 +87,15 @@ class PromptFormat:
         contents: dict[tuple[str, str, bool], str] = {}
         left = iter(answers)
         parts: list[list[Piece]] = [[Piece(glue[0], typed=False)]]
-        follow_ids = [False]
+        follows: list[int | None] = [None]
         for index, ((role, text), after) in enumerate(zip(messages, glue[1:], strict=True)):
             if role == "assistant":
                 answer = next(left)
                 before = parts[-1].pop().text
-                lead, trail = self._spaces(answer, before, after, contents)
-                parts[-1].append(Piece(before[: len(before) - lead], typed=False))
+                parts[-1].append(Piece(before[: len(before) - self._spoken_before(answer)], typed=False))
                 parts.append([])
-                follow_ids.append(bool(answer.content_ids))
-                after = after[trail:]
+                follows.append(next(reversed(answer.content_ids), None))
+                after = after[self._spoken_after(answer, after, contents) :]
             elif text:
                 content = self._content(role, text, role == "user" and index == 1 and bool(system), contents)
                 parts[-1].append(Piece(content, typed=True))
@@ -105,7 +105,7 @@ class PromptFormat:
         # Only what this call and the one before were made of is remembered: drafts come and go.
         # Another thread may be here too: what is shared is looked at once and replaced whole.
         known, ids = {**self._older_ids, **self._ids}, dict[_Text, list[int]]()
-        segments = self._segments(parts, follow_ids, known, ids)
+        segments = self._segments(parts, follows, known, ids)
         self._ids, self._older_ids, self._contents = ids, self._ids, contents
         return segments
 
@@ -132,22 +132,20 @@ class PromptFormat:
         then = self._tokenizer.decode(empty[empty.index(end) + 1 :]) if known else "\n\n"
         break_before = "" if self._tokenizer.decode(thought).endswith("\n") else "\n"
         closing = f"{break_before}{self._tokenizer.decode([end], skip_special=False)}{then}"
-        return self._tokenizer.encode_pieces([Piece(closing, typed=False)], goes_on=True)
+        return self._tokenizer.encode_pieces([Piece(closing, typed=False)], thought[-1] if thought else start)
 
     def answer_ids(self, text: str) -> list[int]:
         """The tokens of an answer that is only known as text, as the template writes it."""
         content = Piece(self._content("assistant", text), typed=True)
         if not content.text:
             return []
-        before = Piece(self._glue(["user", "assistant", "user"], False, None)[1], typed=False)
-        encode, decode = self._tokenizer.encode_pieces, self._tokenizer.decode
-        alone, together = encode([before]), encode([before, content])
-        same = next((i for i, (a, b) in enumerate(zip(alone, together, strict=False)) if a != b), len(alone))
-        # The first word may have taken in a space that stands before it.
-        taken, ids = decode(alone[same:], goes_on=True), together[same:]
-        if not taken or (taken.isspace() and decode(ids[:_EDGE], goes_on=True).startswith(taken)):
-            return ids
-        return encode([content], goes_on=True)
+        before = self._glue(["user", "assistant", "user"], False, None)[1]
+        encode = self._tokenizer.encode_pieces
+        alone = encode([Piece(before.removesuffix(self._lead), typed=False)])
+        together = encode([Piece(before, typed=False), content])
+        if together[: len(alone)] == alone:
+            return together[len(alone) :]
+        return encode([content], next(reversed(alone), None))
 
     def is_said_by(self, ids: Sequence[int], text: str) -> bool:
         """Whether `ids` spell an answer with this text as the history shows it, and nothing else."""
@@ -250,50 +248,61 @@ class PromptFormat:
         messages = {"user": user, "system": [message, ask], "assistant": [ask, message, ask]}[role]
         return self._tokenizer.render(messages, add_generation_prompt=False)
 
-    def _spaces(
-        self, answer: Answer, before: str, after: str, used: dict[tuple[str, str, bool], str]
-    ) -> tuple[int, int]:
-        """How many characters at the end of the glue `before` and at the start of the glue `after` an answer's ids
-        spell themselves: they are spaces or line breaks.
+    def _leading_spaces(self) -> str:
+        """What the history has before an answer and the generation prompt has not, where it is only spaces."""
+        asked = self._glue(["user"], True, None)[1]
+        answered = self._glue(["user", "assistant", "user"], False, None)[1]
+        lead = answered.removeprefix(asked)
+        return lead if answered.startswith(asked) and lead.isspace() else ""
+
+    def _spoken_before(self, answer: Answer) -> int:
+        """How many characters at the end of the glue before an answer its ids spell themselves."""
+        start = self._tokenizer.decode(answer.content_ids[:_EDGE], goes_on=True) if self._lead else ""
+        return len(self._lead) if self._lead and start.startswith(self._lead) else 0
+
+    def _spoken_after(self, answer: Answer, after: str, used: dict[tuple[str, str, bool], str]) -> int:
+        """How many characters at the start of the glue `after` an answer its ids spell themselves: spaces, where the
+        template leaves out those of the answer.
         """
-        ids = answer.content_ids
-        start = self._tokenizer.decode(ids[:_EDGE], goes_on=True)
-        end = self._tokenizer.decode(ids[-_EDGE:], goes_on=True)
-        lead, trail = start[: len(start) - len(start.lstrip())], end[len(end.rstrip()) :]
-        if not lead and not trail:
-            return 0, 0
+        if not after[:1].isspace():
+            return 0
+        end = self._tokenizer.decode(answer.content_ids[-_EDGE:], goes_on=True)
+        trail = end[len(end.rstrip()) :]
+        if not trail:
+            return 0
         content = self._content("assistant", answer.text, used=used)
-        lead = lead[: max(len(lead) - (len(content) - len(content.lstrip())), 0)]
         trail = trail[len(content) - len(content.rstrip()) :]
-        return (
-            next(size for size in range(len(lead), -1, -1) if before.endswith(lead[len(lead) - size :])),
-            next(size for size in range(len(trail), -1, -1) if after.startswith(trail[:size])),
-        )
+        return next(size for size in range(len(trail), -1, -1) if after.startswith(trail[:size]))
 
     # -- tokens
 
     def _segments(
         self,
         parts: Sequence[Sequence[Piece]],
-        follow_ids: Sequence[bool],
+        follows: Sequence[int | None],
         known: dict[_Text, list[int]],
         used: dict[_Text, list[int]],
     ) -> list[list[int]]:
-        """The tokens of every part; those between which no ids stand are tokenised as one text, then cut."""
+        """The tokens of every part; those between which no ids stand are tokenised as one text, then cut.
 
-        def encode(pieces: Sequence[Piece], goes_on: bool) -> list[int]:
-            text = (tuple(pieces), goes_on)
-            used[text] = known.get(text) or self._tokenizer.encode_pieces(pieces, goes_on=goes_on)
+        `follows`: the last of the ids before each part; None where there are none.
+        """
+
+        def encode(pieces: Sequence[Piece], after: int | None) -> list[int]:
+            text = (tuple(pieces), after)
+            used[text] = known.get(text) or self._tokenizer.encode_pieces(pieces, after)
             return used[text]
 
         segments: list[list[int]] = []
         begin = 0
-        for end in [index for index in range(1, len(parts)) if follow_ids[index]] + [len(parts)]:
-            alone = [encode(parts[index], index > 0) for index in range(begin, end)]
-            if end - begin > 1:
-                whole = encode([*chain(*parts[begin:end])], begin > 0)
-                alone = alone if [*chain(*alone)] == whole else self._cut(whole, alone)
-            segments += alone
+        for end in [index for index in range(1, len(parts)) if follows[index] is not None] + [len(parts)]:
+            group = [encode(parts[begin], follows[begin])]
+            for part in parts[begin + 1 : end]:
+                group.append(encode(part, next(reversed(group[-1]), None)))
+            if len(group) > 1:
+                whole = encode([*chain(*parts[begin:end])], follows[begin])
+                group = group if [*chain(*group)] == whole else self._cut(whole, group)
+            segments += group
             begin = end
         return segments
 

@@ -72,22 +72,31 @@ class PieceEncoder:
             token_id: token if token_id not in control else _named(token, self._names[token_id])
             for token_id, token in added.items()
         }
+        plain.add_tokens(
+            [AddedToken(f"\ue000{secret}-{gap}\ue001") for gap in range(_gap(plain, len(added)))]
+        )
         plain.add_tokens([*tokens.values()])
+        self._added = frozenset(added)
         ids = ((plain.token_to_id(token.content), token_id) for token_id, token in tokens.items())
         self._real = {theirs: ours for theirs, ours in ids if theirs is not None and theirs != ours}
         self._spelled = {token_id for token_id in control if backend.model.id_to_token(token_id) is not None}
         """Control tokens in the vocabulary itself, which a merge might make of typed text."""
-        before, both = self._ids(_BEFORE), self._ids(f"{_BEFORE}a")
-        self._before = len(before)
-        self._prefixed = both[: self._before] == before and both[self._before :] != self._ids("a")
+        self._any_added = next((token.content for token in tokens.values()), "")
+        self._before = len(self._ids(_BEFORE))
+        self._prefixed = self._after_text("a") != self._ids("a")
         """Whether a text begins otherwise than it goes on: SentencePiece puts a space before it."""
 
-    def encode(self, pieces: Iterable[Piece], *, goes_on: bool = False) -> list[int]:
-        """Token ids of the pieces as one text. `goes_on`: text stands before them that is tokenised already."""
+    def encode(self, pieces: Iterable[Piece], after: int | None = None) -> list[int]:
+        """Token ids of the pieces as one text. `after`: the token that stands before them; None at the beginning."""
         text = "".join(piece.text if piece.typed else self._with_names(piece.text) for piece in pieces)
-        if not goes_on or not self._prefixed:
+        if after is None or not self._prefixed:
             return self._as_ours(self._ids(text))
-        return self._as_ours(self._ids(_BEFORE + text)[self._before :])
+        if after in self._added:  # what follows one of these is tokenised apart, wherever it stands
+            return self._as_ours(self._ids(self._any_added + text)[1:])
+        return self._as_ours(self._after_text(text))
+
+    def _after_text(self, text: str) -> list[int]:
+        return self._ids(_BEFORE + text)[self._before :]
 
     def _with_names(self, text: str) -> str:
         """What a template wrote, with the secret names of its control tokens."""
@@ -120,8 +129,16 @@ class PieceEncoder:
         """A control token that a merge made, letter by letter."""
         if token_id not in self._spelled:
             return [token_id]
-        letters = (self._ids(_BEFORE + letter)[self._before :] for letter in self._control[token_id])
+        letters = map(self._after_text, self._control[token_id])
         return [part for letter in letters for part in letter if part not in self._spelled]
+
+
+def _gap(plain: tokenizers.Tokenizer, count: int) -> int:
+    """How many ids to leave out so that `count` new tokens get ids that the vocabulary has not: it may have holes."""
+    begin = end = plain.get_vocab_size()
+    while taken := [id for id in range(end, end + count) if plain.model.id_to_token(id) is not None]:
+        end = taken[-1] + 1
+    return end - begin
 
 
 def _named(token: AddedToken, name: str) -> AddedToken:

@@ -74,15 +74,15 @@ class Tokenizer:
         """
         return self.encode_pieces([Piece(text, typed=True)])
 
-    def encode_pieces(self, pieces: Sequence[Piece], *, goes_on: bool = False) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[Piece], after: int | None = None) -> list[int]:
         """Token ids of the pieces as one text, control tokens only in what was not typed.
 
-        `goes_on`: text stands before them that is tokenised already. Raises ModelError for text that is not valid
+        `after`: the token that stands before them; None at the beginning. Raises ModelError for text that is not valid
         Unicode.
         """
         for piece in pieces:
             _check(piece.text)
-        return self._pieces.encode(pieces, goes_on=goes_on)
+        return self._pieces.encode(pieces, after)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, goes_on: bool = False) -> str:
         """Text of `ids`; bytes that are no UTF-8 become U+FFFD. `goes_on`: text stands before it."""

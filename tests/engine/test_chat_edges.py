@@ -164,11 +164,11 @@ def test_segments_of_two_threads_do_not_get_in_each_others_way() -> None:
     format = PromptFormat(tokenizer)
     encode, entered = tokenizer.encode_pieces, []
 
-    def encode_while_another_thread_asks(pieces: list[Piece], *, goes_on: bool = False) -> list[int]:
+    def encode_while_another_thread_asks(pieces: list[Piece], after: int | None = None) -> list[int]:
         entered.append(pieces)
         if len(entered) == 2:
             format.segments("other", ["conversation"], [], generate=True)
-        return encode(pieces, goes_on=goes_on)
+        return encode(pieces, after)
 
     expected = PromptFormat(tokenizer).segments("S", ["one", "two"], [Answer()], generate=True)
     tokenizer.encode_pieces = encode_while_another_thread_asks  # type: ignore[method-assign]

@@ -208,9 +208,9 @@ def test_a_long_draft_is_tokenised_once_for_its_cost_and_for_sending(
     seen: list[str] = []
     encode = engine.tokenizer.encode_pieces
 
-    def watched(pieces: list[Piece], *, goes_on: bool = False) -> list[int]:
+    def watched(pieces: list[Piece], after: int | None = None) -> list[int]:
         seen.extend(piece.text for piece in pieces)
-        return encode(pieces, goes_on=goes_on)
+        return encode(pieces, after)
 
     monkeypatch.setattr(engine.tokenizer, "encode_pieces", watched)
     assert chat.count(draft).free < 0
