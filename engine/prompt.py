@@ -290,8 +290,8 @@ class PromptFormat:
 
         def encode(pieces: Sequence[Piece], after: int | None) -> list[int]:
             text = (tuple(pieces), after)
-            used[text] = known.get(text) or self._tokenizer.encode_pieces(pieces, after)
-            return used[text]
+            ids = used[text] = known.get(text) or self._tokenizer.encode_pieces(pieces, after)
+            return ids
 
         segments: list[list[int]] = []
         begin = 0

@@ -8,6 +8,7 @@ control tokens by secret names only; in what the template wrote their texts are 
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import tokenizers
 from tokenizers import AddedToken
@@ -72,18 +73,19 @@ class PieceEncoder:
             token_id: token if token_id not in control else _named(token, self._names[token_id])
             for token_id, token in added.items()
         }
-        plain.add_tokens(
-            [AddedToken(f"\ue000{secret}-{gap}\ue001") for gap in range(_gap(plain, len(added)))]
-        )
-        plain.add_tokens([*tokens.values()])
+        self._break = f"\ue000{secret}\ue001"
+        gaps = [f"\ue000{secret}-{gap}\ue001" for gap in range(_gap(plain, len(added) + 1))]
+        marks = [AddedToken(text, normalized=False) for text in (*gaps, self._break)]
+        plain.add_tokens([*marks, *tokens.values()])
         self._added = frozenset(added)
         ids = ((plain.token_to_id(token.content), token_id) for token_id, token in tokens.items())
         self._real = {theirs: ours for theirs, ours in ids if theirs is not None and theirs != ours}
         self._spelled = {token_id for token_id in control if backend.model.id_to_token(token_id) is not None}
         """Control tokens in the vocabulary itself, which a merge might make of typed text."""
-        self._any_added = next((token.content for token in tokens.values()), "")
-        self._before = len(self._ids(_BEFORE))
-        self._prefixed = self._after_text("a") != self._ids("a")
+        self._with_names = lru_cache(256)(self._name)  # a template writes the same over and over
+        before, both = self._ids(_BEFORE), self._ids(f"{_BEFORE}a")
+        self._before = len(before)
+        self._prefixed = both[: self._before] == before and both[self._before :] != self._ids("a")
         """Whether a text begins otherwise than it goes on: SentencePiece puts a space before it."""
 
     def encode(self, pieces: Iterable[Piece], after: int | None = None) -> list[int]:
@@ -92,13 +94,13 @@ class PieceEncoder:
         if after is None or not self._prefixed:
             return self._as_ours(self._ids(text))
         if after in self._added:  # what follows one of these is tokenised apart, wherever it stands
-            return self._as_ours(self._ids(self._any_added + text)[1:])
+            return self._as_ours(self._ids(self._break + text)[1:])
         return self._as_ours(self._after_text(text))
 
     def _after_text(self, text: str) -> list[int]:
         return self._ids(_BEFORE + text)[self._before :]
 
-    def _with_names(self, text: str) -> str:
+    def _name(self, text: str) -> str:
         """What a template wrote, with the secret names of its control tokens."""
         found = self._backend.encode(text, add_special_tokens=False)
         if self._names.keys().isdisjoint(found.ids):
