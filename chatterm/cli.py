@@ -177,7 +177,10 @@ def run(
         typer.Option(help="Above 0 avoids what the answer holds already.", rich_help_panel=_SAMPLING),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(
+            help="The same seed gives the same text for the same conversation.", rich_help_panel=_SAMPLING
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="The longest answer, in tokens.", rich_help_panel=_SAMPLING)

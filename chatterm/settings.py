@@ -93,7 +93,7 @@ class SamplingSettings:
     max_tokens: int | None = None
     """The longest answer, in tokens."""
     seed: int | None = None
-    """The same seed gives the same text."""
+    """The same seed gives the same text for the same conversation."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer."""
 

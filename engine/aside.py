@@ -44,7 +44,7 @@ class Aside:
         self._forget()
         engine = self._engine
         self._format = self._format or PromptFormat(engine.tokenizer)
-        rows = Rows.of(self._format.segments(None, [text], generate=True, think=False)[0])
+        rows = Rows.of(self._format.segments(None, [text], [], generate=True, think=False)[0])
         if len(rows) + max_tokens >= min(engine.context_length, engine.max_positions):
             return
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)

@@ -8,6 +8,7 @@ from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
+from engine.adopt import Adopter, thinking_of
 from engine.errors import EngineError, check_room
 from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
 from engine.history import History, IdleWork, ThinkCache
@@ -160,14 +161,15 @@ class Chat:
     def load(self, turns: Iterable[Turn], params: SamplingParams | None = None) -> None:
         """The history becomes these turns. `settle` makes them present.
 
-        Answers keep their token ids where these are tokens of this model that spell the answer's text; others, and
-        those without, are tokenised from their text. An answer without a finish reason was cut off by a crash, when it
-        was sampled with `params`: it may have been complete.
+        Answers keep their token ids where these are tokens of this model that spell the answer's text and nothing else
+        (`engine/adopt.py`); others, and those without, are tokenised from their text. An answer without a finish
+        reason was cut off by a crash, when it was sampled with `params`: it may have been complete.
         """
         self._idle.stop()
         known = dict(enumerate(self.turns))
+        adopter = Adopter(self._engine, self._format, self._thinking, params or SamplingParams())
         self.turns = [
-            known[index] if is_same(known.get(index), turn) else self._adopted(turn, params)
+            known[index] if is_same(known.get(index), turn) else adopter.adopted(turn)
             for index, turn in enumerate(turns)
         ]
 
@@ -276,7 +278,9 @@ class Chat:
         self, before: list[Turn], text: str, params: SamplingParams, exact: bool, unfinished: Turn | None
     ) -> tuple[Sequence, Turn]:
         """Queue the prompt; rows of masked turns that were evicted are computed again first."""
-        think = self._thinking if unfinished is None else self._thinking_of(unfinished)
+        think = self._thinking
+        if unfinished is not None:
+            think = thinking_of(self._format, unfinished.opening, think)
         rows = self._history.prompt(before, text, think, exact)
         earlier = [] if unfinished is None else unfinished.answer.token_ids
         if rows.masked_until and (
@@ -425,7 +429,7 @@ class Chat:
         answer.stats = joined(first, sequence)
         self._explain(turn)
         span = sequence.output.thinking.span if sequence.output else None
-        self._show(answer, span)
+        answer.shown = self._format.answer_span(answer.token_ids, answer.text, span[1] if span else 0)
         self.turns = [*before, turn]
         if self.think_cache == "mask":
             with suppress(EngineError):  # the answer is there; the next turn tries again
@@ -438,57 +442,6 @@ class Chat:
             stats = turn.answer.stats
             turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.found)
         self._explainer.add([turn])
-
-    def _show(self, answer: Answer, span: tuple[int, int] | None) -> None:
-        """Find which tokens of a finished answer the history shows; `span` is its thinking."""
-        start = span[1] if span else 0
-        first, end = self._format.answer_span(answer.token_ids[start:], answer.text)
-        answer.shown = (start + first, start + end)
-
-    # -- what was said earlier
-
-    def _thinking_of(self, turn: Turn) -> bool | None:
-        """The setting under which a turn was generated, as far as its prompt tells."""
-        for think in (self._thinking, None, False, True):
-            if self._format.opening(think) == turn.opening:
-                return think
-        return self._thinking
-
-    def _adopted(self, turn: Turn, params: SamplingParams | None) -> Turn:
-        """A turn from elsewhere with the tokens that this model knows its answer by."""
-        answer, ids, size = turn.answer, turn.answer.token_ids, self._engine.vocab_size
-        if ids and all(0 <= id < size for id in ids):
-            answer = replace(answer, token_ids=list(ids))
-            if answer.finish_reason is None:
-                answer = self._recovered(answer, turn, params or SamplingParams())
-            first, end = answer.shown
-            if 0 <= first <= end <= len(ids) and self._format.shows(answer.content_ids, answer.text):
-                return Turn(turn.user, answer, list(turn.opening))
-        ids = self._format.answer_ids(turn.answer.text)
-        reason = turn.answer.finish_reason or FinishReason.CANCELLED
-        answer = replace(turn.answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason, ends_at=None)
-        ours = any(turn.opening == self._format.opening(think) for think in (None, False, True))
-        # Stopped before its first token: nothing of it is in the history, but it may yet go on from its prompt.
-        return Turn(turn.user, answer, list(turn.opening) if ours and not ids else [])
-
-    def _recovered(self, cut: Answer, turn: Turn, params: SamplingParams) -> Answer:
-        """An answer that was cut off by a crash, as far as its tokens go."""
-        output = self._engine.output(params, self._format.inside(self._thinking_of(turn)))
-        ended = cut.token_ids[-1] in self._engine.tokenizer.stop_ids
-        answer = Answer(token_ids=cut.token_ids, stats=cut.stats, seed=cut.seed)
-        for event in output.replay(cut.token_ids[:-1] if ended else cut.token_ids):
-            answer.add(event.text, event.kind)
-        answer.add(output.flush(), output.kind)
-        if ended:
-            answer.finish_reason = FinishReason.EOS
-        elif output.stopped:
-            answer.finish_reason = FinishReason.STOP
-        elif len(cut.token_ids) == cut.ends_at:
-            answer.finish_reason = FinishReason.LENGTH
-        else:
-            answer.finish_reason, answer.ends_at = FinishReason.CANCELLED, cut.ends_at
-        self._show(answer, output.thinking.span)
-        return answer
 
     # -- rows
 

@@ -37,7 +37,8 @@ class History:
     def prompt(self, turns: Items[Turn], text: str, think: bool | None, exact: bool = False) -> Rows:
         """The rows of the prompt that asks for an answer to `text`; `exact`: whatever the policy."""
         users = [*(turn.user for turn in turns), text]
-        segments = self._format.segments(self.system, users, generate=True, think=think)
+        answers = [turn.answer for turn in turns]
+        segments = self._format.segments(self.system, users, answers, generate=True, think=think)
         return self._rows(turns, segments, exact)
 
     def rows(self, turns: Items[Turn]) -> Rows:
@@ -73,7 +74,8 @@ class History:
             self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
 
     def _segments(self, turns: Items[Turn]) -> list[list[int]]:
-        return self._format.segments(self.system, [turn.user for turn in turns], generate=False)
+        users, answers = [turn.user for turn in turns], [turn.answer for turn in turns]
+        return self._format.segments(self.system, users, answers, generate=False)
 
     def _rows(self, turns: Items[Turn], segments: list[list[int]], exact: bool) -> Rows:
         if self.policy == "mask" and not exact:

@@ -2,7 +2,7 @@
 
 The plain twin is `models/decoder.py`. It reads the weights of the plain modules and writes the same KV cache.
 Between the products it computes in fp32; what a product with quantised weights reads is rounded to int8, by 32
-numbers (by 256 for the K formats) with a common scale.
+numbers with a common scale.
 """
 
 import ctypes
@@ -121,10 +121,9 @@ class NativeDecoder:
         Returns fp32 [vocab_size] for the last one, which the next call overwrites; None unless `samples`. Raises
         NativeError for values out of range, for no tokens, and where the model does not take chunks.
 
-        However a prompt is split into chunks, every row and the logits are the same to the bit: a row is rounded to
-        int8 by itself, and its sums have one order. A decode step (`run`) adds up in another order, and in K formats
-        rounds by 256 numbers where a chunk does by 32; later roundings to int8 make a difference as large as rounding
-        itself of that, which may turn a near tie.
+        However a prompt is split into chunks, and token by token (`run`), every row and the logits are the same to the
+        bit: a row is rounded to int8 by itself, and its sums have one order. Only the portable kernels, which take no
+        chunks in the engine, add up otherwise in a decode step.
         """
         return self._run_chunk(tokens, start, positions, blocks, samples, None)
 

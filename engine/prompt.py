@@ -6,23 +6,28 @@ tokenised; an answer contributes the ids that were sampled, never a second token
     "<|im_start|>user\\n" U "<|im_end|>\\n<|im_start|>assistant\\n" | ids of A | "<|im_end|>\\n<|im_start|>user\\n" ...
     `---------------------- one segment ------------------------´              `---------- the next ----------
 
-So a conversation of n answers is n + 1 segments of tokens with the answers between them.
+So a conversation of n answers is n + 1 segments of tokens with the answers between them. Where no sampled ids stand
+they are the tokens of the rendered text:
+
+- A segment behind an answer is tokenised as text that goes on, not as the beginning of one.
+- Sampled ids may spell spaces that the template writes around an answer (SentencePiece's first word begins with
+  one). Then the glue does without these.
+- What stands around an answer without ids is tokenised as one text.
 """
 
-import re
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
 
 from engine.errors import EngineError
-from models.tokenizer import Message, Tokenizer
+from engine.turns import Answer
+from models.tokenizer import Message, Piece, Tokenizer
 
+_Text = tuple[tuple[Piece, ...], int | None]
+"""Pieces, and the token that stands before them."""
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of a prompt. Special tokens are taken as such in what the template wrote, not in typed text."""
-
-    text: str
-    typed: bool
+_EDGE = 4
+"""Tokens at either end of an answer that are looked at for spaces."""
 
 
 class PromptFormat:
@@ -36,10 +41,10 @@ class PromptFormat:
                 "(its name often ends in -Instruct)."
             )
         self._tokenizer = tokenizer
-        self._special = re.compile("|".join(map(re.escape, tokenizer.special_strings)) or r"(?!)")
-        self._ids: dict[tuple[Piece, ...], list[int]] = {}
-        self._older_ids: dict[tuple[Piece, ...], list[int]] = {}
-        self._contents: dict[tuple[str, str], str] = {}
+        self._ids: dict[_Text, list[int]] = {}
+        self._older_ids: dict[_Text, list[int]] = {}
+        self._contents: dict[tuple[str, str, bool], str] = {}
+        self._lead = self._leading_spaces()
         asked = {think: self._asked(think) for think in (None, True, False)}
         self._openings = {think: self._opening(ids) for think, ids in asked.items()}
         self._inside = {think: self.opens_think(ids) for think, ids in asked.items()}
@@ -56,9 +61,15 @@ class PromptFormat:
         return len(texts) > 1 or any("<think>" in text for text in texts)
 
     def segments(
-        self, system: str | None, users: Sequence[str], *, generate: bool, think: bool | None = None
+        self,
+        system: str | None,
+        users: Sequence[str],
+        answers: Sequence[Answer],
+        *,
+        generate: bool,
+        think: bool | None = None,
     ) -> list[list[int]]:
-        """The token ids before, between and after the answers to `users`.
+        """The token ids before, between and after the `answers` to `users`.
 
         With `generate` the last message waits for its answer: len(users) segments, the last one ends in the
         generation prompt. Without, every message has been answered, and the last of len(users) + 1 segments is
@@ -73,24 +84,30 @@ class PromptFormat:
         else:
             messages.append(("user", ""))
         glue = self._glue([role for role, _ in messages], generate, think)
-        segments: list[list[Piece]] = [[Piece(glue[0], typed=False)]]
-        for (role, text), after in zip(messages, glue[1:], strict=True):
+        contents: dict[tuple[str, str, bool], str] = {}
+        left = iter(answers)
+        parts: list[list[Piece]] = [[Piece(glue[0], typed=False)]]
+        follows: list[int | None] = [None]
+        for index, ((role, text), after) in enumerate(zip(messages, glue[1:], strict=True)):
             if role == "assistant":
-                segments.append([])
+                answer = next(left)
+                before = parts[-1].pop().text
+                parts[-1].append(Piece(before[: len(before) - self._spoken_before(answer)], typed=False))
+                parts.append([])
+                follows.append(next(reversed(answer.content_ids), None))
+                after = after[self._spoken_after(answer, after, contents) :]
             elif text:
-                segments[-1].append(Piece(self._content(role, text), typed=True))
-            segments[-1].append(Piece(after, typed=False))
+                content = self._content(role, text, role == "user" and index == 1 and bool(system), contents)
+                parts[-1].append(Piece(content, typed=True))
+            parts[-1].append(Piece(after, typed=False))
         if not generate:
-            segments[-1].pop()  # what comes after the next message
+            parts[-1].pop()  # what comes after the next message
         # Only what this call and the one before were made of is remembered: drafts come and go.
         # Another thread may be here too: what is shared is looked at once and replaced whole.
-        known, older, contents = self._ids, self._older_ids, self._contents
-        ids = [
-            known.get(pieces) or older.get(pieces) or self._encode(pieces) for pieces in map(tuple, segments)
-        ]
-        self._ids, self._older_ids = dict(zip(map(tuple, segments), ids, strict=True)), known
-        self._contents = {key: contents[key] for key in messages if key in contents}
-        return ids
+        known, ids = {**self._older_ids, **self._ids}, dict[_Text, list[int]]()
+        segments = self._segments(parts, follows, known, ids)
+        self._ids, self._older_ids, self._contents = ids, self._ids, contents
+        return segments
 
     def opening(self, think: bool | None) -> list[int]:
         """What the generation prompt writes before an answer and the history leaves out, in tokens."""
@@ -114,40 +131,50 @@ class PromptFormat:
             return empty[empty.index(start) + 1 :]
         then = self._tokenizer.decode(empty[empty.index(end) + 1 :]) if known else "\n\n"
         break_before = "" if self._tokenizer.decode(thought).endswith("\n") else "\n"
-        return self._tokenizer.encode(
-            f"{break_before}{self._tokenizer.decode([end], skip_special=False)}{then}"
-        )
+        closing = f"{break_before}{self._tokenizer.decode([end], skip_special=False)}{then}"
+        return self._tokenizer.encode_pieces([Piece(closing, typed=False)], thought[-1] if thought else start)
 
     def answer_ids(self, text: str) -> list[int]:
         """The tokens of an answer that is only known as text, as the template writes it."""
-        content = self._content("assistant", text)
-        if not content:
+        content = Piece(self._content("assistant", text), typed=True)
+        if not content.text:
             return []
-        before = Piece(self._glue(["user", "assistant", "user"], False, None)[1], typed=False)
-        alone, together = self._encode((before,)), self._encode((before, Piece(content, typed=True)))
+        before = self._glue(["user", "assistant", "user"], False, None)[1]
+        encode = self._tokenizer.encode_pieces
+        alone = encode([Piece(before.removesuffix(self._lead), typed=False)])
+        together = encode([Piece(before, typed=False), content])
         if together[: len(alone)] == alone:
             return together[len(alone) :]
-        return self._tokenizer.encode_plain(content)
+        return encode([content], next(reversed(alone), None))
 
-    def shows(self, ids: Sequence[int], text: str) -> bool:
-        """Whether `ids` are the tokens by which the history shows an answer with this text."""
-        return self._content("assistant", text) in self._tokenizer.decode(ids)
+    def is_said_by(self, ids: Sequence[int], text: str) -> bool:
+        """Whether `ids` spell an answer with this text as the history shows it, and nothing else."""
+        return self._content("assistant", text).strip() == self._tokenizer.decode(ids).strip()
+
+    def is_opening(self, ids: Sequence[int]) -> bool:
+        """Whether the template may write this between a message and its answer."""
+        return any(list(ids) == opening for opening in self._openings.values())
 
     def _asked(self, think: bool | None) -> list[int]:
-        return self.segments(None, ["x"], generate=True, think=think)[-1]
+        return self.segments(None, ["x"], [], generate=True, think=think)[-1]
 
     def _opening(self, asked: list[int]) -> list[int]:
-        answered = self.segments(None, ["x"], generate=False)[0]
+        answered = self.segments(None, ["x"], [Answer()], generate=False)[0]
         return asked[len(answered) :] if asked[: len(answered)] == answered else []
 
-    def answer_span(self, ids: Sequence[int], text: str) -> tuple[int, int]:
+    def answer_span(self, ids: Sequence[int], text: str, start: int = 0) -> tuple[int, int]:
         """Which of the sampled `ids` of an answer the history shows, where the answer's text was `text`.
 
-        The template may trim an answer; then so many whole tokens are left out at its ends.
+        The text begins after `start` ids of thinking. The template may trim an answer; then so many whole tokens are
+        left out at its ends.
         """
         shown = self._content("assistant", text)
         if not shown:
-            return 0, 0
+            return start, start
+        first, end = self._span(ids[start:], text, shown)
+        return start + first, start + end
+
+    def _span(self, ids: Sequence[int], text: str, shown: str) -> tuple[int, int]:
         decode, stream = self._tokenizer.decode, self._tokenizer.stream()
         ends, length = [], 0
         for id in ids:
@@ -191,40 +218,101 @@ class PromptFormat:
             glue.append(before)
         return [*glue, text]
 
-    def _content(self, role: str, text: str) -> str:
-        """`text` as the template writes it: some strip it, some rewrite it."""
-        key = (role, text)
+    def _content(
+        self,
+        role: str,
+        text: str,
+        after_system: bool = False,
+        used: dict[tuple[str, str, bool], str] | None = None,
+    ) -> str:
+        """`text` as the template writes it: some strip it, some rewrite it. It is noted in `used`."""
+        key = (role, text, after_system)
         content = self._contents.get(key)
         if content is None:
             slot = "\ue000"
-            before, after = self._around(role, slot).split(slot, 1)
-            whole = self._around(role, text)
+            before, after = self._around(role, slot, after_system).split(slot, 1)
+            whole = self._around(role, text, after_system)
             fits = (
                 whole.startswith(before) and whole.endswith(after) and len(whole) >= len(before) + len(after)
             )
             content = whole[len(before) : len(whole) - len(after)] if fits else text
-            self._contents[key] = content
+        if used is not None:
+            used[key] = content
         return content
 
-    def _around(self, role: str, text: str) -> str:
+    def _around(self, role: str, text: str, after_system: bool) -> str:
         message: Message = {"role": role, "content": text}
         ask: Message = {"role": "user", "content": "x"}
-        messages = {"user": [message], "system": [message, ask], "assistant": [ask, message, ask]}[role]
+        system: Message = {"role": "system", "content": "x"}
+        user = [system, message] if after_system else [message]
+        messages = {"user": user, "system": [message, ask], "assistant": [ask, message, ask]}[role]
         return self._tokenizer.render(messages, add_generation_prompt=False)
+
+    def _leading_spaces(self) -> str:
+        """What the history has before an answer and the generation prompt has not, where it is only spaces."""
+        asked = self._glue(["user"], True, None)[1]
+        answered = self._glue(["user", "assistant", "user"], False, None)[1]
+        lead = answered.removeprefix(asked)
+        return lead if answered.startswith(asked) and lead.isspace() else ""
+
+    def _spoken_before(self, answer: Answer) -> int:
+        """How many characters at the end of the glue before an answer its ids spell themselves."""
+        start = self._tokenizer.decode(answer.content_ids[:_EDGE], goes_on=True) if self._lead else ""
+        return len(self._lead) if self._lead and start.startswith(self._lead) else 0
+
+    def _spoken_after(self, answer: Answer, after: str, used: dict[tuple[str, str, bool], str]) -> int:
+        """How many characters at the start of the glue `after` an answer its ids spell themselves: spaces, where the
+        template leaves out those of the answer.
+        """
+        if not after[:1].isspace():
+            return 0
+        end = self._tokenizer.decode(answer.content_ids[-_EDGE:], goes_on=True)
+        trail = end[len(end.rstrip()) :]
+        if not trail:
+            return 0
+        content = self._content("assistant", answer.text, used=used)
+        trail = trail[len(content) - len(content.rstrip()) :]
+        return next(size for size in range(len(trail), -1, -1) if after.startswith(trail[:size]))
 
     # -- tokens
 
-    def _encode(self, pieces: tuple[Piece, ...]) -> list[int]:
-        if not any(piece.typed and self._special.search(piece.text) for piece in pieces):
-            return self._tokenizer.encode("".join(piece.text for piece in pieces))
-        # Somebody typed the text of a special token: cut at the template's own, the rest is plain text.
-        ids: list[int] = []
-        plain = ""
-        for piece in pieces:
-            done = 0
-            for match in () if piece.typed else self._special.finditer(piece.text):
-                ids += self._tokenizer.encode_plain(plain + piece.text[done : match.start()])
-                ids += self._tokenizer.encode(match[0])
-                plain, done = "", match.end()
-            plain += piece.text[done:]
-        return ids + self._tokenizer.encode_plain(plain)
+    def _segments(
+        self,
+        parts: Sequence[Sequence[Piece]],
+        follows: Sequence[int | None],
+        known: dict[_Text, list[int]],
+        used: dict[_Text, list[int]],
+    ) -> list[list[int]]:
+        """The tokens of every part; those between which no ids stand are tokenised as one text, then cut.
+
+        `follows`: the last of the ids before each part; None where there are none.
+        """
+
+        def encode(pieces: Sequence[Piece], after: int | None) -> list[int]:
+            text = (tuple(pieces), after)
+            ids = used[text] = known.get(text) or self._tokenizer.encode_pieces(pieces, after)
+            return ids
+
+        segments: list[list[int]] = []
+        begin = 0
+        for end in [index for index in range(1, len(parts)) if follows[index] is not None] + [len(parts)]:
+            group = [encode(parts[begin], follows[begin])]
+            for part in parts[begin + 1 : end]:
+                group.append(encode(part, next(reversed(group[-1]), None)))
+            if len(group) > 1:
+                whole = encode([*chain(*parts[begin:end])], follows[begin])
+                group = group if [*chain(*group)] == whole else self._cut(whole, group)
+            segments += group
+            begin = end
+        return segments
+
+    def _cut(self, whole: list[int], alone: Sequence[Sequence[int]]) -> list[list[int]]:
+        """`whole` cut where these parts of its text end, or before the token that spans the end."""
+
+        def lengths(ids: Sequence[int]) -> list[int]:
+            return [len(self._tokenizer.decode([id], skip_special=False, goes_on=True)) for id in ids]
+
+        reached = [*accumulate(lengths(whole))]
+        ends = accumulate(sum(lengths(ids)) for ids in alone[:-1])
+        cuts = [bisect_right(reached, end) for end in ends]
+        return [whole[first:last] for first, last in pairwise([0, *cuts, len(whole)])]

@@ -1,6 +1,6 @@
 """Finds the think span in a token stream."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.events import Kind
 
@@ -22,6 +22,8 @@ class ThinkTracker:
     span: tuple[int, int] | None = None
     """First index of the span among the tokens seen, and the index after its last one (so far)."""
 
+    markers: list[int] = field(default_factory=list)
+    """Indexes of the markers among the tokens seen."""
     answering: bool = False
     """The answer has begun: no span may open any more."""
 
@@ -37,9 +39,12 @@ class ThinkTracker:
             assert self.span is not None
             self.span = (self.span[0], index + 1)
             self.inside = token_id != self.end
-            return "reasoning", token_id == self.end
+            if not self.inside:
+                self.markers.append(index)
+            return "reasoning", not self.inside
         if token_id == self.start and self.start is not None and self.span is None and not self.answering:
             self.inside = True
             self.span = (index, index + 1)
+            self.markers.append(index)
             return "reasoning", True
         return "answer", False

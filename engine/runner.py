@@ -36,8 +36,8 @@ class Decoder(Protocol):
 class Runner:
     """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch.
 
-    On a CPU native kernels, where there are some for the model, compute every chunk by itself; of a model whose
-    weights are not quantised only single rows and those that are sampled from.
+    On a CPU native kernels, where there are some for the model, compute every chunk by itself: of a model whose weights
+    are not quantised only the rows of answers. What computes a row depends on nothing but whether it is a prompt's.
     """
 
     def __init__(self, model: Decoder, backend: AttentionBackend, device: torch.device) -> None:
@@ -54,7 +54,7 @@ class Runner:
         return self._native.name if self._native is not None else "plain modules"
 
     def go_native(self, model: DecoderModel, cache: KVCache, threads: int) -> None:
-        """Compute single rows with native kernels from now on, where there are some for `model`.
+        """Compute with native kernels from now on what they are best at, where there are some for `model`.
 
         Raises NativeError when they cannot be had after all.
         """
@@ -97,7 +97,9 @@ class Runner:
 
     def uses_torch(self, chunks: list[Chunk]) -> bool:
         """Whether the plain modules have something to compute for `chunks`."""
-        return self._native is None or (not self.all_native and any(chunk.count > 1 for chunk in chunks))
+        return self._native is None or (
+            not self.all_native and any(chunk.start < _first_of_answer(chunk) for chunk in chunks)
+        )
 
     def set_alone(self, alone: bool) -> None:
         """Whether the native kernels keep to one core from now on."""
@@ -115,26 +117,43 @@ class Runner:
             return [logits] if chunks[0].samples else []
         if self._native is None:
             return self._run(chunks)
-        if not self._native.takes_chunks:
-            chunks = self._run_before(chunks)
-        found = []
+        if self._native.takes_chunks:
+            found = [self._run_native(self._native, chunk) for chunk in chunks]
+        else:
+            found = self._run_apart(self._native, chunks)
+        return [row for row, chunk in zip(found, chunks, strict=True) if row is not None and chunk.samples]
+
+    def _run_apart(self, native: NativeDecoder, chunks: list[Chunk]) -> list[Tensor | None]:
+        """The rows of prompts by the plain modules, those of answers one after the other by the native kernels."""
+        prompts, answers = [], []
         for chunk in chunks:
-            row = _run_native(self._native, chunk)
-            if row is not None:
-                found.append(row if len(chunks) == 1 else row.clone())
+            count = min(max(_first_of_answer(chunk) - chunk.start, 0), chunk.count)
+            prompts.append(replace(chunk, count=count))
+            first = chunk.start + count
+            answers.append(
+                [replace(chunk, start=row, count=1) for row in range(first, chunk.start + chunk.count)]
+            )
+        given = [chunk for chunk in prompts if chunk.count]
+        rows = iter(self._run(given) if given else [])
+        found: list[Tensor | None] = [
+            next(rows) if chunk.count and chunk.samples else None for chunk in prompts
+        ]
+        for index, parts in enumerate(answers):
+            for part in parts:
+                found[index] = self._run_native(native, part)
         return found
 
-    def _run_before(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Leave of each chunk the last row, where it samples, or all of a single one."""
-        left = [chunk.count if chunk.count == 1 else int(chunk.samples) for chunk in chunks]
-        before = [replace(chunk, count=chunk.count - rows) for chunk, rows in zip(chunks, left, strict=True)]
-        if before := [chunk for chunk in before if chunk.count > 0]:
-            self._run(before)
-        return [
-            replace(chunk, start=chunk.start + chunk.count - 1, count=1)
-            for chunk, rows in zip(chunks, left, strict=True)
-            if rows
-        ]
+    def _run_native(self, native: NativeDecoder, chunk: Chunk) -> Tensor | None:
+        """One row takes the kernels of a decode step, which are quicker for it and give the same as a chunk."""
+        sequence, start, stop = chunk.sequence, chunk.start, chunk.start + chunk.count
+        assert sequence.table is not None
+        rows, blocks = sequence.rows, sequence.table.blocks
+        if chunk.count == 1:
+            logits: Tensor | None = native.run(rows.token_ids[start], start, rows.positions[start], blocks)
+        else:
+            tokens, positions = rows.token_ids[start:stop], rows.positions[start:stop]
+            logits = native.run_chunk(tokens, start, positions, blocks, chunk.samples)
+        return logits.clone() if logits is not None and chunk.samples else None
 
     def _run(self, chunks: list[Chunk]) -> list[Tensor]:
         token_ids: list[int] = []
@@ -158,12 +177,10 @@ class Runner:
         return list(self._model.logits(hidden[last])) if last else []
 
 
-def _run_native(native: NativeDecoder, chunk: Chunk) -> Tensor | None:
-    sequence, start, stop = chunk.sequence, chunk.start, chunk.start + chunk.count
-    assert sequence.table is not None
-    rows, blocks = sequence.rows, sequence.table.blocks
-    if chunk.count == 1:
-        logits = native.run(rows.token_ids[start], start, rows.positions[start], blocks)
-        return logits if chunk.samples else None
-    tokens, positions = rows.token_ids[start:stop], rows.positions[start:stop]
-    return native.run_chunk(tokens, start, positions, blocks, chunk.samples)
+def _first_of_answer(chunk: Chunk) -> int:
+    """From which row on the native kernels compute a chunk where they leave prompts to the plain modules.
+
+    An answer that goes on is a prompt as far as it has to be computed again; one row of it is a decode step.
+    """
+    sequence = chunk.sequence
+    return sequence.prompt_tokens - (sequence.earlier if chunk.count == 1 else 0)

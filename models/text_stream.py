@@ -85,10 +85,12 @@ def _strip(text: str, count: int) -> str:
     return text[min(count, spaces) :]
 
 
-def decode(token_bytes: TokenBytes, token_ids: Iterable[int], hidden: Container[int]) -> str:
-    """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+def decode(
+    token_bytes: TokenBytes, token_ids: Iterable[int], hidden: Container[int], *, strip: bool = True
+) -> str:
+    """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD. `strip`: it is the very start of a text."""
     joined = b"".join(token_bytes(token_id) for token_id in token_ids if token_id not in hidden)
-    return _strip(joined.decode("utf-8", "replace"), token_bytes.strip_left)
+    return _strip(joined.decode("utf-8", "replace"), token_bytes.strip_left if strip else 0)
 
 
 def token_bytes_of(backend: tokenizers.Tokenizer) -> TokenBytes:

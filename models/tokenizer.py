@@ -1,6 +1,5 @@
 """Text to token ids and back, and conversations to text."""
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -8,16 +7,14 @@ from models.chat_template import ChatTemplate, Message
 from models.errors import ModelError
 from models.folder_tokenizer import parts_from_folder
 from models.gguf_tokenizer import parts_from_gguf
+from models.pieces import Piece, PieceEncoder, control_tokens
 from models.text_stream import TextStream, decode, token_bytes_of
 from models.tokenizer_parts import END_OF_TURN, TokenizerParts
 
 if TYPE_CHECKING:
     from models.sources import ModelFiles
 
-__all__ = ["Message", "TextStream", "Tokenizer", "load_tokenizer"]
-
-_LONG = 20_000
-"""Characters from which on a text is tokenised without holding up the other threads of Python."""
+__all__ = ["Message", "Piece", "TextStream", "Tokenizer", "load_tokenizer"]
 
 
 class Tokenizer:
@@ -27,7 +24,6 @@ class Tokenizer:
         """Raises ModelError for a tokenizer that cannot be decoded."""
         backend = parts.backend
         self._backend = backend
-        self._lock = threading.Lock()
         self._token_bytes = token_bytes_of(backend)
         added = backend.get_added_tokens_decoder()
         self._added = {token.content: token_id for token_id, token in added.items()}
@@ -51,6 +47,11 @@ class Tokenizer:
         """The token that opens a think span, for models that have one."""
         self.think_end: int | None = self._single("</think>")
         """The token that closes it."""
+        steering = [*self.stop_ids, *(id for id in (self.think_start, self.think_end) if id is not None)]
+        texts = {token_id: backend.id_to_token(token_id) or "" for token_id in steering}
+        self._control = control_tokens(backend, template)
+        self._control |= {token_id: text for token_id, text in texts.items() if any(map(str.isalpha, text))}
+        self._pieces = PieceEncoder(backend, self._control)
 
     @property
     def has_chat_template(self) -> bool:
@@ -68,23 +69,40 @@ class Tokenizer:
             self._template.close()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, special tokens in it taken as such; no bos is added.
+        """Token ids of `text`, added tokens in it taken as such; no bos is added.
 
         Raises ModelError for text that is not valid Unicode.
         """
-        return self._encode(text, plain=False)
+        _check(text)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of `text` as a person typed it: the text of a special token is just text.
+        """Token ids of `text` as a person typed it: whatever it spells, it is text and no control token.
 
-        Added tokens that are not special (`<think>` of Qwen3) are taken as such here too. Raises ModelError
-        for text that is not valid Unicode.
+        Raises ModelError for text that is not valid Unicode.
         """
-        return self._encode(text, plain=True)
+        return self.encode_pieces([Piece(text, typed=True)])
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that are no UTF-8 become U+FFFD."""
-        return decode(self._token_bytes, ids, self._hidden if skip_special else self._unused)
+    def encode_pieces(self, pieces: Sequence[Piece], after: int | None = None) -> list[int]:
+        """Token ids of the pieces as one text, control tokens only in what was not typed.
+
+        `after`: the token that stands before them; None at the beginning. Raises ModelError for text that is not valid
+        Unicode.
+        """
+        for piece in pieces:
+            _check(piece.text)
+        return self._pieces.encode(pieces, after)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, goes_on: bool = False) -> str:
+        """Text of `ids`; bytes that are no UTF-8 become U+FFFD. `goes_on`: text stands before it."""
+        hidden = self._hidden if skip_special else self._unused
+        return decode(self._token_bytes, ids, hidden, strip=not goes_on)
+
+    def is_text(self, token_id: int) -> bool:
+        """Whether the token spells text and steers nothing."""
+        steers = token_id in self._control or token_id in self._hidden
+        return not steers and bool(self._token_bytes(token_id))
 
     def stream(self) -> TextStream:
         """A new incremental decoder; special tokens have no text in it."""
@@ -109,26 +127,19 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
         )
 
-    def _encode(self, text: str, *, plain: bool) -> list[int]:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ModelError(
-                f"The text is not valid Unicode at character {error.start + 1} (a lone surrogate); "
-                "remove that character."
-            ) from error
-        with self._lock:  # the setting below belongs to the backend, not to a call
-            if self._backend.encode_special_tokens != plain:
-                self._backend.encode_special_tokens = plain
-            if len(text) < _LONG:
-                ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-            else:  # a batch lets other threads run: 1 MB takes most of a second
-                ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
-
     def _single(self, text: str) -> int | None:
         ids = self.encode(text)
         return ids[0] if len(ids) == 1 else None
+
+
+def _check(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ModelError(
+            f"The text is not valid Unicode at character {error.start + 1} (a lone surrogate); "
+            "remove that character."
+        ) from error
 
 
 def load_tokenizer(files: "ModelFiles") -> Tokenizer:

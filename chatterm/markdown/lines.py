@@ -78,7 +78,7 @@ def wrap(runs: Iterable[Run], width: int) -> list[Line]:
             lines[-1].append(WRAPPED if gap else CUT)
             lines.append([])
             column, space, gap = 0, [], 0
-        if column == 0 and len(lines) > 1:
+        if column == 0 and (len(lines) > 1 or size <= width < gap + size):
             space, gap = [], 0
         if gap + size > width:
             chopped = chop([*space, *word], width)

@@ -180,9 +180,11 @@ def _exchange(reader: _Reader) -> Exchange:
         token_ids=token_ids,
         shown=tuple(reader.take("shown", [0, 0], valid_span, "a start and an end within token_ids")),
         opening=reader.ids("opening"),
+        # Without one it would count as our own journal's, whose tokens are believed.
         finish_reason=reader.take(
             "finish_reason", None, lambda v: v is None or v in reasons, f"null or one of {', '.join(reasons)}"
-        ),
+        )
+        or FinishReason.CANCELLED.value,
         stats=reader.take("stats", {}, valid_stats, "an object of numbers"),
         model=one_line(reader.text("model")),
         created=reader.moment("created"),

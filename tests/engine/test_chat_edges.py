@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from engine import EngineError, FinishReason, SamplingParams
-from engine.chat import Chat
+from engine.chat import Answer, Chat
 from engine.prompt import PromptFormat
 from engine.scheduler import MaskedRowsEvictedError
-from models.tokenizer import Message
+from models.tokenizer import Message, Piece
 from tests.counting import until
 from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference
 from tests.engine.test_failures import once
@@ -161,17 +161,18 @@ def test_what_the_template_leaves_of_an_answer_is_found_where_it_stands() -> Non
 def test_segments_of_two_threads_do_not_get_in_each_others_way() -> None:
     tokenizer = tiny_tokenizer()
     format = PromptFormat(tokenizer)
-    encode, entered = tokenizer.encode, []
+    encode, entered = tokenizer.encode_pieces, []
 
-    def encode_while_another_thread_asks(text: str) -> list[int]:
-        entered.append(text)
+    def encode_while_another_thread_asks(pieces: list[Piece], after: int | None = None) -> list[int]:
+        entered.append(pieces)
         if len(entered) == 2:
-            format.segments("other", ["conversation"], generate=True)
-        return encode(text)
+            format.segments("other", ["conversation"], [], generate=True)
+        return encode(pieces, after)
 
-    expected = PromptFormat(tokenizer).segments("S", ["one", "two"], generate=True)
-    tokenizer.encode = encode_while_another_thread_asks  # type: ignore[method-assign]
-    assert format.segments("S", ["one", "two"], generate=True) == expected
+    expected = PromptFormat(tokenizer).segments("S", ["one", "two"], [Answer()], generate=True)
+    tokenizer.encode_pieces = encode_while_another_thread_asks  # type: ignore[method-assign]
+    assert format.segments("S", ["one", "two"], [Answer()], generate=True) == expected
+    assert len(entered) > 2
 
 
 def test_an_answer_that_has_begun_is_not_begun_again(

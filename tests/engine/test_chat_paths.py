@@ -7,6 +7,7 @@ import pytest
 
 from engine import ContextFullError, FinishReason, SamplingParams
 from engine.chat import Answer, Chat, Turn
+from models.tokenizer import Piece
 from tests.engine.test_chat import CONFIG, GREEDY, ask, rendered
 from tests.engine.test_chat_edges import OPENING
 from tests.engine.tiny import TEMPLATE, TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
@@ -205,8 +206,13 @@ def test_a_long_draft_is_tokenised_once_for_its_cost_and_for_sending(
     draft = "word " * 1200
     chat.prepare(draft)
     seen: list[str] = []
-    encode = engine.tokenizer.encode
-    monkeypatch.setattr(engine.tokenizer, "encode", lambda text: seen.append(text) or encode(text))
+    encode = engine.tokenizer.encode_pieces
+
+    def watched(pieces: list[Piece], after: int | None = None) -> list[int]:
+        seen.extend(piece.text for piece in pieces)
+        return encode(pieces, after)
+
+    monkeypatch.setattr(engine.tokenizer, "encode_pieces", watched)
     assert chat.count(draft).free < 0
     with pytest.raises(ContextFullError):
         next(chat.send(draft, GREEDY))

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from engine import ContextFullError, EngineError, SamplingParams
+from engine.adopt import thinking_of
 from engine.chat import Chat, Turn
 from tests.engine.test_chat import CONFIG
 from tests.engine.test_chat_paths import copies
@@ -94,5 +95,7 @@ def answer(engine: TinyEngine, chat: Chat, rng: Random, operation: str, text: st
     if not known:
         assert "".join(event.text for event in events if event.kind == "answer") == said.text
     if chat.think_cache == "exact":
-        prompt = chat._history.prompt(chat.turns[:-1], turn.user, chat._thinking_of(turn)).token_ids
+        prompt = chat._history.prompt(
+            chat.turns[:-1], turn.user, thinking_of(chat._format, turn.opening, chat._thinking)
+        ).token_ids
         assert close_to(engine.scripted.logits_seen[0], run(engine.scripted.model, [*prompt, *known])[-1])

@@ -23,6 +23,7 @@ from models import packed
 from models.decoder import DecoderModel
 from models.load import load_model
 from models.quantized import QuantizedLinear
+from models.tokenizer import Tokenizer
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import PlainAttention, files_of, tiny_qwen3, write_checkpoint
 
@@ -50,8 +51,21 @@ def model(tmp_path_factory: pytest.TempPathFactory, quantize: str) -> DecoderMod
 def an_engine(model: DecoderModel, *, fused: bool = True) -> Iterator[Engine]:
     tokenizer = tiny_tokenizer()
     tokenizer.stop_ids = frozenset()
-    options: dict[str, Any] = {"block_size": 4, "max_chunk": 16, "fused": fused, "threads": 2}
-    engine = Engine(Loop(), model, tokenizer, name="tiny", device=CPU, dtype=torch.float32, **options)
+    with a_native_engine(model, tokenizer, fused=fused) as engine:
+        yield engine
+
+
+@contextmanager
+def a_native_engine(
+    model: DecoderModel,
+    tokenizer: Tokenizer | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Iterator[Engine]:
+    """An engine of small blocks and chunks, unless `options` say otherwise."""
+    options = {"block_size": 4, "max_chunk": 16, "threads": 2, **options}
+    tokenizer = tokenizer or tiny_tokenizer()
+    engine = Engine(Loop(), model, tokenizer, name="tiny", device=CPU, dtype=dtype, **options)
     try:
         yield engine
     finally:

@@ -5,38 +5,22 @@
 #pragma once
 
 #include "kernels.h"
-#include "vectors.h"
+#include "weigh.h"
 
 namespace chatterm {
 namespace {
 
-#ifdef __AVX512F__
-typedef float Wide __attribute__((vector_size(64)));
-typedef int32_t WideInts __attribute__((vector_size(64)));
-#else
-typedef Floats Wide;
-typedef Ints WideInts;
-#endif
-constexpr int32_t WIDTH = sizeof(Wide) / sizeof(float);
 constexpr int32_t TOGETHER = 6;  // queries whose sums fit the registers
 
-inline Wide load_wide(const float* p) {
-  Wide v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-inline void store_wide(float* p, Wide v) { std::memcpy(p, &v, sizeof v); }
-
-// c[M][N * WIDTH] (+)= a[M][depth] * b[depth][N * WIDTH]
-template <int M, int N, bool FRESH>
-inline void multiply_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
+// c[M][N * WIDTH] += a[M][depth] * b[depth][N * WIDTH]
+template <int M, int N>
+inline void add_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
                            int32_t c_row) {
   Wide sums[M][N];
   CT_UNROLL
   for (int m = 0; m < M; ++m) {
     CT_UNROLL
-    for (int n = 0; n < N; ++n) sums[m][n] = FRESH ? Wide{} : load_wide(c + m * c_row + n * WIDTH);
+    for (int n = 0; n < N; ++n) sums[m][n] = load_wide(c + m * c_row + n * WIDTH);
   }
   for (int32_t k = 0; k < depth; ++k) {
     Wide right[N];
@@ -55,40 +39,84 @@ inline void multiply_block(const float* a, int32_t a_row, const float* b, int32_
   }
 }
 
-template <int N, bool FRESH>
+// c[M][N * WIDTH] = a[M][depth] * b[depth][N * WIDTH]; depth is a multiple of 8. Every eighth product is added up
+// apart, and these sums in the order of `sum_of`: as the decode step does, which has them in the lanes of a vector.
+template <int M, int N>
+inline void score_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
+                        int32_t c_row) {
+  Wide kept[3][M][N];  // the sum of one, of two, of four
+  CT_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    Wide sums[M][N];
+    CT_UNROLL
+    for (int m = 0; m < M; ++m) {
+      CT_UNROLL
+      for (int n = 0; n < N; ++n) sums[m][n] = Wide{};
+    }
+    for (int32_t k = j; k < depth; k += 8) {
+      Wide right[N];
+      CT_UNROLL
+      for (int n = 0; n < N; ++n) right[n] = load_wide(b + k * b_row + n * WIDTH);
+      CT_UNROLL
+      for (int m = 0; m < M; ++m) {
+        CT_UNROLL
+        for (int n = 0; n < N; ++n) sums[m][n] += right[n] * a[m * a_row + k];
+      }
+    }
+    CT_UNROLL
+    for (int m = 0; m < M; ++m) {
+      CT_UNROLL
+      for (int n = 0; n < N; ++n) {
+        Wide sum = sums[m][n];
+        if (j % 2 == 1) sum += kept[0][m][n];
+        if (j % 4 == 3) sum += kept[1][m][n];
+        if (j == 7) store_wide(c + m * c_row + n * WIDTH, sum + kept[2][m][n]);
+        kept[j % 2 == 0 ? 0 : j % 4 == 1 ? 1 : 2][m][n] = sum;
+      }
+    }
+  }
+}
+
+template <int M, int N, bool SCORES>
+inline void multiply_block(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t depth, float* c,
+                           int32_t c_row) {
+  (SCORES ? score_block<M, N> : add_block<M, N>)(a, a_row, b, b_row, depth, c, c_row);
+}
+
+template <int N, bool SCORES>
 inline void multiply_columns(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t rows,
                              int32_t depth, float* c, int32_t c_row) {
   int32_t m = 0;
   for (; m + TOGETHER <= rows; m += TOGETHER) {
-    multiply_block<TOGETHER, N, FRESH>(a + m * a_row, a_row, b, b_row, depth, c + m * c_row, c_row);
+    multiply_block<TOGETHER, N, SCORES>(a + m * a_row, a_row, b, b_row, depth, c + m * c_row, c_row);
   }
   a += m * a_row;
   c += m * c_row;
   switch (rows - m) {
     case 5:
-      return multiply_block<5, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+      return multiply_block<5, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
     case 4:
-      return multiply_block<4, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+      return multiply_block<4, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
     case 3:
-      return multiply_block<3, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+      return multiply_block<3, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
     case 2:
-      return multiply_block<2, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+      return multiply_block<2, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
     case 1:
-      return multiply_block<1, N, FRESH>(a, a_row, b, b_row, depth, c, c_row);
+      return multiply_block<1, N, SCORES>(a, a_row, b, b_row, depth, c, c_row);
     default:
       return;
   }
 }
 
-// c[rows][columns] (+)= a[rows][depth] * b[depth][columns]; columns is a multiple of WIDTH
-template <bool FRESH>
+// c[rows][columns] = a[rows][depth] * b[depth][columns], without SCORES added to c; columns is a multiple of WIDTH
+template <bool SCORES>
 void multiply_floats(const float* a, int32_t a_row, const float* b, int32_t b_row, int32_t rows, int32_t depth,
                      int32_t columns, float* c, int32_t c_row) {
   int32_t n = 0;
   for (; n + 2 * WIDTH <= columns; n += 2 * WIDTH) {
-    multiply_columns<2, FRESH>(a, a_row, b + n, b_row, rows, depth, c + n, c_row);
+    multiply_columns<2, SCORES>(a, a_row, b + n, b_row, rows, depth, c + n, c_row);
   }
-  if (n < columns) multiply_columns<1, FRESH>(a, a_row, b + n, b_row, rows, depth, c + n, c_row);
+  if (n < columns) multiply_columns<1, SCORES>(a, a_row, b + n, b_row, rows, depth, c + n, c_row);
 }
 
 inline void transpose_floats(Floats* rows) {
@@ -119,36 +147,6 @@ void widen(const AttendChunk& a, int32_t count, const uint8_t* const* k, const u
   for (int32_t r = 0; r < count; ++r) {
     for (int32_t d = 0; d < a.dim; d += 8) store(a.values + r * row + d, Type::eight(v[r] + d * Type::BYTES));
   }
-}
-
-template <typename Merge>
-inline Floats fold(Wide v, Merge merge) {
-  Floats parts[WIDTH / 8];
-  std::memcpy(parts, &v, sizeof v);
-  for (int i = 1; i < WIDTH / 8; ++i) parts[0] = merge(parts[0], parts[i]);
-  return parts[0];
-}
-
-// The scores of a query become weights; returns what its sum and output so far are multiplied with.
-inline float weigh(float* scores, int32_t seen, float& most, float& sum) {
-  for (int32_t r = seen > 0 ? seen : 0; r < ATTEND_ROWS; ++r) scores[r] = -__builtin_inff();
-  Wide peaks = Wide{} + most;
-  for (int32_t r = 0; r < ATTEND_ROWS; r += WIDTH) {
-    const Wide v = load_wide(scores + r);
-    peaks = v > peaks ? v : peaks;
-  }
-  const float now = largest_of(fold(peaks, larger));
-  Wide total{};
-  for (int32_t r = 0; r < ATTEND_ROWS; r += WIDTH) {
-    const Wide below = load_wide(scores + r) - now;
-    const Wide weight = below < LEAST ? Wide{} : exponential<Wide, WideInts>(below);
-    store_wide(scores + r, weight);
-    total += weight;
-  }
-  const float kept = now == most ? 1.0f : exponential(splat(most - now))[0];
-  sum = sum * kept + sum_of(fold(total, [](Floats a, Floats b) { return a + b; }));
-  most = now;
-  return kept;
 }
 
 template <typename Type>

@@ -133,7 +133,8 @@ const char* ct_decoder_run(ct_decoder* decoder, const ct_input* input, float* lo
 
 // Several tokens at once, of models whose weights are all quantised: writes K and V of their rows and, unless `logits`
 // is null, the logits that follow the last one. What products read is rounded to int8 by 32 numbers, in every format.
-// However a prompt is split into chunks, K, V and logits are the same to the bit.
+// However a prompt is split into chunks or decode steps, K, V and logits are the same to the bit; only the portable
+// variant adds up otherwise in a decode step.
 const char* ct_decoder_run_chunk(ct_decoder* decoder, const ct_chunk* chunk, float* logits, ct_times* times);
 
 // For tests and benchmarks. x fp32 [columns] -> out fp32 [rows]; false for what cannot be multiplied.

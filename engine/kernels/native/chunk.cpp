@@ -16,14 +16,8 @@ constexpr int32_t SOME_ROWS = 8;       // rows of activations that a thread take
 constexpr int32_t QUANTIZED = 32;     // numbers that are rounded to int8 together
 constexpr int32_t MOST_QUERIES = 32;  // rows whose queries read K and V together
 constexpr int32_t LEAST_QUERIES = 4;
-constexpr int32_t PART_ROWS = 512;  // rows of the context that a query's sums are kept apart for
 
 size_t up_to(int32_t count, int32_t unit) { return size_t((count + unit - 1) / unit * unit); }
-
-template <typename T>
-Buffer room(size_t count) {
-  return Buffer(count * sizeof(T));
-}
 
 }  // namespace
 
@@ -65,36 +59,6 @@ void PanelRoom::multiply(const Kernels& kernels, const ct_linear& linear, int32_
     }
   }
 }
-
-namespace {
-
-// Attention of some queries to each part of the context, before it is put together.
-struct Sums {
-  float* out;   // [parts][queries][padded(dim)]
-  float* most;  // [parts][queries]
-  float* sum;   // [parts][queries]
-};
-
-}  // namespace
-
-// Room for so many sums; it grows with the context.
-class SumsRoom {
- public:
-  void reserve(size_t sums, int32_t dim) {
-    if (sums <= size_) return;
-    out_ = room<float>(sums * size_t(padded(dim)));
-    most_ = room<float>(sums);
-    sum_ = room<float>(sums);
-    size_ = sums;
-  }
-  Sums from(size_t first, int32_t dim) const {
-    return {out_.as<float>() + first * size_t(padded(dim)), most_.as<float>() + first, sum_.as<float>() + first};
-  }
-
- private:
-  size_t size_ = 0;
-  Buffer out_{0}, most_{0}, sum_{0};
-};
 
 // What one thread has for itself.
 struct ChunkBench {

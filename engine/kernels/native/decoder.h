@@ -10,7 +10,7 @@
 namespace chatterm {
 
 constexpr int32_t GRAIN = 16;          // outputs of a cache line, so that threads do not write to the same one
-constexpr int32_t PARTS_A_THREAD = 4;  // attention is cut into about so many, that the threads finish together
+constexpr int32_t TASKS_A_THREAD = 4;  // of attention, that the threads finish together
 constexpr int32_t ADD_ROWS = 256;      // outputs that are kept aside before they are added
 
 inline int32_t forms_of(const ct_linear& linear) {
@@ -47,8 +47,9 @@ struct Decoder {
   const Kernels& kernels;
   std::vector<ct_layer> layers;
   std::vector<Bench> benches;
-  const int32_t groups, q_size, kv_size, most_parts, number_bytes;
-  Buffer x, heads, parts, most, sum, inner;
+  const int32_t groups, q_size, kv_size, most_tasks, number_bytes;
+  Buffer x, heads, inner;
+  SumsRoom sums;  // of all query heads
   std::shared_ptr<Workspace> workspace;  // of chunks; null before the first one
 
   Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen)
@@ -60,13 +61,10 @@ struct Decoder {
         groups(given.q_heads / given.kv_heads),
         q_size(given.q_heads * given.head_dim),
         kv_size(given.kv_heads * given.head_dim),
-        most_parts(PARTS_A_THREAD * team.size()),
+        most_tasks(TASKS_A_THREAD * team.size()),
         number_bytes(kv.type == CT_F32 ? 4 : 2),
         x(size_t(given.hidden) * sizeof(float)),
         heads(size_t(q_size + 2 * kv_size) * sizeof(float)),
-        parts(size_t(most_parts) * size_t(q_size) * sizeof(float)),
-        most(size_t(most_parts) * size_t(given.q_heads) * sizeof(float)),
-        sum(size_t(most_parts) * size_t(given.q_heads) * sizeof(float)),
         inner(size_t(given.inner) * sizeof(float)) {
     int32_t widest = given.hidden;
     for (int32_t size : {q_size, given.inner}) widest = size > widest ? size : widest;

@@ -6,27 +6,27 @@
 namespace chatterm {
 
 int32_t form_of(int32_t type) {
+  const int32_t block = block_of(type);
+  return block == 0 ? 0 : block == 1 ? FORM_FLOAT : FORM_INT8;
+}
+
+int32_t block_of(int32_t type) {
   switch (type) {
     case CT_F32:
     case CT_F16:
     case CT_BF16:
-      return FORM_FLOAT;
+      return 1;
     case CT_Q4_0:
     case CT_Q4_1:
     case CT_Q8_0:
-      return FORM_32;
+      return 32;
     case CT_Q4_K:
     case CT_Q5_K:
     case CT_Q6_K:
-      return FORM_256;
+      return 256;
     default:
       return 0;
   }
-}
-
-int32_t block_of(int32_t type) {
-  const int32_t form = form_of(type);
-  return form == FORM_FLOAT ? 1 : form == FORM_32 ? 32 : form == FORM_256 ? 256 : 0;
 }
 
 int32_t block_bytes_of(int32_t type) {

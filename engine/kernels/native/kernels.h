@@ -5,19 +5,16 @@
 
 namespace chatterm {
 
-// The input of a product in the forms that the formats want. Blocks of 32: q in -127..127 with x = scale * q.
-// Blocks of 256 (the K formats): the same with one scale for 256.
+// The input of a product: as it is, and rounded as a row of a Grid is, in blocks of 32 with x = scale * q.
 struct Activation {
-  const float* x;    // [n]
-  int8_t* q;         // [n]
-  float* pair;       // [n / 32][2]: scale, scale * sum of the q of the block
-  int32_t* fours;    // [n / 32][8]: sums of four q side by side
-  int8_t* wide;      // [n]: the q of blocks of 256
-  float* wide_scale; // [n / 256]
-  int16_t* sums;     // [n / 16]: sums of 16 of `wide`
+  const float* x;  // [n]
+  int8_t* q;       // [n], -127..127
+  float* scale;    // [n / 32]
+  float* low;      // [n / 32]: scale * sum of the q of the block
+  float* low_16;   // [n / 16]: of 16 q
 };
 
-enum Form : int32_t { FORM_FLOAT = 1, FORM_32 = 2, FORM_256 = 4 };
+enum Form : int32_t { FORM_FLOAT = 1, FORM_INT8 = 2 };
 
 // Rows of a matrix to multiply, and the first byte of what the thread multiplies after them: memory is asked for
 // AHEAD bytes before it is read, across the end of the rows. Hardware does not foresee where a thread reads next.
@@ -75,6 +72,8 @@ struct Attend {
 };
 
 constexpr int32_t ATTEND_ROWS = 64;  // rows that are scored before their values are added up
+// Rows that a query's sums are kept apart for, wherever a prompt was split and however many threads there are.
+constexpr int32_t PART_ROWS = 128;
 // Rows of which all heads are read before the next ones: they lie side by side, and memory is read fastest in its order.
 constexpr int32_t TOGETHER_ROWS = 8;
 
@@ -109,7 +108,6 @@ struct Kernels {
   const char* name;
   Product (*product_of)(int32_t type);  // null where there is no such type
   void (*quantize)(const float* x, int32_t n, Activation& out);
-  void (*quantize_wide)(const float* x, int32_t n, Activation& out);
   // Rows first..first + count of a quantised weight; columns first..first + count of row r of a grid with n columns.
   void (*unpack)(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out);
   void (*quantize_part)(const float* x, int32_t n, int32_t r, int32_t first, int32_t count, Grid& out);

@@ -11,7 +11,6 @@ namespace {
 // Small fixed loops over what is to stay in registers.
 #define CT_UNROLL _Pragma("GCC unroll 8")
 
-constexpr float LEAST = -60.0f;  // of a score below the largest one: its weight is under 1e-26
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
 
 template <typename Type>
@@ -63,34 +62,26 @@ inline float peak(const float* x, int32_t n) {
   return largest_of(most) + sum_of(poison);
 }
 
-void quantize(const float* x, int32_t n, Activation& out) {
-  for (int32_t b = 0; b < n / 32; ++b) {
-    const float most = peak(x + 32 * b, 32), scale = most / 127.0f;
-    const Floats inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
-    int8_t* q = out.q + 32 * b;
-    for (int i = 0; i < 32; i += 8) round_eight(x + 32 * b + i, inverse, q + i);
-    int32_t* fours = out.fours + 8 * b;
-    add_fours(q, fours);
-    int32_t sum = 0;
-    for (int i = 0; i < 8; ++i) sum += fours[i];
-    out.pair[2 * b] = scale;
-    out.pair[2 * b + 1] = scale * float(sum);
-  }
+// 32 numbers as int8 to `q`: their scale, and the sums of the first and the last 16 q.
+inline float quantize_block(const float* x, int8_t* q, int32_t& left, int32_t& right) {
+  const float most = peak(x, 32);
+  const Floats inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
+  for (int i = 0; i < 32; i += 8) round_eight(x + i, inverse, q + i);
+  int32_t fours[8];
+  add_fours(q, fours);
+  left = fours[0] + fours[1] + fours[2] + fours[3];
+  right = fours[4] + fours[5] + fours[6] + fours[7];
+  return most / 127.0f;
 }
 
-void quantize_wide(const float* x, int32_t n, Activation& out) {
-  for (int32_t b = 0; b < n / 256; ++b) {
-    const float most = peak(x + 256 * b, 256);
-    const Floats inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
-    int8_t* q = out.wide + 256 * b;
-    for (int i = 0; i < 256; i += 8) round_eight(x + 256 * b + i, inverse, q + i);
-    out.wide_scale[b] = most / 127.0f;
-    for (int j = 0; j < 8; ++j) {
-      int32_t fours[8];
-      add_fours(q + 32 * j, fours);
-      out.sums[16 * b + 2 * j] = int16_t(fours[0] + fours[1] + fours[2] + fours[3]);
-      out.sums[16 * b + 2 * j + 1] = int16_t(fours[4] + fours[5] + fours[6] + fours[7]);
-    }
+void quantize(const float* x, int32_t n, Activation& out) {
+  for (int32_t b = 0; b < n / 32; ++b) {
+    int32_t left, right;
+    const float scale = quantize_block(x + 32 * b, out.q + 32 * b, left, right);
+    out.scale[b] = scale;
+    out.low[b] = scale * float(left + right);
+    out.low_16[2 * b] = scale * float(left);
+    out.low_16[2 * b + 1] = scale * float(right);
   }
 }
 
@@ -98,6 +89,7 @@ void quantize_wide(const float* x, int32_t n, Activation& out) {
 }  // namespace chatterm
 
 #include "panels.h"
+#include "weigh.h"
 
 namespace chatterm {
 namespace {
@@ -246,28 +238,6 @@ struct Mix {
   }
 };
 
-// The scores of a query head become weights, and its output so far is made smaller to fit them.
-inline void weigh_rows(float* scores, int32_t count, int32_t dim, float& most, float& sum, float* out) {
-  for (int32_t r = count; r % 8; ++r) scores[r] = -__builtin_inff();
-  Floats peaks = splat(most);
-  for (int32_t r = 0; r < count; r += 8) peaks = larger(load(scores + r), peaks);
-  const float now = largest_of(peaks);
-  const float kept = exponential(splat(most - now))[0];
-  Floats total{};
-  for (int32_t r = 0; r < count; r += 8) {
-    const Floats below = load(scores + r) - now;
-    // What adds nothing is zero, for products with denormals are slow.
-    const Floats weight = below < splat(LEAST) ? Floats{} : exponential(below);
-    store(scores + r, weight);
-    total += weight;
-  }
-  sum = sum * kept + sum_of(total);
-  most = now;
-  if (kept != 1.0f) {
-    for (int32_t d = 0; d < dim; ++d) out[d] *= kept;
-  }
-}
-
 // Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are.
 template <typename Attention>
 inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const uint8_t** v) {
@@ -320,7 +290,10 @@ void attend_rows(const Attend& a) {
                                       a.scores + head * a.groups * ATTEND_ROWS + r});
     });
     for (int32_t g = 0; g < queries; ++g) {
-      weigh_rows(a.scores + g * ATTEND_ROWS, count, a.dim, a.most[g], a.sum[g], a.out + g * a.dim);
+      const float kept = weigh(a.scores + g * ATTEND_ROWS, count, a.most[g], a.sum[g]);
+      if (kept != 1.0f) {
+        for (int32_t d = 0; d < a.dim; ++d) a.out[g * a.dim + d] *= kept;
+      }
     }
     const uint8_t* values[ATTEND_ROWS];
     for (int32_t i = 0; i < count; ++i) values[i] = v[i];
@@ -434,8 +407,8 @@ Product product_of(int32_t type) {
 #define CT_TEXT_(x) #x
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
-    CT_TEXT(CT_NAME), product_of, quantize,     quantize_wide, unpack,    quantize_part, multiply_panel, norm,
-    rotate,           gate,       attend,       attend_chunk,  combine,   store_row,    read,
+    CT_TEXT(CT_NAME), product_of, quantize, unpack, quantize_part, multiply_panel, norm, rotate, gate, attend,
+    attend_chunk,     combine,    store_row, read,
 };
 
 }  // namespace chatterm

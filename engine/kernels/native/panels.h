@@ -36,14 +36,9 @@ void quantize_part(const float* x, int32_t n, int32_t r, int32_t first, int32_t 
   float* low = out.low + int64_t(tile) * (n / 32) * TILE + place;
   float* low_16 = out.low_16 + int64_t(tile) * (n / 16) * TILE + place;
   for (int32_t b = first / 32; b < (first + count) / 32; ++b, x += 32) {
-    const float most = peak(x, 32), step = most / 127.0f;
-    const Floats inverse = splat(most > 0.0f ? 127.0f / most : 0.0f);
     int8_t numbers[32];
-    int32_t fours[8];
-    for (int i = 0; i < 32; i += 8) round_eight(x + i, inverse, numbers + i);
-    add_fours(numbers, fours);
-    const int32_t left = fours[0] + fours[1] + fours[2] + fours[3];
-    const int32_t right = fours[4] + fours[5] + fours[6] + fours[7];
+    int32_t left, right;
+    const float step = quantize_block(x, numbers, left, right);
     for (int i = 0; i < 8; ++i) q[(8 * b + i) * TILE] = load_u32(numbers + 4 * i);
     scale[b * TILE] = step;
     low[b * TILE] = step * float(left + right);

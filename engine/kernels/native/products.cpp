@@ -20,7 +20,7 @@ struct OneProduct {
 
 void multiply_share(void* given, int32_t thread) {
   auto& job = *static_cast<OneProduct*>(given);
-  Deal deal(job.pool, thread, job.matrix.rows, 4);
+  Deal deal(job.pool, thread, job.matrix.rows, PANEL);
   const size_t bytes = size_t(job.matrix.row_bytes);
   for (int32_t first, end, after; deal.next(first, end, after);) {
     const uint8_t* next = job.matrix.data + size_t(after < 0 ? 0 : after) * bytes;

@@ -1,7 +1,7 @@
 // Products with quantised rows for AVX2, with VNNI where the compiler was told so.
 //
-// ROWS rows are multiplied at once: they share the loads of the activation, and their sums hide each other's latency.
-// While they are, what lies `ahead` bytes further is asked for.
+// As many rows as a vector has lanes are multiplied at once: lane r has the numbers of row r. So a row's sums have the
+// order that those of panels have (panels.h), to the bit.
 #pragma once
 
 #include <immintrin.h>
@@ -12,10 +12,12 @@
 namespace chatterm {
 namespace {
 
-// An address that is never read need not be one of ours.
-inline void ask_for(const uint8_t* p, ptrdiff_t ahead) {
-  _mm_prefetch((const char*)(uintptr_t(p) + uintptr_t(ahead)), _MM_HINT_T0);
-}
+// AVX2 multiplies signed bytes through their magnitudes; with VNNI digits are unsigned.
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+constexpr bool SIGNED_BYTES = false;
+#else
+constexpr bool SIGNED_BYTES = true;
+#endif
 
 inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
 
@@ -30,17 +32,6 @@ inline __m256i add_dot(__m256i sums, __m256i a, __m256i b) {
 #endif
 }
 
-// sums + the products of 16-bit a and b, added up in pairs
-inline __m256i add_pairs(__m256i sums, __m256i a, __m256i b) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-  return _mm256_dpwssd_epi32(sums, a, b);
-#elif defined(__AVXVNNI__)
-  return _mm256_dpwssd_avx_epi32(sums, a, b);
-#else
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
-#endif
-}
-
 inline void add_fours(const int8_t* q, int32_t* out) {
   _mm256_storeu_si256((__m256i*)out, add_dot(_mm256_setzero_si256(), _mm256_set1_epi8(1), load_bytes(q)));
 }
@@ -52,240 +43,340 @@ inline __m256i nibbles(const uint8_t* p) {
   return _mm256_and_si256(_mm256_srlv_epi64(twice, shifts), _mm256_set1_epi8(15));
 }
 
-inline __m256 one_half(const uint8_t* p) {
-  return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(load_u16(p))));
-}
-
-inline __m256 add_scaled(__m256 sum, __m256i dot, __m256 scale) {
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
-}
-
+// The lanes of a vector: so many rows are multiplied at once.
 #if defined(__AVX512VNNI__)
-#include "products_avx512.h"
+constexpr int LANES = 16;
 #else
-template <int ROWS>
-struct Q4_1Rows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
-                  float* out) {
-    __m256 sums[ROWS];
-    __m128 lows[ROWS];
-    for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps(), lows[r] = _mm_setzero_ps();
-    for (int32_t b = 0; b < columns / 32; ++b) {
-      const __m256i q = load_bytes(x.q + 32 * b);
-      const __m128 pair = _mm_castpd_ps(_mm_load_sd((const double*)(x.pair + 2 * b)));
-      for (int r = 0; r < ROWS; ++r) {
-        const uint8_t* block = rows + size_t(r) * row_bytes + b * Q4_1_BYTES;
-        ask_for(block, ahead);
-        const __m128 both = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int32_t(load_u32(block)))), pair);
-        lows[r] = _mm_add_ps(lows[r], both);
-        const __m256i dot = add_dot(_mm256_setzero_si256(), nibbles(block + 4), q);
-        sums[r] = add_scaled(sums[r], dot, _mm256_broadcastss_ps(both));
-      }
-    }
-    for (int r = 0; r < ROWS; ++r) out[r] = sum_of((Floats)sums[r]) + _mm_cvtss_f32(_mm_movehdup_ps(lows[r]));
-  }
-};
-
-template <int ROWS>
-struct Q4_0Rows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
-                  float* out) {
-    __m256 sums[ROWS];
-    for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps();
-    for (int32_t b = 0; b < columns / 32; ++b) {
-      const __m256i q = load_bytes(x.q + 32 * b);
-      const __m256i eights = _mm256_slli_epi32(load_bytes(x.fours + 8 * b), 3);
-      const __m256i begin = _mm256_sub_epi32(_mm256_setzero_si256(), eights);
-      const __m256 scale = _mm256_set1_ps(x.pair[2 * b]);
-      for (int r = 0; r < ROWS; ++r) {
-        const uint8_t* block = rows + size_t(r) * row_bytes + b * Q4_0_BYTES;
-        ask_for(block, ahead);
-        const __m256i dot = add_dot(begin, nibbles(block + 2), q);
-        sums[r] = add_scaled(sums[r], dot, _mm256_mul_ps(one_half(block), scale));
-      }
-    }
-    for (int r = 0; r < ROWS; ++r) out[r] = sum_of((Floats)sums[r]);
-  }
-};
-
-template <int ROWS>
-struct Q8_0Rows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
-                  float* out) {
-    __m256 sums[ROWS];
-    for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps();
-    for (int32_t b = 0; b < columns / 32; ++b) {
-      const __m256i q = load_bytes(x.q + 32 * b);
-      const __m256 scale = _mm256_set1_ps(x.pair[2 * b]);
-#if defined(__AVXVNNI__)
-      // The weights become unsigned by adding 128, which is taken off again through the sums of the activation.
-      const __m256i sign = _mm256_set1_epi8(-128);
-      const __m256i begin = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(load_bytes(x.fours + 8 * b), 7));
+constexpr int LANES = 8;
 #endif
-      for (int r = 0; r < ROWS; ++r) {
-        const uint8_t* block = rows + size_t(r) * row_bytes + b * Q8_0_BYTES;
-        ask_for(block, ahead);
-        const __m256i w = load_bytes(block + 2);
-#if defined(__AVXVNNI__)
-        const __m256i dot = add_dot(begin, _mm256_xor_si256(w, sign), q);
+typedef float LaneFloats __attribute__((vector_size(4 * LANES)));
+typedef int32_t LaneInts __attribute__((vector_size(4 * LANES)));
+typedef uint32_t LaneBits __attribute__((vector_size(4 * LANES)));  // four bytes of each row
+using LaneRows = const uint8_t* const*;
+
+inline LaneFloats halves_to_floats(const __m128i* halves) {
+#if defined(__AVX512VNNI__)
+  return (LaneFloats)_mm512_cvtph_ps(_mm256_set_m128i(halves[1], halves[0]));
 #else
-        const __m256i dot = add_dot(_mm256_setzero_si256(), _mm256_abs_epi8(w), _mm256_sign_epi8(q, w));
+  return (LaneFloats)_mm256_cvtph_ps(halves[0]);
 #endif
-        sums[r] = add_scaled(sums[r], dot, _mm256_mul_ps(one_half(block), scale));
-      }
-    }
-    for (int r = 0; r < ROWS; ++r) out[r] = sum_of((Floats)sums[r]);
-  }
-};
-
-#endif
-
-// Scales and minima of a Q4_K or Q5_K block as 8 + 8 numbers of 16 bits.
-inline __m256i k_scales(const uint8_t* packed) {
-  const uint32_t first = load_u32(packed), second = load_u32(packed + 4), rest = load_u32(packed + 8);
-  const uint32_t scales = (rest & 0x0f0f0f0f) | (first >> 6 & 0x03030303) << 4;
-  const uint32_t minima = (rest >> 4 & 0x0f0f0f0f) | (second >> 6 & 0x03030303) << 4;
-  return _mm256_cvtepu8_epi16(
-      _mm_set_epi32(int32_t(minima), int32_t(second & 0x3f3f3f3f), int32_t(scales), int32_t(first & 0x3f3f3f3f)));
 }
 
-// Number j of the 8 in each half, 16 times
-inline __m256i spread(__m256i eight, int j) {
-  return _mm256_shuffle_epi8(eight, _mm256_set1_epi16(int16_t(0x0100 + 0x0202 * j)));
+// Halves at `at` of all rows
+inline LaneFloats gather_halves(LaneRows rows, ptrdiff_t at) {
+  __m128i halves[LANES / 8];
+  CT_UNROLL
+  for (int i = 0; i < LANES / 8; ++i, rows += 8) {
+    __m128i v = _mm_cvtsi32_si128(load_u16(rows[0] + at));
+    v = _mm_insert_epi16(v, load_u16(rows[1] + at), 1);
+    v = _mm_insert_epi16(v, load_u16(rows[2] + at), 2);
+    v = _mm_insert_epi16(v, load_u16(rows[3] + at), 3);
+    v = _mm_insert_epi16(v, load_u16(rows[4] + at), 4);
+    v = _mm_insert_epi16(v, load_u16(rows[5] + at), 5);
+    v = _mm_insert_epi16(v, load_u16(rows[6] + at), 6);
+    halves[i] = _mm_insert_epi16(v, load_u16(rows[7] + at), 7);
+  }
+  return halves_to_floats(halves);
 }
+
+// Four bytes of four rows
+inline __m128i gather_four(LaneRows rows, ptrdiff_t at) {
+  __m128i v = _mm_cvtsi32_si128(int32_t(load_u32(rows[0] + at)));
+  v = _mm_insert_epi32(v, int32_t(load_u32(rows[1] + at)), 1);
+  v = _mm_insert_epi32(v, int32_t(load_u32(rows[2] + at)), 2);
+  return _mm_insert_epi32(v, int32_t(load_u32(rows[3] + at)), 3);
+}
+
+// Two halves side by side of 8 rows: the lower and the upper ones
+inline void split_halves(__m128i first, __m128i second, __m128i& lower, __m128i& upper) {
+  const __m128i mask = _mm_set1_epi32(0xffff);
+  lower = _mm_packus_epi32(_mm_and_si128(first, mask), _mm_and_si128(second, mask));
+  upper = _mm_packus_epi32(_mm_srli_epi32(first, 16), _mm_srli_epi32(second, 16));
+}
+
+// Bytes at..at + 16 of all rows: out[i] has bytes 4 * i.. of each.
+inline void gather(LaneRows rows, ptrdiff_t at, LaneBits* out) {
+  auto sixteen = [&](int r) { return _mm_loadu_si128((const __m128i*)(rows[r] + at)); };
+#if defined(__AVX512VNNI__)
+  __m512i v[4];
+  CT_UNROLL
+  for (int r = 0; r < 4; ++r) {
+    const __m512i both = _mm512_inserti32x4(_mm512_castsi128_si512(sixteen(r)), sixteen(r + 4), 1);
+    v[r] = _mm512_inserti32x4(_mm512_inserti32x4(both, sixteen(r + 8), 2), sixteen(r + 12), 3);
+  }
+  const __m512i low = _mm512_unpacklo_epi32(v[0], v[1]), high = _mm512_unpackhi_epi32(v[0], v[1]);
+  const __m512i low2 = _mm512_unpacklo_epi32(v[2], v[3]), high2 = _mm512_unpackhi_epi32(v[2], v[3]);
+  out[0] = (LaneBits)_mm512_unpacklo_epi64(low, low2);
+  out[1] = (LaneBits)_mm512_unpackhi_epi64(low, low2);
+  out[2] = (LaneBits)_mm512_unpacklo_epi64(high, high2);
+  out[3] = (LaneBits)_mm512_unpackhi_epi64(high, high2);
+#else
+  __m256i v[4];
+  CT_UNROLL
+  for (int r = 0; r < 4; ++r) v[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(sixteen(r)), sixteen(r + 4), 1);
+  const __m256i low = _mm256_unpacklo_epi32(v[0], v[1]), high = _mm256_unpackhi_epi32(v[0], v[1]);
+  const __m256i low2 = _mm256_unpacklo_epi32(v[2], v[3]), high2 = _mm256_unpackhi_epi32(v[2], v[3]);
+  out[0] = (LaneBits)_mm256_unpacklo_epi64(low, low2);
+  out[1] = (LaneBits)_mm256_unpackhi_epi64(low, low2);
+  out[2] = (LaneBits)_mm256_unpacklo_epi64(high, high2);
+  out[3] = (LaneBits)_mm256_unpackhi_epi64(high, high2);
+#endif
+}
+
+inline void gather_32(LaneRows rows, ptrdiff_t at, LaneBits* out) {
+  gather(rows, at, out);
+  gather(rows, at + 16, out + 4);
+}
+
+inline LaneFloats to_floats(LaneInts v) { return __builtin_convertvector(v, LaneFloats); }
+
+// a * b + c, rounded once
+inline LaneFloats fused(LaneFloats a, LaneFloats b, LaneFloats c) {
+#if defined(__AVX512VNNI__)
+  return (LaneFloats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return (LaneFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#endif
+}
+
+// Byte j of each number
+inline LaneFloats byte_of(LaneBits v, int j) { return to_floats((LaneInts)(v >> (8 * j) & 255u)); }
+
+inline LaneBits low_nibbles(LaneBits v) { return v & 0x0f0f0f0fu; }
+inline LaneBits high_nibbles(LaneBits v) { return v >> 4 & 0x0f0f0f0fu; }
+
+// A block of all rows: the digits of columns 32 * part.., four in a lane, and a scale and a low for each group of
+// columns. DEPTH times two products fit 16 bits.
+template <int TYPE>
+struct Lanes;
+
+inline void nibbles_of(LaneRows rows, ptrdiff_t at, LaneBits* out) {
+  LaneBits packed[4];
+  gather(rows, at, packed);
+  CT_UNROLL
+  for (int i = 0; i < 4; ++i) out[i] = low_nibbles(packed[i]), out[i + 4] = high_nibbles(packed[i]);
+}
+
+template <>
+struct Lanes<CT_Q4_0> {
+  static constexpr int PARTS = 1, BYTES = Q4_0_BYTES, GROUP = 32, DEPTH = 8;  // 8 * 2 * 15 * 127 < 2^15
+  LaneFloats step;
+  void open(LaneRows rows, ptrdiff_t at) { step = gather_halves(rows, at); }
+  void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const { nibbles_of(rows, at + 2, out); }
+  LaneFloats scale(int) const { return step; }
+  LaneFloats low(int) const { return step * -8.0f; }
+};
+
+template <>
+struct Lanes<CT_Q4_1> {
+  static constexpr int PARTS = 1, BYTES = Q4_1_BYTES, GROUP = 32, DEPTH = 8;
+  LaneFloats step, least;
+  void open(LaneRows rows, ptrdiff_t at) {
+    __m128i lower[LANES / 8], upper[LANES / 8];
+    CT_UNROLL
+    for (int i = 0; i < LANES / 8; ++i, rows += 8) {
+      split_halves(gather_four(rows, at), gather_four(rows + 4, at), lower[i], upper[i]);
+    }
+    step = halves_to_floats(lower);
+    least = halves_to_floats(upper);
+  }
+  void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const { nibbles_of(rows, at + 4, out); }
+  LaneFloats scale(int) const { return step; }
+  LaneFloats low(int) const { return least; }
+};
+
+template <>
+struct Lanes<CT_Q8_0> {
+  static constexpr int PARTS = 1, BYTES = Q8_0_BYTES, GROUP = 32, DEPTH = 1;
+  LaneFloats step;
+  void open(LaneRows rows, ptrdiff_t at) { step = gather_halves(rows, at); }
+  void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const {
+    gather_32(rows, at + 2, out);
+    CT_UNROLL
+    for (int i = 0; i < 8 && !SIGNED_BYTES; ++i) out[i] ^= 0x80808080u;
+  }
+  LaneFloats scale(int) const { return step; }
+  LaneFloats low(int) const { return step * -128.0f; }
+};
 
 // Q4_K, and Q5_K where FIFTH.
-template <bool FIFTH, int ROWS>
-inline void k_rows(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
-                   float* out) {
-  constexpr int BYTES = FIFTH ? Q5_K_BYTES : Q4_K_BYTES;
-  const __m256i fifteen = _mm256_set1_epi8(15);
-  __m256 sums[ROWS];
-  __m128 lows[ROWS];
-  for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps(), lows[r] = _mm_setzero_ps();
-  for (int32_t b = 0; b < columns / 256; ++b) {
-    const int8_t* q = x.wide + 256 * b;
-    const __m256i halves = load_bytes(x.sums + 16 * b);
-    const __m128i wholes = _mm_hadd_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-    const __m128 scale = _mm_set1_ps(x.wide_scale[b]);
-    for (int r = 0; r < ROWS; ++r) {
-      const uint8_t* block = rows + size_t(r) * row_bytes + b * BYTES;
-      for (int i = 0; i < BYTES; i += 64) ask_for(block + i, ahead);
-      const __m128 both = _mm_mul_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(int32_t(load_u32(block)))), scale);
-      const __m256i packed = k_scales(block + 4);
-      const __m128i low = _mm_madd_epi16(_mm256_extracti128_si256(packed, 1), wholes);
-      lows[r] = _mm_fmadd_ps(_mm_cvtepi32_ps(low), _mm_shuffle_ps(both, both, 0x55), lows[r]);
-      const __m256i scales = _mm256_broadcastsi128_si256(_mm256_castsi256_si128(packed));
-      __m256i high = _mm256_setzero_si256();
-      if (FIFTH) high = load_bytes(block + 16);
-      __m256i total = _mm256_setzero_si256();
-      for (int j = 0; j < 4; ++j) {
-        const __m256i bytes = load_bytes(block + (FIFTH ? 48 : 16) + 32 * j);
-        __m256i first = _mm256_and_si256(bytes, fifteen);
-        __m256i second = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), fifteen);
-        if (FIFTH) {
-          const __m256i one = _mm256_set1_epi8(1), two = _mm256_set1_epi8(2);
-          first = _mm256_or_si256(first, _mm256_slli_epi16(_mm256_and_si256(high, one), 4));
-          second = _mm256_or_si256(second, _mm256_slli_epi16(_mm256_and_si256(high, two), 3));
-          high = _mm256_srli_epi16(high, 2);
-        }
-        total = add_pairs(total, _mm256_maddubs_epi16(first, load_bytes(q + 64 * j)), spread(scales, 2 * j));
-        total = add_pairs(total, _mm256_maddubs_epi16(second, load_bytes(q + 64 * j + 32)), spread(scales, 2 * j + 1));
-      }
-      sums[r] = add_scaled(sums[r], total, _mm256_broadcastss_ps(both));
+template <bool FIFTH>
+struct LanesK {
+  static constexpr int PARTS = 8, BYTES = FIFTH ? Q5_K_BYTES : Q4_K_BYTES, GROUP = 32, DEPTH = FIFTH ? 4 : 8;
+  LaneFloats step, least;
+  LaneBits scales[2], minima[2];  // four bytes each
+  LaneBits fifth[8];              // the fifth binary digits of all parts
+  LaneBits packed[8];             // two parts
+
+  void open(LaneRows rows, ptrdiff_t at) {
+    LaneBits head[4];
+    gather(rows, at, head);
+    split(head[0]);
+    scales[0] = head[1] & 0x3f3f3f3fu;
+    minima[0] = head[2] & 0x3f3f3f3fu;
+    scales[1] = (head[3] & 0x0f0f0f0fu) | (head[1] >> 6 & 0x03030303u) << 4;
+    minima[1] = (head[3] >> 4 & 0x0f0f0f0fu) | (head[2] >> 6 & 0x03030303u) << 4;
+    if (FIFTH) gather_32(rows, at + 16, fifth);
+  }
+  void digits(LaneRows rows, ptrdiff_t at, int part, LaneBits* out) {
+    if (part % 2 == 0) gather_32(rows, at + (FIFTH ? 48 : 16) + 16 * part, packed);
+    CT_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      out[i] = part % 2 ? high_nibbles(packed[i]) : low_nibbles(packed[i]);
+      if (FIFTH) out[i] |= (fifth[i] >> part & 0x01010101u) << 4;
     }
   }
-  for (int r = 0; r < ROWS; ++r) {
-    out[r] = sum_of((Floats)sums[r]) - sum_of((Floats)_mm256_zextps128_ps256(lows[r]));
+  LaneFloats scale(int part) const { return byte_of(scales[part / 4], part % 4) * step; }
+  LaneFloats low(int part) const { return byte_of(minima[part / 4], part % 4) * -least; }
+
+ private:
+  void split(LaneBits both) {
+    __m128i four[LANES / 4], lower[LANES / 8], upper[LANES / 8];
+    std::memcpy(four, &both, sizeof four);
+    CT_UNROLL
+    for (int i = 0; i < LANES / 8; ++i) split_halves(four[2 * i], four[2 * i + 1], lower[i], upper[i]);
+    step = halves_to_floats(lower);
+    least = halves_to_floats(upper);
   }
+};
+
+template <>
+struct Lanes<CT_Q4_K> : LanesK<false> {};
+template <>
+struct Lanes<CT_Q5_K> : LanesK<true> {};
+
+template <>
+struct Lanes<CT_Q6_K> {
+  static constexpr int PARTS = 8, BYTES = Q6_K_BYTES, GROUP = 16, DEPTH = 2;  // 2 * 2 * 63 * 127 < 2^15
+  LaneFloats step;
+  LaneBits scales[4];             // four signed bytes each
+  LaneBits lower[2][8], upper[8];  // of a half of the block
+
+  void open(LaneRows rows, ptrdiff_t at) {
+    step = gather_halves(rows, at + 208);
+    gather(rows, at + 192, scales);
+  }
+  void digits(LaneRows rows, ptrdiff_t at, int part, LaneBits* out) {
+    const int half = part / 4, k = part % 4;
+    if (k == 0) {
+      gather_32(rows, at + 64 * half, lower[0]);
+      gather_32(rows, at + 64 * half + 32, lower[1]);
+      gather_32(rows, at + 128 + 32 * half, upper);
+    }
+    CT_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const LaneBits low = k < 2 ? low_nibbles(lower[k % 2][i]) : high_nibbles(lower[k % 2][i]);
+      out[i] = low | (upper[i] >> (2 * k) & 0x03030303u) << 4;
+    }
+  }
+  LaneFloats scale(int group) const {
+    return to_floats((LaneInts)(scales[group / 4] << (24 - group % 4 * 8)) >> 24) * step;
+  }
+  LaneFloats low(int group) const { return scale(group) * -32.0f; }
+};
+
+// The products of COUNT * 4 digits of each row with as many numbers; without VNNI those of neighbours are added up in
+// 16 bits as long as they fit.
+template <int COUNT, int DEPTH, bool SIGNED>
+inline LaneInts dot_of(const LaneBits* digits, const int8_t* q) {
+#if defined(__AVX512VNNI__)
+  __m512i sums[2] = {};
+  CT_UNROLL
+  for (int i = 0; i < COUNT; ++i) {
+    const __m512i x = _mm512_set1_epi32(int32_t(load_u32(q + 4 * i)));
+    sums[i % 2] = _mm512_dpbusd_epi32(sums[i % 2], (__m512i)digits[i], x);
+  }
+  return (LaneInts)sums[0] + (LaneInts)sums[1];
+#else
+  __m256i sums[2] = {};
+  CT_UNROLL
+  for (int i = 0; i < COUNT; i += DEPTH) {
+    auto x = [&](int j) { return _mm256_set1_epi32(int32_t(load_u32(q + 4 * j))); };
+#if defined(__AVXVNNI__)
+    CT_UNROLL
+    for (int j = i; j < i + DEPTH; ++j) sums[j % 2] = add_dot(sums[j % 2], (__m256i)digits[j], x(j));
+#else
+    __m256i pairs = _mm256_setzero_si256();
+    CT_UNROLL
+    for (int j = i; j < i + DEPTH; ++j) {
+      const __m256i w = (__m256i)digits[j];
+      pairs = _mm256_add_epi16(pairs, SIGNED ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x(j), w))
+                                             : _mm256_maddubs_epi16(w, x(j)));
+    }
+    sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+  }
+  return (LaneInts)_mm256_add_epi32(sums[0], sums[1]);
+#endif
 }
 
-template <int ROWS>
-struct Q4_KRows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
-                  float* out) {
-    k_rows<false, ROWS>(rows, row_bytes, columns, ahead, x, out);
-  }
-};
-
-template <int ROWS>
-struct Q5_KRows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
-                  float* out) {
-    k_rows<true, ROWS>(rows, row_bytes, columns, ahead, x, out);
-  }
-};
-
-template <int ROWS>
-struct Q6_KRows {
-  static void run(const uint8_t* rows, size_t row_bytes, int32_t columns, ptrdiff_t ahead, const Activation& x,
-                  float* out) {
-    const __m256i fifteen = _mm256_set1_epi8(15), three = _mm256_set1_epi8(3);
-    __m256 sums[ROWS];
-    for (int r = 0; r < ROWS; ++r) sums[r] = _mm256_setzero_ps();
-    for (int32_t b = 0; b < columns / 256; ++b) {
-      const int8_t* q = x.wide + 256 * b;
-      const __m256i sixteens = load_bytes(x.sums + 16 * b);
-      const __m256 scale = _mm256_set1_ps(x.wide_scale[b]);
-      for (int r = 0; r < ROWS; ++r) {
-        const uint8_t* block = rows + size_t(r) * row_bytes + b * Q6_K_BYTES;
-        for (int i = 0; i < Q6_K_BYTES; i += 64) ask_for(block + i, ahead);
-        const __m128i scales = _mm_loadu_si128((const __m128i*)(block + 192));
-        const __m256i extra = _mm256_madd_epi16(_mm256_cvtepi8_epi16(scales), sixteens);
-        __m256i total = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(extra, 5));
-        for (int h = 0; h < 2; ++h) {
-          const __m256i first = load_bytes(block + 64 * h), second = load_bytes(block + 64 * h + 32);
-          __m256i high = load_bytes(block + 128 + 32 * h);
-          for (int k = 0; k < 4; ++k) {
-            const __m256i bytes = k % 2 ? second : first;
-            const __m256i low = _mm256_and_si256(k < 2 ? bytes : _mm256_srli_epi16(bytes, 4), fifteen);
-            const __m256i digits = _mm256_or_si256(low, _mm256_slli_epi16(_mm256_and_si256(high, three), 4));
-            high = _mm256_srli_epi16(high, 2);
-            // 16 numbers share a scale, that is a half of the vector
-            const __m128i which = _mm_set_epi64x(0x0101010101010101LL * (8 * h + 2 * k + 1),
-                                                 0x0101010101010101LL * (8 * h + 2 * k));
-            const __m256i weights = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, which));
-            const __m256i products = _mm256_maddubs_epi16(digits, load_bytes(q + 128 * h + 32 * k));
-            total = add_pairs(total, products, weights);
-          }
+// out[0..LANES] = so many rows times the activation; what lies `ahead` bytes further is asked for meanwhile.
+template <int TYPE>
+inline void multiply_lanes(LaneRows rows, int32_t columns, ptrdiff_t ahead, const Activation& x, float* out) {
+  using L = Lanes<TYPE>;
+  constexpr bool SIGNED = TYPE == CT_Q8_0 && SIGNED_BYTES;
+  constexpr int GROUPS = 32 / L::GROUP, COUNT = L::GROUP / 4;
+  constexpr int EVERY = L::BYTES < 32 ? 2 : 1;  // blocks of a cache line
+  const float* lows = L::GROUP == 32 ? x.low : x.low_16;
+  LaneFloats sums{};
+  ptrdiff_t at = 0;
+  for (int32_t b = 0; b < columns / 32 / L::PARTS; ++b, at += L::BYTES) {
+    if (b % EVERY == 0) {
+      CT_UNROLL
+      for (int r = 0; r < LANES; ++r) {
+        for (int i = 0; i < L::BYTES; i += 64) {
+          // An address that is never read need not be one of ours.
+          _mm_prefetch((const char*)(uintptr_t(rows[r]) + uintptr_t(at + i + ahead)), _MM_HINT_T0);
         }
-        sums[r] = add_scaled(sums[r], total, _mm256_mul_ps(one_half(block + 208), scale));
       }
     }
-    for (int r = 0; r < ROWS; ++r) out[r] = sum_of((Floats)sums[r]);
+    L block;
+    block.open(rows, at);
+    CT_UNROLL
+    for (int part = 0; part < L::PARTS; ++part) {
+      const int32_t n = b * L::PARTS + part;
+      LaneBits digits[8];
+      block.digits(rows, at, part, digits);
+      CT_UNROLL
+      for (int g = 0; g < GROUPS; ++g) {
+        const int group = part * GROUPS + g;
+        const LaneInts dot = dot_of<COUNT, L::DEPTH, SIGNED>(digits + g * COUNT, x.q + 32 * n + L::GROUP * g);
+        sums = fused(to_floats(dot), block.scale(group) * x.scale[n], sums);
+        if (!SIGNED) sums = fused(block.low(group), LaneFloats{} + lows[n * GROUPS + g], sums);
+      }
+    }
   }
-};
+  std::memcpy(out, &sums, sizeof sums);
+}
 
-template <template <int> class Kernel, int ROWS>
-inline void each_row(const Rows& rows, const Activation& x, float* out) {
+template <int TYPE>
+void multiply_rows(const Rows& rows, const Activation& x, float* out) {
   const size_t bytes = rows.row_bytes;
   const uint8_t* end = rows.data + size_t(rows.count) * bytes;
-  const size_t lead = AHEAD > ROWS * bytes ? AHEAD : ROWS * bytes;
-  for (int32_t r = 0; r < rows.count;) {
-    const uint8_t* row = rows.data + size_t(r) * bytes;
-    const bool within = lead < size_t(end - row);
+  const size_t lead = AHEAD > LANES * bytes ? AHEAD : LANES * bytes;
+  for (int32_t first = 0; first < rows.count; first += LANES) {
+    const uint8_t* some[LANES];
+    for (int32_t r = 0; r < LANES; ++r) {  // what lacks of so many rows repeats the last one
+      some[r] = rows.data + size_t(first + r < rows.count ? first + r : rows.count - 1) * bytes;
+    }
+    const bool within = lead < size_t(end - some[0]);
     const ptrdiff_t ahead = ptrdiff_t(lead + (within ? 0 : uintptr_t(rows.next) - uintptr_t(end)));
-    if (r + ROWS <= rows.count) {
-      Kernel<ROWS>::run(row, bytes, rows.columns, ahead, x, out + r);
-      r += ROWS;
+    if (first + LANES <= rows.count) {
+      multiply_lanes<TYPE>(some, rows.columns, ahead, x, out + first);
     } else {
-      Kernel<1>::run(row, bytes, rows.columns, ahead, x, out + r);
-      r += 1;
+      float found[LANES];
+      multiply_lanes<TYPE>(some, rows.columns, ahead, x, found);
+      std::memcpy(out + first, found, size_t(rows.count - first) * sizeof(float));
     }
   }
 }
 
-void multiply_q4_0(const Rows& rows, const Activation& x, float* out) { each_row<Q4_0Rows, 4>(rows, x, out); }
-
-void multiply_q4_1(const Rows& rows, const Activation& x, float* out) { each_row<Q4_1Rows, 4>(rows, x, out); }
-
-void multiply_q8_0(const Rows& rows, const Activation& x, float* out) { each_row<Q8_0Rows, 4>(rows, x, out); }
-
-void multiply_q4_k(const Rows& rows, const Activation& x, float* out) { each_row<Q4_KRows, 2>(rows, x, out); }
-
-void multiply_q5_k(const Rows& rows, const Activation& x, float* out) { each_row<Q5_KRows, 2>(rows, x, out); }
-
-void multiply_q6_k(const Rows& rows, const Activation& x, float* out) { each_row<Q6_KRows, 2>(rows, x, out); }
+void multiply_q4_0(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q4_0>(rows, x, out); }
+void multiply_q4_1(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q4_1>(rows, x, out); }
+void multiply_q8_0(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q8_0>(rows, x, out); }
+void multiply_q4_k(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q4_K>(rows, x, out); }
+void multiply_q5_k(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q5_K>(rows, x, out); }
+void multiply_q6_k(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q6_K>(rows, x, out); }
 
 }  // namespace
 }  // namespace chatterm

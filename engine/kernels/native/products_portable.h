@@ -30,15 +30,15 @@ inline int32_t nibble_dot(const uint8_t* packed, const int8_t* q) {
 
 void multiply_q4_0(const Rows& rows, const Activation& x, float* out) {
   each_block<32, Q4_0_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
-    const float dot = x.pair[2 * b] * float(nibble_dot(block + 2, x.q + 32 * b));
-    return load_half(block) * (dot - 8.0f * x.pair[2 * b + 1]);
+    const float dot = x.scale[b] * float(nibble_dot(block + 2, x.q + 32 * b));
+    return load_half(block) * (dot - 8.0f * x.low[b]);
   });
 }
 
 void multiply_q4_1(const Rows& rows, const Activation& x, float* out) {
   each_block<32, Q4_1_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
-    const float dot = x.pair[2 * b] * float(nibble_dot(block + 4, x.q + 32 * b));
-    return load_half(block) * dot + load_half(block + 2) * x.pair[2 * b + 1];
+    const float dot = x.scale[b] * float(nibble_dot(block + 4, x.q + 32 * b));
+    return load_half(block) * dot + load_half(block + 2) * x.low[b];
   });
 }
 
@@ -46,22 +46,22 @@ void multiply_q8_0(const Rows& rows, const Activation& x, float* out) {
   each_block<32, Q8_0_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
     int32_t dot = 0;
     for (int i = 0; i < 32; ++i) dot += int32_t(int8_t(block[2 + i])) * x.q[32 * b + i];
-    return load_half(block) * x.pair[2 * b] * float(dot);
+    return load_half(block) * x.scale[b] * float(dot);
   });
 }
 
 // Q4_K and Q5_K, which differ in their digits only.
 inline float k_block(const uint8_t* block, const uint8_t* digits, const Activation& x, int32_t b) {
-  int32_t total = 0, low = 0;
+  float total = 0.0f, low = 0.0f;
   for (int j = 0; j < 8; ++j) {
     int scale, minimum;
     k_scale(block + 4, j, scale, minimum);
     int32_t dot = 0;
-    for (int i = 0; i < 32; ++i) dot += int32_t(digits[32 * j + i]) * x.wide[256 * b + 32 * j + i];
-    total += scale * dot;
-    low += minimum * (x.sums[16 * b + 2 * j] + x.sums[16 * b + 2 * j + 1]);
+    for (int i = 0; i < 32; ++i) dot += int32_t(digits[32 * j + i]) * x.q[256 * b + 32 * j + i];
+    total += float(scale) * (x.scale[8 * b + j] * float(dot));
+    low += float(minimum) * x.low[8 * b + j];
   }
-  return x.wide_scale[b] * (load_half(block) * float(total) - load_half(block + 2) * float(low));
+  return load_half(block) * total - load_half(block + 2) * low;
 }
 
 void multiply_q4_k(const Rows& rows, const Activation& x, float* out) {
@@ -84,13 +84,13 @@ void multiply_q6_k(const Rows& rows, const Activation& x, float* out) {
   each_block<256, Q6_K_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
     uint8_t digits[256];
     q6_k_digits(block, digits);
-    int32_t total = 0;
+    float total = 0.0f;
     for (int j = 0; j < 16; ++j) {
-      int32_t dot = -32 * x.sums[16 * b + j];
-      for (int i = 0; i < 16; ++i) dot += int32_t(digits[16 * j + i]) * x.wide[256 * b + 16 * j + i];
-      total += int32_t(int8_t(block[192 + j])) * dot;
+      int32_t dot = 0;
+      for (int i = 0; i < 16; ++i) dot += (int32_t(digits[16 * j + i]) - 32) * x.q[256 * b + 16 * j + i];
+      total += float(int8_t(block[192 + j])) * (x.scale[8 * b + j / 2] * float(dot));
     }
-    return load_half(block + 208) * x.wide_scale[b] * float(total);
+    return load_half(block + 208) * total;
   });
 }
 

@@ -105,8 +105,8 @@ struct Step {
   const ct_input& input;
   float* logits;
   ct_times* times;
-  int32_t part_rows;  // rows of the cache in a part of the attention
-  int32_t part_count;
+  Sums sums;           // of the attention to each part of the cache
+  int32_t part_count;  // of PART_ROWS
   int32_t part_heads;  // KV heads of a part that one task takes
 
   void run(int32_t thread);
@@ -173,8 +173,8 @@ void Step::attend_part(int32_t index, int32_t head, int32_t count, int32_t part,
   const int64_t offset = index * cache.slots * stride + int64_t(head) * dim * decoder.number_bytes;
   uint8_t* k = static_cast<uint8_t*>(cache.k) + offset;
   uint8_t* v = static_cast<uint8_t*>(cache.v) + offset;
-  const int32_t first = part * part_rows;
-  const int32_t end = first + part_rows < input.row + 1 ? first + part_rows : input.row + 1;
+  const int32_t first = part * PART_ROWS;
+  const int32_t end = first + PART_ROWS < input.row + 1 ? first + PART_ROWS : input.row + 1;
   if (end == input.row + 1) {
     float* keys = query + queries * dim;
     const int64_t slot = int64_t(input.table[input.row / cache.block_size]) * cache.block_size +
@@ -185,8 +185,7 @@ void Step::attend_part(int32_t index, int32_t head, int32_t count, int32_t part,
   }
   const int64_t place = int64_t(part) * model.q_heads + head * groups;
   kernels.attend({query, k, v, input.table, stride, cache.type, cache.block_size, count, groups, dim, first,
-                  end, bench.scores.as<float>(), decoder.parts.as<float>() + place * dim,
-                  decoder.most.as<float>() + place, decoder.sum.as<float>() + place});
+                  end, bench.scores.as<float>(), sums.out + place * dim, sums.most + place, sums.sum + place});
 }
 
 void Step::add(const ct_linear& linear, const Activation& given, int32_t thread, const uint8_t* later) {
@@ -208,8 +207,8 @@ void Step::output(int32_t index, int32_t thread) {
   const ct_layer& layer = decoder.layers[size_t(index)];
   Bench& bench = decoder.benches[size_t(thread)];
   float* mixed = bench.normed.as<float>();
-  decoder.kernels.combine(decoder.parts.as<float>(), decoder.most.as<float>(), decoder.sum.as<float>(), part_count,
-                          decoder.q_size, model.q_heads, model.head_dim, mixed);
+  decoder.kernels.combine(sums.out, sums.most, sums.sum, part_count, decoder.q_size, model.q_heads, model.head_dim,
+                          mixed);
   const Activation& given = bench.quantized.of(decoder.kernels, mixed, decoder.q_size, forms_of(layer.output));
   add(layer.output, given, thread, begin(layer.gate_up, model.inner, thread));
 }
@@ -329,13 +328,16 @@ void ct_decoder_destroy(ct_decoder* decoder) { delete decoder; }
 const char* ct_decoder_run(ct_decoder* decoder, const ct_input* input, float* logits, ct_times* times) {
   const char* wrong = misuse(*decoder, *input);
   if (wrong != nullptr) return wrong;
-  const int32_t rows = input->row + 1, most = decoder->most_parts, kv_heads = decoder->model.kv_heads;
-  int32_t part_rows = (rows + most - 1) / most;
-  part_rows = part_rows < ATTEND_ROWS ? ATTEND_ROWS : (part_rows + TOGETHER_ROWS - 1) / TOGETHER_ROWS * TOGETHER_ROWS;
-  const int32_t parts = (rows + part_rows - 1) / part_rows;
+  const int32_t kv_heads = decoder->model.kv_heads, most = decoder->most_tasks;
+  const int32_t parts = input->row / PART_ROWS + 1;
+  try {
+    decoder->sums.reserve(size_t(parts) * size_t(decoder->model.q_heads), decoder->model.head_dim);
+  } catch (const std::bad_alloc&) {
+    return "memory is short";
+  }
   // Heads that lie side by side are read together, unless threads would find too little.
   const int32_t part_heads = (kv_heads * parts + most - 1) / most;
-  Step step{*decoder, *input, logits, times, part_rows, parts, part_heads};
+  Step step{*decoder, *input, logits, times, decoder->sums.from(0, decoder->model.head_dim), parts, part_heads};
   decoder->pool.run(step_of, &step);
   return nullptr;
 }

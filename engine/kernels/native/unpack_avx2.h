@@ -4,12 +4,14 @@
 namespace chatterm {
 namespace {
 
-// AVX2 multiplies signed bytes through their magnitudes; with VNNI digits are unsigned.
-#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
-constexpr bool SIGNED_BYTES = false;
-#else
-constexpr bool SIGNED_BYTES = true;
-#endif
+// Scales and minima of a Q4_K or Q5_K block as 8 + 8 numbers of 16 bits.
+inline __m256i k_scales(const uint8_t* packed) {
+  const uint32_t first = load_u32(packed), second = load_u32(packed + 4), rest = load_u32(packed + 8);
+  const uint32_t scales = (rest & 0x0f0f0f0f) | (first >> 6 & 0x03030303) << 4;
+  const uint32_t minima = (rest >> 4 & 0x0f0f0f0f) | (second >> 6 & 0x03030303) << 4;
+  return _mm256_cvtepu8_epi16(
+      _mm_set_epi32(int32_t(minima), int32_t(second & 0x3f3f3f3f), int32_t(scales), int32_t(first & 0x3f3f3f3f)));
+}
 
 // Column i of 8 rows of 8 numbers of 4 bytes becomes row i.
 inline void transpose(__m256i* rows) {

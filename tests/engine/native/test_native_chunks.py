@@ -168,14 +168,26 @@ def test_alone_means_that_the_other_threads_do_nothing(model: DecoderModel, libr
             until(lambda asleep=asleep: wakes() > asleep)
 
 
-def test_a_decode_step_goes_on_where_a_chunk_ended(model: DecoderModel, pool: Pool, library: Library) -> None:
-    prompt = Prompt(model, 30)
-    expected, _ = run(model, prompt, pool, library.best, torch.float32, [30])
-    cache = cache_for(model, torch.float32)
-    decoder = NativeDecoder(model, cache, pool)
-    prompt.run(decoder, [29])
-    logits = decoder.run(prompt.ids[29], 29, prompt.positions[29], prompt.table[:2])
-    assert relative(logits, expected) < 0.05
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
+    model: DecoderModel, pool: Pool, library: Library, dtype: torch.dtype
+) -> None:
+    prompt = Prompt(model)
+    for name, variant in library.variants.items():
+        if name == "portable":  # its chunks are never used
+            continue
+        expected, kv = run(model, prompt, pool, variant, dtype, [COUNT])
+        for threads, before in ((1, 0), (2, 30), (7, COUNT - 1)):
+            cache = cache_for(model, dtype)
+            decoder = NativeDecoder(model, cache, Pool(threads, library), variant)
+            if before:
+                prompt.run(decoder, [before])
+            logits = expected
+            for row in range(before, COUNT):
+                blocks = prompt.table[: row // BLOCK + 1]
+                logits = decoder.run(prompt.ids[row], row, prompt.positions[row], blocks)
+            torch.testing.assert_close(cache.kv[:, :, prompt.slots], kv, rtol=0, atol=0)
+            torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Products of the native kernels against the numbers that the gguf package reads from the same bytes, in float64.
 
-The weights are exact; what the kernels round is the activation, to int8 with one scale for 32 numbers (for 256 in the
-K formats). Rounding moves a number by at most half a step, so a product is off by at most
+The weights are exact; what the kernels round is the activation, to int8 with one scale for 32 numbers. Rounding moves
+a number by at most half a step, so a product is off by at most
 
     sum over blocks of  step / 2 * sum of |weights of the block|        step = largest |x| of the block / 127
 
 That is the bound of every test here, with a little room for sums in fp32. Random numbers come to about a sixth of it:
-0.55% of the norm for Q8_0, Q4_0 and Q4_1, 0.7 to 0.8% for Q4_K, Q5_K and Q6_K, whose blocks have larger peaks.
+0.55% of the norm.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,8 @@ from engine.native import Library, Matrix, Pool
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.F32, Kind.F16, Kind.BF16)
-WIDE = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
-TYPICAL = {kind: 1e-6 if kind in PLAIN else 0.011 if kind in WIDE else 0.0075 for kind in KINDS}
+TYPICAL = {kind: 1e-6 if kind in PLAIN else 0.0075 for kind in KINDS}
 """The most that the relative error (of norms) of a product of random numbers may be."""
 
 
@@ -96,9 +95,8 @@ def bound(weight: Weight, kind: Kind, x: Array) -> Any:
     sums = 2e-6 * absolute.sum(1) + 1e-30
     if kind in PLAIN:
         return sums
-    size = 256 if kind in WIDE else 32
-    steps = np.abs(x.astype(np.float64)).reshape(-1, size).max(1) / 127
-    weights = np.abs(weight.numbers).reshape(len(weight.numbers), -1, size).sum(2)
+    steps = np.abs(x.astype(np.float64)).reshape(-1, 32).max(1) / 127
+    weights = np.abs(weight.numbers).reshape(len(weight.numbers), -1, 32).sum(2)
     extra = 2e-6 * terms(weight, x)
     return sums + extra + 0.501 * (weights * steps).sum(1)
 

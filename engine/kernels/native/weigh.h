@@ -1,0 +1,60 @@
+// Scores of a query to weights, for the decode step and for chunks: to the bit the same. Part of kernels_impl.h.
+#pragma once
+
+#include "kernels.h"
+#include "vectors.h"
+
+namespace chatterm {
+namespace {
+
+constexpr float LEAST = -60.0f;  // of a score below the largest one: its weight is under 1e-26
+
+#ifdef __AVX512F__
+typedef float Wide __attribute__((vector_size(64)));
+typedef int32_t WideInts __attribute__((vector_size(64)));
+#else
+typedef Floats Wide;
+typedef Ints WideInts;
+#endif
+constexpr int32_t WIDTH = sizeof(Wide) / sizeof(float);
+
+inline Wide load_wide(const float* p) {
+  Wide v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline void store_wide(float* p, Wide v) { std::memcpy(p, &v, sizeof v); }
+
+template <typename Merge>
+inline Floats fold(Wide v, Merge merge) {
+  Floats parts[WIDTH / 8];
+  std::memcpy(parts, &v, sizeof v);
+  for (int i = 1; i < WIDTH / 8; ++i) parts[0] = merge(parts[0], parts[i]);
+  return parts[0];
+}
+
+// The scores of a query become weights; returns what its sum and output so far are multiplied with.
+inline float weigh(float* scores, int32_t seen, float& most, float& sum) {
+  for (int32_t r = seen > 0 ? seen : 0; r < ATTEND_ROWS; ++r) scores[r] = -__builtin_inff();
+  Wide peaks = Wide{} + most;
+  for (int32_t r = 0; r < ATTEND_ROWS; r += WIDTH) {
+    const Wide v = load_wide(scores + r);
+    peaks = v > peaks ? v : peaks;
+  }
+  const float now = largest_of(fold(peaks, larger));
+  Wide total{};
+  for (int32_t r = 0; r < ATTEND_ROWS; r += WIDTH) {
+    const Wide below = load_wide(scores + r) - now;
+    const Wide weight = below < LEAST ? Wide{} : exponential<Wide, WideInts>(below);
+    store_wide(scores + r, weight);
+    total += weight;
+  }
+  const float kept = now == most ? 1.0f : exponential(splat(most - now))[0];
+  sum = sum * kept + sum_of(fold(total, [](Floats a, Floats b) { return a + b; }));
+  most = now;
+  return kept;
+}
+
+}  // namespace
+}  // namespace chatterm

@@ -1,0 +1,182 @@
+"""The same conversation, parameters and seed give the same text, whatever was cached and however it came to be.
+
+Random programs are run on an engine with a small cache. Each answer, and the bits of all logits that it was drawn
+from, are compared with those of another engine, which has nothing cached and gets the whole conversation at once.
+That holds for quantised weights on a CPU, whose decode steps and chunks of prompts add up in the same order.
+CHATTERM_EXAMPLES says how many programs to run.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine import Engine, SamplingParams, native
+from engine.blocks import Key
+from engine.chat import Chat, Turn
+from engine.native import Library
+from engine.runner import Runner
+from engine.scheduler import Chunk
+from models.decoder import DecoderModel
+from models.load import load_model
+from tests.engine.test_chat_paths import copies
+from tests.engine.test_native_engine import CPU, a_native_engine
+from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+
+EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "6"))
+CONTEXT = 400
+BLOCKS = CONTEXT // 4 + 10
+"""Little more than one conversation: branches and what is prewarmed evict each other."""
+TEXTS = st.text("ab \n\u00e9", min_size=1, max_size=24).filter(str.strip)
+STEPS = st.one_of(
+    st.tuples(st.just("send"), TEXTS, st.integers(0, 20)),
+    st.tuples(st.just("type and send"), TEXTS, st.integers(0, 20)),
+    st.tuples(st.just("retry"), st.just(""), st.integers(0, 20)),
+    st.tuples(st.just("stop and resume"), TEXTS, st.integers(0, 12)),
+    st.tuples(st.just("settle"), st.just(""), st.integers(0, 1)),
+    st.tuples(st.just("undo"), st.just(""), st.just(0)),
+    st.tuples(st.just("branch"), st.just(""), st.integers(0, 20)),
+    st.tuples(st.just("evict"), st.just(""), st.integers(0, 100)),
+    st.tuples(st.just("beside"), TEXTS, st.integers(0, 20)),
+)
+
+
+@dataclass
+class Pair:
+    """An engine to use, and one to ask afresh."""
+
+    used: Engine
+    fresh: Engine
+    seen: dict[int, dict[tuple[Key, ...], bytes]]
+    """The bits of the logits that followed some rows, by the runner that computed them."""
+
+    def logits(self, engine: Engine) -> dict[tuple[Key, ...], bytes]:
+        return self.seen.setdefault(id(engine._runner), {})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
+    if (reason := native.problem()) is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("same")
+    write_checkpoint(folder, tiny_qwen3(vocab_size=272, hidden_size=64, max_position_embeddings=512))
+    return load_model(files_of(folder), dtype=torch.bfloat16, device=CPU, quantize="int8")
+
+
+@pytest.fixture(scope="module", params=["avx2", "avxvnni", "avx512"])
+def pair(request: pytest.FixtureRequest, model: DecoderModel) -> Iterator[Pair]:
+    variants = native.library().variants
+    if request.param not in variants:
+        pytest.skip(f"this machine does not run {request.param}")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(Library, "best", property(lambda self: self.variants[request.param]))
+        seen: dict[int, dict[tuple[Key, ...], bytes]] = {}
+        run = Runner.run
+
+        def record(self: Runner, chunks: list[Chunk]) -> list[Tensor]:
+            logits = run(self, chunks)
+            sampling = [chunk for chunk in chunks if chunk.samples]
+            for chunk, row in zip(sampling, logits, strict=True):
+                seen.setdefault(id(self), {})[tuple(chunk.sequence.rows.keys)] = row.numpy().tobytes()
+            return logits
+
+        patch.setattr(Runner, "run", record)
+        options = {"dtype": torch.bfloat16, "context": CONTEXT}
+        used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
+        fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))
+        yield Pair(used, fresh, seen)
+
+
+@pytest.mark.parametrize("think_cache", ["exact", "mask"])
+@settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 100, suppress_health_check=list(HealthCheck)
+)
+@given(steps=st.lists(STEPS, min_size=3, max_size=10))
+def test_the_text_of_a_seed_is_the_same_whatever_was_cached(
+    pair: Pair, think_cache: str, steps: list[tuple[str, str, int]]
+) -> None:
+    pair.used._loop.call(pair.used._blocks.evict_all)
+    chat = pair.used.chat(think_cache=think_cache)
+    saved: list[list[Turn]] = [[]]
+    for kind, text, number in steps:
+        if chat.used_tokens > CONTEXT // 2:
+            chat.load(copies(chat.turns[: len(chat.turns) // 2]))
+        one(pair, chat, saved, kind, text, number)
+        saved.append(copies(chat.turns))
+        pair.used._loop.call(pair.used._blocks.check)
+
+
+def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, number: int) -> None:
+    params = SamplingParams(temperature=1.0, seed=number, max_tokens=4 + number)
+    before = copies(chat.turns)
+    match kind:
+        case "send":
+            list(chat.send(text, params))
+            check(pair, chat, before, params)
+        case "type and send":
+            for end in range(1, len(text) + 1):
+                chat.prepare(text[:end], wait=(end + number) % 3 == 0, params=params if number % 2 else None)
+            list(chat.send(text, params))
+            check(pair, chat, before, params)
+        case "retry" if before:
+            list(chat.retry(params))
+            check(pair, chat, before[:-1], params)
+        case "stop and resume":
+            events = chat.send(text, SamplingParams(temperature=1.0, seed=number, max_tokens=24))
+            for _ in range(1 + number % 5):
+                next(events, None)
+            events.close()  # type: ignore[attr-defined]
+            if chat.last is not None and not chat.last.is_complete and len(chat.last.token_ids) < 24:
+                if number % 2:
+                    pair.used._loop.call(pair.used._blocks.evict_all)
+                left = 24 - len(chat.last.token_ids)
+                list(chat.resume(SamplingParams(temperature=1.0, seed=number, max_tokens=left)))
+            check(pair, chat, before, SamplingParams(temperature=1.0, seed=number, max_tokens=24))
+        case "settle":
+            chat.settle(wait=bool(number))
+        case "undo":
+            chat.undo()
+        case "branch":
+            chat.load(copies(saved[number % len(saved)]))
+        case "evict":
+            pair.used._loop.call(lambda: free_some(pair.used, number))
+        case "beside":
+            ids = pair.used.tokenizer.encode(text)
+            alone = [event.token_id for event in pair.fresh.stream(ids, params)]
+            other = pair.used.stream(ids, params)
+            begun = [next(other)]
+            list(chat.send(text, params))
+            assert [event.token_id for event in chain(begun, other)] == alone
+            check(pair, chat, before, params)
+
+
+def free_some(engine: Engine, count: int) -> None:
+    """Evict up to `count` cached blocks, as somebody who needs room does."""
+    copies_made: list[tuple[int, int]] = []
+    for _ in range(min(count, engine._blocks.num_cached)):
+        engine._blocks._free_one(copies_made)
+    engine._cache.copy_blocks(copies_made)
+
+
+def check(pair: Pair, chat: Chat, before: list[Turn], params: SamplingParams) -> None:
+    """The last answer is what the other engine says to the same message in one go."""
+    last = chat.turns[-1]
+    pair.fresh._loop.call(pair.fresh._blocks.evict_all)
+    expected = pair.logits(pair.fresh)
+    expected.clear()
+    fresh = pair.fresh.chat(think_cache=chat.think_cache)
+    fresh.load(copies(before))
+    list(fresh.send(last.user, params))
+    assert fresh.last is not None
+    assert last.answer.token_ids == fresh.last.token_ids
+    assert last.answer.text == fresh.last.text
+    assert len(expected) >= len(last.answer.token_ids) > 0
+    found = pair.logits(pair.used)
+    assert [rows for rows, bits in expected.items() if found[rows] != bits] == []
