@@ -1,7 +1,7 @@
 // Products with quantised rows for AVX2, with VNNI where the compiler was told so.
 //
-// As many rows as a vector has lanes are multiplied at once: lane r has the numbers of row r. So a row's sums have the
-// order that those of panels have (panels.h), to the bit.
+// Eight rows are multiplied at once: lane r of a vector has the numbers of row r. So a row's sums have the order that
+// those of panels have (panels.h), to the bit. Vectors of 16 lanes were no faster.
 #pragma once
 
 #include <immintrin.h>
@@ -43,40 +43,23 @@ inline __m256i nibbles(const uint8_t* p) {
   return _mm256_and_si256(_mm256_srlv_epi64(twice, shifts), _mm256_set1_epi8(15));
 }
 
-// The lanes of a vector: so many rows are multiplied at once.
-#if defined(__AVX512VNNI__)
-constexpr int LANES = 16;
-#else
 constexpr int LANES = 8;
-#endif
-typedef float LaneFloats __attribute__((vector_size(4 * LANES)));
-typedef int32_t LaneInts __attribute__((vector_size(4 * LANES)));
-typedef uint32_t LaneBits __attribute__((vector_size(4 * LANES)));  // four bytes of each row
+typedef Floats LaneFloats;
+typedef Ints LaneInts;
+typedef uint32_t LaneBits __attribute__((vector_size(32)));  // four bytes of each row
 using LaneRows = const uint8_t* const*;
-
-inline LaneFloats halves_to_floats(const __m128i* halves) {
-#if defined(__AVX512VNNI__)
-  return (LaneFloats)_mm512_cvtph_ps(_mm256_set_m128i(halves[1], halves[0]));
-#else
-  return (LaneFloats)_mm256_cvtph_ps(halves[0]);
-#endif
-}
 
 // Halves at `at` of all rows
 inline LaneFloats gather_halves(LaneRows rows, ptrdiff_t at) {
-  __m128i halves[LANES / 8];
-  CT_UNROLL
-  for (int i = 0; i < LANES / 8; ++i, rows += 8) {
-    __m128i v = _mm_cvtsi32_si128(load_u16(rows[0] + at));
-    v = _mm_insert_epi16(v, load_u16(rows[1] + at), 1);
-    v = _mm_insert_epi16(v, load_u16(rows[2] + at), 2);
-    v = _mm_insert_epi16(v, load_u16(rows[3] + at), 3);
-    v = _mm_insert_epi16(v, load_u16(rows[4] + at), 4);
-    v = _mm_insert_epi16(v, load_u16(rows[5] + at), 5);
-    v = _mm_insert_epi16(v, load_u16(rows[6] + at), 6);
-    halves[i] = _mm_insert_epi16(v, load_u16(rows[7] + at), 7);
-  }
-  return halves_to_floats(halves);
+  __m128i v = _mm_cvtsi32_si128(load_u16(rows[0] + at));
+  v = _mm_insert_epi16(v, load_u16(rows[1] + at), 1);
+  v = _mm_insert_epi16(v, load_u16(rows[2] + at), 2);
+  v = _mm_insert_epi16(v, load_u16(rows[3] + at), 3);
+  v = _mm_insert_epi16(v, load_u16(rows[4] + at), 4);
+  v = _mm_insert_epi16(v, load_u16(rows[5] + at), 5);
+  v = _mm_insert_epi16(v, load_u16(rows[6] + at), 6);
+  v = _mm_insert_epi16(v, load_u16(rows[7] + at), 7);
+  return (LaneFloats)_mm256_cvtph_ps(v);
 }
 
 // Four bytes of four rows
@@ -87,30 +70,16 @@ inline __m128i gather_four(LaneRows rows, ptrdiff_t at) {
   return _mm_insert_epi32(v, int32_t(load_u32(rows[3] + at)), 3);
 }
 
-// Two halves side by side of 8 rows: the lower and the upper ones
-inline void split_halves(__m128i first, __m128i second, __m128i& lower, __m128i& upper) {
+// Two halves side by side of all rows: the lower and the upper ones
+inline void split_halves(__m128i first, __m128i second, LaneFloats& lower, LaneFloats& upper) {
   const __m128i mask = _mm_set1_epi32(0xffff);
-  lower = _mm_packus_epi32(_mm_and_si128(first, mask), _mm_and_si128(second, mask));
-  upper = _mm_packus_epi32(_mm_srli_epi32(first, 16), _mm_srli_epi32(second, 16));
+  lower = (LaneFloats)_mm256_cvtph_ps(_mm_packus_epi32(_mm_and_si128(first, mask), _mm_and_si128(second, mask)));
+  upper = (LaneFloats)_mm256_cvtph_ps(_mm_packus_epi32(_mm_srli_epi32(first, 16), _mm_srli_epi32(second, 16)));
 }
 
 // Bytes at..at + 16 of all rows: out[i] has bytes 4 * i.. of each.
 inline void gather(LaneRows rows, ptrdiff_t at, LaneBits* out) {
   auto sixteen = [&](int r) { return _mm_loadu_si128((const __m128i*)(rows[r] + at)); };
-#if defined(__AVX512VNNI__)
-  __m512i v[4];
-  CT_UNROLL
-  for (int r = 0; r < 4; ++r) {
-    const __m512i both = _mm512_inserti32x4(_mm512_castsi128_si512(sixteen(r)), sixteen(r + 4), 1);
-    v[r] = _mm512_inserti32x4(_mm512_inserti32x4(both, sixteen(r + 8), 2), sixteen(r + 12), 3);
-  }
-  const __m512i low = _mm512_unpacklo_epi32(v[0], v[1]), high = _mm512_unpackhi_epi32(v[0], v[1]);
-  const __m512i low2 = _mm512_unpacklo_epi32(v[2], v[3]), high2 = _mm512_unpackhi_epi32(v[2], v[3]);
-  out[0] = (LaneBits)_mm512_unpacklo_epi64(low, low2);
-  out[1] = (LaneBits)_mm512_unpackhi_epi64(low, low2);
-  out[2] = (LaneBits)_mm512_unpacklo_epi64(high, high2);
-  out[3] = (LaneBits)_mm512_unpackhi_epi64(high, high2);
-#else
   __m256i v[4];
   CT_UNROLL
   for (int r = 0; r < 4; ++r) v[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(sixteen(r)), sixteen(r + 4), 1);
@@ -120,7 +89,6 @@ inline void gather(LaneRows rows, ptrdiff_t at, LaneBits* out) {
   out[1] = (LaneBits)_mm256_unpackhi_epi64(low, low2);
   out[2] = (LaneBits)_mm256_unpacklo_epi64(high, high2);
   out[3] = (LaneBits)_mm256_unpackhi_epi64(high, high2);
-#endif
 }
 
 inline void gather_32(LaneRows rows, ptrdiff_t at, LaneBits* out) {
@@ -132,11 +100,7 @@ inline LaneFloats to_floats(LaneInts v) { return __builtin_convertvector(v, Lane
 
 // a * b + c, rounded once
 inline LaneFloats fused(LaneFloats a, LaneFloats b, LaneFloats c) {
-#if defined(__AVX512VNNI__)
-  return (LaneFloats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#else
   return (LaneFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#endif
 }
 
 // Byte j of each number
@@ -172,13 +136,7 @@ struct Lanes<CT_Q4_1> {
   static constexpr int PARTS = 1, BYTES = Q4_1_BYTES, GROUP = 32, DEPTH = 8;
   LaneFloats step, least;
   void open(LaneRows rows, ptrdiff_t at) {
-    __m128i lower[LANES / 8], upper[LANES / 8];
-    CT_UNROLL
-    for (int i = 0; i < LANES / 8; ++i, rows += 8) {
-      split_halves(gather_four(rows, at), gather_four(rows + 4, at), lower[i], upper[i]);
-    }
-    step = halves_to_floats(lower);
-    least = halves_to_floats(upper);
+    split_halves(gather_four(rows, at), gather_four(rows + 4, at), step, least);
   }
   void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const { nibbles_of(rows, at + 4, out); }
   LaneFloats scale(int) const { return step; }
@@ -211,7 +169,8 @@ struct LanesK {
   void open(LaneRows rows, ptrdiff_t at) {
     LaneBits head[4];
     gather(rows, at, head);
-    split(head[0]);
+    const __m256i both = (__m256i)head[0];
+    split_halves(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1), step, least);
     scales[0] = head[1] & 0x3f3f3f3fu;
     minima[0] = head[2] & 0x3f3f3f3fu;
     scales[1] = (head[3] & 0x0f0f0f0fu) | (head[1] >> 6 & 0x03030303u) << 4;
@@ -228,16 +187,6 @@ struct LanesK {
   }
   LaneFloats scale(int part) const { return byte_of(scales[part / 4], part % 4) * step; }
   LaneFloats low(int part) const { return byte_of(minima[part / 4], part % 4) * -least; }
-
- private:
-  void split(LaneBits both) {
-    __m128i four[LANES / 4], lower[LANES / 8], upper[LANES / 8];
-    std::memcpy(four, &both, sizeof four);
-    CT_UNROLL
-    for (int i = 0; i < LANES / 8; ++i) split_halves(four[2 * i], four[2 * i + 1], lower[i], upper[i]);
-    step = halves_to_floats(lower);
-    least = halves_to_floats(upper);
-  }
 };
 
 template <>
@@ -279,20 +228,11 @@ struct Lanes<CT_Q6_K> {
 // 16 bits as long as they fit.
 template <int COUNT, int DEPTH, bool SIGNED>
 inline LaneInts dot_of(const LaneBits* digits, const int8_t* q) {
-#if defined(__AVX512VNNI__)
-  __m512i sums[2] = {};
-  CT_UNROLL
-  for (int i = 0; i < COUNT; ++i) {
-    const __m512i x = _mm512_set1_epi32(int32_t(load_u32(q + 4 * i)));
-    sums[i % 2] = _mm512_dpbusd_epi32(sums[i % 2], (__m512i)digits[i], x);
-  }
-  return (LaneInts)sums[0] + (LaneInts)sums[1];
-#else
   __m256i sums[2] = {};
   CT_UNROLL
   for (int i = 0; i < COUNT; i += DEPTH) {
     auto x = [&](int j) { return _mm256_set1_epi32(int32_t(load_u32(q + 4 * j))); };
-#if defined(__AVXVNNI__)
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
     CT_UNROLL
     for (int j = i; j < i + DEPTH; ++j) sums[j % 2] = add_dot(sums[j % 2], (__m256i)digits[j], x(j));
 #else
@@ -307,29 +247,33 @@ inline LaneInts dot_of(const LaneBits* digits, const int8_t* q) {
 #endif
   }
   return (LaneInts)_mm256_add_epi32(sums[0], sums[1]);
-#endif
 }
 
-// out[0..LANES] = so many rows times the activation; what lies `ahead` bytes further is asked for meanwhile.
+// Memory that is asked for ahead of its use, in its order, and from `end` on what the thread multiplies after that.
+// An address that is never read need not be one of ours.
+struct Fetch {
+  uintptr_t at, end, next;
+
+  template <int SIZE>
+  void go_on() {
+    CT_UNROLL
+    for (int i = 0; i < SIZE; i += 64) _mm_prefetch((const char*)(at + i), _MM_HINT_T0);
+    at += SIZE;
+    if (at >= end) at += next - end, end = UINTPTR_MAX;
+  }
+};
+
+// out[0..LANES] = so many rows times the activation.
 template <int TYPE>
-inline void multiply_lanes(LaneRows rows, int32_t columns, ptrdiff_t ahead, const Activation& x, float* out) {
+inline void multiply_lanes(LaneRows rows, int32_t columns, Fetch& fetch, const Activation& x, float* out) {
   using L = Lanes<TYPE>;
   constexpr bool SIGNED = TYPE == CT_Q8_0 && SIGNED_BYTES;
   constexpr int GROUPS = 32 / L::GROUP, COUNT = L::GROUP / 4;
-  constexpr int EVERY = L::BYTES < 32 ? 2 : 1;  // blocks of a cache line
   const float* lows = L::GROUP == 32 ? x.low : x.low_16;
   LaneFloats sums{};
   ptrdiff_t at = 0;
   for (int32_t b = 0; b < columns / 32 / L::PARTS; ++b, at += L::BYTES) {
-    if (b % EVERY == 0) {
-      CT_UNROLL
-      for (int r = 0; r < LANES; ++r) {
-        for (int i = 0; i < L::BYTES; i += 64) {
-          // An address that is never read need not be one of ours.
-          _mm_prefetch((const char*)(uintptr_t(rows[r]) + uintptr_t(at + i + ahead)), _MM_HINT_T0);
-        }
-      }
-    }
+    fetch.template go_on<LANES * L::BYTES>();
     L block;
     block.open(rows, at);
     CT_UNROLL
@@ -352,20 +296,21 @@ inline void multiply_lanes(LaneRows rows, int32_t columns, ptrdiff_t ahead, cons
 template <int TYPE>
 void multiply_rows(const Rows& rows, const Activation& x, float* out) {
   const size_t bytes = rows.row_bytes;
-  const uint8_t* end = rows.data + size_t(rows.count) * bytes;
-  const size_t lead = AHEAD > LANES * bytes ? AHEAD : LANES * bytes;
+  const uintptr_t begin = uintptr_t(rows.data), group = LANES * bytes;
+  // At least the next rows are there before they are read.
+  Fetch fetch{begin + (AHEAD > group * 5 / 4 ? AHEAD : group * 5 / 4), begin + size_t(rows.count) * bytes,
+              uintptr_t(rows.next)};
+  if (fetch.at >= fetch.end) fetch.at += fetch.next - fetch.end, fetch.end = UINTPTR_MAX;
   for (int32_t first = 0; first < rows.count; first += LANES) {
     const uint8_t* some[LANES];
     for (int32_t r = 0; r < LANES; ++r) {  // what lacks of so many rows repeats the last one
       some[r] = rows.data + size_t(first + r < rows.count ? first + r : rows.count - 1) * bytes;
     }
-    const bool within = lead < size_t(end - some[0]);
-    const ptrdiff_t ahead = ptrdiff_t(lead + (within ? 0 : uintptr_t(rows.next) - uintptr_t(end)));
     if (first + LANES <= rows.count) {
-      multiply_lanes<TYPE>(some, rows.columns, ahead, x, out + first);
+      multiply_lanes<TYPE>(some, rows.columns, fetch, x, out + first);
     } else {
       float found[LANES];
-      multiply_lanes<TYPE>(some, rows.columns, ahead, x, found);
+      multiply_lanes<TYPE>(some, rows.columns, fetch, x, found);
       std::memcpy(out + first, found, size_t(rows.count - first) * sizeof(float));
     }
   }
