@@ -110,7 +110,6 @@ class WordTokenizer:
 
     generation_defaults: dict[str, float | int]
     stop_ids: frozenset[int] = frozenset()
-    special_strings: tuple[str, ...] = ()
     think_start: int | None = None
     think_end: int | None = None
 

@@ -92,7 +92,9 @@ class PromptFormat:
             if role == "assistant":
                 answer = next(left)
                 before = parts[-1].pop().text
-                parts[-1].append(Piece(before[: len(before) - self._spoken_before(answer)], typed=False))
+                parts[-1].append(
+                    Piece(before[: len(before) - self._spoken_before(answer, before)], typed=False)
+                )
                 parts.append([])
                 follows.append(next(reversed(answer.content_ids), None))
                 after = after[self._spoken_after(answer, after, contents) :]
@@ -225,7 +227,7 @@ class PromptFormat:
         after_system: bool = False,
         used: dict[tuple[str, str, bool], str] | None = None,
     ) -> str:
-        """`text` as the template writes it: some strip it, some rewrite it. It is noted in `used`."""
+        """`text` as the template writes it: some strip it, some rewrite it. It is remembered, in `used` if given."""
         key = (role, text, after_system)
         content = self._contents.get(key)
         if content is None:
@@ -236,8 +238,7 @@ class PromptFormat:
                 whole.startswith(before) and whole.endswith(after) and len(whole) >= len(before) + len(after)
             )
             content = whole[len(before) : len(whole) - len(after)] if fits else text
-        if used is not None:
-            used[key] = content
+        (self._contents if used is None else used)[key] = content
         return content
 
     def _around(self, role: str, text: str, after_system: bool) -> str:
@@ -255,10 +256,12 @@ class PromptFormat:
         lead = answered.removeprefix(asked)
         return lead if answered.startswith(asked) and lead.isspace() else ""
 
-    def _spoken_before(self, answer: Answer) -> int:
-        """How many characters at the end of the glue before an answer its ids spell themselves."""
-        start = self._tokenizer.decode(answer.content_ids[:_EDGE], goes_on=True) if self._lead else ""
-        return len(self._lead) if self._lead and start.startswith(self._lead) else 0
+    def _spoken_before(self, answer: Answer, before: str) -> int:
+        """How many characters at the end of the glue `before` an answer its ids spell themselves."""
+        if not self._lead or not before.endswith(self._lead):
+            return 0
+        start = self._tokenizer.decode(answer.content_ids[:_EDGE], goes_on=True)
+        return len(self._lead) if start.startswith(self._lead) else 0
 
     def _spoken_after(self, answer: Answer, after: str, used: dict[tuple[str, str, bool], str]) -> int:
         """How many characters at the start of the glue `after` an answer its ids spell themselves: spaces, where the

@@ -14,6 +14,7 @@ from select import select
 from time import sleep
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from chatterm.backend import EngineError, Outcome, TokenEvent
 from chatterm.local import LocalBackend
@@ -31,11 +32,20 @@ KILLS = int(os.environ.get("CHATTERM_KILLS", "20"))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model on the disk, every one of whose tokens is some bytes or a marker."""
+    """A random model on the disk that says any bytes and ends its turn, but writes no other marker: an answer with one
+    has other tokens once it was saved (`engine/adopt.py`).
+    """
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tiny_tokenizer()._backend
     vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
-    write_checkpoint(folder, tiny_qwen3(vocab_size=vocabulary, max_position_embeddings=1024))
+    write_checkpoint(
+        folder, tiny_qwen3(vocab_size=vocabulary, max_position_embeddings=1024, tie_word_embeddings=False)
+    )
+    weights = load_file(folder / "model.safetensors")
+    head = weights["lm_head.weight"] * 4  # so much that nothing of no weight is ever drawn
+    end = tokenizer.token_to_id("<|im_end|>")
+    head[[id for id in tokenizer.get_added_tokens_decoder() if id != end]] = 0
+    save_file(weights | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
