@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 config_app = typer.Typer(
-    help="Show the settings, or change them. They lie in one TOML file.",
+    help="Show or change the settings, which are kept in one TOML file.",
     invoke_without_command=True,
     no_args_is_help=False,
 )
@@ -57,7 +57,7 @@ def edit() -> None:
 def set_value(
     key: KeyArgument,
     value: Annotated[
-        list[str], typer.Argument(metavar="VALUE", help="What it shall be.", show_default=False)
+        list[str], typer.Argument(metavar="VALUE", help="The new value.", show_default=False)
     ],
 ) -> None:
     """Set KEY to VALUE in the file; everything else in it stays as it is."""

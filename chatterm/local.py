@@ -248,7 +248,7 @@ class LocalBackend:
         try:
             SamplingParams(**sampling)
         except TypeError:
-            raise EngineError(f"There is no such sampling setting among {', '.join(sampling)}.") from None
+            raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
         if self._engine is not None:
             self._params = self._engine.default_params(**sampling)
         self._sampling = dict(sampling)

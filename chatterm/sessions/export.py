@@ -19,7 +19,7 @@ _SUFFIXES = {".md": "md", ".markdown": "md", ".json": "json", ".html": "html", "
 ENDINGS = {
     None: "cut off",
     "cancelled": "stopped",
-    "length": "cut off: the limit of tokens for one answer was reached",
+    "length": "cut off: the token limit was reached",
     "context_full": "cut off: the context was full",
 }
 """Said below an answer that did not end by itself."""

@@ -10,8 +10,8 @@ from models.units import counted
 _KEY_OF = {command.name: command.key for command in COMMANDS}
 _KEYS = (
     ("Enter", "send"),
-    ("Ctrl+J", "new line (Shift+Enter where the terminal knows it)"),
-    ("Esc", "stop the answer; what was said stays"),
+    ("Ctrl+J", "new line (Shift+Enter if the terminal supports it)"),
+    ("Esc", "stop the answer; its text is kept"),
     ("/", "commands"),
     (_KEY_OF["sessions"], "earlier conversations"),
     (_KEY_OF["help"], "all commands and keys"),

@@ -168,7 +168,7 @@ class ScriptedBackend:
         if not self.history or self.last is None:
             raise EngineError("There is no answer to continue; send a message first.")
         if self.last.finish_reason is FinishReason.EOS:
-            raise EngineError("The answer is complete; /retry asks for another one.")
+            raise EngineError("The answer is complete; /retry generates another one.")
         return self._answer(self.history.pop()[0], self.last)
 
     def _answer(self, question: str, before: Outcome | None = None) -> Iterator[TokenEvent]:

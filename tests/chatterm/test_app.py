@@ -488,7 +488,7 @@ async def test_a_model_that_cannot_be_loaded() -> None:
 async def test_an_empty_answer_is_said() -> None:
     async with driven(ScriptedBackend([Script("")])) as driver:
         await driver.send("q")
-        assert "The model said nothing." in driver.text()
+        assert "The model gave no text." in driver.text()
 
 
 # --- the figures ---

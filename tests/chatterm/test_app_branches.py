@@ -414,4 +414,4 @@ async def test_a_stopped_answer_says_how_to_go_on() -> None:
         await driver.until(lambda: driver.answers == ["one "])
         await press(driver, "escape")
         await driver.idle()
-        await driver.shows("stopped: /continue goes on")
+        await driver.shows("stopped; /continue resumes it")
