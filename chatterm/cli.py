@@ -18,7 +18,8 @@ from chatterm.shell_completion import model_names
 
 app = typer.Typer(
     help="Chat with a language model in the terminal. The model runs on this machine.",
-    epilog="chatterm --install-completion sets up Tab completion of commands, options and models; man chatterm is the manual.",
+    epilog="chatterm --install-completion sets up Tab completion of commands, options and models; "
+    "man chatterm is the manual.",
     no_args_is_help=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -148,20 +149,27 @@ def run(
         typer.Option("--inline", help="Chat in plain text, line by line, for pipes and screen readers."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object per turn: text, reasoning, finish_reason, stats.")
+        bool,
+        typer.Option("--json", help="Print a JSON object per turn: text, reasoning, finish_reason, stats."),
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print statistics of each turn on standard error.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print statistics of each turn on standard error.")
+    ] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     theme: Annotated[str | None, typer.Option(metavar="NAME", help="The colour theme.")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 always picks the most likely token.", rich_help_panel=_SAMPLING)
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Sample from the k most likely tokens; 0 means all.", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(help="Sample from the k most likely tokens; 0 means all.", rich_help_panel=_SAMPLING),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Sample from the most likely tokens whose probabilities add up to p.", rich_help_panel=_SAMPLING),
+        typer.Option(
+            help="Sample from the most likely tokens whose probabilities add up to p.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None,
     min_p: Annotated[
         float | None,
@@ -170,7 +178,8 @@ def run(
         ),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1 discourages repeating earlier tokens.", rich_help_panel=_SAMPLING)
+        float | None,
+        typer.Option(help="Above 1 discourages repeating earlier tokens.", rich_help_panel=_SAMPLING),
     ] = None,
     presence_penalty: Annotated[
         float | None,
@@ -180,7 +189,8 @@ def run(
         int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING)
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="The maximum length of an answer, in tokens.", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(help="The maximum length of an answer, in tokens.", rich_help_panel=_SAMPLING),
     ] = None,
     stop: Annotated[
         list[str] | None,
@@ -198,7 +208,8 @@ def run(
     think_cache: Annotated[
         Literal["exact", "mask"],
         typer.Option(
-            help="After thinking: recompute the answer without it (exact), or keep both cached and hide the thinking (mask).",
+            help="After thinking: recompute the answer without it (exact), or keep both cached and hide "
+            "the thinking (mask).",
             rich_help_panel=_THINKING,
         ),
     ] = "exact",
@@ -217,7 +228,10 @@ def run(
         ),
     ] = "auto",
     context: Annotated[
-        int | None, typer.Option(min=1, help="The context size: maximum tokens in a conversation.", rich_help_panel=_MACHINE)
+        int | None,
+        typer.Option(
+            min=1, help="The context size: maximum tokens in a conversation.", rich_help_panel=_MACHINE
+        ),
     ] = None,
     threads: Annotated[
         int | None,
@@ -282,7 +296,9 @@ def run(
         if as_json or stats:
             raise WrongUsage("--json and --stats need a prompt; add -p TEXT, or pipe text in.")
         if not sys.stdout.isatty():
-            raise WrongUsage("The chat screen needs a terminal; add -p TEXT or pipe text in to get an answer here.")
+            raise WrongUsage(
+                "The chat screen needs a terminal; add -p TEXT or pipe text in to get an answer here."
+            )
     resume: dict[str, Any] = {}
     if continue_last and session is not None:
         raise WrongUsage("--continue and --session cannot be combined; use one of them.")

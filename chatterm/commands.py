@@ -198,7 +198,9 @@ COMMANDS: tuple[Command, ...] = (
         is_free=True,
         suggest=_sampling,
     ),
-    Command("stats", "", "Statistics of the last answer and the session", lambda a, _: a.show_stats(), {"f2": ""}),
+    Command(
+        "stats", "", "Statistics of the last answer and the session", lambda a, _: a.show_stats(), {"f2": ""}
+    ),
     Command(
         "cache",
         "[why]",

@@ -56,9 +56,7 @@ def edit() -> None:
 @config_app.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value
 def set_value(
     key: KeyArgument,
-    value: Annotated[
-        list[str], typer.Argument(metavar="VALUE", help="The new value.", show_default=False)
-    ],
+    value: Annotated[list[str], typer.Argument(metavar="VALUE", help="The new value.", show_default=False)],
 ) -> None:
     """Set KEY to VALUE in the file; everything else in it stays as it is."""
     from chatterm.config_paths import config_path

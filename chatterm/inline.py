@@ -103,7 +103,7 @@ class Inline:
                 parts.clear()  # what was being written is not sent
                 continue
             except UnicodeError:
-                self._complain("That line is not UTF-8 text; it was not sent.")
+                self._complain("That line is not UTF-8 text and was not sent.")
                 continue
             if line is None:
                 if self._lines.by_hand:

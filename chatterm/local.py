@@ -314,7 +314,7 @@ class LocalBackend:
 
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:
-            raise EngineError("No model is loaded; choose one with /model NAME.")
+            raise EngineError("No model is loaded; load one with /model NAME.")
         return chat
 
     def _person(self) -> "Chat | None":

@@ -24,7 +24,9 @@ def no_thinking(info: ModelInfo | None) -> str:
 
 def thinking_text(mode: ThinkMode, info: ModelInfo | None) -> str:
     """What the model does in this mode."""
-    return THINKING[mode] if info is None or info.thinks else f"{info.name} cannot think; it answers directly."
+    return (
+        THINKING[mode] if info is None or info.thinks else f"{info.name} cannot think; it answers directly."
+    )
 
 
 def help_lines(width: int) -> list[Line]:

@@ -77,7 +77,9 @@ def with_choice(chosen: Mapping[str, Any], text: str) -> tuple[str, dict[str, An
     try:
         words = shlex.split(value) if name == "stop" else [value]
     except ValueError:
-        raise EngineError("A quotation mark is not closed; write it like this: /set stop 'one' 'two'.") from None
+        raise EngineError(
+            "A quotation mark is not closed; write it like this: /set stop 'one' 'two'."
+        ) from None
     setting = parsed("sampling", name, words)
     if problem := problem_with("sampling", name, setting):
         raise EngineError(problem)

@@ -68,9 +68,7 @@ def show(session: NameArgument) -> None:
 @sessions_app.command()
 def rename(
     session: NameArgument,
-    title: Annotated[
-        str, typer.Argument(metavar="TITLE", help="The new title.", show_default=False)
-    ],
+    title: Annotated[str, typer.Argument(metavar="TITLE", help="The new title.", show_default=False)],
 ) -> None:
     """Give SESSION another title."""
     from chatterm.sessions.titles import given_title
@@ -102,7 +100,11 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="The file to write; default: standard output.", show_default=False
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The file to write; default: standard output.",
+            show_default=False,
         ),
     ] = None,
     format: Annotated[

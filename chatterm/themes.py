@@ -35,7 +35,7 @@ def load_theme(name: str, own: Path | None = None) -> "Theme":
     files = _files(user_themes() if own is None else own)
     if name not in files:
         shown = one_line(name, limit=60)
-        raise SettingsError(f"There is no theme {shown!r}; there are {', '.join(sorted(files))}.")
+        raise SettingsError(f"Unknown theme {shown!r}; choose one of: {', '.join(sorted(files))}.")
     data = _read(files[name])
     ansi = data.get("ansi", False)
     return Theme(

@@ -86,7 +86,7 @@ def _parts(live: Live) -> list[Part]:
         first: Line = [(f"{progress.stage} {what}", "muted"), *filled_bar]
         return [[first, stage, stage[:1]], *([[(part, "muted")]] for part in rest)]
     if live.phase == "absent":
-        return [[[("no model: /model NAME loads one", "warning")], [("no model", "warning")]]]
+        return [[[("no model; /model NAME loads one", "warning")], [("no model", "warning")]]]
     parts = [[part] for part in _figures(live)]
     names = _names(live)
     return [*parts, names] if parts else [names, [[("ready", "muted")]]]

@@ -40,12 +40,12 @@ def welcome_lines(live: Live, width: int, preset: Preset = NOTHING) -> list[Line
     info, progress = live.info, live.progress
     lines: list[Line] = [[("chatterm", "strong primary")], []]
     if live.phase == "absent":
-        lines += wrap([("No model is loaded. /model NAME loads one, /quit leaves.", "warning")], width)
+        lines += wrap([("No model is loaded. /model NAME loads one, /quit exits.", "warning")], width)
     elif info is not None and live.phase != "loading":
         about = f" · {info.device} · {info.dtype} · {counted(info.context_length, 'token')} of context"
         lines += wrap([(info.name, "strong"), (about, "muted")], width)
     else:
-        lines += wrap([(live.model, "strong"), (" is loading; you can write already", "muted")], width)
+        lines += wrap([(live.model, "strong"), (" is loading; you can already write", "muted")], width)
         filled, empty = meter(
             progress.done / progress.total if progress and progress.total else 0.0, min(32, width)
         )

@@ -159,7 +159,7 @@ class ScriptedBackend:
     def retry(self) -> Iterator[TokenEvent]:
         self.calls.append(("retry", None))
         if not self.history:
-            raise EngineError("There is nothing to answer once more.")
+            raise EngineError("There is no answer to generate again.")
         return self._answer(self.history.pop()[0])
 
     def resume(self) -> Iterator[TokenEvent]:

@@ -157,7 +157,7 @@ async def test_what_was_taken_back_comes_again_message_by_message() -> None:
         assert "undone" not in driver.text()
         await driver.until(lambda: backend.history == [("a", "one"), ("b", "two"), ("c", "three")])
         await press(driver, "alt+z")
-        assert driver.errors == ["There is nothing to redo; /branch goes to other versions of a message."]
+        assert driver.errors == ["There is nothing to redo; /branch shows other versions of a message."]
 
 
 async def test_branch_tells_of_what_was_taken_back_and_goes_there() -> None:
