@@ -90,7 +90,7 @@ def way_back(store: "Store | None", session: str | None) -> str:
     way = f"chatterm run --session {info.id}"
     if latest is not None and latest.id == info.id:
         way = f"chatterm run --continue\n  or, at any later time: {way}"
-    return f"Saved: {info.title}\n  To go on: {way}"
+    return f"Saved: {info.title}\n  To continue: {way}"
 
 
 def _tell_how_to_come_back(store: "Store | None", session: str | None) -> None:
@@ -138,7 +138,7 @@ def run_app(
         threading.excepthook = threading.__excepthook__
         gc.enable()
         if store is not None and not store.close():
-            print(f"chatterm: {store.problem or 'The session database does not answer.'}", file=sys.stderr)
+            print(f"chatterm: {store.problem or 'The session database is not responding.'}", file=sys.stderr)
     code = app.return_code or 0
     if not ended:
         sys.stdout.flush()

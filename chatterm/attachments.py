@@ -147,12 +147,12 @@ def read_text(path: Path, name: str) -> str:
     try:
         info = path.stat()
         if stat.S_ISDIR(info.st_mode):
-            raise AttachmentError(f"{shown} is a folder; attach a file of it.")
+            raise AttachmentError(f"{shown} is a folder; attach a file in it.")
         if not stat.S_ISREG(info.st_mode):
-            raise AttachmentError(f"{shown} is no ordinary file; only text files can be attached.")
+            raise AttachmentError(f"{shown} is not a regular file; only text files can be attached.")
         if info.st_size > LARGEST:
             raise AttachmentError(
-                f"{shown} has {bytes_text(info.st_size)}; up to {bytes_text(LARGEST)} can be attached."
+                f"{shown} has {bytes_text(info.st_size)}; at most {bytes_text(LARGEST)} can be attached."
             )
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)

@@ -19,7 +19,7 @@ PLAIN_MARKS = ".+#@o"
 _NAMES = {
     BlockState.HELD: "this branch",
     BlockState.SHARED: "this branch and others",
-    BlockState.MASKED: "thinking taken out",
+    BlockState.MASKED: "thinking left out",
     BlockState.CACHED: "other branches",
     BlockState.FREE: "free",
 }
@@ -44,14 +44,14 @@ def cache_lines(found: BlockMap, width: int, height: int = 24, *, plain: bool = 
         head += [[], *_squares("In the order of the conversation", own, width, _STRIP_ROWS, marks)]
     legend = _legend(found, width, marks)
     rows = max(height - len(head) - len(legend) - 3, 2)
-    whole = _squares("As they lie in memory", found.states, width, rows, marks)
+    whole = _squares("In the order of memory", found.states, width, rows, marks)
     return [*head, [], *whole, [], *legend]
 
 
 def _about(found: BlockMap) -> list[Run]:
     """What one should see, in a sentence or two."""
     if not found.tokens:
-        return [("Nothing has been said on this branch yet.", "muted")]
+        return [("There are no messages on this branch yet.", "muted")]
     runs: list[Run] = [("This branch  ", "strong"), (f"{counted(found.tokens, 'token')}, ", "")]
     if found.present == found.tokens:
         runs.append(("all of them in the cache", ""))
@@ -59,9 +59,9 @@ def _about(found: BlockMap) -> list[Run]:
         runs.append((f"{found.present:,} of them in the cache", ""))
     if found.shared:
         others = "another branch" if found.others == 1 else counted(found.others, "other branch")
-        runs.append((f"; {found.shared:,} shared with {others}, and computed once", "accent"))
+        runs.append((f"; {found.shared:,} shared with {others} and computed only once", "accent"))
     if found.hidden:
-        runs.append((f"; {counted(found.hidden, 'token')} of thinking taken out", "code-string"))
+        runs.append((f"; {counted(found.hidden, 'token')} of thinking left out", "code-string"))
     return [*runs, (".", "")]
 
 
@@ -71,7 +71,7 @@ def _squares(title: str, states: bytes, width: int, rows: int, marks: str) -> li
     each = max(-(-len(states) // (across * rows)), 1)
     # A square of several blocks shows the most telling one: a short branch must not vanish.
     shown = [BlockState(max(states[at : at + each])) for at in range(0, len(states), each)]
-    more = f", {counted(each, 'block')} in a square" if each > 1 else ""
+    more = f", {counted(each, 'block')} per square" if each > 1 else ""
     lines = wrap([(title + more, "muted")], width)
     for at in range(0, len(shown), across):
         line: Line = []

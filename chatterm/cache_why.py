@@ -14,7 +14,7 @@ from models.units import counted
 TITLE = "What each turn found in the cache"
 _STYLES = ("accent", "code-string", "primary")
 """Of what was reused, warmed, computed."""
-_HEADS = ("▪ reused", "▪ warmed", "▪ computed")
+_HEADS = ("▪ reused", "▪ prewarmed", "▪ computed")
 _BAR = 16
 _NARROW, _NO_BAR = 44, 64
 """Columns below which the counts stand under the message, and below which there is no bar."""
@@ -22,12 +22,12 @@ _CAUSES = {
     Cause.THINKING: "its thinking is left out of the history",
     Cause.TRIMMED: "the end of it is left out of the history",
     Cause.SYSTEM: "it was changed",
-    Cause.EDITED: "another message had stood there",
-    Cause.BRANCH: "another branch goes on differently there",
-    Cause.POLICY: "its thinking had been kept in another way (think_cache)",
-    Cause.OPENED: "it was said before the model was loaded",
-    Cause.EVICTED: "it had made room for something else",
-    Cause.DRAFT: "the draft was changed after it had been warmed",
+    Cause.EDITED: "there was another message at this place",
+    Cause.BRANCH: "another branch continues differently from here",
+    Cause.POLICY: "its thinking was cached under another think_cache setting",
+    Cause.OPENED: "it was written before the model was loaded",
+    Cause.EVICTED: "it was evicted to make room",
+    Cause.DRAFT: "the draft was changed after it was prewarmed",
 }
 
 
@@ -59,7 +59,7 @@ def explained(
 def why_lines(turns: Sequence[Explained], width: int) -> list[Line]:
     """A line with a bar a turn, the reasons below it; then what the person waited for in all."""
     if not turns:
-        return wrap([("Nothing has been asked on this branch yet.", "muted")], width)
+        return wrap([("There are no messages on this branch yet.", "muted")], width)
     lines: list[Line] = []
     figures = [turn.stats for turn in turns if turn.stats is not None]
     longest = max((stats.prompt_tokens for stats in figures), default=1)
@@ -81,7 +81,7 @@ def _turn(number: int, turn: Explained, longest: int, sizes: Sequence[int], widt
     counts = (stats.reused_tokens, stats.warmed_tokens, stats.prefilled_tokens) if stats is not None else None
     texts = [f"{count:,}" for count in counts] if counts is not None else ["–"] * len(sizes)
     if width < _NARROW:
-        below = " + ".join(texts) if counts is not None else "no figures"
+        below = " + ".join(texts) if counts is not None else "no statistics"
         lines = [
             [*head, (elided(turn.message, width - indent), "")],
             [(" " * indent, ""), (elided(below, width - indent), "muted")],
@@ -109,12 +109,12 @@ def _sum(figures: Sequence[TurnStats]) -> Line:
     """What the person waited for."""
     prompt = sum(stats.prompt_tokens for stats in figures)
     if not prompt:
-        return [("There are no figures of these turns.", "muted")]
+        return [("There are no statistics for these turns.", "muted")]
     computed = sum(stats.prefilled_tokens for stats in figures)
     warmed = sum(stats.warmed_tokens for stats in figures)
-    text = f"Of {counted(prompt, 'prompt token')} you waited for {computed:,}"
+    text = f"You waited for {computed:,} of {counted(prompt, 'prompt token')}"
     if warmed:
-        text += f"; {warmed:,} were computed while you read and typed"
+        text += f"; {warmed:,} were prewarmed while you read and typed"
     return [(text + ".", "accent")]
 
 
@@ -124,14 +124,14 @@ def _reason(parting: Parting, models: Sequence[str], token_text: Callable[[int],
     where = f"{kind} {parting.message}" if parting.message else "the system prompt"
     cause = _CAUSES[parting.cause]
     if parting.cause is Cause.OPENED and models:
-        cause = f"it was answered by {one_line(models[-1], 60)}, whose cache is of no use to another model"
+        cause = f"it was answered by {one_line(models[-1], 60)}, and models cannot share a cache"
     at = f"token {parting.row + 1:,}"
     if parting.cached < 0:
         return [(f"Nothing was cached from {at} on, in {where}: {cause}.", "muted")]
     return [
-        (f"{where[0].upper()}{where[1:]} parts from the cache at {at}: cached ", "muted"),
+        (f"{where[0].upper()}{where[1:]} differs from the cached text at {at}: cached ", "muted"),
         (_quoted(parting.cached, token_text), "code-inline"),
-        (", wanted ", "muted"),
+        (", needed ", "muted"),
         (_quoted(parting.wanted, token_text), "code-inline"),
         (f" ({cause}).", "muted"),
     ]

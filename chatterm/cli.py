@@ -18,7 +18,8 @@ from chatterm.shell_completion import model_names
 
 app = typer.Typer(
     help="Chat with a language model in the terminal. The model runs on this machine.",
-    epilog="chatterm --install-completion completes commands, options and models with Tab; man chatterm tells more.",
+    epilog="chatterm --install-completion sets up Tab completion of commands, options and models; "
+    "man chatterm is the manual.",
     no_args_is_help=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -36,7 +37,7 @@ _MODEL = (
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False, autocompletion=model_names)
 ]
-_SAMPLING = "Sampling (defaults: the model's own, then ours)"
+_SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
 _MACHINE = "Machine"
 _THINKING = "Thinking"
 
@@ -120,7 +121,7 @@ def run(
     ] = None,
     question: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT", help="Answer this and exit, as -p does.", show_default=False),
+        typer.Argument(metavar="TEXT", help="Answer this prompt and exit, as with -p.", show_default=False),
     ] = None,
     prompt: Annotated[
         list[str] | None,
@@ -128,53 +129,61 @@ def run(
             "-p",
             "--prompt",
             metavar="TEXT",
-            help="Answer and exit. Repeat it for more turns.",
+            help="Answer this prompt and exit; repeat for more turns.",
             show_default=False,
         ),
     ] = None,
     continue_last: Annotated[
-        bool, typer.Option("-c", "--continue", help="Go on with the latest session.")
+        bool, typer.Option("-c", "--continue", help="Continue the latest session.")
     ] = False,
     session: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Go on with this session: its id, its title, or a part of it."),
+        typer.Option(metavar="NAME", help="Continue this session, given by id, title or part of the title."),
     ] = None,
     save: Annotated[
         bool,
-        typer.Option("--save", help="Keep what -p asks as a session, to go on with it later."),
+        typer.Option("--save", help="Save a -p conversation as a session to continue later."),
     ] = False,
     inline: Annotated[
         bool,
-        typer.Option("--inline", help="A plain conversation line by line: for pipes and screen readers."),
+        typer.Option("--inline", help="Chat in plain text, line by line, for pipes and screen readers."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per turn: text, reasoning, finish_reason, stats.")
+        bool,
+        typer.Option("--json", help="Print a JSON object per turn: text, reasoning, finish_reason, stats."),
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Figures of each turn, on standard error.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print statistics of each turn on standard error.")
+    ] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
-    theme: Annotated[str | None, typer.Option(metavar="NAME", help="The colours of the screen.")] = None,
+    theme: Annotated[str | None, typer.Option(metavar="NAME", help="The colour theme.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_SAMPLING)
+        float | None, typer.Option(help="0 always picks the most likely token.", rich_help_panel=_SAMPLING)
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(help="Sample from the k most likely tokens; 0 means all.", rich_help_panel=_SAMPLING),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Keep the likeliest tokens that together reach p.", rich_help_panel=_SAMPLING),
+        typer.Option(
+            help="Sample from the most likely tokens whose probabilities add up to p.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None,
     min_p: Annotated[
         float | None,
         typer.Option(
-            help="Keep tokens at least this fraction as likely as the first.", rich_help_panel=_SAMPLING
+            help="Drop tokens less likely than this fraction of the top one.", rich_help_panel=_SAMPLING
         ),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1 avoids what was there already.", rich_help_panel=_SAMPLING)
+        float | None,
+        typer.Option(help="Above 1 discourages repeating earlier tokens.", rich_help_panel=_SAMPLING),
     ] = None,
     presence_penalty: Annotated[
         float | None,
-        typer.Option(help="Above 0 avoids what the answer holds already.", rich_help_panel=_SAMPLING),
+        typer.Option(help="Above 0 discourages tokens already in the answer.", rich_help_panel=_SAMPLING),
     ] = None,
     seed: Annotated[
         int | None,
@@ -183,25 +192,27 @@ def run(
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="The longest answer, in tokens.", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(help="The maximum length of an answer, in tokens.", rich_help_panel=_SAMPLING),
     ] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Text that ends the answer; repeatable.",
+            help="Stop when this text is generated; repeatable.",
             rich_help_panel=_SAMPLING,
             show_default=False,
         ),
     ] = None,
     think: Annotated[
         Literal["auto", "on", "off"],
-        typer.Option(help="Whether a reasoning model thinks first.", rich_help_panel=_THINKING),
+        typer.Option(help="Whether a reasoning model thinks before it answers.", rich_help_panel=_THINKING),
     ] = "auto",
     think_cache: Annotated[
         Literal["exact", "mask"],
         typer.Option(
-            help="After thinking: compute the answer anew without it, or keep all and hide the thinking.",
+            help="After thinking: recompute the answer without it (exact), or keep both cached and hide "
+            "the thinking (mask).",
             rich_help_panel=_THINKING,
         ),
     ] = "exact",
@@ -210,30 +221,33 @@ def run(
     ] = "auto",
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32", "float16"],
-        typer.Option(help="The numbers it computes with.", rich_help_panel=_MACHINE),
+        typer.Option(help="The number format used for computing.", rich_help_panel=_MACHINE),
     ] = "auto",
     quantize: Annotated[
         Literal["auto", "none", "int8", "int4"],
         typer.Option(
-            help="The weights on a CPU: as GGUF files hold them, expanded, or quantised to 8 or 4 bits.",
+            help="CPU weights: as in the GGUF file (auto), expanded (none), or quantised to 8 or 4 bits.",
             rich_help_panel=_MACHINE,
         ),
     ] = "auto",
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens the conversation may hold.", rich_help_panel=_MACHINE)
+        int | None,
+        typer.Option(
+            min=1, help="The context size: maximum tokens in a conversation.", rich_help_panel=_MACHINE
+        ),
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Of a CPU. Default: the physical cores, less one for the screen where there are more than two.",
+            help="CPU threads. Default: all physical cores, minus one for the screen if there are more than two.",
             rich_help_panel=_MACHINE,
         ),
     ] = None,
     attention: Annotated[
         Literal["auto", "flash", "triton", "sdpa"],
         typer.Option(
-            help="The attention kernels; chatterm doctor names those that work here.",
+            help="The attention kernels; chatterm doctor lists those that work here.",
             rich_help_panel=_MACHINE,
         ),
     ] = "auto",
@@ -244,7 +258,7 @@ def run(
 ) -> None:
     """Chat with MODEL; with TEXT, -p or text on standard input, answer and exit.
 
-    Piped text stands before the first -p, with a blank line between them; with --inline every line of it is a message.
+    Piped text goes before the first -p, separated by a blank line; with --inline, each line of it is a message.
 
     The answer goes to standard output, everything else to standard error.
     """
@@ -285,10 +299,12 @@ def run(
         if as_json or stats:
             raise WrongUsage("--json and --stats need a prompt; add -p TEXT, or pipe text in.")
         if not sys.stdout.isatty():
-            raise WrongUsage("The screen needs a terminal; add -p TEXT, or pipe text in, for an answer here.")
+            raise WrongUsage(
+                "The chat screen needs a terminal; add -p TEXT or pipe text in to get an answer here."
+            )
     resume: dict[str, Any] = {}
     if continue_last and session is not None:
-        raise WrongUsage("--continue and --session exclude each other; give one of them.")
+        raise WrongUsage("--continue and --session cannot be combined; use one of them.")
     if continue_last or session is not None:
         from chatterm.sessions.resume import find_session, resumed
 
@@ -364,7 +380,7 @@ def _check_model(model: str | None) -> None:
     except ModelError:
         shown = one_line(model, 60)
         raise WrongUsage(
-            f"There is no model {shown!r}; to ask the default model write: chatterm run -p TEXT"
+            f"Unknown model {shown!r}; to ask the default model a question, use: chatterm run -p TEXT"
         ) from None
 
 
@@ -393,7 +409,7 @@ def checked_texts(prompts: Sequence[str]) -> list[str]:
     """What was given with -p. Raises WrongUsage."""
     for text in prompts:
         if not text.strip():
-            raise WrongUsage("The prompt is empty; write something.")
+            raise WrongUsage("The prompt is empty; add some text.")
         _check_utf8(text)
     return list(prompts)
 
@@ -413,7 +429,7 @@ def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> li
     except InputError as error:
         raise WrongUsage(str(error)) from error
     if not turns:
-        raise WrongUsage("The prompt is empty: nothing came on standard input; add -p TEXT.")
+        raise WrongUsage("The prompt is empty: standard input had no text; add -p TEXT.")
     return turns
 
 
@@ -429,7 +445,7 @@ def _check_utf8(text: str) -> None:
 
 @app.command()
 def pull(model: ModelArgument) -> None:
-    """Download MODEL, or the rest of it after an interruption."""
+    """Download MODEL, or resume an interrupted download."""
     from chatterm import model_commands
 
     model_commands.pull(model)
@@ -437,9 +453,9 @@ def pull(model: ModelArgument) -> None:
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What this machine can do: GPU, kernels, memory, the speed to expect."""
+    """Report what this machine can do: GPU, kernels, memory, expected speed."""
     from chatterm.doctor import examine
 
     examine(as_json=as_json)
@@ -447,7 +463,7 @@ def doctor(
 
 @app.command("list")
 def list_models() -> None:
-    """The models on this machine."""
+    """List the models on this machine."""
     from chatterm import model_commands
 
     model_commands.list_models()
@@ -456,14 +472,14 @@ def list_models() -> None:
 @app.command()
 def rm(
     model: ModelArgument,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete MODEL from this machine."""
     from chatterm import model_commands
 
     if not yes:
         if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-            raise WrongUsage("There is no terminal to ask on; add --yes to delete the model.")
+            raise WrongUsage("There is no terminal to confirm on; add --yes to delete the model.")
         if not model_commands.confirm_removal(model):
             raise typer.Exit(1)
     model_commands.remove(model)
@@ -471,7 +487,7 @@ def rm(
 
 @app.command()
 def show(model: ModelArgument) -> None:
-    """What MODEL is: architecture, parameters, context, files."""
+    """Show details of MODEL: architecture, parameters, context, files."""
     from chatterm import model_commands
 
     model_commands.show(model)

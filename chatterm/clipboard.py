@@ -65,5 +65,7 @@ def copied_text(text: str, program: str) -> str:
     if program:
         return f"Copied {count} ({program})."
     if len(text.encode("utf-8", "replace")) > TERMINAL_LIMIT:
-        return f"Sent {count} to the terminal (OSC 52), more than some terminals take; /export writes a file."
+        return (
+            f"Sent {count} to the terminal (OSC 52), more than some terminals accept; /export writes a file."
+        )
     return f"Sent {count} to the terminal's clipboard (OSC 52)."

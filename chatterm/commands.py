@@ -62,21 +62,21 @@ def _sampling() -> list[str]:
 COMMANDS: tuple[Command, ...] = (
     Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), {"f1": ""}, ("?",)),
     Command(
-        "stop", "", "Stop the answer; what was said stays", lambda a, _: a.stop(), {"escape": ""}, ("cancel",)
+        "stop", "", "Stop the answer; its text is kept", lambda a, _: a.stop(), {"escape": ""}, ("cancel",)
     ),
     Command(
         "continue",
         "",
-        "Go on with an answer that was stopped",
+        "Continue an answer that was stopped",
         lambda a, _: a.resume(),
         {"alt+g": ""},
         ("go",),
     ),
-    Command("answer", "", "End the thinking and answer now", lambda a, _: a.answer_now(), {"alt+a": ""}),
+    Command("answer", "", "Stop thinking and answer now", lambda a, _: a.answer_now(), {"alt+a": ""}),
     Command(
         "retry",
         "",
-        "Answer once more; the old one stays",
+        "Answer again; the old answer is kept",
         lambda a, _: a.retry(),
         {"ctrl+r": ""},
         ("regenerate",),
@@ -84,30 +84,30 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "edit",
         "[N]",
-        "Write message N (or the last) anew",
+        "Edit message N (default: the last)",
         lambda a, text: a.edit(text),
         {"alt+e": ""},
     ),
     Command(
         "branch",
         "[prev|next]",
-        "Show another branch",
+        "Switch to another branch",
         lambda a, text: a.branch(text),
         {"alt+left": "prev", "alt+right": "next"},
         choices=("prev", "next"),
     ),
-    Command("undo", "", "Take back the last message", lambda a, _: a.undo(), {"alt+u": ""}),
+    Command("undo", "", "Undo the last message", lambda a, _: a.undo(), {"alt+u": ""}),
     Command(
         "redo",
         "",
-        "Bring back the message that /undo took away",
+        "Restore the message that /undo removed",
         lambda a, _: a.redo(),
         {"alt+z": ""},
     ),
     Command(
         "select",
         "[prev|next]",
-        "Select a message, to do something with it",
+        "Select a message to copy, edit or retry it",
         lambda a, text: a.select(text),
         {"alt+up": "prev", "alt+down": "next"},
         choices=("prev", "next"),
@@ -121,11 +121,11 @@ COMMANDS: tuple[Command, ...] = (
         choices=("code", "all"),
         is_free=True,
     ),
-    Command("find", "[TEXT]", "Search in this conversation", lambda a, text: a.find(text), {"ctrl+f": ""}),
+    Command("find", "[TEXT]", "Search this conversation", lambda a, text: a.find(text), {"ctrl+f": ""}),
     Command(
         "expand",
         "",
-        "Open or close the thinking",
+        "Expand or collapse the thinking",
         lambda a, _: a.expand(),
         {"ctrl+t": ""},
         ("fold", "collapse"),
@@ -133,7 +133,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "think",
         "[on|off|auto|show|hide]",
-        "Thinking: do it, show it",
+        "Turn thinking on or off, show or hide it",
         lambda a, text: a.think(text),
         {"alt+t": None},
         choices=("on", "off", "auto", "show", "hide"),
@@ -141,7 +141,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "reset",
         "",
-        "Begin anew; this conversation stays saved",
+        "Start a new conversation; this one stays saved",
         lambda a, _: a.reset(),
         {"ctrl+n": ""},
         ("clear", "new"),
@@ -154,11 +154,11 @@ COMMANDS: tuple[Command, ...] = (
         {"f6": ""},
         ("resume", "open", "load"),
     ),
-    Command("rename", "TITLE", "Name this conversation", lambda a, text: a.rename(text), {"alt+n": None}),
+    Command("rename", "TITLE", "Rename this conversation", lambda a, text: a.rename(text), {"alt+n": None}),
     Command(
         "export",
         "[md|json|html] [FILE]",
-        "Write the conversation to a file",
+        "Export the conversation to a file",
         lambda a, text: a.export(text),
         {"alt+x": None},
         ("save",),
@@ -169,7 +169,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "import",
         "FILE",
-        "Read a conversation that was exported",
+        "Import an exported conversation",
         lambda a, text: a.import_session(text),
         {"alt+i": None},
         takes_path=True,
@@ -177,7 +177,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "model",
         "[NAME]",
-        "Choose a model, or go on with NAME",
+        "Choose a model, or switch to NAME",
         lambda a, text: a.model(text),
         {"f5": ""},
         ("models",),
@@ -192,51 +192,53 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "set",
         "[NAME [VALUE]]",
-        "Sampling settings of this conversation: list them, change one",
+        "Show or change this conversation's sampling settings",
         lambda a, text: a.set_sampling(text),
         {"f9": ""},
         is_free=True,
         suggest=_sampling,
     ),
-    Command("stats", "", "Figures of this turn and of the session", lambda a, _: a.show_stats(), {"f2": ""}),
+    Command(
+        "stats", "", "Statistics of the last answer and the session", lambda a, _: a.show_stats(), {"f2": ""}
+    ),
     Command(
         "cache",
         "[why]",
-        "A map of the KV cache; why: what each turn reused",
+        "Map of the KV cache; why: what each turn reused",
         lambda a, text: a.cache(text),
         {"f3": ""},
         choices=("why",),
     ),
-    Command("panel", "", "Show or hide the figures beside", lambda a, _: a.toggle_panel(), {"f4": ""}),
+    Command("panel", "", "Show or hide the stats panel", lambda a, _: a.toggle_panel(), {"f4": ""}),
     Command(
         "theme",
         "[NAME]",
-        "Choose the colours; they are kept",
+        "Choose a colour theme, also for new chats",
         lambda a, text: a.theme(text),
         {"f7": ""},
         is_free=True,
         suggest=_theme_names,
     ),
-    Command("settings", "", "Show and change the settings", lambda a, _: a.settings(), {"f8": ""}),
-    Command("editor", "", "Write the message in your own editor", lambda a, _: a.editor(), {"ctrl+g": ""}),
-    Command("paste", "", "Look at a text that was pasted", lambda a, _: a.open_paste(), {"ctrl+o": ""}),
+    Command("settings", "", "View and change the settings", lambda a, _: a.settings(), {"f8": ""}),
+    Command("editor", "", "Write the message in your editor", lambda a, _: a.editor(), {"ctrl+g": ""}),
+    Command("paste", "", "View pasted text", lambda a, _: a.open_paste(), {"ctrl+o": ""}),
     Command(
-        "quit", "", "Leave; everything stays saved", lambda a, _: a.quit(), {"ctrl+q": ""}, ("exit", "bye")
+        "quit", "", "Quit; everything stays saved", lambda a, _: a.quit(), {"ctrl+q": ""}, ("exit", "bye")
     ),
 )
 
 KEYS: tuple[tuple[str, str], ...] = (
     ("Enter", "Send"),
-    ("Ctrl+J", "Break the line (Shift+Enter where the terminal tells it apart)"),
-    ("c e r y t [ ]", "On a selected message: copy, edit, retry, copy its code, thinking, branch"),
-    ("Up, Down", "Earlier messages of yours, at the edges of the text"),
-    ("Tab", "Take what is offered (commands, @paths)"),
-    ("Ctrl+C", "Copy what is selected; stop; twice: quit"),
-    ("Page Up/Down", "Scroll; Ctrl+Home, Ctrl+End: the ends"),
-    ("Ctrl+P", "Command palette"),
+    ("Ctrl+J", "New line (also Shift+Enter, if the terminal supports it)"),
+    ("c e r y t [ ]", "With a message selected: copy, edit, retry, copy code, thinking, branch"),
+    ("Up, Down", "Your earlier messages, from the first or last line of the text"),
+    ("Tab", "Accept the suggestion (commands, @paths)"),
+    ("Ctrl+C", "Copy the selection, or stop the answer; twice: quit"),
+    ("Page Up/Down", "Scroll; Ctrl+Home and Ctrl+End go to the top and bottom"),
+    ("Ctrl+P", "Open the command palette"),
     (
         "Ctrl+L, then a key",
-        "What Alt or a function key does: Ctrl+L E is Alt+E, Ctrl+L 1 is F1; it shows them all",
+        "Stands in for Alt and function keys: Ctrl+L E is Alt+E, Ctrl+L 1 is F1; lists them all",
     ),
 )
 """Keys that are no commands."""
@@ -285,15 +287,15 @@ def parse(text: str) -> tuple[Command, str]:
     command = find(name)
     if command is None:
         raise EngineError(
-            f"There is no command /{name}; /help shows all. To send it as text put a space before."
+            f"Unknown command /{name}; /help lists them all. To send it as text, start with a space."
         )
     argument = ((match[2] if match else "") or "").strip()
     if argument and not command.arguments:
-        raise EngineError(f"/{name} takes nothing behind it.")
+        raise EngineError(f"/{name} takes no argument.")
     if not argument and command.arguments and not command.arguments.startswith("["):
-        raise EngineError(f"/{name} needs {command.arguments} behind it.")
+        raise EngineError(f"/{name} needs {command.arguments}.")
     if argument and command.choices and not command.is_free and argument not in command.choices:
-        raise EngineError(f"/{name} takes one of {', '.join(command.choices)}; not {argument!r}.")
+        raise EngineError(f"/{name} takes one of: {', '.join(command.choices)}; not {argument!r}.")
     return command, argument
 
 

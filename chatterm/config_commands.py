@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 config_app = typer.Typer(
-    help="Show the settings, or change them. They lie in one TOML file.",
+    help="Show or change the settings, which are kept in one TOML file.",
     invoke_without_command=True,
     no_args_is_help=False,
 )
@@ -56,9 +56,7 @@ def edit() -> None:
 @config_app.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value
 def set_value(
     key: KeyArgument,
-    value: Annotated[
-        list[str], typer.Argument(metavar="VALUE", help="What it shall be.", show_default=False)
-    ],
+    value: Annotated[list[str], typer.Argument(metavar="VALUE", help="The new value.", show_default=False)],
 ) -> None:
     """Set KEY to VALUE in the file; everything else in it stays as it is."""
     from chatterm.config_paths import config_path

@@ -140,7 +140,7 @@ class Conversation:
             raise EngineError("There is no answer to continue; send a message first.")
         exchange = self.tree[self.tree.head]
         if exchange.finish_reason in ("eos", "stop"):
-            raise EngineError("The answer is complete; /retry asks for another one.")
+            raise EngineError("The answer is complete; /retry generates another one.")
         prompt, answer = self.entries_of(exchange)
         answer.footer = []
         self._hold(exchange.id)

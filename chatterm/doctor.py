@@ -51,7 +51,7 @@ def _inspect() -> "Machine | str":
         from engine.bandwidth import keep_bandwidth
         from engine.machine import inspect_machine  # brings torch
     except Exception as error:  # noqa: BLE001 - a torch that is half there raises all sorts of errors
-        return f"torch cannot be imported ({one_line(str(error), 200)}); install it anew: pip install torch"
+        return f"torch cannot be imported ({one_line(str(error), 200)}); reinstall it: pip install torch"
     machine = inspect_machine()
     if machine.bandwidth is not None:
         keep_bandwidth(machine.device, machine.bandwidth)  # chats tell how much of it they use
@@ -63,7 +63,7 @@ def _waiting() -> AbstractContextManager[Any]:
         return nullcontext()
     from rich.console import Console
 
-    return Console(stderr=True).status("Looking at this machine")
+    return Console(stderr=True).status("Checking this machine")
 
 
 def sections(machine: "Machine") -> list[Section]:
@@ -71,22 +71,22 @@ def sections(machine: "Machine") -> list[Section]:
     found = [_hardware(machine), _kernels(machine), _speeds(machine)]
     advice = [(one_line(line),) for line in machine.advice]
     found.append(
-        Section("To get more", advice or [("Nothing to install: everything that helps here is there.",)])
+        Section("How to get more", advice or [("Nothing to install: everything useful here is present.",)])
     )
     if machine.failures:
-        found.append(Section("Not found out", [(one_line(line),) for line in machine.failures]))
+        found.append(Section("Could not be checked", [(one_line(line),) for line in machine.failures]))
     return found
 
 
 def _hardware(machine: "Machine") -> Section:
     gpu, cpu = machine.gpu, machine.cpu
-    rows = [("GPU", "none that torch can use")]
+    rows = [("GPU", "none usable by torch")]
     if gpu is not None:
         memory = f"{bytes_text(gpu.memory_free)} of {bytes_text(gpu.memory_total)} free"
-        more = f"; {gpu.count} GPUs, the first is used" if gpu.count > 1 else ""
+        more = f"; {gpu.count} GPUs, using the first" if gpu.count > 1 else ""
         rows = [("GPU", f"{gpu.name} ({gpu.capability}), {memory}{more}")]
     if machine.driver or machine.driver_cuda:
-        cuda = f", runs CUDA up to {machine.driver_cuda}" if machine.driver_cuda else ""
+        cuda = f", supports CUDA up to {machine.driver_cuda}" if machine.driver_cuda else ""
         rows.append(("Driver", f"{machine.driver or 'version unknown'}{cuda}"))
     if cpu is not None:
         cores = f"{cpu.cores} core{'s' if cpu.cores != 1 else ''}"
@@ -119,7 +119,7 @@ def _kernels(machine: "Machine") -> Section:
 
 def _speeds(machine: "Machine") -> Section:
     program = machine.program
-    layers = f", and {program.layer_s * 1e6:.0f} us a layer" if program.layer_s else ""
+    layers = f", plus {program.layer_s * 1e6:.0f} us per layer" if program.layer_s else ""
     rows = []
     for speed in machine.speeds:
         fits = speed.fits
@@ -133,11 +133,11 @@ def _speeds(machine: "Machine") -> Section:
             )
         )
     return Section(
-        "Speed to expect",
+        "Expected speed",
         rows,
         ("Model", "Parameters", "Weights", "Context", "Tokens/s"),
         frozenset((1, 2, 3, 4)),
-        f"Estimated for 512 tokens of context: {program.efficiency:.0%} of the bandwidth{layers}."
+        f"Estimated for 512 tokens of context: {program.efficiency:.0%} of the memory bandwidth{layers}."
         + _too_slow(machine.speeds),
     )
 
@@ -151,7 +151,7 @@ def _too_slow(speeds: "Sequence[Speed]") -> str:
                 f"; with --quantize int4 {_rate(speed.int4_tokens_per_s)}" if speed.int4_tokens_per_s else ""
             )
             slow.append(f"{speed.name} ({_rate(speed.tokens_per_s)}{int4})")
-    return f" These fit, but crawl: {', '.join(slow)}." if slow else ""
+    return f" These fit but are slow here: {', '.join(slow)}." if slow else ""
 
 
 def _parameters(count: int) -> str:

@@ -26,7 +26,7 @@ def editor_command() -> list[str]:
             except ValueError as error:
                 raise SettingsError(f"{variable} cannot be read ({error}); it is {text!r}.") from error
             if shutil.which(words[0]) is None:
-                raise SettingsError(f"There is no program {words[0]}; {variable} names it as your editor.")
+                raise SettingsError(f"There is no program {words[0]}, which {variable} names as your editor.")
             return words
     for name in _COMMON:
         if shutil.which(name):
@@ -42,7 +42,7 @@ def edit_file(path: Path) -> None:
     except OSError as error:
         raise SettingsError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
     if status:
-        raise SettingsError(f"{command[0]} ended with status {status}; nothing was taken from it.")
+        raise SettingsError(f"{command[0]} ended with status {status}; the message is unchanged.")
 
 
 def edit_text(app: "App[object]", text: str) -> str:
@@ -58,6 +58,6 @@ def edit_text(app: "App[object]", text: str) -> str:
                 edit_file(path)
             return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SettingsError(f"The draft cannot be edited: {error.strerror or error}.") from error
+        raise SettingsError(f"The message cannot be edited: {error.strerror or error}.") from error
     except SuspendNotSupported as error:
-        raise SettingsError("This terminal cannot be lent to an editor.") from error
+        raise SettingsError("An editor cannot run in this terminal.") from error

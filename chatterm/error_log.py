@@ -36,7 +36,7 @@ def write_down(error: BaseException) -> str:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(before + entry)
     except OSError as problem:
-        return f"Its details could not be written to {path}: {problem.strerror or problem}."
+        return f"Details could not be written to {path}: {problem.strerror or problem}."
     return f"Details are in {path}."
 
 

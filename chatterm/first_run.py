@@ -36,7 +36,7 @@ def first_model(device: str, dtype: str) -> str | None:
 
     if not is_first_time():
         return None
-    with Spinner(sys.stderr, "Looking at this machine"):
+    with Spinner(sys.stderr, "Checking this machine"):
         offer = _offer(device, dtype) if in_reach(_repository(), _PATIENCE) else None
     if offer is None:
         return None
@@ -115,15 +115,15 @@ def best_of(speeds: "Sequence[Speed]", disk: int) -> "Speed | None":
 def ask(offer: "tuple[Speed, Speed]", read: Callable[[], str], err: TextIO) -> str | None:
     """Show both on `err` and read which it shall be; None where standard input ends."""
     best, default = offer
-    rows = [_row("1", best, "good answers"), _row("2", default, "small and quick, to look around")]
+    rows = [_row("1", best, "good answers"), _row("2", default, "small and quick, for a first look")]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["Which model shall answer? /model in the chat takes another one at any time.", ""]
+    lines = ["Which model do you want? You can switch at any time with /model.", ""]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  " + "  ".join([*cells, row[4]]))
     err.write("\n".join([*lines, "", ""]))
     while True:
-        err.write("1 or 2 (Enter takes 2): ")
+        err.write("1 or 2 (Enter for 2): ")
         err.flush()
         answer = read()
         if not answer:

@@ -132,5 +132,7 @@ class GuardedApp(LookApp):
             self.save_all()
         except Exception as problem:  # noqa: BLE001 (it leaves, whatever happens)
             write_down(problem)
-        self.last_words = f"chatterm: {what} It cannot go on; your conversation is saved. {write_down(error)}"
+        self.last_words = (
+            f"chatterm: {what} chatterm has to close; your conversation is saved. {write_down(error)}"
+        )
         self.exit(1, return_code=1)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 LINE_LIMIT = 16 * 1024 * 1024
 """Bytes of one line that are read at most."""
 _ENDINGS = {
-    FinishReason.CANCELLED: "[stopped; /continue goes on]",
-    FinishReason.LENGTH: "[the limit of tokens for one answer is reached; /continue goes on]",
-    FinishReason.CONTEXT_FULL: "[the context is full; /undo or /reset make room]",
+    FinishReason.CANCELLED: "[stopped; /continue resumes it]",
+    FinishReason.LENGTH: "[cut off at the token limit; /continue resumes it]",
+    FinishReason.CONTEXT_FULL: "[the context is full; use /undo or /reset to make room]",
 }
 
 
@@ -103,7 +103,7 @@ class Inline:
                 parts.clear()  # what was being written is not sent
                 continue
             except UnicodeError:
-                self._complain("That line is not UTF-8 text; it was not sent.")
+                self._complain("That line is not UTF-8 text and was not sent.")
                 continue
             if line is None:
                 if self._lines.by_hand:
@@ -140,13 +140,13 @@ class Inline:
             case "retry":
                 self._answer(self._talk.retry())
             case "undo":
-                self._page.line(f"Taken back: {one_line(self._talk.undo())}")
+                self._page.line(f"Undone: {one_line(self._talk.undo())}")
             case "redo":
-                self._page.line(f"Back again: {one_line(self._talk.redo())}")
+                self._page.line(f"Restored: {one_line(self._talk.redo())}")
             case "reset":
                 self._talk.reset()
                 kept = Preset.of(self._backend.system, self._talk.sampling).kept
-                self._page.line("A new conversation begins." + kept)
+                self._page.line("A new conversation has started." + kept)
             case "think":
                 self._think(argument)
             case "model":
@@ -164,9 +164,9 @@ class Inline:
             case "quit":
                 raise Leave
             case "cache":
-                raise EngineError("The map of the cache needs the screen; /cache why works here.")
+                raise EngineError("The cache map needs the chat screen; /cache why works here.")
             case other:
-                raise EngineError(f"/{other} needs the screen: chatterm run without --inline.")
+                raise EngineError(f"/{other} needs the chat screen: run chatterm without --inline.")
 
     # --- answers ---
 
@@ -193,8 +193,8 @@ class Inline:
     # --- commands ---
 
     def _help(self) -> None:
-        self._page.line("A line is a message; one that ends with \\ goes on in the next line.")
-        self._page.line("Ctrl-C stops an answer, Ctrl-D leaves. Commands:")
+        self._page.line("A line is a message; one that ends with \\ continues on the next line.")
+        self._page.line("Ctrl-C stops an answer, Ctrl-D quits. Commands:")
         for command in COMMANDS:
             if command.name in HERE:
                 self._page.line(f"  {command.usage}: {command.help}")
@@ -264,7 +264,7 @@ class Inline:
         if latest is not None:
             self._page.line(stats_line(latest))
         self._page.line(
-            f"[the conversation takes {counted(self._backend.used_tokens, 'token')} of the context]"
+            f"[the conversation uses {counted(self._backend.used_tokens, 'token')} of the context]"
         )
 
     def _rename(self, argument: str) -> None:
@@ -272,7 +272,7 @@ class Inline:
 
         title = given_title(argument)
         self._talk.rename(title)
-        self._page.line(f"This conversation is called {title}.")
+        self._page.line(f"This conversation is now called {title}.")
 
     # --- what is said ---
 
@@ -287,7 +287,7 @@ class Inline:
         if path:
             title = one_line(self._talk.info.title, 200)
             self._page.line(
-                f"Going on with {title or 'the conversation'}. You said last: {one_line(path[-1].user)}"
+                f"Continuing {title or 'the conversation'}. Your last message: {one_line(path[-1].user)}"
             )
 
     def _say_notes(self) -> None:
@@ -388,7 +388,7 @@ class Lines:
 
 def _welcome(figures: Figures) -> str:
     name, context = one_line(figures.model_name, 200), figures.context_length
-    return f"{name} on {figures.device}, context {counted(context, 'token')}. /help shows the commands, Ctrl-D leaves."
+    return f"{name} on {figures.device}, context {counted(context, 'token')}. /help lists the commands, Ctrl-D quits."
 
 
 def run_inline(

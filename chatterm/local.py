@@ -248,7 +248,7 @@ class LocalBackend:
         try:
             SamplingParams(**sampling)
         except TypeError:
-            raise EngineError(f"There is no such sampling setting among {', '.join(sampling)}.") from None
+            raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
         if self._engine is not None:
             self._params = self._engine.default_params(**sampling)
         self._sampling = dict(sampling)
@@ -314,7 +314,7 @@ class LocalBackend:
 
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:
-            raise EngineError("No model is loaded; choose one with /model NAME.")
+            raise EngineError("No model is loaded; load one with /model NAME.")
         return chat
 
     def _person(self) -> "Chat | None":

@@ -76,5 +76,5 @@ class LookApp(App[int]):
         self.register_theme(shown)
         self.theme = shown.name
         if not self.terminal.colours:
-            return "NO_COLOR is set: themes show no colours."
-        return "" if full else "This terminal has sixteen colours: every theme looks like its own."
+            return "NO_COLOR is set, so themes show no colours."
+        return "" if full else "This terminal has 16 colours, so every theme uses those."

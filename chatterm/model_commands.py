@@ -14,7 +14,7 @@ def pull(model: str) -> None:
     """Fetch `model`, or the rest of it; asks its source for a newer version. Raises ModelError."""
     with progress_on(sys.stderr, keep=True) as on_progress:
         files = resolve(model, on_progress=on_progress, refresh=True)
-    print(f"{one_line(files.name)} is here: chatterm run {one_line(files.name)}")
+    print(f"{one_line(files.name)} is ready: chatterm run {one_line(files.name)}")
 
 
 def list_models() -> None:
@@ -58,7 +58,7 @@ def confirm_removal(model: str) -> bool:
 def remove(model: str) -> None:
     """Delete `model` from the caches. Raises ModelError when it is not there."""
     freed = remove_files(model)
-    print(f"{one_line(model)} is gone; {bytes_text(freed)} freed.")
+    print(f"Deleted {one_line(model)}; {bytes_text(freed)} freed.")
 
 
 def show(model: str) -> None:

@@ -31,7 +31,7 @@ def read_input(stream: BinaryIO) -> str:
     data = stream.read(INPUT_LIMIT + 1)
     if len(data) > INPUT_LIMIT:
         limit = INPUT_LIMIT // (1024 * 1024)
-        raise InputError(f"Standard input holds more than {limit} MiB, which no model's context takes.")
+        raise InputError(f"Standard input is larger than {limit} MiB; that fits no model's context.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -92,7 +92,7 @@ def answer(
             _turn(backend, talk, prompt, as_json=as_json, stats=stats, out=out, err=err)
             _say_notes(backend, said, err)
         if save and talk.session is not None and err.isatty():
-            _write(err, _dim(f"Saved; chatterm run --session {talk.session} goes on.", err) + "\n")
+            _write(err, _dim(f"Saved. To continue: chatterm run --session {talk.session}", err) + "\n")
     finally:
         backend.close()
         close_store(store, err)
@@ -101,8 +101,8 @@ def answer(
 def close_store(store: "Store | None", err: TextIO) -> None:
     """Write what is left of a session; say so where that is not possible."""
     if store is not None and not store.close():
-        why = store.problem or "The session database does not answer."
-        _write(err, f"chatterm: {sentences(one_line(why), 'What was said now is not saved')}\n")
+        why = store.problem or "The session database is not responding."
+        _write(err, f"chatterm: {sentences(one_line(why), 'This conversation is not saved')}\n")
 
 
 def _say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
@@ -136,7 +136,7 @@ def _turn(
     if outcome.finish_reason is FinishReason.CONTEXT_FULL:
         _write(err, "chatterm: The context is full, so the answer ends here; a larger --context may help.\n")
     if outcome.finish_reason is FinishReason.LENGTH:
-        _write(err, "chatterm: The answer ends at the limit of tokens for one answer (--max-tokens).\n")
+        _write(err, "chatterm: The answer ends at the token limit (--max-tokens).\n")
     if stats:
         _write(err, stats_line(outcome) + "\n")
 

@@ -45,7 +45,7 @@ def preset_lines(preset: Preset, width: int, *, is_open: bool = False) -> tuple[
     if preset.system is not None:
         lines, left = _labelled("System prompt", preset.system, width, None if is_open else _HEAD)
         if left:
-            lines.append([(f"▸ {left:,} more lines, /system shows all", "fold")])
+            lines.append([(f"▸ {left:,} more lines; /system shows all", "fold")])
         elif is_open and len(lines) > _HEAD:
             lines.append([("▾ show less", "fold")])
     if preset.sampling:

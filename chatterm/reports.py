@@ -11,7 +11,7 @@ from chatterm.settings import SamplingSettings
 THINKING: dict[ThinkMode, str] = {
     "on": "The model thinks before it answers.",
     "off": "The model answers without thinking.",
-    "auto": "The model thinks where its template says so.",
+    "auto": "The model thinks when its template says so.",
 }
 
 
@@ -19,12 +19,14 @@ def no_thinking(info: ModelInfo | None) -> str:
     """Why the model cannot be made to think; "" where it can, or where no model is loaded yet."""
     if info is None or info.thinks:
         return ""
-    return f"{info.name} cannot think; /model chooses a model that can."
+    return f"{info.name} cannot think; use /model to choose one that can."
 
 
 def thinking_text(mode: ThinkMode, info: ModelInfo | None) -> str:
     """What the model does in this mode."""
-    return THINKING[mode] if info is None or info.thinks else f"{info.name} cannot think: it answers at once."
+    return (
+        THINKING[mode] if info is None or info.thinks else f"{info.name} cannot think; it answers directly."
+    )
 
 
 def help_lines(width: int) -> list[Line]:
@@ -58,8 +60,8 @@ def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
             rows = [[name, text, f"{doc} ({source})"] for name, text, source, doc in rows]
             columns = columns[:2]
         lines = _described("", rows, width, columns)
-    ways = "/set NAME VALUE changes one for this conversation, /set NAME default takes that back. "
-    return [*wrap([(ways + "Either holds from the next answer on.", "muted")], width), [], *lines]
+    ways = "/set NAME VALUE changes one for this conversation, /set NAME default resets it. "
+    return [*wrap([(ways + "Changes apply from the next answer on.", "muted")], width), [], *lines]
 
 
 def _described(title: str, rows: list[list[str]], width: int, columns: list[int]) -> list[Line]:

@@ -77,7 +77,9 @@ def with_choice(chosen: Mapping[str, Any], text: str) -> tuple[str, dict[str, An
     try:
         words = shlex.split(value) if name == "stop" else [value]
     except ValueError:
-        raise EngineError("A quotation mark is not closed; write it as in /set stop 'one' 'two'.") from None
+        raise EngineError(
+            "A quotation mark is not closed; write it like this: /set stop 'one' 'two'."
+        ) from None
     setting = parsed("sampling", name, words)
     if problem := problem_with("sampling", name, setting):
         raise EngineError(problem)
@@ -90,8 +92,8 @@ def split(text: str) -> tuple[str, str]:
     name = written.lower().lstrip("-").replace("-", "_")
     if name not in NAMES:
         near = get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NAMES)}."
-        raise EngineError(f"There is no sampling setting {one_line(written, 60)}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(NAMES)}."
+        raise EngineError(f"Unknown sampling setting {one_line(written, 60)}; {hint}")
     return name, rest[0] if rest else ""
 
 
@@ -107,11 +109,11 @@ def value_text(value: object) -> str:
 def changed_text(name: str, now: InForce | None) -> str:
     """What has happened: `name` was chosen or taken back, and is `now` this; "" and None for all of them."""
     if now is None:
-        return "This conversation has no sampling settings of its own any more, from the next answer on."
+        return "This conversation uses the default sampling settings again, from the next answer on."
     if now.source == "this conversation":
         return f"{name} is {now.text} from the next answer on."
     if now.value in (None, ()):
-        return f"{name} is not set any more, from the next answer on."
+        return f"{name} is no longer set, from the next answer on."
     where = {"settings file": "from the settings file", "the model": "as the model's authors recommend"}.get(
         now.source, "the default"
     )

@@ -16,46 +16,46 @@ if TYPE_CHECKING:
     from chatterm.sessions.tree import Tree
 
 sessions_app = typer.Typer(
-    help="The conversations on this machine: list, search, show, rename, delete, export, import.",
+    help="List, search, show, rename, delete, export and import saved conversations.",
     invoke_without_command=True,
     no_args_is_help=False,
 )
 
-_NAME = "A session's id, the start of it, its title, or a part of its title."
+_NAME = "A session's id, title, or the start of its id or part of its title."
 NameArgument = Annotated[str, typer.Argument(metavar="SESSION", help=_NAME, show_default=False)]
 
 
 @sessions_app.callback()
 def sessions(context: typer.Context) -> None:
-    """The conversations on this machine. Without a command: list them."""
+    """Manage saved conversations. Without a command, list them."""
     if context.invoked_subcommand is None:
         list_sessions()
 
 
 @sessions_app.command("list")
 def list_sessions() -> None:
-    """All sessions, latest first: a table on a terminal, tab-separated lines elsewhere."""
+    """List all sessions, latest first: as a table on a terminal, else as tab-separated lines."""
     with _opened() as store:
-        _print_sessions(_found(store), nothing="There are no sessions yet; chatterm run begins one.")
+        _print_sessions(_found(store), nothing="There are no sessions yet; chatterm run starts one.")
 
 
 @sessions_app.command()
 def search(
     words: Annotated[
-        list[str], typer.Argument(metavar="WORDS", help="All of them occur.", show_default=False)
+        list[str], typer.Argument(metavar="WORDS", help="Words that must all occur.", show_default=False)
     ],
 ) -> None:
-    """Sessions in whose title or messages all WORDS occur."""
+    """List sessions whose title or messages contain all WORDS."""
     with _opened() as store:
         found = _found(store, " ".join(words))
-        _print_sessions(found, nothing="No session holds all of that.")
+        _print_sessions(found, nothing="No session contains all of these words.")
         if not found:
             raise typer.Exit(1)
 
 
 @sessions_app.command()
 def show(session: NameArgument) -> None:
-    """Print the selected branch of SESSION."""
+    """Print the current branch of SESSION."""
     from chatterm.sessions.export import exported
 
     with _opened() as store:
@@ -68,9 +68,7 @@ def show(session: NameArgument) -> None:
 @sessions_app.command()
 def rename(
     session: NameArgument,
-    title: Annotated[
-        str, typer.Argument(metavar="TITLE", help="What it shall be called.", show_default=False)
-    ],
+    title: Annotated[str, typer.Argument(metavar="TITLE", help="The new title.", show_default=False)],
 ) -> None:
     """Give SESSION another title."""
     from chatterm.sessions.titles import given_title
@@ -83,9 +81,9 @@ def rename(
 @sessions_app.command()
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="SESSION...", help=_NAME, show_default=False)],
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete sessions, with all of their branches."""
+    """Delete sessions with all their branches."""
     with _opened(writes=True) as store:
         chosen = {info.id: info for info in (_picked(store, name) for name in names)}
         if not yes and not _confirmed(chosen.values()):
@@ -93,7 +91,7 @@ def delete(
         for info in chosen.values():
             store.delete(info.id)
     for info in chosen.values():
-        print(f"{info.title} is gone.")
+        print(f"Deleted: {info.title}")
 
 
 @sessions_app.command()
@@ -102,18 +100,22 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="Where to; default: standard output.", show_default=False
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The file to write; default: standard output.",
+            show_default=False,
         ),
     ] = None,
     format: Annotated[
         Literal["md", "json", "html"] | None,
         typer.Option(
             "--format",
-            help="Default: by the end of FILE's name, else md. json holds all branches.",
+            help="Default: by FILE's extension, else md. Only json contains all branches.",
             show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE when it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
 ) -> None:
     """Write SESSION as Markdown, JSON or a web page."""
     from chatterm.sessions.export import exported, format_of, write_export
@@ -133,7 +135,7 @@ def import_sessions(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="Exports as JSON, or lists of chat messages.", show_default=False
+            metavar="FILE...", help="JSON exports, or JSON lists of chat messages.", show_default=False
         ),
     ],
 ) -> None:
@@ -181,10 +183,10 @@ def _confirmed(chosen: "Iterable[SessionInfo]") -> bool:
     from chatterm.sessions.titles import extent_text
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise WrongUsage("There is no terminal to ask on; add --yes to delete.")
+        raise WrongUsage("There is no terminal to confirm on; add --yes to delete.")
     for info in chosen:
         print(f"{info.title} ({extent_text(info)})", file=sys.stderr)
-    print("Delete for good? [y/N] ", end="", file=sys.stderr, flush=True)
+    print("Delete permanently? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -193,10 +195,10 @@ def _not_shown(session: str, tree: "Tree") -> list[str]:
     lines = []
     if undone := len(tree.ahead(tree.head)):
         what, which = ("1 message is", "it") if undone == 1 else (f"{undone:,} messages are", "them")
-        lines.append(f"{what} undone: /redo in `chatterm run --session {session}` brings {which} back.")
+        lines.append(f"{what} undone; `chatterm run --session {session}` and /redo restore {which}.")
     if (branches := tree.branches) > 1:
         lines.append(
-            f"This is one of {branches:,} branches; `chatterm sessions export --format json` has all."
+            f"This is one of {branches:,} branches; `chatterm sessions export --format json` exports all."
         )
     return lines
 

@@ -26,19 +26,19 @@ class SettingsError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ScreenSettings:
-    """What it looks like."""
+    """How the chat looks."""
 
     theme: str = "graphite"
-    """The colours. `/theme` shows all; your own lie in the folder `themes` beside this file."""
+    """The colour theme. `/theme` shows all; put your own in the folder `themes` next to this file."""
     panel: Panel = "auto"
-    """The figures beside the conversation; auto shows them where the terminal is wide enough."""
+    """The stats panel beside the conversation; auto shows it if the terminal is wide enough."""
     thinking: ThinkDisplay = "live"
-    """What a reasoning model thinks: shown live and then folded to one line, always open, or always closed."""
+    """The thinking of a reasoning model: shown live and then collapsed to one line, always open, or always closed."""
     glyphs: Glyphs = "auto"
-    """Lines and bars of Unicode, or of ASCII alone; auto asks the locale and the terminal."""
+    """Draw lines and bars in Unicode or in plain ASCII; auto goes by the locale and the terminal."""
     notify: Notify = "bell"
-    """When an answer that took long ends while you are in another window: ring the terminal's bell, show a desktop
-    notification (bell where the terminal cannot), or do nothing."""
+    """When a long answer ends while you are in another window: ring the terminal's bell, show a desktop
+    notification (or ring, if the terminal cannot show one), or do nothing."""
 
     @property
     def panel_wanted(self) -> bool | None:
@@ -56,46 +56,46 @@ class ModelSettings:
     """Which model answers, and where."""
 
     name: str | None = None
-    """The model that `chatterm run` takes when none is named."""
+    """The model that `chatterm run` uses when none is given."""
     system: str | None = None
-    """The system prompt of new conversations."""
+    """The system prompt for new conversations."""
     context: int | None = None
-    """Tokens that a conversation may hold; not set: what the model and the memory allow."""
+    """The context size: maximum tokens in a conversation; not set: what the model and the memory allow."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
     threads: int | None = None
-    """Of a CPU; not set: the physical cores, less one for the screen where there are more than two."""
+    """CPU threads; not set: all physical cores, minus one for the screen if there are more than two."""
     think: ThinkMode = "auto"
     """Whether a reasoning model thinks before it answers; auto leaves it to the model."""
     spill_gb: float | None = None
-    """GB of pinned host memory, at most, for what the KV cache of a GPU evicts; 0: none; not set: a quarter of what is
-    free, and at most four times the cache."""
+    """At most this many GB of pinned host memory for what a GPU's KV cache evicts; 0: none; not set: a quarter of
+    the free memory, but no more than four times the cache."""
     think_cache: ThinkCache = "exact"
-    """After thinking: compute the answer anew without it (exact), or keep all and hide the thinking (mask)."""
+    """After thinking: recompute the answer without it (exact), or keep both cached and hide the thinking (mask)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How the next token is chosen. What is not set is the model's own default."""
+    """How the next token is chosen. What is not set uses the model's own default."""
 
     temperature: float | None = None
-    """0 always takes the likeliest token; higher is more varied."""
+    """0 always picks the most likely token; higher values vary more."""
     top_k: int | None = None
-    """Keep the k likeliest tokens; 0 keeps all."""
+    """Sample from the k most likely tokens; 0 means all."""
     top_p: float | None = None
-    """Keep the likeliest tokens that together reach p."""
+    """Sample from the most likely tokens whose probabilities add up to p."""
     min_p: float | None = None
-    """Keep tokens at least this fraction as likely as the likeliest."""
+    """Drop tokens less likely than this fraction of the top one."""
     repetition_penalty: float | None = None
-    """Above 1 avoids what was there already."""
+    """Above 1 discourages repeating earlier tokens."""
     presence_penalty: float | None = None
-    """Above 0 avoids what the answer holds already."""
+    """Above 0 discourages tokens already in the answer."""
     max_tokens: int | None = None
-    """The longest answer, in tokens."""
+    """The maximum length of an answer, in tokens."""
     seed: int | None = None
     """The same seed gives the same text for the same conversation."""
     stop: tuple[str, ...] = ()
-    """Texts that end an answer."""
+    """Texts that end the answer when they are generated."""
 
     def given(self) -> dict[str, Any]:
         """What is set, as arguments of SamplingParams."""
@@ -105,23 +105,23 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class ComposerSettings:
-    """Where you write."""
+    """The composer, where you write."""
 
     history: int = 1000
-    """Messages that Up and Down go back through; 0 keeps none."""
+    """How many sent messages Up and Down can recall; 0 keeps none."""
     prepare_drafts: bool = True
-    """Compute the message while it is being typed, so that the answer begins at once."""
+    """Prewarm the message while you type, so that the answer starts at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What is kept."""
+    """Saved conversations."""
 
     save: bool = True
     """Save conversations on this machine as they happen; false keeps them in memory only."""
     titles: bool = True
-    """Let the model make the title of a conversation while nothing else is to be done, where it is large enough for
-    that; false keeps the first words."""
+    """Let the model write the title of a conversation while it is idle, if it is large enough for
+    that; false uses the first words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ def _check_names(where: tuple[str, ...], given: Mapping[str, Any], known: Mappin
         if name not in known:
             path = one_line(".".join((*where, name)), limit=80)
             near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
-            raise _Wrong((*where, name), f"there is no setting {path}; {hint}")
+            hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known)}."
+            raise _Wrong((*where, name), f"unknown setting {path}; {hint}")
 
 
 def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
@@ -268,8 +268,8 @@ def expected(kind: Any) -> str:
     if get_origin(parts[0]) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(parts[0]))
     if get_origin(parts[0]) is tuple:
-        return 'a list of texts, as in ["one", "two"]'
-    return {str: 'a text in quotes, as in "text"', bool: "true or false", int: "a whole number"}.get(
+        return 'a list of strings, as in ["one", "two"]'
+    return {str: 'text in quotes, as in "text"', bool: "true or false", int: "a whole number"}.get(
         parts[0], "a number"
     )
 
@@ -303,10 +303,10 @@ def _check_ranges(settings: Settings) -> None:
     if settings.model.spill_gb is not None and not 0 <= settings.model.spill_gb < inf:
         raise _Wrong(("model", "spill_gb"), f"spill_gb is {settings.model.spill_gb}; it must be 0 or more.")
     if settings.model.name is not None and not settings.model.name.strip():
-        raise _Wrong(("model", "name"), 'name is empty; it must be a model, as in "smollm2".')
+        raise _Wrong(("model", "name"), 'name is empty; it must name a model, as in "smollm2".')
     from chatterm.themes import theme_names
 
     if settings.screen.theme not in theme_names():
         known = ", ".join(theme_names())
         theme = one_line(settings.screen.theme, limit=60)
-        raise _Wrong(("screen", "theme"), f"there is no theme {theme!r}; there are {known}.")
+        raise _Wrong(("screen", "theme"), f"unknown theme {theme!r}; choose one of: {known}.")

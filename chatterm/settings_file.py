@@ -70,7 +70,7 @@ def changed(source: str, table: str, key: str, value: object | None, path: Path)
         right = False
     if not right:
         raise SettingsError(
-            f"{path}: {table}.{key} is written in a way that only you can change: chatterm config edit"
+            f"{path}: {table}.{key} is written in a form that cannot be changed here; use: chatterm config edit"
         )
     return text
 

@@ -31,7 +31,7 @@ def field_docs(kind: type) -> dict[str, str]:
 
 def described(settings: Settings, path: Path, *, exists: bool) -> str:
     """All settings as a TOML file. What is at its default is a comment."""
-    note = "" if exists else " (there is no such file yet; these are the defaults)"
+    note = "" if exists else " (this file does not exist yet; these are the defaults)"
     lines = [f"# {path}{note}"]
     for table in fields(Settings):
         values = getattr(settings, table.name)
@@ -113,8 +113,8 @@ def find(key: str) -> tuple[str, str]:
     from difflib import get_close_matches
 
     near = get_close_matches(key, [f"{t}.{part}" for t, part in known], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else "chatterm config shows all."
-    raise SettingsError(f"There is no setting {key}; {hint}")
+    hint = f"did you mean {near[0]}?" if near else "chatterm config lists them all."
+    raise SettingsError(f"Unknown setting {key}; {hint}")
 
 
 def parsed(table: str, name: str, words: Sequence[str]) -> object:

@@ -51,11 +51,11 @@ def stats_lines(
     """Tables for `width` columns. `process` sums up every turn since the program began, of all its sessions."""
     lines: list[Line] = []
     if turn is None and not session.turns and not (process and process.turns):
-        lines.append([("Nothing has been answered yet.", "muted")])
+        lines.append([("There are no answers yet.", "muted")])
     else:
         columns = [("this session", session)]
         if process is not None and process != session:
-            columns.append(("since the start", process))
+            columns.append(("since start", process))
         lines += _turn_table(turn, columns, width)
         lines += _reuse(columns[-1][1], width)
     about = _about(info, figures, machine)
@@ -75,15 +75,15 @@ def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]],
         ["", "last answer", *(title for title, _ in columns)],
         ["answers", _NONE, *(f"{s.turns:,}" for _, s in columns)],
         ["prompt tokens", *count("prompt_tokens")],
-        ["  from the cache", *count("cached_tokens")],
+        ["  from cache", *count("cached_tokens")],
         ["  computed", *count("prefilled_tokens")],
-        ["  share cached", *each(lambda t: _share(t.cached_tokens, t.prompt_tokens), _cached_share)],
+        ["  cache hit rate", *each(lambda t: _share(t.cached_tokens, t.prompt_tokens), _cached_share)],
         ["generated tokens", *count("generated_tokens")],
-        ["  of them thinking", *count("reasoning_tokens")],
+        ["  thinking", *count("reasoning_tokens")],
         ["first token (mean)", *each(lambda t: seconds_text(t.ttft_s), _mean_ttft)],
         ["prefill", *each(lambda t: _rate(t.prefilled_tokens, t.prefill_s), _prefill)],
         ["decode", *each(lambda t: rate_text(t.decode_tokens_per_s), _decode)],
-        ["time decoding", *each(lambda t: seconds_text(t.decode_s), lambda s: seconds_text(s.decode_s))],
+        ["decode time", *each(lambda t: seconds_text(t.decode_s), lambda s: seconds_text(s.decode_s))],
     ]
     if any(s.retries for _, s in columns):
         rows.append(["retries", _NONE, *(f"{s.retries:,}" for _, s in columns)])
@@ -114,10 +114,10 @@ def _reuse(stats: SessionStats, width: int) -> list[Line]:
         return []
     text = f"{stats.cached_tokens:,} of {counted(stats.prompt_tokens, 'prompt token')} came from the cache"
     if stats.warmed_tokens:
-        text += f", {stats.warmed_tokens:,} of them computed while you read and typed"
+        text += f", {stats.warmed_tokens:,} of them prewarmed while you read and typed"
     if stats.retries:
         share = _share(stats.reused_tokens, stats.retried_tokens)
-        text += f". A retry found {share} of its prompt in the cache"
+        text += f". Retries found {share} of their prompts in the cache"
     return [[], *wrap([(text + ".", "accent")], width)]
 
 
@@ -143,9 +143,9 @@ def _about(
         if figures.bandwidth:
             pairs.append(("bandwidth", f"{bytes_text(figures.bandwidth)}/s"))
     if machine is not None:
-        text = f"{seconds_text(machine.since_s)} since the start · {seconds_text(machine.cpu_s)} of CPU"
+        text = f"{seconds_text(machine.since_s)} since start · {seconds_text(machine.cpu_s)} of CPU time"
         if machine.peak_bytes is not None:
-            text += f" · {bytes_text(machine.peak_bytes)} of memory at most"
+            text += f" · {bytes_text(machine.peak_bytes)} peak memory"
         pairs.append(("process", text))
     return pairs
 
@@ -154,11 +154,11 @@ def _spill(spill: SpillFigures) -> str:
     """What became of evicted blocks, and what bringing them back is worth."""
     costs = ""
     if spill.brought_s is not None and spill.computed_s is not None:
-        costs = f"{spill.brought_s * 1e6:.1f} µs a token, computing it {spill.computed_s * 1e6:.1f}"
+        costs = f"{spill.brought_s * 1e6:.1f} µs per token, recomputing {spill.computed_s * 1e6:.1f}"
     if not spill.is_used:
-        return f"computed again: bringing it back takes {costs}"
+        return f"recomputed, not restored: restoring takes {costs}"
     text = f"{counted(spill.blocks, 'block')} in {bytes_text(spill.bytes)} of host memory"
-    back = f" · {counted(spill.restored_tokens, 'token')} brought back"
+    back = f" · {counted(spill.restored_tokens, 'token')} restored"
     return text + (back + (f", {costs}" if costs else "") if spill.restored_tokens else "")
 
 

@@ -35,7 +35,7 @@ def load_theme(name: str, own: Path | None = None) -> "Theme":
     files = _files(user_themes() if own is None else own)
     if name not in files:
         shown = one_line(name, limit=60)
-        raise SettingsError(f"There is no theme {shown!r}; there are {', '.join(sorted(files))}.")
+        raise SettingsError(f"Unknown theme {shown!r}; choose one of: {', '.join(sorted(files))}.")
     data = _read(files[name])
     ansi = data.get("ansi", False)
     return Theme(
@@ -76,7 +76,7 @@ def _read(path: Path) -> dict[str, Any]:
     for key in data:
         if key not in ("base", "dark", *_TABLES):
             known_keys = ", ".join(("base", "dark", *_TABLES))
-            text = f"there is no {one_line(key, 60)}; there are {known_keys}."
+            text = f"unknown key {one_line(key, 60)}; choose one of: {known_keys}."
             raise _wrong(path, source, (key,), text)
     for table in _TABLES:
         full[table] |= _colours(path, source, table, data.get(table, {}), full[table])
@@ -92,7 +92,7 @@ def _colours(
         raise _wrong(path, source, (table,), f"{table} is a table: write [{table}] and its colours below it.")
     for name, value in given.items():
         if name not in known:
-            text = f"there is no colour {one_line(name, 60)}; there are {', '.join(known)}."
+            text = f"unknown colour {one_line(name, 60)}; choose one of: {', '.join(known)}."
             raise _wrong(path, source, (table, name), text)
         try:
             Color.parse(value if isinstance(value, str) else "")

@@ -14,8 +14,8 @@ from models.units import counted
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 _REASONS = {
-    FinishReason.CANCELLED: "stopped: /continue goes on",
-    FinishReason.LENGTH: "cut off: the limit of tokens for one answer; /continue goes on",
+    FinishReason.CANCELLED: "stopped; /continue resumes it",
+    FinishReason.LENGTH: "cut off at the token limit; /continue resumes it",
     FinishReason.CONTEXT_FULL: "the context is full: /reset, /undo, or start with a larger --context",
 }
 
@@ -173,7 +173,7 @@ class Turn:
         if outcome is not None:
             answer.settle_text(outcome.text)
         silent = answer.body.is_empty and not answer.has_thought
-        answer.activity = "The model said nothing." if silent else ""
+        answer.activity = "The model gave no text." if silent else ""
         self.stats = outcome.stats if outcome is not None else None
         unfinished = FinishReason.CANCELLED if self.has_begun else None  # an error: it was said elsewhere
         reason = outcome.finish_reason if outcome is not None else unfinished
@@ -270,7 +270,7 @@ def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:
         parts.append(counted(stats.generated_tokens, "token"))
         if stats.decode_tokens_per_s:
             parts.append(rate_text(stats.decode_tokens_per_s))
-        parts.append(f"first after {seconds_text(stats.ttft_s)}")
+        parts.append(f"first token after {seconds_text(stats.ttft_s)}")
     line: Line = [(" · ".join(parts), "muted")] if parts else []
     if reason in _REASONS:
         line += [(" · ", "muted")] if line else []

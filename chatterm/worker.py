@@ -281,11 +281,11 @@ class Worker:
             except _Closing:
                 break
             except _Abandoned:
-                self._reports.append(Failed(job, "Loading was stopped; what is downloaded already is kept."))
+                self._reports.append(Failed(job, "Loading was stopped; what was downloaded is kept."))
             except (EngineError, ModelError) as error:
                 self._reports.append(Failed(job, one_line(in_chat(error))))
             except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
-                said = f"{error_line(error)} The chat goes on. {write_down(error)}"
+                said = f"{error_line(error)} The chat continues. {write_down(error)}"
                 self._reports.append(Failed(job, said))
         with contextlib.suppress(Exception):  # nobody is left to be told
             self._backend.close()

@@ -240,7 +240,7 @@ class Chat:
             raise EngineError("There is no answer to continue; send a message first.")
         *before, turn = self.turns
         if turn.answer.is_complete:
-            raise EngineError("The answer is already complete; ask for another one, or send a message.")
+            raise EngineError("The answer is already complete; retry it or send a message.")
         yield from self._answer(before, turn.user, params, turn)
 
     def _follow(self, sequence: Sequence) -> None:

@@ -43,7 +43,7 @@ def pick_device(name: str) -> DeviceChoice:
     "auto" takes the CPU when the GPU cannot be used, and notes why if there is one.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise EngineError(f"There is no device {name!r}; it must be auto, cpu or cuda.")
+        raise EngineError(f"Unknown device {name!r}; it must be auto, cpu or cuda.")
     if name == "cpu":
         return DeviceChoice(torch.device("cpu"))
     problem = cuda_problem()
@@ -98,10 +98,8 @@ def _failed_start(error: Exception) -> CudaProblem:
         found = re.search(r"found version (\d+)", reason)
         number = int(found[1]) if found else 0
         cuda = f"CUDA {number // 1000}.{number % 1000 // 10}" if number else "an older CUDA"
-        what = (
-            f"the NVIDIA driver is too old for this torch: it knows {cuda}, torch needs {torch.version.cuda}"
-        )
-        older = f", or take an older CUDA: {_pip('cu126')}" if number >= 12_000 else "."
+        what = f"the NVIDIA driver is too old for this torch: it supports {cuda}, torch needs {torch.version.cuda}"
+        older = f", or use an older CUDA: {_pip('cu126')}" if number >= 12_000 else "."
         return CudaProblem(what, f"Update the driver (580 or newer){older}")
     if "Found no NVIDIA driver" in reason or "No CUDA GPUs" in reason:
         return CudaProblem("no usable NVIDIA GPU was found")
@@ -167,7 +165,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
             return torch.float16
         return torch.bfloat16
     if name not in DTYPES:
-        raise EngineError(f"There is no dtype {name!r}; it must be auto, {', '.join(DTYPES)}.")
+        raise EngineError(f"Unknown dtype {name!r}; it must be auto, {', '.join(DTYPES)}.")
     return DTYPES[name]
 
 

@@ -30,7 +30,7 @@ def check_room(needed: int, available: int, *, goes_on: bool) -> None:
         )
     raise ContextFullError(
         f"This message does not fit: the conversation would be {needed:,} tokens long, "
-        f"{needed - available:,} more than the context of {available:,} holds. "
+        f"{needed - available:,} more than the context of {available:,} allows. "
         "Shorten it, undo earlier messages, or start with a larger --context.",
         needed=needed,
         available=available,

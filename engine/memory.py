@@ -57,7 +57,7 @@ def plan_kv(
         raise EngineError(f"--context is {requested}; it must be 16 tokens or more.")
     if requested is not None and requested > model_limit:
         raise EngineError(
-            f"--context is {requested:,}, but this model was made for {model_limit:,} tokens. Ask for at most that."
+            f"--context is {requested:,}, but this model was made for {model_limit:,} tokens. Use at most that."
         )
     usable = int(max(available - reserve, 0) * share)
     fits = _fitting(usable, bytes_per_token, block_size)

@@ -215,7 +215,7 @@ class PromptFormat:
             before, found, text = text.partition(slot)
             if not found:
                 raise EngineError(
-                    "The model's chat template leaves out messages; this model cannot chat here."
+                    "The model's chat template leaves out messages, so this model cannot chat here."
                 )
             glue.append(before)
         return [*glue, text]

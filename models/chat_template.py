@@ -20,7 +20,7 @@ MEMORY = 512 * 2**20
 ADDED = 4 * 2**20
 """Bytes that a template may add to what it is given, which it may repeat three times."""
 
-_TOO_LARGE = "it builds a text that is too large"
+_TOO_LARGE = "it produces too much text"
 _TIME_IS_UP = {-getattr(signal, name, 0) for name in ("SIGPROF", "SIGALRM")}
 """How a process ends that took too long."""
 

@@ -237,7 +237,9 @@ def _refuse_sliding_window(fields: _Fields, config: ModelConfig) -> None:
     reached = isinstance(window, int) and window < config.max_position_embeddings
     if reached or (other and other[0] != "sliding_attention"):
         what = f"a sliding window of {window} tokens" if reached else f"layers of type {str(other[0])[:60]}"
-        raise ModelError(f"{fields.where} asks for {what}, which is not supported; choose a model without.")
+        raise ModelError(
+            f"{fields.where} requires {what}, which is not supported; choose a model without it."
+        )
 
 
 def _from_gguf(fields: _Fields) -> ModelConfig:
@@ -247,17 +249,17 @@ def _from_gguf(fields: _Fields) -> ModelConfig:
         raise ModelError(f"The GGUF architecture {str(name)[:60]} is not supported; supported: {supported}.")
     if fields.raw.get(f"{name}.expert_count"):
         raise ModelError(
-            "The GGUF file holds a mixture of experts, which is not supported; choose a dense model."
+            "The GGUF file contains a mixture of experts, which is not supported; choose a dense model."
         )
     if fields.raw.get(f"{name}.attention.sliding_window"):
-        raise ModelError("The GGUF file asks for sliding-window attention, which is not supported.")
+        raise ModelError("The GGUF file requires sliding-window attention, which is not supported.")
     heads = fields.integer(f"{name}.attention.head_count")
     hidden = fields.integer(f"{name}.embedding_length")
     head_dim = fields.integer(f"{name}.attention.key_length", _head_dim(hidden, heads))
     for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
         if fields.integer(key, head_dim) != head_dim:
             raise ModelError(
-                f"{key} is {fields.raw[key]}, not the head size {head_dim}; that is not supported."
+                f"{key} is {fields.raw[key]}, not the head size {head_dim}, which is not supported."
             )
     tokens = fields.raw.get("tokenizer.ggml.tokens")
     vocab_size = len(tokens) if isinstance(tokens, list) else fields.integer(f"{name}.vocab_size")

@@ -76,7 +76,7 @@ def need_space(folder: Path, needed: int, setting: str) -> None:
     if needed > free:
         raise ModelError(
             f"Not enough disk space in {folder}: {bytes_text(needed)} are needed, {bytes_text(free)} are "
-            f"free; free some, or set {setting} to a folder on another disk."
+            f"free; free some space, or set {setting} to a folder on another disk."
         )
 
 

@@ -39,7 +39,7 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
         _add_tokens(backend, config, special_tokens, model_config.get("vocab_size"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{folder / 'tokenizer_config.json'} lists its tokens in an unknown way; download the model again."
+            f"{folder / 'tokenizer_config.json'} lists its tokens in an unknown format; download the model again."
         ) from error
     eos = [backend.token_to_id(special_tokens["eos_token"])] if "eos_token" in special_tokens else []
     eos += [*_ids(generation.get("eos_token_id")), *_ids(model_config.get("eos_token_id"))]

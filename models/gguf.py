@@ -92,7 +92,7 @@ def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
         )
     values = tensor.data.ravel().view("<f4")
     if not (np.isfinite(values) & (values > 0)).all():
-        raise ModelError(f"{tensor.name} in {path} holds impossible values; download the file again.")
+        raise ModelError(f"{tensor.name} in {path} contains impossible values; download the file again.")
     return tuple(values.tolist())
 
 
@@ -147,7 +147,7 @@ class _Cursor:
         """`count`, unless so many values of at least `size` bytes cannot follow."""
         self.values_left -= count
         if count * size > self.end - self.offset or self.values_left < 0:
-            raise ValueError(f"{count} values announced, more than the header holds")
+            raise ValueError(f"{count} values declared, more than the header contains")
         return count
 
 
@@ -164,7 +164,7 @@ def _parse(path: Path, mapped: mmap) -> GGUFFile:
     tensor_count, value_count = cursor.number("Q"), cursor.number("Q")
     for count in (tensor_count, value_count):
         if count > _MOST_ENTRIES:
-            raise ValueError(f"{count} entries announced")
+            raise ValueError(f"{count} entries declared")
     metadata: dict[str, Any] = {}
     for _ in range(value_count):
         key = cursor.string()

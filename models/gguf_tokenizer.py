@@ -183,9 +183,7 @@ def _merge(merge: str) -> tuple[str, str]:
 def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
     values = metadata.get(key)
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise ModelError(
-            f"The GGUF file has no {key}, so no tokenizer; use a file that brings its tokenizer."
-        )
+        raise ModelError(f"The GGUF file has no {key}, so it has no tokenizer; use a file that includes one.")
     return values
 
 

@@ -64,7 +64,7 @@ def _check_kind(kind: Kind) -> None:
             pass
     except NotImplementedError:
         raise ModelError(
-            f"The GGUF file holds tensors of type {kind.name}, which cannot be read; "
+            f"The GGUF file has tensors of type {kind.name}, which cannot be read; "
             "choose a file in F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or a K-quant."
         ) from None
 

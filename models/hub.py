@@ -112,7 +112,7 @@ def parse_url(text: str) -> HubModel | None:
         if model is not None:
             return model
     raise ModelError(
-        f"{text} is not the address of a model; write hf.co/owner/name or hf.co/owner/name/file.gguf."
+        f"{text} is not the address of a model; use hf.co/owner/name or hf.co/owner/name/file.gguf."
     )
 
 
@@ -136,8 +136,8 @@ def select(paths: Collection[str], model: HubModel) -> list[str]:
         if files:
             raise ModelError(f"{repo} has several GGUF files; choose one.{_choices(paths, repo)}")
         if any(path.endswith(PICKLE_SUFFIXES) for path in paths):
-            raise ModelError(f"{repo} has only pickled weights, which are not fetched: {PICKLE_REASON}")
-        raise ModelError(f"{repo} holds no model weights (*.safetensors or *.gguf); name another model.")
+            raise ModelError(f"{repo} has only pickled weights, which are not downloaded: {PICKLE_REASON}")
+        raise ModelError(f"{repo} has no model weights (*.safetensors or *.gguf); name another model.")
     if "config.json" not in paths:
         raise ModelError(f"{repo} has no config.json, so it is not a whole model; is it an adapter?")
     if _INDEX in paths:
@@ -331,7 +331,7 @@ def _check_index(index: Path, names: Collection[str], repo: str) -> None:
         raise ModelError(f"{_INDEX} of {repo} is damaged; the model has to be fixed on the Hub.") from error
     if lost := sorted(shards.difference(names)):
         raise ModelError(
-            f"{repo} lacks {lost[0]}, which its {_INDEX} names; the model has to be fixed on the Hub."
+            f"{repo} lacks {lost[0]}, which its {_INDEX} lists; the model has to be fixed on the Hub."
         )
 
 
@@ -343,7 +343,9 @@ def _path(cache: RepoCache, commit: str, names: list[str]) -> Path:
 def _absent(cache: RepoCache, model: HubModel) -> str:
     """The one line for a model that is not complete while the network must not be used."""
     arrived = cache.arrived()
-    state = f"is incomplete ({bytes_text(arrived)} have arrived)" if arrived else "is not on this machine"
+    state = (
+        f"is incomplete ({bytes_text(arrived)} downloaded so far)" if arrived else "is not on this machine"
+    )
     return f"{model.name} {state} and the network is off; connect once and run: chatterm pull {model.name}"
 
 

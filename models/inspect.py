@@ -116,7 +116,7 @@ def _weight_files(folder: Path) -> list[Path]:
         for path in paths:
             if not path.is_file() or path.parent != folder:
                 raise ModelError(
-                    f"{folder} lacks {path.name}, which its index names; download the model again."
+                    f"{folder} lacks {path.name}, which its index lists; download the model again."
                 )
         return paths
     single = folder / "model.safetensors"

@@ -213,7 +213,7 @@ def _match(model: DecoderModel, tensors: Iterable[StoredTensor]) -> list[_Fillin
         module, slot = found
         if tensor.shape != slot.shape:
             raise ModelError(
-                f"{tensor.name} has the shape {list(tensor.shape)}, but the config asks for "
+                f"{tensor.name} has the shape {list(tensor.shape)}, but the config requires "
                 f"{list(slot.shape)}; the weights and the config do not match."
             )
         fillings.append(_Filling(tensor, module, slot.parameter, slot.start, slot.rows))
@@ -254,7 +254,7 @@ def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.de
     else:
         ways = [f"choose a smaller model (about {_count(available // dtype.itemsize)} parameters fit)"]
         if dtype.itemsize > 2:
-            ways.append("use --dtype bfloat16, which takes half")
+            ways.append("use --dtype bfloat16, which needs half")
         if device.type == "cpu" and needed * INT4_BYTES / dtype.itemsize < available:
             ways.append("use --quantize int4")
     on_cpu = None if device.type == "cpu" else available_bytes(torch.device("cpu"))

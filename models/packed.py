@@ -150,7 +150,7 @@ def problem(dtype: torch.dtype) -> str | None:
     except (AttributeError, RuntimeError):
         return "this torch has no packed operators"
     if not torch.allclose(found, expected.T, rtol=0.02, atol=0.02):
-        return "torch's packed operators give wrong products here"
+        return "torch's packed operators give wrong results here"
     return None
 
 

@@ -30,7 +30,7 @@ def choose_kinds(tensors: Sequence[StoredTensor], quantize: str, device: torch.d
     `quantize` is one of QUANTIZE. Raises ModelError for what cannot be done.
     """
     if quantize not in QUANTIZE:
-        raise ModelError(f"There is no quantisation {quantize!r}; it must be one of {', '.join(QUANTIZE)}.")
+        raise ModelError(f"Unknown quantisation {quantize!r}; it must be one of {', '.join(QUANTIZE)}.")
     matrices = [tensor for tensor in tensors if len(tensor.shape) == 2]
     packed = [tensor.blocks.kind for tensor in matrices if tensor.blocks is not None]
     odd = [tensor for tensor in matrices if tensor.shape[1] % _BLOCK]

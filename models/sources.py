@@ -71,7 +71,7 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
     if len(text) > 300:
         raise ModelError(f"The model's name has {len(text)} characters ({text[:20]}...); is it a prompt?")
     if not text.isprintable():
-        raise ModelError(f"The model's name contains control characters: {text!a}; write it without them.")
+        raise ModelError(f"The model's name contains control characters: {text!a}; remove them.")
     name = text.lower()
     if name in catalogue.WHEELS:
         return catalogue.WHEELS[name]
@@ -88,7 +88,7 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
     if text.startswith((".", "/", "~")) or text.endswith(("/", ".gguf", ".safetensors")) or "\\" in text:
         hint = ""
         if text.count("/") == 2 and text.endswith(".gguf") and text[0] not in "./~":
-            hint = f" For a file on the Hub write hf.co/{text}."
+            hint = f" For a file on the Hub, use hf.co/{text}."
         raise ModelError(f"There is no file or folder {text}.{hint}")
     if (on_hub := hub.parse_id(text)) is not None:
         return on_hub
@@ -174,9 +174,9 @@ def _unknown(text: str) -> str:
     if not close:
         close = [name for name in known if re.sub(r"\W", "", text.lower()) in re.sub(r"\W", "", name)][:3]
     if close:
-        return f"There is no model {text}. Did you mean {' or '.join(known[name] for name in close)}?"
+        return f"Unknown model {text}. Did you mean {' or '.join(known[name] for name in close)}?"
     return (
-        f"There is no model {text}. Write a catalogue name ({', '.join(catalogue.names())}), a Hub id "
+        f"Unknown model {text}. Use a catalogue name ({', '.join(catalogue.names())}), a Hub id "
         "such as Qwen/Qwen3-0.6B, a folder, or a .gguf file."
     )
 
@@ -186,10 +186,10 @@ def _gguf(path: Path) -> ModelFiles:
         magic = file.read(4)
     if magic != b"GGUF":
         if path.suffix in hub.PICKLE_SUFFIXES:
-            raise ModelError(f"{path} holds pickled weights: {hub.PICKLE_REASON}")
+            raise ModelError(f"{path} has pickled weights: {hub.PICKLE_REASON}")
         if path.suffix == ".safetensors":
             raise ModelError(
-                f"{path} is only the weights; name the folder that also holds config.json: {path.parent}"
+                f"{path} has only the weights; name the folder that also has config.json: {path.parent}"
             )
         raise ModelError(
             f"{path} is not a GGUF file (it does not start with GGUF); is it a complete download?"
@@ -202,14 +202,14 @@ def _folder(path: Path) -> ModelFiles:
     if "config.json" not in names:
         gguf = [name for name in names if name.endswith(".gguf")]
         if gguf:
-            raise ModelError(f"{path} holds GGUF files; name one of them: {path / gguf[0]}")
+            raise ModelError(f"{path} contains GGUF files; name one of them: {path / gguf[0]}")
         raise ModelError(
             f"{path} has no config.json, so it is not a model folder; name one with config.json, tokenizer.json "
             "and *.safetensors."
         )
     if not any(name.endswith(".safetensors") for name in names):
         if any(name.endswith(hub.PICKLE_SUFFIXES) for name in names):
-            raise ModelError(f"{path} holds only pickled weights: {hub.PICKLE_REASON}")
+            raise ModelError(f"{path} has only pickled weights: {hub.PICKLE_REASON}")
         raise ModelError(f"{path} has no *.safetensors weights; download the model again.")
     # The name of ".", "..": the folder's real name.
     return ModelFiles(path.resolve().name or str(path), folder=path)

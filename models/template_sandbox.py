@@ -79,7 +79,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _refuse_private(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} begins with an underscore")
+        raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} starts with an underscore")
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -120,7 +120,7 @@ def answer(source: str, names: Mapping[str, Any], known: dict[str, jinja2.Templa
         failed = "error"
         return {"text": known[source].render(names)}
     except MemoryError:
-        return {failed: "it builds a text that is too large"}
+        return {failed: "it produces too much text"}
     except Exception as error:  # noqa: BLE001 - it is foreign code: whatever it raises is its failure
         return {failed: " ".join(str(error).split())[:300] or type(error).__name__}
 

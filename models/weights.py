@@ -64,10 +64,10 @@ def safetensors_files(folder: Path) -> list[Path]:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelError(
-            f"{folder} holds its weights only as {pickles[0]}, a pickle, which can run any program when it "
+            f"{folder} has its weights only as {pickles[0]}, a pickle, which can run any program when it "
             "is opened; use a version of the model with safetensors or a GGUF file."
         )
-    raise ModelError(f"{folder} holds no *.safetensors file; download the model again.")
+    raise ModelError(f"{folder} has no *.safetensors file; download the model again.")
 
 
 def _shards(index: Path) -> list[str]:

@@ -56,8 +56,8 @@ class ChatActions(MessageActions, SessionActions, Preferences):
         if not name:
             self.screen.submit(worker.Catalogue())
             if not self.screen.is_idle:
-                wait = "the model is loaded" if self.screen.is_loading else "the answer is there"
-                self.screen.hint(f"The list of models comes when {wait}.", 3.0)
+                wait = "the model is loaded" if self.screen.is_loading else "the answer is finished"
+                self.screen.hint(f"The list of models opens when {wait}.", 3.0)
         elif self.screen.is_loading:
             raise EngineError(LOADING)
         else:

@@ -70,12 +70,12 @@ class ChatScreen(MessageSelection):
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
         *command_bindings(),
-        Binding("escape", "escape", "Stop, or back", priority=True),
-        Binding(LEADER, "leader", "Keys for terminals without Alt", priority=True),
+        Binding("escape", "escape", "Stop or go back", priority=True),
+        Binding(LEADER, "leader", "Alt and function keys", priority=True),
         Binding("ctrl+c", "interrupt", "Copy, stop or quit", priority=True),
         Binding("pageup", "page(-1)", "Page up", priority=True),
         Binding("pagedown", "page(1)", "Page down", priority=True),
-        Binding("end", "jump_down", "To the new text", priority=True, show=False),
+        Binding("end", "jump_down", "Go to the new text", priority=True, show=False),
         Binding("ctrl+home", "edge(-1)", "First message", priority=True),
         Binding("ctrl+end", "edge(1)", "Last message", priority=True),
     ]
@@ -174,7 +174,7 @@ class ChatScreen(MessageSelection):
         self.panel.display = room
         self._status.keys_only(room)
         if self._panel_wanted and not room:
-            self.hint("The figures need 70 columns; the line below has them all.", 3.0)
+            self.hint("The stats panel needs 70 columns; see the line below instead.", 3.0)
 
     @property
     def is_idle(self) -> bool:
@@ -298,7 +298,7 @@ class ChatScreen(MessageSelection):
                 if self.info is None:
                     while self.conversation.waiting:
                         self.conversation.take_back()
-                    message = sentences(message, "/model chooses another model, /quit leaves")
+                    message = sentences(message, "/model loads another model, /quit exits")
             case worker.Send() | worker.Resume():
                 self.conversation.failed(now)
             case worker.LoadPath():
@@ -314,7 +314,7 @@ class ChatScreen(MessageSelection):
             case worker.Switch():
                 self.conversation.hold_again()
                 self.keeper.update(model=self.backend.model)
-                history = " The history stays; the cache begins anew." if self.conversation.path else ""
+                history = " The history is kept; its cache is rebuilt." if self.conversation.path else ""
                 self.tell(f"Now chatting with {self.model_name}.{history}")
             case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
                 self._cost = value
@@ -454,7 +454,7 @@ class ChatScreen(MessageSelection):
         elif self.writing.give_up():
             pass
         elif self.is_loading:
-            self.hint("Loading goes on; /stop ends it.", 3.0)
+            self.hint("The model is still loading; /stop cancels it.", 3.0)
         else:
             self._remarks.dismiss()
             self.clear_selection()

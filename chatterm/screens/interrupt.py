@@ -30,7 +30,7 @@ class Interrupt(ScreenPart):
             screen.actions.quit()
         elif talk.turn is not None and talk.waiting:
             talk.stop()
-            screen.hint("Stopped; your next message is answered now. Ctrl+C stops that as well.", _AGAIN)
+            screen.hint("Stopped; your next message is answered now. Ctrl+C stops that too.", _AGAIN)
         else:
             self._armed_at = monotonic()
             if talk.turn is not None:

@@ -16,7 +16,7 @@ class MessageActions(ScreenPart):
         self._refuse_without_model()
         exchange = self.chosen_exchange()
         if exchange is None:
-            raise EngineError("There is nothing to answer once more.")
+            raise EngineError("There is no answer to generate again.")
         self.conversation.retry(exchange, self.screen.model_name)
         self.screen.back_to_composer()
 
@@ -30,7 +30,7 @@ class MessageActions(ScreenPart):
         if turn is None or not turn.answer.is_thinking:
             raise EngineError("The model is not thinking.")
         self.screen.worker_thread.answer_now()
-        self.screen.hint("Thinking ends; the answer comes now.", 2.0)
+        self.screen.hint("Thinking stopped; the answer follows.", 2.0)
 
     def stop(self) -> None:
         if self.conversation.turn is not None:
@@ -39,18 +39,18 @@ class MessageActions(ScreenPart):
             self.conversation.take_back()
         elif self.screen.is_loading:
             self.screen.worker_thread.abandon()
-            self.screen.hint("Loading stops…", 3.0)
+            self.screen.hint("Loading is being stopped…", 3.0)
         else:
             self.screen.say("Nothing is running.")
 
     def undo(self) -> None:
         if not self.conversation.undo():
-            self.screen.say("There is nothing to take back.")
+            self.screen.say("There is nothing to undo.")
 
     def redo(self) -> None:
         text = self.conversation.redo()
         if text is None:
-            raise EngineError("There is nothing to redo; /branch goes to other versions of a message.")
+            raise EngineError("There is nothing to redo; /branch shows other versions of a message.")
         self.screen.composer.take_away(cleaned(text))
         self.transcript.follow()
 
@@ -65,16 +65,16 @@ class MessageActions(ScreenPart):
         if not where:
             undone = undone_text(len(self.conversation.undone))
             self.screen.say(
-                "/branch prev and /branch next (Alt+Left, Alt+Right) go through the alternatives."
+                "/branch prev and /branch next (Alt+Left, Alt+Right) switch between the alternatives."
                 + (f"\n{undone}" if undone else "")
             )
             return
         there = self.conversation.step(entry, -1 if where == "prev" else 1)
         if there is None:
             raise EngineError(
-                "There is no other branch here; /retry and /edit make one."
+                "There is no other branch here; /retry and /edit create one."
                 if entry is None
-                else "This message has no alternatives; retry and edit make one."
+                else "This message has no alternatives; retry and edit create one."
             )
         if entry is not None:
             self.transcript.select(there)
@@ -97,7 +97,7 @@ class MessageActions(ScreenPart):
             answers = [e for e in self.transcript.entries if isinstance(e, AnswerEntry) and e.has_thought]
             entry = answers[-1] if answers else None
         if entry is None or not entry.has_thought:
-            raise EngineError("There is no thinking to open.")
+            raise EngineError("There is no thinking to expand.")
         entry.show_thinking(not entry.is_open)
         self.transcript.update()
 
@@ -121,7 +121,7 @@ class MessageActions(ScreenPart):
         try:
             index = int(number)
         except ValueError:
-            raise EngineError(f"{number!r} is no number; code blocks are counted from 1.") from None
+            raise EngineError(f"{number!r} is not a number; code blocks are numbered from 1.") from None
         if entry is None and isinstance(self.selected, AnswerEntry):
             entry = self.selected
         answers = (

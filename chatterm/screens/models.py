@@ -41,11 +41,11 @@ class ModelPicker(Picker):
     def compose(self) -> ComposeResult:
         with Vertical():
             yield PickerLine(lambda width: [("Models", "heading")])
-            yield Input(placeholder="Type to search, or a Hub id or a path")
+            yield Input(placeholder="Search, or type a Hub id or a path")
             yield PickerLine(head_line)
             yield ModelList(self._choices, self._current)
             yield ModelDetail(id="picker-detail")
-            foot = "Enter takes it, and downloads what is missing · Esc goes back"
+            foot = "Enter selects (and downloads if needed) · Esc goes back"
             yield PickerLine(lambda width: [(foot, "muted")], id="picker-foot")
 
     @property
@@ -156,7 +156,7 @@ class ModelList(PickerList):
     def build(self, width: int) -> list[Line]:
         if not self._matching:
             typed = elided(self._typed, width - 20)
-            return [[("Nothing matches; ", "muted"), ("Enter takes ", "muted"), (typed, "primary")]]
+            return [[("No match; ", "muted"), ("Enter loads ", "muted"), (typed, "primary")]]
         return [
             choice_line(self._matching[row], width, chosen=row == self._index, current=self._current)
             for row in self.in_view()
@@ -212,10 +212,12 @@ def detail(choice: ModelChoice | None) -> tuple[str, str]:
         return "", ""
     if choice.fits is False:
         need = f"about {bytes_text(choice.memory_bytes)}" if choice.memory_bytes else "more"
-        return f"It does not fit: {need} of memory would have to be free.", "warning"
+        return f"It does not fit: it needs {need} of free memory.", "warning"
     if choice.crawls and choice.tokens_per_s:
         other = choice.int4_tokens_per_s
         better = f"; with --quantize int4 about {other:.1f}" if other else ""
-        return f"It fits but crawls: about {rate_text(choice.tokens_per_s)}{better}.", "warning"
+        return f"It fits but is slow: about {rate_text(choice.tokens_per_s)}{better}.", "warning"
     known = choice.memory_bytes is not None
-    return ("Memory: weights and 4,096 tokens of conversation. Speed: estimated." if known else ""), "muted"
+    return (
+        "Memory is for the weights and 4,096 tokens of conversation. Speed is estimated." if known else ""
+    ), "muted"

@@ -25,7 +25,7 @@ def problem_text(error: Exception) -> str:
         return one_line(str(error))
     if isinstance(error, OSError):
         return one_line(f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + ".")
-    return f"{error_line(error)} The chat goes on. {write_down(error)}"
+    return f"{error_line(error)} The chat continues. {write_down(error)}"
 
 
 def undone_text(count: int) -> str:
@@ -33,7 +33,7 @@ def undone_text(count: int) -> str:
     if not count:
         return ""
     what, which = ("message", "it") if count == 1 else ("messages", "one")
-    return f"{count:,} {what} undone; /redo (Alt+Z) brings {which} back."
+    return f"{count:,} {what} undone; /redo (Alt+Z) restores {which}."
 
 
 def file_path(text: str) -> Path:
@@ -43,7 +43,7 @@ def file_path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise EngineError(f"{text.split('/')[0]} is nobody's home here; write the whole path.") from None
+        raise EngineError(f"{text.split('/')[0]} is not a home folder here; write the full path.") from None
 
 
 class ScreenPart:
@@ -87,12 +87,12 @@ class ScreenPart:
             index = int(number)
         except ValueError:
             raise EngineError(
-                f"{number!r} is no number; messages are counted from 1, from the end with -1."
+                f"{number!r} is not a number; messages are numbered from 1, or from the end with -1."
             ) from None
         if not path:
             raise EngineError("There is no message yet.")
         if not index or not -len(path) <= index <= len(path):
-            raise EngineError(f"There is no message {index}; there are {len(path)}.")
+            raise EngineError(f"There is no message {index}; the conversation has {len(path)}.")
         return path[index - 1 if index > 0 else index]
 
     def answer_of(self, exchange: Exchange) -> AnswerEntry:

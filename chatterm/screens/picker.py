@@ -19,7 +19,7 @@ class Picker(ModalScreen[str | None]):
         Binding("down", "move(1)", "Down", priority=True),
         Binding("pageup", "move(-10)", "Page up", priority=True),
         Binding("pagedown", "move(10)", "Page down", priority=True),
-        Binding("enter", "accept", "Take it", priority=True),
+        Binding("enter", "accept", "Select", priority=True),
     ]
     DEFAULT_CSS = """
     Picker { align: center middle; }

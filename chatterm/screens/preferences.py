@@ -23,7 +23,7 @@ class Preferences(ScreenPart):
             system = None if text == "none" else text
             screen.submit(worker.SetSystem(system))
             screen.keeper.update(system=system)
-            said = "The system prompt is set; it holds" if system else "The system prompt is gone,"
+            said = "The new system prompt applies" if system else "No system prompt is used"
             screen.say(f"{said} from the next message on.")
         elif now := screen.backend.system:
             self.report("system", "System prompt", partial(_text_lines, now))
@@ -41,7 +41,9 @@ class Preferences(ScreenPart):
                 screen.say(thinking_text(mode, screen.info))
             case "show" | "hide":
                 self.show_thinking(mode == "show")
-                screen.say("Thinking stays open." if mode == "show" else "Thinking stays closed.")
+                screen.say(
+                    "Thinking is always expanded." if mode == "show" else "Thinking is always collapsed."
+                )
             case _:
                 screen.say(thinking_text(screen.backend.think, screen.info))
 
@@ -94,7 +96,7 @@ class Preferences(ScreenPart):
         from chatterm.settings_file import store
 
         path = config_path()
-        said = f"The theme is {name}, now and in new chats ({path} says so). {note}"
+        said = f"The theme is {name}, also for new chats (saved in {path}). {note}"
         self.screen.in_thread(
             partial(store, path, "screen", "theme", name), lambda _: self.screen.say(said.strip())
         )

@@ -32,7 +32,7 @@ class Presence(ScreenPart):
         driver = driver_of(self.screen.app)
         if driver is not None:
             title = self.screen.actions.title
-            driver.write(attention(self.notify, f"The answer is there: {title}", os.environ))
+            driver.write(attention(self.notify, f"Answer finished: {title}", os.environ))
 
 
 def driver_of(app: App[Any]) -> TitledDriver | None:

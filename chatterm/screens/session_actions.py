@@ -81,9 +81,7 @@ class SessionActions(ScreenPart):
         self.screen.writing.show_draft(draft)
         self.transcript.follow()
         if tree.head is not None and tree[tree.head].finish_reason is None:
-            self.screen.tell(
-                "The last answer was cut off when the program ended; /continue goes on from there."
-            )
+            self.screen.tell("The last answer was cut off when the program ended; /continue resumes it.")
 
     def _take_settings(self, info: SessionInfo) -> None:
         """The session goes on with what it was held with."""
@@ -138,7 +136,7 @@ class SessionActions(ScreenPart):
             write_export(free, exported(info, tree, form))
             return free.absolute()
 
-        self.screen.in_thread(write, lambda written: self.screen.say(f"Written to {written}."))
+        self.screen.in_thread(write, lambda written: self.screen.say(f"Saved to {written}."))
 
     def import_session(self, path: str) -> None:
         from chatterm.sessions.export import read_import
@@ -152,4 +150,6 @@ class SessionActions(ScreenPart):
         self.show_session(session, info, tree, "")
 
     def _kept(self) -> str:
-        return " The last one is saved: /sessions opens it." if self.screen.keeper.store is not None else ""
+        return (
+            " The previous one is saved; /sessions opens it." if self.screen.keeper.store is not None else ""
+        )

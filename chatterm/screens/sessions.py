@@ -92,7 +92,7 @@ class SessionPicker(Picker):
         except SessionError as error:
             self._say(str(error), "error")
             return
-        self._list.show(found, nothing="Nothing matches." if text.strip() else "There are no sessions yet.")
+        self._list.show(found, nothing="No matches." if text.strip() else "There are no sessions yet.")
         self._say(self._store.problem, "warning")
         self._show_mode()
         self._preview()
@@ -130,8 +130,8 @@ class SessionPicker(Picker):
             question = f"Delete “{elided(self._asking.title, 30)}” and all of its branches?"
             foot.offer((question, ""), ("y deletes it", "confirm"), ("n keeps it", "back"))
         elif self._renaming is not None:
-            head.show([("A new title", "heading")])
-            foot.offer(("Enter takes it", "accept"), ("Esc keeps the old one", "back"))
+            head.show([("New title", "heading")])
+            foot.offer(("Enter renames", "accept"), ("Esc keeps the old one", "back"))
         else:
             count = len(self._list.sessions)
             head.show([("Sessions", "heading"), (f"  {count:,}" if count else "", "muted")])
@@ -222,7 +222,7 @@ class SessionPicker(Picker):
         if chosen is None or self._renaming is not None:
             return
         if chosen.id == self._current:
-            self._say("You are in this session; begin another one before you delete it.", "warning")
+            self._say("This session is open; start another one before you delete it.", "warning")
             return
         self._asking = chosen
         self.set_focus(None)  # or the answer would be typed into the search

@@ -34,9 +34,9 @@ class SettingsScreen(Picker):
 
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "turn(-1)", "The choice before"),
-        Binding("right,space", "turn(1)", "The next choice"),
-        Binding("delete,backspace", "default", "Back to the default"),
+        Binding("left", "turn(-1)", "Previous choice"),
+        Binding("right,space", "turn(1)", "Next choice"),
+        Binding("delete,backspace", "default", "Reset to the default"),
         Binding("f8,q", "back", "Back to the conversation"),
     ]
     DEFAULT_CSS = """
@@ -111,7 +111,7 @@ class SettingsScreen(Picker):
         else:
             text = _written(known.value(self._settings))
             if "\n" in text:
-                self._tell("It has several lines: chatterm config edit changes it.", "warning")
+                self._tell("It has several lines; edit it with: chatterm config edit", "warning")
                 return
             self._input.value = text
             self._edit(True)
@@ -150,7 +150,7 @@ class SettingsScreen(Picker):
         self.set_class(on, "-editing")
         self.set_focus(self._input if on else None)
         if on:
-            self._tell("Enter takes it, Esc leaves it as it was; an empty line is the default.", "muted")
+            self._tell("Enter saves, Esc cancels; an empty line restores the default.", "muted")
 
     # --- the file ---
 
@@ -169,8 +169,8 @@ class SettingsScreen(Picker):
         except EngineError as error:
             self._tell(one_line(str(error)), "error")
             return
-        when = "it holds at once" if holds_at_once(known) else "it holds from the next start on"
-        self._tell(f"Saved; {when}." if value is not None else f"Back to the default; {when}.")
+        when = "it applies at once" if holds_at_once(known) else "it applies from the next start on"
+        self._tell(f"Saved; {when}." if value is not None else f"Reset to the default; {when}.")
 
 
 def holds_at_once(known: Known) -> bool:
@@ -211,7 +211,7 @@ class Detail(Canvas):
         known = self._known
         if known is None:
             return []
-        when = "Holds at once." if holds_at_once(known) else "Holds from the next start on."
+        when = "Applies at once." if holds_at_once(known) else "Applies from the next start on."
         said = wrap(self._said, width) if self._said else []
         room = max(self.size.height - len(said), 0)
         lines = wrap([(known.doc.replace("`", "") + " ", ""), ("" if said else when, "muted")], width)

@@ -33,7 +33,7 @@ class ThemePicker(Picker):
         with Vertical():
             yield ThemeFoot([("Theme", "heading")], id="theme-head")
             yield ThemeList(self._current)
-            yield ThemeFoot([("Enter keeps it · Esc goes back", "muted")], id="theme-foot")
+            yield ThemeFoot([("Enter selects · Esc goes back", "muted")], id="theme-foot")
 
     def on_resize(self, event: events.Resize) -> None:
         event.prevent_default()  # what a picker does with it
@@ -51,7 +51,7 @@ class ThemePicker(Picker):
         except SettingsError as error:
             self.query_one("#theme-foot", ThemeFoot).show([(one_line(str(error)), "error")])
             return
-        keys = "Enter keeps it · Esc goes back"
+        keys = "Enter selects · Esc goes back"
         self.query_one("#theme-foot", ThemeFoot).show([(f"{said} {keys}".strip(), "muted")])
 
     def action_move(self, step: int) -> None:

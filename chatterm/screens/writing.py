@@ -7,7 +7,7 @@ from chatterm.sanitize import cleaned
 from chatterm.screens.parts import ScreenPart, undone_text
 from chatterm.sessions.records import Exchange
 
-_EDITING = "Enter asks this anew, as a branch of its own; Esc leaves it as it was"
+_EDITING = "Enter sends this as a new branch; Esc leaves the message unchanged"
 
 
 class Writing(ScreenPart):
@@ -33,7 +33,7 @@ class Writing(ScreenPart):
         if is_command(text):
             screen.attempt(partial(self._run, text.strip()))
         elif screen.info is None and not screen.is_loading:
-            screen.say("No model is loaded. /model chooses one; your text is kept.", "error")
+            screen.say("No model is loaded. /model loads one; your text is kept.", "error")
         elif self.editing is not None:
             screen.attempt(partial(self._send_edit, self.editing, text.strip("\n"), recall))
         else:

@@ -40,7 +40,7 @@ def from_json(text: str) -> tuple[SessionInfo, Tree]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SessionError(f"This is no JSON: {one_line(str(error), 100)}.") from error
+        raise SessionError(f"This is not JSON: {one_line(str(error), 100)}.") from error
     if isinstance(data, dict) and data.get("format") == FORMAT:
         version = data.get("version")
         if version != VERSION:
@@ -59,7 +59,7 @@ def from_json(text: str) -> tuple[SessionInfo, Tree]:
     if isinstance(messages, list):
         return _from_messages(messages)
     raise SessionError(
-        "This is no session of chatterm and no list of messages; export one with --format json."
+        "This is neither a chatterm session nor a list of messages; export one with --format json."
     )
 
 
@@ -71,8 +71,8 @@ def _shown(value: object) -> str:
 def _other_version(version: object) -> str:
     """Why a file of this version cannot be read."""
     if not _is_int(version):
-        return f'The file does not say which version of the format it has; it must hold "version": {VERSION}.'
-    return f"The file has version {version} of the format; this chatterm reads version {VERSION}. Update chatterm."
+        return f'The file does not give its format version; it must contain "version": {VERSION}.'
+    return f"The file has format version {version}; this chatterm reads version {VERSION}. Update chatterm."
 
 
 class _Reader:
@@ -133,7 +133,7 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
     if "stop" in values:
         stop = values["stop"]
         if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
-            raise SessionError("sampling: stop must be a list of texts.")
+            raise SessionError("sampling: stop must be a list of strings.")
         values = values | {"stop": tuple(stop)}
     whole = ("top_k", "seed", "max_tokens")
     for name, value in values.items():
@@ -147,7 +147,7 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
         raise SessionError(f"sampling: {error}") from error
     except TypeError:
         known = ", ".join(field.name for field in fields(SamplingParams))
-        raise SessionError(f"sampling holds what is no sampling setting; these are: {known}.") from None
+        raise SessionError(f"sampling contains an unknown setting; choose one of: {known}.") from None
     return values
 
 
@@ -170,7 +170,7 @@ def _exchange(reader: _Reader) -> Exchange:
 
     reasons = tuple(reason.value for reason in FinishReason)
     return Exchange(
-        id=reader.take("id", None, valid_id, "a whole number from 1"),
+        id=reader.take("id", None, valid_id, "a whole number of 1 or more"),
         parent=reader.take(
             "parent", None, lambda v: v is None or valid_id(v), "the id of an exchange or null"
         ),
@@ -201,7 +201,7 @@ def _check_tree(exchanges: Iterable[Exchange]) -> None:
             raise SessionError(f"Two exchanges have the id {exchange.id}; ids must be different.")
         if exchange.parent is not None and exchange.parent not in known:
             raise SessionError(
-                f"exchange {exchange.id}: its parent {exchange.parent} is not there; it must be an earlier exchange."
+                f"exchange {exchange.id}: its parent {exchange.parent} is missing; it must be an earlier exchange."
             )
         known.add(exchange.id)
 
@@ -222,15 +222,13 @@ def _from_messages(messages: list[Any]) -> tuple[SessionInfo, Tree]:
                 answer.text = f"{answer.text}\n\n{text}" if answer.text else text
                 answer.finish_reason = FinishReason.EOS.value
             case "assistant":
-                raise SessionError(
-                    f"message {number}: an answer stands before the first message of the user."
-                )
+                raise SessionError(f"message {number}: an answer comes before the first user message.")
             case role:
                 raise SessionError(
                     f"message {number}: role is {_shown(role)}; it must be system, user or assistant."
                 )
     if tree.head is None:
-        raise SessionError("There is no message of the user in it.")
+        raise SessionError("The file contains no user message.")
     info.title = title_of(tree.exchanges[0].user)
     return info, tree
 

@@ -19,7 +19,7 @@ _SUFFIXES = {".md": "md", ".markdown": "md", ".json": "json", ".html": "html", "
 ENDINGS = {
     None: "cut off",
     "cancelled": "stopped",
-    "length": "cut off: the limit of tokens for one answer was reached",
+    "length": "cut off: the token limit was reached",
     "context_full": "cut off: the context was full",
 }
 """Said below an answer that did not end by itself."""
@@ -43,7 +43,9 @@ def format_of(path: Path) -> Format:
     found = _SUFFIXES.get(path.suffix.lower())
     if found is None:
         known = ", ".join(f".{name}" for name in FORMATS)
-        raise SessionError(f"{one_line(path.name, 100)!r} does not say which format; let it end in {known}.")
+        raise SessionError(
+            f"{one_line(path.name, 100)!r} does not say which format to use; end the name in {known}."
+        )
     return cast("Format", found)
 
 
@@ -57,7 +59,7 @@ def write_export(path: Path, text: str, *, replace: bool = False) -> None:
     """Write all of it or nothing. Raises SessionError, also when the file is there and not to be replaced."""
     shown = one_line(str(path), 200)
     if path.exists() and not replace:
-        raise SessionError(f"{shown} is there already; take another name, or delete it first.")
+        raise SessionError(f"{shown} already exists; choose another name or delete it first.")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("x", encoding="utf-8", errors="replace", newline="\n") as file:
@@ -66,7 +68,7 @@ def write_export(path: Path, text: str, *, replace: bool = False) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise SessionError(
-            f"{shown} cannot be written: {error.strerror or error}; take another place."
+            f"{shown} cannot be written: {error.strerror or error}; choose another place."
         ) from error
 
 
@@ -80,7 +82,7 @@ def read_import(path: Path) -> tuple[SessionInfo, Tree]:
     except OSError as error:
         raise SessionError(f"{shown} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
-        raise SessionError(f"{shown} is no text in UTF-8; an export as JSON is needed.") from error
+        raise SessionError(f"{shown} is not UTF-8 text; a JSON export is needed.") from error
     try:
         return from_json(text)
     except SessionError as error:

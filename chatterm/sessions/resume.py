@@ -26,7 +26,7 @@ def find_session(name: str | None) -> SessionInfo:
     if name is not None:
         return pick(sessions, name)
     if not sessions:
-        raise SessionError("There is no session to continue yet; chatterm run begins one.")
+        raise SessionError("There is no session to continue yet; chatterm run starts one.")
     return sessions[0]
 
 

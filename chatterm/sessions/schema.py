@@ -65,7 +65,7 @@ class Trouble:
     @property
     def in_chat(self) -> str:
         """One line for a person who chats."""
-        return f"{self.what}: the chat goes on in memory only. {self.todo}"
+        return f"{self.what}: the chat continues in memory only. {self.todo}"
 
     @property
     def in_shell(self) -> str:
@@ -166,7 +166,7 @@ def _check_version(connection: sqlite3.Connection) -> None:
     found = _version(connection)
     if found > VERSION:
         raise NewerVersionError(
-            f"The session database was written by a newer chatterm (format {found}; this one knows {VERSION})"
+            f"The session database was written by a newer chatterm (format {found}; this one reads {VERSION})"
         )
 
 
@@ -202,17 +202,17 @@ def explain(error: Exception, path: Path) -> Trouble:
     code = getattr(error, "sqlite_errorname", None) or ""
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
         what = "Another program has locked the session database"
-        return Trouble(what, "Close that program; saving is tried again every few seconds.", passes=True)
+        return Trouble(what, "Close that program; saving is retried every few seconds.", passes=True)
     if code == "SQLITE_FULL" or getattr(error, "errno", None) in (28, 122):  # ENOSPC, EDQUOT
-        what = f"There is no room left for the session database ({place})"
-        return Trouble(what, "Free some space; saving is tried again every few seconds.", passes=True)
+        what = f"There is no disk space left for the session database ({place})"
+        return Trouble(what, "Free some space; saving is retried every few seconds.", passes=True)
     if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         what = f"The session database is damaged ({place})"
-        return Trouble(what, f"Move that file away to begin a new one, or {elsewhere}.", passes=False)
+        return Trouble(what, f"Move that file away to start a new one, or {elsewhere}.", passes=False)
     if code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")) or isinstance(
         error, OSError
     ):
         what = f"The session database cannot be written ({place})"
         return Trouble(what, f"Make it writable, or {elsewhere}.", passes=True)
-    what = f"The session database fails: {one_line(str(error), 200) or type(error).__name__} ({place})"
+    what = f"The session database failed: {one_line(str(error), 200) or type(error).__name__} ({place})"
     return Trouble(what, f"Check the disk, or {elsewhere}.", passes=True)

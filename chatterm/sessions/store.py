@@ -286,7 +286,7 @@ class Store:
         try:
             return answer.result(_PATIENCE)
         except NotInTime:
-            raise SessionError("The session database does not answer; try again.") from None
+            raise SessionError("The session database is not responding; try again.") from None
         except (sqlite3.Error, OSError) as error:
             raise SessionError(explain(error, self.path).in_shell) from error
 

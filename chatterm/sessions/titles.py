@@ -58,7 +58,7 @@ def given_title(text: str) -> str:
     """A title that a person gave. Raises SessionError when nothing of it can be shown."""
     title = one_line(text, 200)
     if not title:
-        raise SessionError("A session needs a title; write one.")
+        raise SessionError("The title is empty; write one.")
     return title
 
 
@@ -119,5 +119,5 @@ def pick(sessions: Iterable[SessionInfo], name: str) -> SessionInfo:
         if found:
             some = ", ".join(f"{s.id} ({one_line(s.title, 40)})" for s in found[:3])
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            raise SessionError(f"{one_line(name, 60)!r} fits several sessions: {some}{more}; give an id.")
-    raise SessionError(f"There is no session {one_line(name, 60)!r}; chatterm sessions list shows all.")
+            raise SessionError(f"{one_line(name, 60)!r} matches several sessions: {some}{more}; give an id.")
+    raise SessionError(f"Unknown session {one_line(name, 60)!r}; chatterm sessions list shows them all.")

@@ -227,7 +227,7 @@ class Vault:
         holding = [db for db in self._databases() if db is not gone and db.has(session)]
         info = holding[-1].info(session) if holding else None
         if info is None:
-            raise SessionError(f"There is no session {session!r}; chatterm sessions list shows all.")
+            raise SessionError(f"Unknown session {session!r}; chatterm sessions list shows them all.")
         exchanges = {exchange.id: exchange for db in holding for exchange in db.exchanges(session)}
         if not exchanges and session in self._unread:
             raise SessionError(f"The session {session!r} cannot be read now; try again when the disk works.")

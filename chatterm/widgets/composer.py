@@ -298,7 +298,7 @@ class Composer(FoldingArea):
                 text = self._whole_message(pastes, attach(shown, working_folder(), as_text=as_text))
                 result = self.Submitted(text, shown, recall)
             except NoFileError as error:
-                result = self.Problem(f"{error} Enter again sends it as text.", doubted=shown)
+                result = self.Problem(f"{error} Press Enter again to send it as text.", doubted=shown)
             except AttachmentError as error:
                 result = self.Problem(str(error))
             self.post_message(self.Read(number, result))

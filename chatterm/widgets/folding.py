@@ -28,7 +28,7 @@ class FoldingArea(TextArea):
     """A label is plain text that the cursor jumps over and that goes as a whole; a click or Ctrl+O opens it."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"composer--label"}
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+o", "open_paste", "Open paste", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+o", "open_paste", "View paste", show=False)]
 
     def __init__(self, *, placeholder: str, id: str | None = None) -> None:
         self.pastes = Pastes()  # first: the text area asks where labels stand as soon as it is made

@@ -6,7 +6,7 @@ from chatterm.markdown.lines import Line, shortened
 from chatterm.widgets.canvas import Canvas
 from chatterm.widgets.transcript import Transcript
 
-_TEXT = "↓ New text below · End or a click goes there"
+_TEXT = "↓ New text below · press End or click to go there"
 
 
 class NewBelow(Canvas):

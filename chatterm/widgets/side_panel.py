@@ -63,7 +63,7 @@ def _machine(live: Live, width: int) -> list[Line]:
         return []
     attention = live.figures.attention if live.figures else ""
     about = " · ".join(part for part in (live.info.device, live.info.dtype, attention) if part)
-    return [_head("computed by"), *wrap([(about, "muted")], width)]
+    return [_head("runs on"), *wrap([(about, "muted")], width)]
 
 
 def _loading(live: Live, width: int) -> list[Line]:
@@ -93,7 +93,7 @@ def _speed(live: Live, width: int) -> list[Line]:
     if live.prefill_rate:
         lines.append(_pair("prefill", f"{live.prefill_rate:,.0f} tok/s", width))
     if (share := live.bandwidth_share) is not None:
-        lines.append(_pair("of the bandwidth", f"{share:.0%}", width))
+        lines.append(_pair("of bandwidth", f"{share:.0%}", width))
     return lines
 
 
@@ -134,7 +134,7 @@ def _context(live: Live, width: int) -> list[Line]:
         lines.append(_pair("cached", f"{min(live.present, live.used):,}", width))
     if live.is_warming:
         left = f" · {left_text(live.left_s)}" if live.left_s is not None else ""
-        lines += wrap([(f"warming the history{left}", "muted")], width)
+        lines += wrap([(f"caching the history{left}", "muted")], width)
     if context_style(share) != "primary":
         lines.append([(f"{counted(max(live.context - live.used, 0), 'token')} left", context_style(share))])
     return lines

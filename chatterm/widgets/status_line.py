@@ -86,7 +86,7 @@ def _parts(live: Live) -> list[Part]:
         first: Line = [(f"{progress.stage} {what}", "muted"), *filled_bar]
         return [[first, stage, stage[:1]], *([[(part, "muted")]] for part in rest)]
     if live.phase == "absent":
-        return [[[("no model: /model NAME loads one", "warning")], [("no model", "warning")]]]
+        return [[[("no model; /model NAME loads one", "warning")], [("no model", "warning")]]]
     parts = [[part] for part in _figures(live)]
     names = _names(live)
     return [*parts, names] if parts else [names, [[("ready", "muted")]]]
@@ -101,7 +101,7 @@ def _names(live: Live) -> Part:
 def _figures(live: Live) -> list[Line]:
     parts: list[Line] = []
     if live.is_warming:
-        parts.append([(f"warming {live.present:,} of {counted(live.used, 'token')}", "muted")])
+        parts.append([(f"caching {live.present:,} of {counted(live.used, 'token')}", "muted")])
         if live.left_s is not None:
             parts.append([(left_text(live.left_s), "muted")])
     if live.phase == "reading":
@@ -128,11 +128,11 @@ def _figures(live: Live) -> list[Line]:
         if live.history:
             parts[0].insert(1, (" ", ""))
     if live.ttft_s is not None:
-        parts.append([(f"first {seconds_text(live.ttft_s)}", "muted")])
+        parts.append([(f"first token {seconds_text(live.ttft_s)}", "muted")])
     if live.cached is not None and live.computed is not None:
-        parts.append([(f"{count_text(live.cached)} cached + {count_text(live.computed)} new", "muted")])
+        parts.append([(f"{count_text(live.cached)} cached, {count_text(live.computed)} computed", "muted")])
     if (share := live.bandwidth_share) is not None:
-        parts.append([(f"{share:.0%} of the bandwidth", "muted")])
+        parts.append([(f"{share:.0%} of bandwidth", "muted")])
     return parts
 
 

@@ -10,8 +10,8 @@ from models.units import counted
 _KEY_OF = {command.name: command.key for command in COMMANDS}
 _KEYS = (
     ("Enter", "send"),
-    ("Ctrl+J", "new line (Shift+Enter where the terminal knows it)"),
-    ("Esc", "stop the answer; what was said stays"),
+    ("Ctrl+J", "new line (Shift+Enter if the terminal supports it)"),
+    ("Esc", "stop the answer; its text is kept"),
     ("/", "commands"),
     (_KEY_OF["sessions"], "earlier conversations"),
     (_KEY_OF["help"], "all commands and keys"),
@@ -40,12 +40,12 @@ def welcome_lines(live: Live, width: int, preset: Preset = NOTHING) -> list[Line
     info, progress = live.info, live.progress
     lines: list[Line] = [[("chatterm", "strong primary")], []]
     if live.phase == "absent":
-        lines += wrap([("No model is loaded. /model NAME loads one, /quit leaves.", "warning")], width)
+        lines += wrap([("No model is loaded. /model NAME loads one, /quit exits.", "warning")], width)
     elif info is not None and live.phase != "loading":
         about = f" · {info.device} · {info.dtype} · {counted(info.context_length, 'token')} of context"
         lines += wrap([(info.name, "strong"), (about, "muted")], width)
     else:
-        lines += wrap([(live.model, "strong"), (" is loading; you can write already", "muted")], width)
+        lines += wrap([(live.model, "strong"), (" is loading; you can already write", "muted")], width)
         filled, empty = meter(
             progress.done / progress.total if progress and progress.total else 0.0, min(32, width)
         )

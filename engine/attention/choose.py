@@ -46,7 +46,7 @@ def choose_attention(name: str, device: torch.device, dtype: torch.dtype, head_d
     Raises EngineError when the one that was asked for does not work here.
     """
     if name not in ("auto", *BLOCK_SIZES):
-        raise EngineError(f"There is no attention backend {name!r}; it must be auto, flash, triton or sdpa.")
+        raise EngineError(f"Unknown attention backend {name!r}; it must be auto, flash, triton or sdpa.")
     if name != "auto":
         problem = _problem(name, device, dtype, head_dim)
         if problem is not None:

@@ -159,7 +159,7 @@ class ScriptedBackend:
     def retry(self) -> Iterator[TokenEvent]:
         self.calls.append(("retry", None))
         if not self.history:
-            raise EngineError("There is nothing to answer once more.")
+            raise EngineError("There is no answer to generate again.")
         return self._answer(self.history.pop()[0])
 
     def resume(self) -> Iterator[TokenEvent]:
@@ -168,7 +168,7 @@ class ScriptedBackend:
         if not self.history or self.last is None:
             raise EngineError("There is no answer to continue; send a message first.")
         if self.last.finish_reason is FinishReason.EOS:
-            raise EngineError("The answer is complete; /retry asks for another one.")
+            raise EngineError("The answer is complete; /retry generates another one.")
         return self._answer(self.history.pop()[0], self.last)
 
     def _answer(self, question: str, before: Outcome | None = None) -> Iterator[TokenEvent]:

@@ -462,7 +462,7 @@ async def test_an_unexpected_error_in_the_middle_is_one_line_and_the_chat_lives(
     async with driven(backend) as driver:
         await driver.send("q")
         where = f" Details are in {log_path()}."
-        assert driver.errors == [f"An unexpected error: RuntimeError: a b. The chat goes on.{where}"]
+        assert driver.errors == [f"An unexpected error: RuntimeError: a b. The chat continues.{where}"]
         assert driver.answers == ["one two "]
         await driver.send("again")
         assert driver.answers[-1] == "ok"
@@ -488,7 +488,7 @@ async def test_a_model_that_cannot_be_loaded() -> None:
 async def test_an_empty_answer_is_said() -> None:
     async with driven(ScriptedBackend([Script("")])) as driver:
         await driver.send("q")
-        assert "The model said nothing." in driver.text()
+        assert "The model gave no text." in driver.text()
 
 
 # --- the figures ---
@@ -549,10 +549,10 @@ async def test_a_load_can_be_stopped_and_begun_again() -> None:
     async with driven(backend, ready=False) as driver:
         await driver.shows("download")
         await driver.pilot.press("escape")
-        await driver.shows("Loading goes on; /stop ends it.")
+        await driver.shows("The model is still loading; /stop cancels it.")
         await driver.send("/stop", wait=False)
         await driver.until(lambda: driver.errors)
-        assert driver.errors[0].startswith("Loading was stopped; what is downloaded already is kept. /model")
+        assert driver.errors[0].startswith("Loading was stopped; what was downloaded is kept. /model")
         assert backend.load_gate is not None
         backend.load_gate.set()
         await driver.send("/model other")

@@ -157,7 +157,7 @@ async def test_what_was_taken_back_comes_again_message_by_message() -> None:
         assert "undone" not in driver.text()
         await driver.until(lambda: backend.history == [("a", "one"), ("b", "two"), ("c", "three")])
         await press(driver, "alt+z")
-        assert driver.errors == ["There is nothing to redo; /branch goes to other versions of a message."]
+        assert driver.errors == ["There is nothing to redo; /branch shows other versions of a message."]
 
 
 async def test_branch_tells_of_what_was_taken_back_and_goes_there() -> None:
@@ -414,4 +414,4 @@ async def test_a_stopped_answer_says_how_to_go_on() -> None:
         await driver.until(lambda: driver.answers == ["one "])
         await press(driver, "escape")
         await driver.idle()
-        await driver.shows("stopped: /continue goes on")
+        await driver.shows("stopped; /continue resumes it")

@@ -182,7 +182,7 @@ async def test_the_palette_runs_commands() -> None:
         await driver.types("stats")
         await driver.shows("Figures of this turn")
         await driver.pilot.press("enter")
-        await driver.shows("Nothing has been answered yet.")
+        await driver.shows("There are no answers yet.")
 
 
 async def test_selected_text_is_copied_by_control_c() -> None:

@@ -229,7 +229,7 @@ def test_of_a_low_screen_the_panel_leaves_out_whole_sections() -> None:
         "1,234.5 tok/s",
         "prefill",
         "812 tok/s",
-        "of the bandwidth",
+        "of bandwidth",
         "cached",
         "KV cache",
         "1,072 tokens left",
@@ -274,7 +274,7 @@ def test_a_long_draft_says_what_it_costs() -> None:
 def test_a_full_context_offers_what_can_be_done(width: int) -> None:
     assert note(899, width=width) == ""
     text = note(930, width=width)
-    for part in ("93% full", "70 tokens left", "/undo", "/reset", "Nothing is dropped unasked."):
+    for part in ("93% full", "70 tokens left", "/undo", "/reset", "Nothing is dropped automatically."):
         assert part in text
     note(930, DraftCost(400, 400, -300), width)
 
@@ -320,7 +320,7 @@ def test_the_map_tells_the_states_apart_without_colours() -> None:
 def test_a_square_of_several_blocks_shows_the_most_telling_one() -> None:
     found = replace(MAP, states=bytes([FREE, CACHED, HELD, SHARED] + [FREE] * 96), path=())
     lines = [text_of(line) for line in cache_lines(found, 49, 0, plain=True)]
-    assert "As they lie in memory, 2 blocks in a square" in lines
+    assert "In the order of memory, 2 blocks in a square" in lines
     assert "+ @" + 23 * " ." in lines
 
 
@@ -339,7 +339,7 @@ def test_stats_compare_the_turn_the_session_and_the_process() -> None:
     for part in (
         "this session   since the start",
         "tokens reused",
-        "990 of 3,000 prompt tokens came from the cache, 40 of them computed while you read and typed",
+        "990 of 3,000 prompt tokens came from the cache, 40 of them prewarmed while you read and typed",
         "A retry found 99% of its prompt in the cache",
         "2.0 TB/s",
     ):
@@ -402,7 +402,7 @@ def test_stats_name_the_kernels() -> None:
     ("spill", "said"),
     [
         (SpillFigures(0, 0, 0, None, None, True), "0 blocks in 0 B of host memory"),
-        (SpillFigures(12, 25_000_000, 900, None, None, True), "of host memory · 900 tokens brought back"),
+        (SpillFigures(12, 25_000_000, 900, None, None, True), "of host memory · 900 tokens restored"),
         (
             SpillFigures(12, 25_000_000, 900, 3.21e-6, 40e-6, True),
             "900 tokens brought back, 3.2 µs a token, computing it 40.0",

@@ -116,7 +116,7 @@ async def test_speed_memory_and_a_warning_of_what_crawls() -> None:
         assert "66 GB     67 GB  does not fit  to download" in text
         await driver.shows("Speed: estimated.")
         await driver.pilot.press("down")
-        await driver.shows("It fits but crawls: about 0.8 tok/s; with --quantize int4 about 3.0.")
+        await driver.shows("It fits but is slow: about 0.8 tok/s; with --quantize int4 about 3.0.")
         await driver.pilot.press("down")
         await driver.shows("It does not fit: about 67 GB of memory would have to be free.")
         await driver.types("good")

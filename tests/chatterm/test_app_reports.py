@@ -40,7 +40,7 @@ async def test_three_times_f1_is_one_help_and_leaves_no_trace() -> None:
 async def test_every_way_back_from_a_report(key: str) -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.pilot.press("f2")
-        await driver.shows("Nothing has been answered yet.")
+        await driver.shows("There are no answers yet.")
         await driver.pilot.press(key)
         assert driver.app.screen is driver.app.chat
         assert driver.composer.text == ""
@@ -50,7 +50,7 @@ async def test_every_way_back_from_a_report(key: str) -> None:
 async def test_the_key_of_another_report_shows_that_one_instead() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.pilot.press("f1", "f2")
-        await driver.shows("Nothing has been answered yet.")
+        await driver.shows("There are no answers yet.")
         await driver.pilot.press("f9")
         await driver.shows("/set NAME VALUE")
         assert len(driver.app.screen_stack) == 3

@@ -90,18 +90,18 @@ async def test_a_setting_is_changed_in_place() -> None:
         await driver.pilot.press("enter", *"hot", "enter")
         await driver.shows("temperature is 'hot'; it must be a number.")
         await driver.pilot.press("backspace", "backspace", "backspace", *"0.2", "enter")
-        await driver.shows("Saved; it holds at once.")
+        await driver.shows("Saved; it applies at once.")
         await driver.until(lambda: backend.sampling == {"top_k": 9, "temperature": 0.2})
         assert written() == {"sampling": {"top_k": 9, "temperature": 0.2}}
         assert config_path().read_text(encoding="utf-8").startswith("# mine\n")
         assert "top_k = 9  # few" in config_path().read_text(encoding="utf-8")
         await choose(driver, "top_k")
         await driver.pilot.press("delete")
-        await driver.shows("Back to the default; it holds at once.")
+        await driver.shows("Back to the default; it applies at once.")
         await driver.until(lambda: backend.sampling == {"temperature": 0.2})
         await choose(driver, "device")
         await driver.pilot.press("right")
-        await driver.shows("Saved; it holds from the next start on.")
+        await driver.shows("Saved; it applies from the next start on.")
         assert written()["model"] == {"device": "cpu"}
         await choose(driver, "threads")
         await driver.pilot.press("enter", "4", "escape")  # it stays as it was

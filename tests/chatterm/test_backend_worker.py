@@ -153,7 +153,7 @@ def test_the_calls_of_a_session_reach_the_backend_and_report_their_value() -> No
     assert backend.history == [("hi", "yo"), ("again", "once more"), ("go", "one two")]
     assert (backend.think_cache, backend.sampling) == ("mask", {"top_k": 3})
     worker.submit(Resume())
-    assert until(worker, ended) == [Failed(Resume(), "The answer is complete; /retry asks for another one.")]
+    assert until(worker, ended) == [Failed(Resume(), "The answer is complete; /retry generates another one.")]
     worker.submit(Count("three more words"))
     cost = DraftCost(tokens=3, new=8, free=4096 - 8 - 8)
     assert until(worker, ended) == [Done(Count("three more words"), cost)]

@@ -54,7 +54,7 @@ def test_every_cause_has_its_words(cause: Cause) -> None:
 def test_where_nothing_was_cached_no_token_is_named() -> None:
     parting = Parting(0, 1, False, -1, 2, Cause.EVICTED)
     text = said(exchange(1, replace(STATS, parting=parting)))
-    assert "Nothing was cached from token 1 on, in message 1: it had made room for something else." in text
+    assert "Nothing was cached from token 1 on, in message 1: it was evicted to make room." in text
 
 
 def test_another_model_is_the_reason_where_it_answered() -> None:

@@ -390,7 +390,7 @@ async def test_labels_in_attached_files_and_mentions_in_pastes_are_text(folder: 
         ("see @./missing.txt", "There is no file ./missing.txt. Enter again sends it as text."),
         ("see @sub/missing.txt", "There is no file sub/missing.txt. Enter again sends it as text."),
         ("see @sub/", "sub/ is a folder; only files can be attached. Enter again sends it as text."),
-        ("see @pipe", "pipe is no ordinary file; only text files can be attached."),
+        ("see @pipe", "pipe is not a regular file; only text files can be attached."),
         ("see @latin", "latin is not a text file; only text (UTF-8) can be attached."),
     ],
 )
@@ -514,6 +514,6 @@ async def test_without_a_terminal_or_an_editor_the_draft_stays(monkeypatch: pyte
         await writer.until(lambda: len(writer.screen.problems) == 2)
         assert writer.screen.problems == [
             "There is no program no-such-editor; VISUAL names it as your editor.",
-            "This terminal cannot be lent to an editor.",
+            "An editor cannot run in this terminal.",
         ]
         assert writer.composer.text == "draft"

@@ -211,7 +211,7 @@ def test_config_shows_sets_and_takes_out(capsys: pytest.CaptureFixture[str]) -> 
         (["set", "sampling.top_p", "much"], "sampling.top_p: top_p is 'much'; it must be a number."),
         (["set", "sampling.top_p", "2"], "sampling.top_p: top_p is 2.0; it must be above 0 and at most 1"),
         (["set", "themes", "snow"], "There is no setting themes; did you mean screen.theme?"),
-        (["unset", "xyzzy"], "There is no setting xyzzy; chatterm config shows all."),
+        (["unset", "xyzzy"], "There is no setting xyzzy; chatterm config lists them all."),
     ],
 )
 def test_what_cannot_be_set_is_one_line(

@@ -335,7 +335,7 @@ def test_ctrl_c_stops_the_answer_of_a_person_and_ends_a_pipe(tmp_path: Path) -> 
         out, err, backend = Terminal(), io.StringIO(), Interrupting([Script("word word word")])
         if by_hand:
             assert run(["go", "on"], backend, store=store, out=out, err=err, by_hand=True) == 0
-            assert "[stopped; /continue goes on]" in err.getvalue()
+            assert "[stopped; /continue resumes it]" in err.getvalue()
         else:
             with pytest.raises(KeyboardInterrupt):
                 run(["go", "on"], backend, store=store, out=out, err=err)

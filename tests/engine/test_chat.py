@@ -267,7 +267,7 @@ def test_a_message_that_does_not_fit_says_by_how_much_and_changes_nothing(folder
         ask(engine, chat, "one", None, "first")
         used = chat.used_tokens
         with pytest.raises(
-            ContextFullError, match=r"more than the context of 128 holds.*undo earlier"
+            ContextFullError, match=r"more than the context of 128 allows.*undo earlier"
         ) as caught:
             next(chat.send("x" * 200))
         assert caught.value.needed > 128

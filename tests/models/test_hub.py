@@ -205,7 +205,9 @@ def test_too_little_disk_space_is_said_before_downloading(
 ) -> None:
     free = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(ModelError, match=r"300 kB are needed, 1 kB are free; free some, or set HF_HOME"):
+    with pytest.raises(
+        ModelError, match=r"300 kB are needed, 1 kB are free; free some space, or set HF_HOME"
+    ):
         resolve(REPO)
     assert not server.asked_for("model.safetensors")
 

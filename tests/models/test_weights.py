@@ -170,7 +170,7 @@ def test_a_config_for_another_size_is_told(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     assert "model.layers.2" in refusal(folder)
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 2**24}))
-    assert f"the config asks for [96, {2**24}]" in refusal(folder)
+    assert f"the config requires [96, {2**24}]" in refusal(folder)
 
 
 def test_integer_weights_are_refused(folder: Path) -> None:

@@ -65,7 +65,7 @@ def test_list_and_search(shell: Shell, ids: list[str]) -> None:
     assert shell.out.startswith(ids[0])
     assert len(shell.out.splitlines()) == 1
     assert shell("sessions", "search", "nothing") == 1
-    assert shell.err == "No session holds all of that.\n"
+    assert shell.err == "No session contains all of these words.\n"
 
 
 def test_on_a_terminal_it_is_a_table(shell: Shell, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_on_a_terminal_it_is_a_table(shell: Shell, ids: list[str], monkeypatch: 
 
 def test_nothing_there_yet(shell: Shell) -> None:
     assert shell("sessions") == 0
-    assert (shell.out, shell.err) == ("", "There are no sessions yet; chatterm run begins one.\n")
+    assert (shell.out, shell.err) == ("", "There are no sessions yet; chatterm run starts one.\n")
     assert shell("sessions", "show", "x") == 1
     assert shell.err.startswith("chatterm: There is no session 'x'")
 
