@@ -121,6 +121,9 @@ class WordTokenizer:
         """A new incremental decoder."""
         return TextStream(self._bytes, frozenset())
 
+    def close(self) -> None:
+        """There is no template to end."""
+
 
 @contextmanager
 def random_engine(
