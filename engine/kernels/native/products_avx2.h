@@ -273,11 +273,11 @@ inline void multiply_lanes(LaneRows rows, int32_t columns, Fetch& fetch, const A
   LaneFloats sums{};
   ptrdiff_t at = 0;
   for (int32_t b = 0; b < columns / 32 / L::PARTS; ++b, at += L::BYTES) {
-    fetch.template go_on<LANES * L::BYTES>();
     L block;
     block.open(rows, at);
     CT_UNROLL
     for (int part = 0; part < L::PARTS; ++part) {
+      fetch.go_on<LANES * L::BYTES / L::PARTS>();
       const int32_t n = b * L::PARTS + part;
       LaneBits digits[8];
       block.digits(rows, at, part, digits);
