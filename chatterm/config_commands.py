@@ -17,7 +17,7 @@ KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help=_KEY, show_defau
 
 @config_app.callback()
 def show(context: typer.Context) -> None:
-    """Print all settings, each with what it means. The output is a settings file itself."""
+    """Print all settings and what they mean. The output is itself a settings file."""
     if context.invoked_subcommand is None:
         from chatterm.config_paths import config_path
         from chatterm.settings import parse_settings, read_source
@@ -30,7 +30,7 @@ def show(context: typer.Context) -> None:
 
 @config_app.command()
 def path() -> None:
-    """Print where the settings file lies."""
+    """Print the path of the settings file."""
     from chatterm.config_paths import config_path
 
     print(config_path())
@@ -50,7 +50,7 @@ def edit() -> None:
         write(place, described(Settings(), place, exists=False))
     edit_file(place)
     Settings.load(place)
-    print(f"{place} is fine.", file=sys.stderr)
+    print(f"{place} is valid.", file=sys.stderr)
 
 
 @config_app.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value
@@ -58,7 +58,7 @@ def set_value(
     key: KeyArgument,
     value: Annotated[list[str], typer.Argument(metavar="VALUE", help="The new value.", show_default=False)],
 ) -> None:
-    """Set KEY to VALUE in the file; everything else in it stays as it is."""
+    """Set KEY to VALUE in the file; everything else in it is left unchanged."""
     from chatterm.config_paths import config_path
     from chatterm.settings import check
     from chatterm.settings_file import store
@@ -72,7 +72,7 @@ def set_value(
 
 @config_app.command()
 def unset(key: KeyArgument) -> None:
-    """Take KEY out of the file: its default holds again."""
+    """Remove KEY from the file, so that its default applies again."""
     from chatterm.config_paths import config_path
     from chatterm.settings_file import store
     from chatterm.settings_text import find

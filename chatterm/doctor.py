@@ -71,10 +71,10 @@ def sections(machine: "Machine") -> list[Section]:
     found = [_hardware(machine), _kernels(machine), _speeds(machine)]
     advice = [(one_line(line),) for line in machine.advice]
     found.append(
-        Section("How to get more", advice or [("Nothing to install: everything useful here is present.",)])
+        Section("Suggestions", advice or [("Nothing to install: everything useful here is present.",)])
     )
     if machine.failures:
-        found.append(Section("Could not be checked", [(one_line(line),) for line in machine.failures]))
+        found.append(Section("Could not be determined", [(one_line(line),) for line in machine.failures]))
     return found
 
 

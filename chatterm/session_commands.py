@@ -21,7 +21,7 @@ sessions_app = typer.Typer(
     no_args_is_help=False,
 )
 
-_NAME = "A session's id, title, or the start of its id or part of its title."
+_NAME = "A session: its id (or the start of it) or its title (or part of it)."
 NameArgument = Annotated[str, typer.Argument(metavar="SESSION", help=_NAME, show_default=False)]
 
 
@@ -111,7 +111,7 @@ def export(
         Literal["md", "json", "html"] | None,
         typer.Option(
             "--format",
-            help="Default: by FILE's extension, else md. Only json contains all branches.",
+            help="Default: from FILE's extension, or md. Only json contains all branches.",
             show_default=False,
         ),
     ] = None,

@@ -151,7 +151,8 @@ def _memory(live: Live, width: int) -> list[Line]:
         _pair("weights", bytes_text(figures.weight_bytes), width),
         _pair("KV cache", bytes_text(figures.kv_bytes), width),
         bar(taken, width),
-        _pair("blocks", f"{figures.blocks_held:,} + {figures.blocks_cached:,} of {blocks:,}", width),
+        _pair("blocks in use", f"{figures.blocks_held:,} of {blocks:,}", width, "primary"),
+        _pair("blocks cached", f"{figures.blocks_cached:,}", width, "accent"),
     ]
 
 

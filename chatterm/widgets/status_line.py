@@ -15,6 +15,8 @@ from chatterm.widgets.canvas import Canvas
 from chatterm.widgets.meter import context_bar, context_style
 from models.units import counted
 
+_WIDE = 90
+"""Columns from which the time to the first token has its full name, and what follows it has room all the same."""
 KEYS = ("Enter send", "Ctrl+J new line", "Esc stop", "/ commands", "F1 help")
 Part = list[Line]
 """One thing to say, in full and then shorter: the first that there is room for is shown."""
@@ -52,8 +54,8 @@ class StatusLine(Canvas):
 
 def status_line(live: Live, width: int) -> Line:
     """Parts by importance: what does not fit is left out whole, never cut in the middle."""
-    parts = _parts(live)
-    right = _context(live, 6 if width < 80 else 10)
+    parts = _parts(live, width)
+    right = _context(live, 6 if width < 80 else 8 if width < _WIDE else 10)
     if line_cells(right) + line_cells(parts[0][-1]) + 2 > width:
         right = []  # on the narrowest screens the most important part goes first
     line = _joined(parts, width - line_cells(right) - (2 if right else 0))
@@ -72,7 +74,7 @@ def _joined(parts: list[Part], room: int) -> Line:
     return line
 
 
-def _parts(live: Live) -> list[Part]:
+def _parts(live: Live, width: int) -> list[Part]:
     if live.phase == "loading":
         if live.progress is None:
             return [[[("loading ", "muted"), *name] for name in _names(live)] + [[("loading", "muted")]]]
@@ -86,8 +88,8 @@ def _parts(live: Live) -> list[Part]:
         first: Line = [(f"{progress.stage} {what}", "muted"), *filled_bar]
         return [[first, stage, stage[:1]], *([[(part, "muted")]] for part in rest)]
     if live.phase == "absent":
-        return [[[("no model; /model NAME loads one", "warning")], [("no model", "warning")]]]
-    parts = [[part] for part in _figures(live)]
+        return [[[("no model: /model NAME loads one", "warning")], [("no model", "warning")]]]
+    parts = [[part] for part in _figures(live, width)]
     names = _names(live)
     return [*parts, names] if parts else [names, [[("ready", "muted")]]]
 
@@ -98,7 +100,7 @@ def _names(live: Live) -> Part:
     return [[(text, "muted")] for text in dict.fromkeys((name, name.rsplit("/", 1)[-1]))]
 
 
-def _figures(live: Live) -> list[Line]:
+def _figures(live: Live, width: int) -> list[Line]:
     parts: list[Line] = []
     if live.is_warming:
         parts.append([(f"caching {live.present:,} of {counted(live.used, 'token')}", "muted")])
@@ -126,9 +128,10 @@ def _figures(live: Live) -> list[Line]:
     if live.speed or live.generated:
         parts.append([(sparkline(live.history, 6), "spark"), (f" {rate_text(live.speed)}".lstrip(), "")])
         if live.history:
-            parts[0].insert(1, (" ", ""))
+            parts[-1].insert(1, (" ", ""))
     if live.ttft_s is not None:
-        parts.append([(f"first token {seconds_text(live.ttft_s)}", "muted")])
+        name = "first token" if width >= _WIDE else "first"
+        parts.append([(f"{name} {seconds_text(live.ttft_s)}", "muted")])
     if live.cached is not None and live.computed is not None:
         parts.append([(f"{count_text(live.cached)} cached, {count_text(live.computed)} computed", "muted")])
     if (share := live.bandwidth_share) is not None:

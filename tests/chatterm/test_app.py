@@ -38,8 +38,8 @@ async def test_a_question_and_its_answer() -> None:
         assert "▌ Capital?" in text
         assert "It is Paris." in text
         assert "4 tokens · " in text
-        assert "first after 0.12 s" in text
-        assert "7 cached + 3 new" in text
+        assert "first token after 0.12 s" in text
+        assert "7 cached, 3 computed" in text
         assert ("settle", None) in backend.calls
 
 
@@ -104,7 +104,7 @@ async def test_nothing_is_sent_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        (FinishReason.LENGTH, "the limit of tokens for one answer"),
+        (FinishReason.LENGTH, "cut off at the token limit"),
         (FinishReason.CONTEXT_FULL, "the context is full: /reset, /undo"),
         (FinishReason.CANCELLED, "stopped"),
     ],
@@ -275,10 +275,10 @@ async def test_think_on_and_off_reach_the_model() -> None:
 async def test_a_model_that_does_not_think_says_so() -> None:
     async with driven(ScriptedBackend(thinks=False)) as driver:
         await driver.send("/think on")
-        assert driver.errors == ["scripted cannot think; /model chooses a model that can."]
+        assert driver.errors == ["scripted cannot think; use /model to choose one that can."]
         await driver.send("/think auto")
         await driver.send("/think")
-        assert driver.notices[-1] == "scripted cannot think: it answers at once."
+        assert driver.notices[-1] == "scripted cannot think; it answers directly."
         assert ("set_think", "on") not in driver.app.chat.backend.calls  # type: ignore[attr-defined]
 
 
@@ -325,7 +325,7 @@ async def test_undo_takes_the_last_exchange_back_into_the_composer() -> None:
         await driver.until(lambda: driver.questions == [])
         driver.composer.put("")
         await driver.send("/undo")
-        await driver.shows("nothing to take back")
+        await driver.shows("nothing to undo")
 
 
 async def test_retry_replaces_the_answer() -> None:
@@ -348,7 +348,7 @@ async def test_a_retry_that_fails_leaves_the_answer() -> None:
 async def test_retry_without_a_message() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.send("/retry")
-        await driver.shows("nothing to answer once more")
+        await driver.shows("no answer to generate again")
 
 
 async def test_system_prompt() -> None:
@@ -371,10 +371,10 @@ async def test_a_model_is_picked_and_the_history_stays() -> None:
     async with driven(backend) as driver:
         await driver.send("q")
         await driver.send("/model")
-        await driver.shows("Type to search, or a Hub id")
+        await driver.shows("Search, or type a Hub id")
         await driver.types("other")
         await driver.pilot.press("enter")
-        await driver.shows("Now chatting with other. The history stays")
+        await driver.shows("Now chatting with other. The history is kept")
         assert backend.calls[-1] == ("load_path", (1,)) or ("load_path", (1,)) in backend.calls
         assert backend.history == [("q", "Hello there.")]
         assert driver.questions == ["q"]
@@ -404,7 +404,7 @@ async def test_stats_and_help() -> None:
         assert ["computed", "10", "22"] in rows
         assert ["generated", "tokens", "1", "3"] in rows
         await driver.pilot.press("f1")
-        await driver.shows("Break the line")
+        await driver.shows("New line")
         assert "/think [on|off|auto|show|hide]" in driver.text()
 
 
@@ -425,7 +425,7 @@ async def test_theme_changes_live() -> None:
         await driver.send("/theme paper")
         assert driver.app.theme == "paper"
         await driver.send("/theme nonsense")
-        assert "There is no theme 'nonsense'" in driver.errors[-1]
+        assert "Unknown theme 'nonsense'" in driver.errors[-1]
 
 
 # --- what goes wrong ---

@@ -93,7 +93,7 @@ async def test_an_edit_can_be_given_up() -> None:
         driver.composer.put("a draft")
         await press(driver, "alt+e")
         assert driver.composer.text == "first"
-        assert "Esc leaves it as it was" in driver.text()
+        assert "Esc leaves the message unchanged" in driver.text()
         await press(driver, "escape")
         assert driver.composer.text == "a draft"
         assert driver.questions == ["first"]
@@ -146,11 +146,11 @@ async def test_what_was_taken_back_comes_again_message_by_message() -> None:
         driver.composer.put("a draft")
         await press(driver, "alt+u", "alt+u", "alt+u")
         assert (driver.questions, driver.composer.text) == ([], "a\nb\nc\na draft")
-        await driver.shows("3 messages undone; /redo (Alt+Z) brings one back.")
+        await driver.shows("3 messages undone; /redo (Alt+Z) restores one.")
         await press(driver, "alt+z")
         assert (driver.questions, driver.composer.text) == (["a"], "b\nc\na draft")
         await press(driver, "alt+z")
-        await driver.shows("1 message undone; /redo (Alt+Z) brings it back.")
+        await driver.shows("1 message undone; /redo (Alt+Z) restores it.")
         await press(driver, "alt+z")
         assert (driver.questions, driver.answers) == (["a", "b", "c"], ["one", "two", "three"])
         assert driver.composer.text == "a draft"

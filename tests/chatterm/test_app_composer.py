@@ -91,7 +91,7 @@ async def test_an_editor_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyP
         await driver.types("draft")
         await driver.pilot.press("ctrl+g")
         await driver.until(lambda: driver.errors)
-        assert driver.errors == ["There is no program no-such-editor; VISUAL names it as your editor."]
+        assert driver.errors == ["There is no program no-such-editor, which VISUAL names as your editor."]
         assert driver.composer.text == "draft"
 
 
@@ -180,7 +180,7 @@ async def test_the_palette_runs_commands() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.pilot.press("ctrl+p")
         await driver.types("stats")
-        await driver.shows("Figures of this turn")
+        await driver.shows("Statistics of the last")
         await driver.pilot.press("enter")
         await driver.shows("There are no answers yet.")
 

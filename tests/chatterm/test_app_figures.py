@@ -320,7 +320,7 @@ def test_the_map_tells_the_states_apart_without_colours() -> None:
 def test_a_square_of_several_blocks_shows_the_most_telling_one() -> None:
     found = replace(MAP, states=bytes([FREE, CACHED, HELD, SHARED] + [FREE] * 96), path=())
     lines = [text_of(line) for line in cache_lines(found, 49, 0, plain=True)]
-    assert "In the order of memory, 2 blocks in a square" in lines
+    assert "In the order of memory, 2 blocks per square" in lines
     assert "+ @" + 23 * " ." in lines
 
 
@@ -337,10 +337,10 @@ def test_stats_compare_the_turn_the_session_and_the_process() -> None:
     lines = stats_lines(100, turns[1], session, INFO, MEASURED, process, process_figures(0.0))
     text = "\n".join(map(text_of, lines))
     for part in (
-        "this session   since the start",
+        "this session   since start",
         "tokens reused",
         "990 of 3,000 prompt tokens came from the cache, 40 of them prewarmed while you read and typed",
-        "A retry found 99% of its prompt in the cache",
+        "Retries found 99% of their prompts in the cache",
         "2.0 TB/s",
     ):
         assert " ".join(part.split()) in " ".join(text.split())
@@ -369,7 +369,7 @@ def test_a_narrow_screen_wraps_no_figure_of_the_table(width: int) -> None:
     for line in table[1:]:  # a name, then figures: nothing stands on a line of its own
         assert re.fullmatch(r" *[a-z][a-z ()]*|─+|.*[a-z)] +[\d–].*", line), line
     assert sum(line.startswith("prompt tokens") for line in table) == (
-        1 if width > 66 else 2 if width > 50 else 3
+        1 if width > 60 else 2 if width > 50 else 3
     )
 
 
@@ -405,11 +405,11 @@ def test_stats_name_the_kernels() -> None:
         (SpillFigures(12, 25_000_000, 900, None, None, True), "of host memory · 900 tokens restored"),
         (
             SpillFigures(12, 25_000_000, 900, 3.21e-6, 40e-6, True),
-            "900 tokens brought back, 3.2 µs a token, computing it 40.0",
+            "900 tokens restored, 3.2 µs per token, recomputing 40.0",
         ),
         (
             SpillFigures(0, 0, 9, 3.2e-6, 3e-6, False),
-            "computed again: bringing it back takes 3.2 µs a token, computing it 3.0",
+            "recomputed, not restored: restoring takes 3.2 µs per token, recomputing 3.0",
         ),
     ],
 )
@@ -444,5 +444,5 @@ async def test_the_engine_s_notes_stand_in_the_chat_once() -> None:
 
 def test_at_80_columns_the_line_tells_what_matters() -> None:
     text = text_of(status_line(LIVES[-1], 80))
-    for part in ("1,234 tok/s", "first 12.5 s", "131k cached + 72 new", "130k/131k"):
+    for part in ("1,234 tok/s", "first 12.5 s", "131k cached, 72 computed", "130k/131k"):
         assert part in text

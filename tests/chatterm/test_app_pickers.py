@@ -73,7 +73,7 @@ async def test_typing_searches_and_a_name_of_no_list_can_be_typed() -> None:
         await driver.until(lambda: screen.query_one(ModelList).chosen == "huge")
         assert "scripted" not in driver.text().splitlines()[10]
         screen.query_one(Input).value = "some/one-else"
-        await driver.shows("Nothing matches")
+        await driver.shows("No match")
         await driver.pilot.press("enter")
         await driver.idle()
         assert switched(backend) == ["some/one-else"]
@@ -114,13 +114,13 @@ async def test_speed_memory_and_a_warning_of_what_crawls() -> None:
         assert "2.5 GB    3.1 GB    15.6 tok/s  on this machine" in text
         assert "16 GB     17 GB     0.8 tok/s  to download" in text
         assert "66 GB     67 GB  does not fit  to download" in text
-        await driver.shows("Speed: estimated.")
+        await driver.shows("Speed is estimated.")
         await driver.pilot.press("down")
         await driver.shows("It fits but is slow: about 0.8 tok/s; with --quantize int4 about 3.0.")
         await driver.pilot.press("down")
-        await driver.shows("It does not fit: about 67 GB of memory would have to be free.")
+        await driver.shows("It does not fit: it needs about 67 GB of free memory.")
         await driver.types("good")
-        await driver.shows("Speed: estimated.")
+        await driver.shows("Speed is estimated.")
         await driver.types("!")
         await driver.until(lambda: "estimated" not in driver.text())
 
@@ -170,4 +170,4 @@ async def test_the_note_comes_and_goes() -> None:
         backend.used = 950
         await driver.send("q")
         await driver.shows("The context is 95% full, 50 tokens left.")
-        await driver.shows("dropped unasked.")
+        await driver.shows("dropped automatically.")

@@ -92,7 +92,7 @@ def _wheel(view: ReportView) -> object:
 async def test_an_error_stands_at_the_composer_and_not_in_the_conversation() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.send("/theme nonsense")
-        await driver.shows("There is no theme 'nonsense'")
+        await driver.shows("Unknown theme 'nonsense'")
         assert not driver.transcript.entries
         remarks = driver.app.chat.query_one(Remarks)
         assert remarks.region.bottom < driver.composer.region.y + 1

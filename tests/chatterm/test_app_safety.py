@@ -162,7 +162,7 @@ def test_a_real_terminal_gets_no_command_from_the_model(tmp_path: Path) -> None:
     child.expect(b"ready")
     seen = child.before
     child.send(b"caf\xc3\xa9 \xff\xfe\xc3(\r")  # bytes that are no UTF-8 must not end the chat
-    child.expect(b"first after")
+    child.expect(b"first token after")
     seen += child.before
     child.send(b"/quit\r")
     child.expect(pexpect.EOF)

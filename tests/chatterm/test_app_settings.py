@@ -34,7 +34,7 @@ async def test_a_theme_is_previewed_and_kept() -> None:
         assert (driver.app.theme, written()) == ("graphite", {})
         await driver.pilot.press("f7", "down", "enter")
         await driver.until(lambda: written() == {"screen": {"theme": following}})
-        await driver.until(lambda: f"The theme is {following}, now and in new chats" in driver.notices[-1])
+        await driver.until(lambda: f"The theme is {following}, also for new chats" in driver.notices[-1])
         await driver.send("/theme paper")
         await driver.until(lambda: written() == {"screen": {"theme": "paper"}})
         assert driver.app.theme == "paper"
@@ -65,7 +65,7 @@ async def choose(driver: Driver, name: str) -> None:
     while found.chosen.name != name:
         row = found.row
         await driver.pilot.press("down")
-        assert found.row > row, f"there is no setting {name}"
+        assert found.row > row, f"unknown setting {name}"
 
 
 async def test_every_setting_is_there_once_and_can_be_reached() -> None:

@@ -95,7 +95,7 @@ def test_there_are_dark_and_light_ones() -> None:
 
 
 def test_an_unknown_theme_says_which_there_are() -> None:
-    with pytest.raises(SettingsError, match=f"no theme 'x'; there are .*{DEFAULT_THEME}"):
+    with pytest.raises(SettingsError, match=f"Unknown theme 'x'; choose one of: .*{DEFAULT_THEME}"):
         load_theme("x")
 
 
@@ -151,7 +151,7 @@ def test_a_theme_of_ones_own_states_what_differs(own: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ('[colors]\n\nprimry = "#fff"', "line 3: there is no colour primry; there are primary, "),
+        ('[colors]\n\nprimry = "#fff"', "line 3: unknown colour primry; choose one of: primary, "),
         ('[variables]\nmuted = "#ggg"', "line 2: muted is '#ggg'; it must be a colour, as in"),
         ("[colors]\nprimary = 4", "line 2: primary is '4'; it must be a colour"),
         ('base = "plaid"', "line 1: base must be one of dusk, ember, "),

@@ -30,16 +30,16 @@ def said(*path: Exchange, models: tuple[str, ...] = ("m",), width: int = 300) ->
 
 def test_a_turn_is_told_in_numbers_and_words() -> None:
     lines = said(exchange(1, TurnStats(40, 0, 40)), exchange(2)).splitlines()
-    assert lines[0].split() == ["▪", "reused", "▪", "warmed", "▪", "computed"]
+    assert lines[0].split() == ["▪", "reused", "▪", "prewarmed", "▪", "computed"]
     assert lines[1].split()[:3] == ["1", "question", "1"]
     assert lines[1].split()[-3:] == ["0", "0", "40"]
     assert lines[2].split()[-3:] == ["247", "953", "40"]
     assert lines[3].strip() == (
-        "Answer 3 parts from the cache at token 118: cached <think>, wanted \\n\\n "
+        "Answer 3 differs from the cached text at token 118: cached <think>, needed \\n\\n "
         "(its thinking is left out of the history)."
     )
     assert lines[-1] == (
-        "Of 1,280 prompt tokens you waited for 80; 953 were computed while you read and typed."
+        "You waited for 80 of 1,280 prompt tokens; 953 were prewarmed while you read and typed."
     )
 
 
@@ -47,7 +47,7 @@ def test_a_turn_is_told_in_numbers_and_words() -> None:
 def test_every_cause_has_its_words(cause: Cause) -> None:
     parting = replace(PARTING, cause=cause, message=0 if cause is Cause.SYSTEM else 3, in_answer=False)
     text = said(exchange(1, replace(STATS, parting=parting)))
-    assert ("The system prompt parts" if cause is Cause.SYSTEM else "Message 3 parts") in text
+    assert ("The system prompt differs" if cause is Cause.SYSTEM else "Message 3 differs") in text
     assert text.splitlines()[2].endswith(").")
 
 
@@ -61,25 +61,25 @@ def test_another_model_is_the_reason_where_it_answered() -> None:
     opened = replace(STATS, parting=Parting(0, 1, False, -1, 2, Cause.OPENED))
     assert "before the model was loaded" in said(exchange(1, opened))
     text = said(exchange(1, None, "other"), exchange(2, opened))
-    assert "it was answered by other, whose cache" in text
+    assert "it was answered by other, and models cannot share a cache" in text
 
 
 def test_tokens_of_a_model_that_is_not_loaded_are_numbers() -> None:
-    assert "cached token 1, wanted token 2" in said(exchange(1, model="other"))
-    assert "cached token 1, wanted token 2" in said(exchange(1), models=())
+    assert "cached token 1, needed token 2" in said(exchange(1, model="other"))
+    assert "cached token 1, needed token 2" in said(exchange(1), models=())
 
 
 def test_tokens_show_nothing_that_a_terminal_obeys() -> None:
     text = said(exchange(1, replace(STATS, parting=replace(PARTING, cached=4, wanted=3))))
     assert "\x1b" not in text
-    assert "wanted ␣red" in text
+    assert "needed ␣red" in text
 
 
 def test_turns_without_figures_and_a_branch_without_turns() -> None:
-    assert "Nothing has been asked" in said()
+    assert "There are no messages" in said()
     text = said(exchange(1, None))
     assert text.splitlines()[1].split()[-3:] == ["–", "–", "–"]
-    assert "no figures of these turns" in text
+    assert "no statistics for these turns" in text
 
 
 @pytest.mark.parametrize("width", [20, 43, 44, 60, 64, 78, 160])
@@ -106,12 +106,12 @@ def test_the_figures_survive_a_session() -> None:
 async def test_the_command_shows_it_over_the_conversation() -> None:
     async with driven(ScriptedBackend([Script(cached=4)]), size=(100, 30)) as driver:
         await driver.send("/cache why")
-        await driver.shows("Nothing has been asked")
+        await driver.shows("There are no messages")
         await driver.pilot.press("escape")
         await driver.send("hello")
         driver.app.chat.conversation.path[0].stats.update(PARTING.to_dict("parting_"))
         await driver.send("/cache why")
-        await driver.shows("Of 10 prompt tokens you waited for 6.")
+        await driver.shows("You waited for 6 of 10 prompt tokens.")
         await driver.shows("cached <think>, wanted Water")
         await driver.pilot.press("escape")
         await driver.send("/cache what")

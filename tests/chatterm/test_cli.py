@@ -206,7 +206,7 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
         ("run -p x --nonsense", "--nonsense"),
         ("run -p", "-p"),
         ("run -p x --theme plaid", "there are dusk, ember"),
-        ("run --inline --theme plaid", "There is no theme 'plaid'"),
+        ("run --inline --theme plaid", "Unknown theme 'plaid'"),
         ("frobnicate", "frobnicate"),
         ("show", "MODEL"),
         ("rm smollm2", "--yes"),
@@ -242,7 +242,7 @@ def test_empty_standard_input_is_wrong_usage(
 ) -> None:
     pipe_in(monkeypatch, data)
     assert call(["run"]) == 2
-    assert "nothing came on standard input" in capsys.readouterr().err
+    assert "standard input had no text" in capsys.readouterr().err
     assert backends == []
 
 
@@ -265,7 +265,7 @@ def test_the_screen_opens_on_a_terminal_only(
     monkeypatch.setattr("chatterm.app.run_app", run_app)
     monkeypatch.setattr("sys.stdin", Terminal())
     assert call(["run"]) == 2
-    assert "The screen needs a terminal" in capsys.readouterr().err
+    assert "The chat screen needs a terminal" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdout", Terminal())
     assert call(["run", "--json"]) == 2
     assert call(["run", "--stats"]) == 2

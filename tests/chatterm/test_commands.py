@@ -114,11 +114,11 @@ def test_a_command_line_calls_its_action(text: str, called: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("/nothing", "no command /nothing"),
-        ("/", "no command /"),
-        ("/reset now", "/reset takes nothing"),
+        ("/nothing", "Unknown command /nothing"),
+        ("/", "Unknown command /"),
+        ("/reset now", "/reset takes no argument"),
         ("/rename", "/rename needs TITLE"),
-        ("/think maybe", "one of on, off, auto, show, hide"),
+        ("/think maybe", "one of: on, off, auto, show, hide"),
     ],
 )
 def test_what_is_no_command_gets_one_clear_line(text: str, said: str) -> None:

@@ -331,8 +331,11 @@ async def test_what_looks_like_a_file_and_is_none_is_sent_at_the_second_enter(fo
     (folder / "src").mkdir()
     async with writing() as writer:
         for text, problem in (
-            ("sum up @missing.txt", "There is no file missing.txt. Enter again sends it as text."),
-            ("look into @src.", "src is a folder; only files can be attached. Enter again sends it as text."),
+            ("sum up @missing.txt", "There is no file missing.txt. Press Enter again to send it as text."),
+            (
+                "look into @src.",
+                "src is a folder; only files can be attached. Press Enter again to send it as text.",
+            ),
         ):
             writer.composer.put(text)
             writer.completion.close()
@@ -387,9 +390,9 @@ async def test_labels_in_attached_files_and_mentions_in_pastes_are_text(folder: 
     [
         ("see @image.png", "image.png is not a text file; only text (UTF-8) can be attached."),
         ("see @big.txt", "big.txt has 1.1 MB; up to 1.0 MB can be attached."),
-        ("see @./missing.txt", "There is no file ./missing.txt. Enter again sends it as text."),
-        ("see @sub/missing.txt", "There is no file sub/missing.txt. Enter again sends it as text."),
-        ("see @sub/", "sub/ is a folder; only files can be attached. Enter again sends it as text."),
+        ("see @./missing.txt", "There is no file ./missing.txt. Press Enter again to send it as text."),
+        ("see @sub/missing.txt", "There is no file sub/missing.txt. Press Enter again to send it as text."),
+        ("see @sub/", "sub/ is a folder; only files can be attached. Press Enter again to send it as text."),
         ("see @pipe", "pipe is not a regular file; only text files can be attached."),
         ("see @latin", "latin is not a text file; only text (UTF-8) can be attached."),
     ],
@@ -513,7 +516,7 @@ async def test_without_a_terminal_or_an_editor_the_draft_stays(monkeypatch: pyte
         await writer.pilot.press("ctrl+g")
         await writer.until(lambda: len(writer.screen.problems) == 2)
         assert writer.screen.problems == [
-            "There is no program no-such-editor; VISUAL names it as your editor.",
+            "There is no program no-such-editor, which VISUAL names as your editor.",
             "An editor cannot run in this terminal.",
         ]
         assert writer.composer.text == "draft"

@@ -110,13 +110,13 @@ def test_a_gpu_in_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     text = printed(monkeypatch, capsys, MACHINES["gpu"])
     for part in (
         "NVIDIA H100 80GB HBM3 (sm_90), 84 GB of 85 GB free",
-        "580.65.06, runs CUDA up to 13.0",
+        "580.65.06, supports CUDA up to 13.0",
         "16 cores, AVX2, AVX-512,",
         "3,030 GB/s copied within the GPU",
         "torch 2.11.0+cu130 (built for CUDA 13.0), triton 3.6.0",
         "cuda, bfloat16",
         "no: flash-attn is not installed",
-        "90% of the bandwidth, and 8 us a layer",
+        "90% of the memory bandwidth, plus 8 us per layer",
         "pip install flash-attn",
     ):
         assert part in text
@@ -148,7 +148,7 @@ def test_what_could_not_be_found_out_is_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = printed(monkeypatch, capsys, MACHINES["broken"])
-    assert "Could not be checked" in text
+    assert "Could not be determined" in text
     assert "The CPU could not be" in text
     assert "\x1b" not in text
 

@@ -83,7 +83,7 @@ def person(smollm2: Path) -> Iterator[Person]:
 def test_a_question_an_answer_figures_reset_and_quit(person: Person) -> None:
     person.waits_until(lambda seen: "tokens of context" in seen)  # the model is loaded
     person.types("What is the capital of Germany?" + ENTER)
-    answered = person.waits_until(lambda seen: "first after" in seen)
+    answered = person.waits_until(lambda seen: "first token after" in seen)
     assert "Berlin" in answered
     person.types("/stats" + ENTER)
     person.waits_until(lambda seen: "Statistics" in seen and "KV cache" in seen)
@@ -108,13 +108,13 @@ def test_stop_continue_edit_branch_kill_and_resume(smollm2: Path) -> None:
     assert said(person.waits_until(lambda seen: "stopped" in seen)).startswith(stopped)
     person.types("What is the capital of Germany?" + ENTER)
     person.waits_until(lambda seen: "Berlin" in seen and "stopped" not in seen.split("Germany?")[-1])
-    person.waits_until(lambda seen: "first after" in seen.split("Germany?")[-1])
+    person.waits_until(lambda seen: "first token after" in seen.split("Germany?")[-1])
     person.types(4 * ALT_UP)  # answer, question, answer, question
     person.waits_until(lambda seen: "e edit" in seen)
     person.types("e")
-    person.waits_until(lambda seen: "asks this anew" in seen)
+    person.waits_until(lambda seen: "sends this as a new branch" in seen)
     person.types(CTRL_U + "What is the capital of Japan?" + ENTER)
-    person.waits_until(lambda seen: "< 2/2 >" in seen and "Tokyo" in seen and "first after" in seen)
+    person.waits_until(lambda seen: "< 2/2 >" in seen and "Tokyo" in seen and "first token after" in seen)
     person.types(ALT_LEFT)
     person.waits_until(lambda seen: "Berlin" in seen and "Tokyo" not in seen)
     store = Store.open()
@@ -140,7 +140,7 @@ def said(seen: str) -> str:
     lines = seen.split("\n")
     first = next((row for row, line in enumerate(lines) if STORY in line), len(lines))
     last = next(
-        (row for row, line in enumerate(lines) if "first after" in line or "Write a message" in line), 0
+        (row for row, line in enumerate(lines) if "first token after" in line or "Write a message" in line), 0
     )
     return " ".join(" ".join(lines[first + 1 : last]).split())
 

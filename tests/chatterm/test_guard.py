@@ -210,7 +210,7 @@ def test_the_log_stays_small_and_private() -> None:
 def test_a_log_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path / "file"))
-    assert write_down(ValueError()).startswith("Its details could not be written to ")
+    assert write_down(ValueError()).startswith("Details could not be written to ")
 
 
 PROGRAM = """

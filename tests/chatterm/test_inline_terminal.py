@@ -24,12 +24,12 @@ def test_a_conversation_in_a_terminal(smollm2: Path, environment: dict[str, str]
     arguments = [*RUN, str(smollm2), "--inline", *OPTIONS]
     child = pexpect.spawn(sys.executable, arguments, env=environment, encoding="utf-8", timeout=PATIENCE)
     try:
-        child.expect("Ctrl-D leaves.\r\n")
+        child.expect("Ctrl-D quits.\r\n")
         child.expect("> ")
         child.sendline("Tell me a long story about a dragon.")
         child.expect("dragon\\.\r\n.*dragon")
         child.sendintr()
-        child.expect("stopped; /continue goes on")
+        child.expect("stopped; /continue resumes it")
         child.expect("\n> ")
         child.sendline("/continue")
         child.expect("/continue\r\n.*[a-z]{3}")
@@ -76,7 +76,7 @@ def test_a_pipe_and_then_one_more_question(smollm2: Path, environment: dict[str,
     first = chatterm(str(smollm2), "--inline", *OPTIONS, typed="Hi.\n/undo\nHi.\n")
     assert first.returncode == 0
     answers = first.stdout.split("\n\n")
-    assert answers[1] == f"Taken back: Hi.\n{answers[0]}"
+    assert answers[1] == f"Undone: Hi.\n{answers[0]}"
     second = chatterm("--continue", "--json", *OPTIONS, typed="And then?")
     assert second.returncode == 0
     assert '"prompt_tokens"' in second.stdout

@@ -44,7 +44,7 @@ def test_pull_shows_progress_on_err_and_the_result_on_out(
     monkeypatch.setattr(model_commands, "resolve", resolve)
     assert call(["pull", "tiny"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == "tiny is here: chatterm run tiny\n"
+    assert captured.out == "tiny is ready: chatterm run tiny\n"
     assert captured.err == "Downloading tiny: 2.5 MB of 2.5 MB\n"
 
 
@@ -106,7 +106,7 @@ def test_rm_asks_on_a_terminal(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("nonsense", "There is no model nonsense"), ("smollm2", "smollm2 is not on this machine")],
+    [("nonsense", "Unknown model nonsense"), ("smollm2", "smollm2 is not on this machine")],
 )
 def test_rm_does_not_ask_about_what_is_not_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, said: str

@@ -221,7 +221,7 @@ def test_a_spinner_that_was_stopped_at_once_writes_nothing() -> None:
 def test_an_answer_that_was_cut_off_says_why_and_names_no_command() -> None:
     err = io.StringIO()
     answer(ScriptedBackend(said("cut"), reason=FinishReason.LENGTH), ["a"], out=io.StringIO(), err=err)
-    assert "limit of tokens for one answer (--max-tokens)" in err.getvalue()
+    assert "token limit (--max-tokens)" in err.getvalue()
     assert "/continue" not in err.getvalue()
 
 

@@ -100,10 +100,12 @@ def test_leaving_says_how_to_come_back(tmp_path: Path) -> None:
     store.save(first, Exchange(1, None, "how to boil an egg", text="so", finish_reason="eos", created=1.0))
     assert way_back(store, first) == (
         "Saved: how to boil an egg\n"
-        "  To go on: chatterm run --continue\n"
+        "  To continue: chatterm run --continue\n"
         f"  or, at any later time: chatterm run --session {first}"
     )
     second = store.new(SessionInfo())
     store.save(second, Exchange(1, None, "tea", text="so", finish_reason="eos", created=2.0))
-    assert way_back(store, first) == f"Saved: how to boil an egg\n  To go on: chatterm run --session {first}"
+    assert (
+        way_back(store, first) == f"Saved: how to boil an egg\n  To continue: chatterm run --session {first}"
+    )
     store.close()

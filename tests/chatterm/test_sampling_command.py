@@ -49,8 +49,8 @@ def test_default_takes_it_back() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("temprature 1", "There is no sampling setting temprature; did you mean temperature?"),
-        ("xyzzy 1", "There is no sampling setting xyzzy; there are temperature, "),
+        ("temprature 1", "Unknown sampling setting temprature; did you mean temperature?"),
+        ("xyzzy 1", "Unknown sampling setting xyzzy; choose one of: temperature, "),
         ("temperature hot", "temperature is 'hot'; it must be a number."),
         ("temperature -1", "temperature is -1.0; it must be 0 (greedy) or more."),
         ("top_k 0.5", "top_k is '0.5'; it must be a whole number."),
@@ -105,7 +105,7 @@ def test_what_is_said() -> None:
         "top_k is 20 again (as the model's authors recommend), from the next answer on."
     ]
     assert answer_to("seed none", {"seed": 1}, file, INFO)[1] == [
-        "seed is not set any more, from the next answer on."
+        "seed is no longer set, from the next answer on."
     ]
     chosen, lines = answer_to("top_k", {}, file, INFO)
     assert chosen is None
@@ -172,7 +172,7 @@ def test_without_a_screen(tmp_path: Path) -> None:
     assert "min_p is 0.1 from the next answer on." in text
     assert "top_p is 'x'; it must be a number." in text
     assert "What each turn found in the cache" in text
-    assert "Of 10 prompt tokens you waited for 10." in text
+    assert "You waited for 10 of 10 prompt tokens." in text
     assert sampling == {"top_k": 9, "seed": 3, "min_p": 0.1}
     assert saved == {"seed": 3, "min_p": 0.1}
     text, _, _ = inline(tmp_path, "/reset\n")

@@ -46,10 +46,10 @@ def test_a_file_states_what_differs() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("[screen]\n\n# about it\nthem = 1", "line 4: there is no setting screen.them; did you mean theme?"),
-        ("[scren]\n", "line 1: there is no setting scren; did you mean screen?"),
+        ("[screen]\n\n# about it\nthem = 1", "line 4: unknown setting screen.them; did you mean theme?"),
+        ("[scren]\n", "line 1: unknown setting scren; did you mean screen?"),
         ("\nscreen = 3", "line 2: screen is a table: write [screen] and its settings below it."),
-        ('[screen]\ntheme = "plaid"', "line 2: there is no theme 'plaid'; there are dusk, ember, "),
+        ('[screen]\ntheme = "plaid"', "line 2: unknown theme 'plaid'; choose one of: dusk, ember, "),
         ('screen.panel = "big"', 'line 1: panel is \'big\'; it must be one of "auto", "show", "hide".'),
         ("[composer]\nhistory = true", "line 2: history is true; it must be a whole number."),
         ("[composer]\nhistory = -1", "line 2: history is -1; it must be 0 or more."),
@@ -61,10 +61,10 @@ def test_a_file_states_what_differs() -> None:
         ("[sampling]\ntemperature = -1", "line 2: temperature is -1.0; it must be 0 (greedy) or more."),
         (
             '[sampling]\nstop = "x"',
-            'line 2: stop is \'x\'; it must be a list of texts, as in ["one", "two"].',
+            'line 2: stop is \'x\'; it must be a list of strings, as in ["one", "two"].',
         ),
         ('[model]\nsystem = """\nthink = 1\n"""\nthink = "x"', "line 5: think is 'x'; it must be one of "),
-        ("[sampling]\nstop = [\n  1,\n]", "line 2: stop is [1]; it must be a list of texts"),
+        ("[sampling]\nstop = [\n  1,\n]", "line 2: stop is [1]; it must be a list of strings"),
         ("[screen]\ntheme = graphite", "line 2: this is not TOML: "),
         ('[model]\nname = "', "line 2: this is not TOML: "),
     ],
@@ -141,7 +141,7 @@ def test_any_text_can_be_stored(value: str, comment: str) -> None:
 
 
 def test_what_only_a_person_can_change_stays() -> None:
-    with pytest.raises(SettingsError, match="only you can change: chatterm config edit"):
+    with pytest.raises(SettingsError, match="cannot be changed here; use: chatterm config edit"):
         changed('screen = { theme = "snow" }\n', "screen", "theme", "ember", PATH)
 
 
@@ -156,7 +156,7 @@ def test_the_file_is_replaced_whole_and_a_link_stays(tmp_path: Path) -> None:
     assert real.read_text(encoding="utf-8") == '# mine\n\n[screen]\ntheme = "snow"\n'
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
     assert list(real.parent.iterdir()) == [real]
-    with pytest.raises(SettingsError, match="no theme 'plaid'"):
+    with pytest.raises(SettingsError, match="unknown theme 'plaid'"):
         store(link, "screen", "theme", "plaid")
     assert Settings.load(link).screen.theme == "snow"
 
@@ -186,8 +186,8 @@ def test_where_the_file_lies(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_config_shows_sets_and_takes_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["config"]) == 0
     shown = capsys.readouterr().out
-    assert "there is no such file yet" in shown
-    assert "0 always takes the likeliest token" in shown
+    assert "this file does not exist yet" in shown
+    assert "0 always picks the most likely token" in shown
     assert call(["config", "set", "screen.theme", "moss"]) == 0
     assert call(["config", "set", "presence_penalty", "-1"]) == 0
     assert call(["config", "set", "prepare_drafts", "off"]) == 0
@@ -207,11 +207,11 @@ def test_config_shows_sets_and_takes_out(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["set", "screen.theme", "plaid"], "screen.theme: there is no theme 'plaid'; there are"),
+        (["set", "screen.theme", "plaid"], "screen.theme: unknown theme 'plaid'; choose one of:"),
         (["set", "sampling.top_p", "much"], "sampling.top_p: top_p is 'much'; it must be a number."),
         (["set", "sampling.top_p", "2"], "sampling.top_p: top_p is 2.0; it must be above 0 and at most 1"),
-        (["set", "themes", "snow"], "There is no setting themes; did you mean screen.theme?"),
-        (["unset", "xyzzy"], "There is no setting xyzzy; chatterm config lists them all."),
+        (["set", "themes", "snow"], "Unknown setting themes; did you mean screen.theme?"),
+        (["unset", "xyzzy"], "Unknown setting xyzzy; chatterm config lists them all."),
     ],
 )
 def test_what_cannot_be_set_is_one_line(
@@ -231,7 +231,7 @@ def test_a_wrong_file_is_named_before_anything_is_loaded(
     config_path().write_text("[screen]\nthem = 1\n", encoding="utf-8")
     for words in (["config"], ["config", "set", "theme", "snow"], ["run", "-p", "hi"]):
         assert call(words) == 1
-        assert f"{config_path()}, line 2: there is no setting screen.them" in capsys.readouterr().err
+        assert f"{config_path()}, line 2: unknown setting screen.them" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")

@@ -277,13 +277,13 @@ def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: S
     ]
     assert run(lines, backend, store=store, out=out, err=err) == 1
     text, errors = out.getvalue(), err.getvalue()
-    assert text.startswith("cut\n\n whole\n\nother\n\nTaken back: go\nBack again: go\nTaken back: go\n")
+    assert text.startswith("cut\n\n whole\n\nother\n\nUndone: go\nRestored: go\nUndone: go\n")
     assert "The model answers without thinking." in text
     assert "The system prompt: Be brief." in text
     assert "* other" in text
-    assert "  /retry: Answer once more" in text
-    assert "the limit of tokens for one answer is reached; /continue goes on" in errors
-    assert "/copy needs the screen" in errors
+    assert "  /retry: Answer again" in text
+    assert "cut off at the token limit; /continue resumes it" in errors
+    assert "/copy needs the chat screen" in errors
     assert "There is no command /nope" in errors
     assert "not 'maybe'" in errors
     assert (backend.think, backend.system, backend.model) == ("off", "Be brief.", "other")
@@ -368,7 +368,7 @@ def test_going_on_by_hand_says_where_it_was(store: Store) -> None:
     out = Terminal()
     assert run([], ScriptedBackend(), store=store, out=out, by_hand=True, session=latest.id) == 0
     assert "scripted on cpu, context 4,096 tokens" in out.getvalue()
-    assert "You said last: the first words" in out.getvalue()
+    assert "Your last message: the first words" in out.getvalue()
 
 
 def test_every_command_that_is_promised_is_there(store: Store) -> None:

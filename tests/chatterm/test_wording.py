@@ -17,8 +17,8 @@ SLASHED = re.compile(rf"(?<=[ (;])/({'|'.join(command.name for command in COMMAN
 
 
 def test_parts_are_closed_before_the_next_begins() -> None:
-    said = sentences("It is not here; see: chatterm list", "/model chooses another", "", "Really?")
-    assert said == "It is not here; see: chatterm list. /model chooses another. Really?"
+    said = sentences("It is not here; see: chatterm list", "/model loads another", "", "Really?")
+    assert said == "It is not here; see: chatterm list. /model loads another. Really?"
 
 
 @given(st.lists(st.text("ab. !?\"'`)\n", max_size=6), max_size=4))

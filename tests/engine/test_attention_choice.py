@@ -54,7 +54,7 @@ def test_what_was_asked_for_and_does_not_work_is_one_line(name: str) -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(
-        EngineError, match="no attention backend 'xformers'; it must be auto, flash, triton or sdpa"
+        EngineError, match="Unknown attention backend 'xformers'; it must be auto, flash, triton or sdpa"
     ):
         choose_attention("xformers", CPU, torch.float32, 64)
 

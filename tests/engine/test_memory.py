@@ -67,9 +67,9 @@ def test_devices_and_dtypes() -> None:
     assert available_memory(cpu) > 0
     assert pick_dtype("auto", cpu) is torch.bfloat16
     assert {pick_dtype(name, cpu) for name in DTYPES} == set(DTYPES.values())
-    with pytest.raises(EngineError, match="no dtype 'int3'"):
+    with pytest.raises(EngineError, match="Unknown dtype 'int3'"):
         pick_dtype("int3", cpu)
-    with pytest.raises(EngineError, match="no device 'tpu'"):
+    with pytest.raises(EngineError, match="Unknown device 'tpu'"):
         pick_device("tpu")
 
 

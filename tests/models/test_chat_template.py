@@ -258,7 +258,7 @@ def test_the_memory_of_a_template_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         if fits:
             assert template.render(messages, add_generation_prompt=False) == str(size)
         else:
-            with pytest.raises(ModelError, match="too large"):
+            with pytest.raises(ModelError, match="too much text"):
                 template.render(messages, add_generation_prompt=False)
 
 
@@ -435,7 +435,7 @@ def test_a_template_adds_little_to_what_it_is_given(monkeypatch: pytest.MonkeyPa
 
     assert size("1000") == 1000
     assert size("é" * 9999) == 29997
-    with pytest.raises(ModelError, match="too large"):
+    with pytest.raises(ModelError, match="too much text"):
         size("2000")
     assert size("1000") == 1000
 

@@ -94,7 +94,7 @@ def test_an_operator_that_is_missing_or_wrong_is_not_used(monkeypatch: pytest.Mo
     assert "round activations" in (problem(torch.float32) or "")
     with monkeypatch.context() as patch:
         patch.setattr(packed._Packed, "__call__", lambda self, x: torch.zeros(len(x), 5))
-        assert "wrong products" in (problem(BF16) or "")
+        assert "wrong results" in (problem(BF16) or "")
     with monkeypatch.context() as patch:
         patch.setattr(torch.ops, "aten", object())
         assert "no packed operators" in (problem(BF16) or "")

@@ -59,7 +59,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
         (["model.safetensors"], "has no config.json"),
         (["config.json"], r"has no \*.safetensors weights"),
         (["config.json", "pytorch_model.bin"], "only pickled weights: a pickle may run code"),
-        (["tiny.gguf"], r"holds GGUF files; name one of them: .*tiny.gguf"),
+        (["tiny.gguf"], r"contains GGUF files; name one of them: .*tiny.gguf"),
     ],
 )
 def test_a_folder_that_is_no_model(tmp_path: Path, names: list[str], message: str) -> None:
@@ -73,8 +73,8 @@ def test_a_folder_that_is_no_model(tmp_path: Path, names: list[str], message: st
     [
         ("weights.gguf", b"<html>not found</html>", "is not a GGUF file"),
         ("empty.gguf", b"", "is not a GGUF file"),
-        ("model.bin", b"PK", "holds pickled weights: a pickle may run code"),
-        ("model.safetensors", b"\x00", "name the folder that also holds config.json"),
+        ("model.bin", b"PK", "has pickled weights: a pickle may run code"),
+        ("model.safetensors", b"\x00", "name the folder that also has config.json"),
     ],
 )
 def test_a_file_that_is_no_model(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -87,18 +87,18 @@ def test_a_file_that_is_no_model(tmp_path: Path, name: str, content: bytes, mess
     ("text", "message"),
     [
         ("", "name is empty"),
-        ("smollm", "There is no model smollm. Did you mean smollm2"),
+        ("smollm", "Unknown model smollm. Did you mean smollm2"),
         ("SmolLM2-135M", "Did you mean smollm2"),
         ("qwen3:0.5b", "Did you mean qwen3:0.6b"),
         ("qwen3-0.6b", "Did you mean .*qwen3:0.6b"),
-        ("xyzzy", r"There is no model xyzzy. Write a catalogue name \(smollm2, .* a folder, or a .gguf file"),
+        ("xyzzy", r"Unknown model xyzzy. Use a catalogue name \(smollm2, .* a folder, or a .gguf file"),
         ("./nowhere", "There is no file or folder ./nowhere"),
         ("/nowhere/at/all", "There is no file or folder /nowhere/at/all"),
         ("~nobody-here/x", "There is no file or folder ~nobody-here/x"),
         ("nowhere.gguf", "There is no file or folder nowhere.gguf"),
-        ("a/b/c.gguf", "For a file on the Hub write hf.co/a/b/c.gguf"),
-        ("a/b/c", "There is no model a/b/c"),
-        ("hf.co/a", "is not the address of a model; write hf.co/owner/name"),
+        ("a/b/c.gguf", "For a file on the Hub, use hf.co/a/b/c.gguf"),
+        ("a/b/c", "Unknown model a/b/c"),
+        ("hf.co/a", "is not the address of a model; use hf.co/owner/name"),
         ("\x1b[31mred", r"contains control characters: '\\x1b\[31mred'"),
         ("tell me a story " * 40, "has 639 characters"),
         ("acme/tiny", "acme/tiny is not on this machine and the network is off"),

@@ -124,10 +124,10 @@ def broken(change: Any) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(version=2), "has version 2 of the format; this chatterm reads version 1"),
-        (lambda d: d.pop("version"), "does not say which version"),
-        (lambda d: d.update(version=None), "does not say which version"),
-        (lambda d: d.update(version="1"), "does not say which version"),
+        (lambda d: d.update(version=2), "has format version 2; this chatterm reads version 1"),
+        (lambda d: d.pop("version"), "does not give its format version"),
+        (lambda d: d.update(version=None), "does not give its format version"),
+        (lambda d: d.update(version="1"), "does not give its format version"),
         (lambda d: d.update(session=3), "session must be an object"),
         (lambda d: d.update(exchanges={}), "exchanges must be a list"),
         (lambda d: d.update(head=7), "head is 7"),
@@ -141,7 +141,7 @@ def broken(change: Any) -> str:
         (lambda d: d["session"].update(sampling={"temperature": "hot"}), "must be a number"),
         (lambda d: d["session"].update(sampling={"top_k": 1.5}), "top_k is 1.5"),
         (lambda d: d["session"].update(sampling={"stop": "x"}), "stop must be a list"),
-        (lambda d: d["session"].update(sampling={"warmth": 1}), "no sampling setting"),
+        (lambda d: d["session"].update(sampling={"warmth": 1}), "an unknown setting"),
         (lambda d: d["exchanges"].append(1), "exchange 3 must be an object"),
         (lambda d: d["exchanges"][0].pop("user"), "exchange 1: user is missing; it must be text"),
         (lambda d: d["exchanges"][1].update(id=1), "Two exchanges have the id 1"),
@@ -281,7 +281,7 @@ def test_files(tmp_path: Path, info: SessionInfo, tree: Tree) -> None:
         write_export(path, "new")
     write_export(path, "new", replace=True)
     assert path.read_text() == "new"
-    with pytest.raises(SessionError, match=r"a\.json: This is no JSON"):
+    with pytest.raises(SessionError, match=r"a\.json: This is not JSON"):
         read_import(path)
     with pytest.raises(SessionError, match="cannot be written"):
         write_export(tmp_path / "no" / "a.md", "x")
@@ -289,6 +289,6 @@ def test_files(tmp_path: Path, info: SessionInfo, tree: Tree) -> None:
         with pytest.raises(SessionError, match="cannot be read"):
             read_import(bad)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SessionError, match="no text in UTF-8"):
+    with pytest.raises(SessionError, match="not UTF-8 text"):
         read_import(path)
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]

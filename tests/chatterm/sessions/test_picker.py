@@ -120,10 +120,10 @@ async def test_rename(store: Store, ids: list[str]) -> None:
         await hands.press("f2", *" and figs", "enter")
         await hands.until(lambda: hands.titles == ["blue plums and figs"])
         await hands.press("ctrl+r", "ctrl+u", "enter")
-        await hands.shows("needs a title")
+        await hands.shows("title is empty")
         await hands.press("escape")
         assert hands.host.result == OPEN
-        await hands.until(lambda: "needs a title" not in hands.text)
+        await hands.until(lambda: "title is empty" not in hands.text)
     assert [info.title for info in store.find()] == ["blue plums and figs", "green pears", "red apples"]
 
 
@@ -161,7 +161,7 @@ async def test_the_session_one_is_in_cannot_be_deleted(store: Store, ids: list[s
     async with picking(store, current=ids[2]) as hands:
         await hands.shows("● blue plums")
         await hands.press("ctrl+d")
-        await hands.shows("You are in this session")
+        await hands.shows("This session is open")
     assert len(store.find()) == 3
 
 

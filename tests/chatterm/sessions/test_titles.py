@@ -57,7 +57,7 @@ def test_a_title_is_short_safe_and_never_empty(message: str) -> None:
 def test_a_title_that_a_person_gives() -> None:
     assert given_title("  my \x1b[1mtalk\n") == "my talk"
     for nothing in ("", "  ", "\x1b[1m\n"):
-        with pytest.raises(SessionError, match="needs a title"):
+        with pytest.raises(SessionError, match="title is empty"):
             given_title(nothing)
 
 

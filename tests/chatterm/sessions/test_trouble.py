@@ -191,7 +191,7 @@ def test_a_full_disk_and_room_again(store: Store) -> None:
     exchange = tree.add(1, "long " * 50_000, "m")
     store.save(session, exchange)
     store.flush()
-    assert "no room left" in store.problem
+    assert "no disk space left" in store.problem
     assert is_one_line(store.problem)
     assert store.load(session)[1].exchanges == tree.exchanges
     until(lambda: store.problem == "")  # trying again opens the file anew, without the limit
@@ -208,7 +208,7 @@ def test_a_newer_version_is_left_alone(path: Path) -> None:
     before = path.read_bytes()
     store = Store.open(path)
     works_in_memory(store)
-    assert f"newer chatterm (format {VERSION + 6}; this one knows {VERSION})" in store.problem
+    assert f"newer chatterm (format {VERSION + 6}; this one reads {VERSION})" in store.problem
     assert not store.close()
     assert path.read_bytes() == before
 
