@@ -47,7 +47,7 @@ def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
         name = "qwen-of-mine"
 
     monkeypatch.setattr("models.sources.local_models", lambda: [Local])
-    assert model_names("qwen3:0") == ["qwen3:0.6b"]
+    assert model_names("qwen3:0") == ["qwen3:0.6b", "qwen3:0.6b-q8"]
     assert "qwen-of-mine" in model_names("qwen")
     assert "smollm2" in model_names("")
 
@@ -62,7 +62,7 @@ def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("typed", "offered"),
     [
         ("chatterm ru", {"run"}),
-        ("chatterm run qwen3:0", {"qwen3:0.6b"}),
+        ("chatterm run qwen3:0", {"qwen3:0.6b", "qwen3:0.6b-q8"}),
         ("chatterm run --temp", {"--temperature"}),
     ],
 )
