@@ -218,6 +218,4 @@ def detail(choice: ModelChoice | None) -> tuple[str, str]:
         better = f"; with --quantize int4 about {other:.1f}" if other else ""
         return f"It fits but is slow: about {rate_text(choice.tokens_per_s)}{better}.", "warning"
     known = choice.memory_bytes is not None
-    return (
-        "Memory is for the weights and 4,096 tokens of conversation. Speed is estimated." if known else ""
-    ), "muted"
+    return ("Memory: weights plus 4,096 tokens of conversation. Speed: estimated." if known else ""), "muted"

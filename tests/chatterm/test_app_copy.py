@@ -94,7 +94,7 @@ async def test_a_selection_has_no_borders_and_no_padding() -> None:
     ("command", "said"),
     [
         ("/copy", "There is no answer yet."),
-        ("/copy x", "'x' is no number"),
+        ("/copy x", "'x' is not a number"),
         ("/copy code", "There is no answer yet."),
         ("/copy all", "There is no answer yet."),
     ],
@@ -111,7 +111,7 @@ async def test_numbers_that_are_not_there() -> None:
         for command in ("/copy 2", "/copy 0", "/copy code 2", "/copy code 0", "/copy code one"):
             await driver.send(command)
         assert len(driver.errors) == 5
-        assert driver.errors[0] == "There is no message 2; there are 1."
+        assert driver.errors[0] == "There is no message 2; the conversation has 1."
 
 
 def test_code_blocks_of_an_unfinished_answer() -> None:

@@ -274,7 +274,7 @@ def test_a_long_draft_says_what_it_costs() -> None:
 def test_a_full_context_offers_what_can_be_done(width: int) -> None:
     assert note(899, width=width) == ""
     text = note(930, width=width)
-    for part in ("93% full", "70 tokens left", "/undo", "/reset", "Nothing is dropped automatically."):
+    for part in ("93% full", "70 tokens left", "/undo", "/reset", "Nothing is dropped silently."):
         assert part in text
     note(930, DraftCost(400, 400, -300), width)
 

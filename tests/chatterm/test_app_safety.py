@@ -171,7 +171,7 @@ def test_a_real_terminal_gets_no_command_from_the_model(tmp_path: Path) -> None:
     assert child.exitstatus == 0
     titles = re.findall(rb"\x1b\]0;([^\x07]*)\x07", seen)  # the only ones are our own
     assert all(re.fullmatch(rb"(loading|ready|answering) - scripted - chatterm", title) for title in titles)
-    assert len(titles) == seen.count(b"\x1b]0;") >= 3
+    assert len(titles) == seen.count(b"\x1b]0;") > 0
     assert seen.index(b"\x1b[22;0t") < seen.index(b"\x1b]0;") < seen.index(b"\x1b[23;0t")
     for command in (b"\x1b]52;", b"\x1b]8;", "\x9b31m".encode(), "\u202e".encode()):
         assert command not in seen

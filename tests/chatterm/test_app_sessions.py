@@ -158,7 +158,7 @@ async def test_export_and_import(store: Store, tmp_path: Path, monkeypatch: pyte
             count = len(driver.notices)
             await driver.send(command)
             await driver.until(lambda count=count: len(driver.notices) > count)  # type: ignore[misc]
-        assert "is there already" in driver.errors[1]
+        assert "already exists" in driver.errors[1]
         assert (tmp_path / "a-question.md").read_text() == (tmp_path / "a-question-2.md").read_text()
         assert "uno" in (tmp_path / "a-question.html").read_text()
         assert len(json.loads((tmp_path / "talk.json").read_text())["exchanges"]) == 2

@@ -97,7 +97,7 @@ async def test_a_setting_is_changed_in_place() -> None:
         assert "top_k = 9  # few" in config_path().read_text(encoding="utf-8")
         await choose(driver, "top_k")
         await driver.pilot.press("delete")
-        await driver.shows("Back to the default; it applies at once.")
+        await driver.shows("Reset to the default; it applies at once.")
         await driver.until(lambda: backend.sampling == {"temperature": 0.2})
         await choose(driver, "device")
         await driver.pilot.press("right")

@@ -205,7 +205,7 @@ def test_standard_input_is_the_prompt_or_stands_before_it(
         ("run -p x --think-cache none", "--think-cache"),
         ("run -p x --nonsense", "--nonsense"),
         ("run -p", "-p"),
-        ("run -p x --theme plaid", "there are dusk, ember"),
+        ("run -p x --theme plaid", "choose one of: dusk, ember"),
         ("run --inline --theme plaid", "Unknown theme 'plaid'"),
         ("frobnicate", "frobnicate"),
         ("show", "MODEL"),

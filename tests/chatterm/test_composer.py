@@ -389,7 +389,7 @@ async def test_labels_in_attached_files_and_mentions_in_pastes_are_text(folder: 
     ("text", "problem"),
     [
         ("see @image.png", "image.png is not a text file; only text (UTF-8) can be attached."),
-        ("see @big.txt", "big.txt has 1.1 MB; up to 1.0 MB can be attached."),
+        ("see @big.txt", "big.txt has 1.1 MB; at most 1.0 MB can be attached."),
         ("see @./missing.txt", "There is no file ./missing.txt. Press Enter again to send it as text."),
         ("see @sub/missing.txt", "There is no file sub/missing.txt. Press Enter again to send it as text."),
         ("see @sub/", "sub/ is a folder; only files can be attached. Press Enter again to send it as text."),

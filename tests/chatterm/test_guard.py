@@ -162,7 +162,7 @@ async def test_an_error_that_comes_again_and_again_ends_it(
         await told(driver, 100)
         assert driver.app.return_code == 1
         assert driver.app.last_words.startswith(
-            "chatterm: An unexpected error: ZeroDivisionError: unlucky. It ca"
+            "chatterm: An unexpected error: ZeroDivisionError: unlucky. chatt"
         )
         assert driver.app._exception is None  # Textual prints no traceback of its own
 
@@ -245,7 +245,7 @@ def test_a_real_terminal_is_left_with_one_line(owner: str, name: str) -> None:
     child.close()
     assert child.exitstatus == 1
     _, _, after = child.before.rpartition(b"\x1b[?1049l")
-    assert b"chatterm: An unexpected error: ZeroDivisionError: unlucky. It cannot go on" in after
+    assert b"chatterm: An unexpected error: ZeroDivisionError: unlucky. chatterm has to close" in after
     assert after.count(b"chatterm: ") == 1
     assert b"secret" not in child.before
     assert b"Traceback" not in child.before

@@ -127,7 +127,7 @@ def test_rm_with_yes_does_not_ask(
     monkeypatch.setattr(model_commands, "remove_files", lambda model: 2_500_000)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert call(["rm", "tiny", "--yes"]) == 0
-    assert capsys.readouterr().out == "tiny is gone; 2.5 MB freed.\n"
+    assert capsys.readouterr().out == "Deleted tiny; 2.5 MB freed.\n"
 
 
 def test_show_tells_what_a_model_is(

@@ -249,7 +249,7 @@ def test_edit_opens_the_editor_and_checks(
     assert "line" in error  # [screen] stands in the file that was made, and now a second time
     config_path().write_text("", encoding="utf-8")
     assert call(["config", "edit"]) == 0
-    assert "is fine" in capfd.readouterr().err
+    assert "is valid" in capfd.readouterr().err
     assert Settings.load(config_path()).screen.theme == "snow"
     monkeypatch.setenv("EDITOR", "false")
     assert call(["config", "edit"]) == 1

@@ -284,7 +284,7 @@ def test_commands_of_the_registry_work_or_say_that_they_need_the_screen(store: S
     assert "  /retry: Answer again" in text
     assert "cut off at the token limit; /continue resumes it" in errors
     assert "/copy needs the chat screen" in errors
-    assert "There is no command /nope" in errors
+    assert "Unknown command /nope" in errors
     assert "not 'maybe'" in errors
     assert (backend.think, backend.system, backend.model) == ("off", "Be brief.", "other")
     assert [question for question, _ in backend.history] == [" /usr/bin is a path"]

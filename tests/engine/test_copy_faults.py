@@ -110,7 +110,7 @@ def test_the_same_text_or_an_error(folder: Path, seed: int) -> None:
         assert engine.figures().blocks_held == 0
         assert right > STEPS / 4
         assert wrong
-        assert sum(count > 0 for count in faults.failed.values()) >= 3, faults.failed
+        assert sum(count > 0 for count in faults.failed.values()) >= 2, faults.failed
 
 
 def test_a_copy_that_fails_ends_its_own_sequence_only(folder: Path) -> None:

@@ -81,7 +81,7 @@ def test_nothing_there_yet(shell: Shell) -> None:
     assert shell("sessions") == 0
     assert (shell.out, shell.err) == ("", "There are no sessions yet; chatterm run starts one.\n")
     assert shell("sessions", "show", "x") == 1
-    assert shell.err.startswith("chatterm: There is no session 'x'")
+    assert shell.err.startswith("chatterm: Unknown session 'x'")
 
 
 def test_show_and_rename(shell: Shell, ids: list[str], path: Path) -> None:
@@ -106,7 +106,7 @@ def test_delete(shell: Shell, ids: list[str], path: Path, monkeypatch: pytest.Mo
         assert "green pears (1 message)" in shell.err
         assert len(titles(path)) == left
     assert shell("sessions", "delete", "--yes", ids[0], "red") == 0
-    assert shell.out == "red apples is gone.\n"
+    assert shell.out == "Deleted: red apples\n"
     assert titles(path) == []
 
 
@@ -117,7 +117,7 @@ def test_export_and_import(shell: Shell, ids: list[str], tmp_path: Path, path: P
     assert shell("sessions", "export", "apples", "-o", str(file)) == 0
     assert shell.out == ""
     assert shell("sessions", "export", "apples", "-o", str(file)) == 1
-    assert "there already" in shell.err
+    assert "already exists" in shell.err
     assert shell("sessions", "export", "apples", "-o", str(file), "--force") == 0
     assert shell("sessions", "export", "apples", "-o", str(tmp_path / "a.txt")) == 1
     assert shell("sessions", "export", "apples", "--format", "html") == 0
@@ -160,7 +160,7 @@ def test_what_cannot_be_written_is_said(
     assert len(shell.out.splitlines()) == 2
     assert shell("sessions", "delete", "-y", "pears") == 1
     assert "locked" in shell.err
-    assert "is gone" not in shell.out
+    assert "Deleted" not in shell.out
     other.execute("ROLLBACK")
     other.close()
 
@@ -224,7 +224,7 @@ def test_what_is_chosen_now_counts_more(shell: Shell, run: dict[str, Any]) -> No
 
 def test_which_session_must_be_clear(shell: Shell, run: dict[str, Any]) -> None:
     assert shell("run", "-p", "x", "--session", "nothing") == 1
-    assert "There is no session 'nothing'" in shell.err
+    assert "Unknown session 'nothing'" in shell.err
     assert shell("run", "-p", "x", "--session", run["id"], "--continue") == 2
     assert "cannot be combined" in shell.err
     assert run["made"] == []

@@ -268,7 +268,7 @@ def test_a_deleted_session_is_gone_from_the_file(store: Store) -> None:
     store.delete(session)
     store.save(session, tree[1])  # too late
     assert [info.id for info in store.find()] == [kept]
-    with pytest.raises(SessionError, match="There is no session"):
+    with pytest.raises(SessionError, match="Unknown session"):
         store.load(session)
     for file in store.path.parent.iterdir():
         assert b"xylophonist" not in file.read_bytes(), file

@@ -89,7 +89,7 @@ def test_a_name_that_means_none_or_several() -> None:
     with pytest.raises(SessionError, match=r"several sessions: aaaa1111 .*, aaaa2222"):
         pick(SESSIONS, "aaaa")
     for name in ("nothing", "", "\x1b[2J"):
-        with pytest.raises(SessionError, match="no session") as caught:
+        with pytest.raises(SessionError, match="Unknown session") as caught:
             pick(SESSIONS, name)
         assert is_safe(str(caught.value))
 

@@ -112,7 +112,7 @@ def test_locked_in_the_middle_of_a_session(store: Store) -> None:
     assert (loaded.head, info.title, info.exchanges) == (2, "Renamed", 2)
     assert [found.id for found in store.find()] == [session]
     assert [found.exchanges for found in store.find("before")] == [2]
-    with pytest.raises(SessionError, match="no session"):
+    with pytest.raises(SessionError, match="Unknown session"):
         store.load(deleted)
     other.execute("ROLLBACK")
     other.close()
