@@ -276,13 +276,8 @@ def test_names_of_files(info: SessionInfo) -> None:
 def test_files(tmp_path: Path, info: SessionInfo, tree: Tree) -> None:
     path = tmp_path / "a.json"
     write_export(path, to_json(info, tree))
-<<<<<<< HEAD
     assert read_import(path)[1].exchanges == ended(tree)
-    with pytest.raises(SessionError, match="there already"):
-=======
-    assert read_import(path)[1].exchanges == tree.exchanges
     with pytest.raises(SessionError, match="already exists"):
->>>>>>> words
         write_export(path, "new")
     write_export(path, "new", replace=True)
     assert path.read_text() == "new"
