@@ -14,7 +14,7 @@ from engine.chat import Chat, Think, ThinkCache
 from engine.decode import Lane
 from engine.device import available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
-from engine.events import Figures, FinishReason, SpillFigures, TokenEvent
+from engine.events import Figures, FinishReason, TokenEvent
 from engine.loop import Loop
 from engine.native import check_threads, default_threads
 from engine.native_decode import supports
@@ -236,7 +236,7 @@ class Engine:
             decode=self._decode_name,
             notes=self._notes,
             bandwidth=self._bandwidth,
-            spill=self._spill_figures(),
+            spill=self._host.figures(self._blocks.tier) if self._host is not None else None,
         )
 
     def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
@@ -448,20 +448,6 @@ class Engine:
         return hidden
 
     # -- how it is done
-
-    def _spill_figures(self) -> SpillFigures | None:
-        host, tier = self._host, self._blocks.tier
-        if host is None:
-            return None
-        costs = host.costs
-        return SpillFigures(
-            blocks=len(tier),
-            bytes=host.nbytes,
-            restored_tokens=tier.restored_rows,
-            brought_s=costs.brought,
-            computed_s=costs.computed,
-            is_used=costs.worth_it,
-        )
 
     def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep_rows: bool, idle: bool) -> None:
         if self._blocks.match(hidden.keys) == len(hidden):

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from engine.spill import Restore, Spill
+from engine.events import SpillFigures
+from engine.spill import HostTier, Restore, Spill
 from models.staging import pin
 
 T = TypeVar("T")
@@ -136,6 +137,17 @@ class HostKV:
             torch.cuda.synchronize(self._kv.device)
             times.append((perf_counter() - began) / 4)
         self.costs.brought = min(times) / self._size
+
+    def figures(self, tier: HostTier) -> SpillFigures:
+        """What `tier`, the index of this memory, holds, and what bringing it back costs."""
+        return SpillFigures(
+            blocks=len(tier),
+            bytes=self.nbytes,
+            restored_tokens=tier.restored_rows,
+            brought_s=self.costs.brought,
+            computed_s=self.costs.computed,
+            is_used=self.costs.worth_it,
+        )
 
     def close(self) -> None:
         """Give the memory back."""
