@@ -119,5 +119,5 @@ def pick(sessions: Iterable[SessionInfo], name: str) -> SessionInfo:
         if found:
             some = ", ".join(f"{s.id} ({one_line(s.title, 40)})" for s in found[:3])
             more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            raise SessionError(f"{one_line(name, 60)!r} matches several sessions: {some}{more}; give an id.")
+            raise SessionError(f"Several sessions match {one_line(name, 60)!r}: {some}{more}; give an id.")
     raise SessionError(f"Unknown session {one_line(name, 60)!r}; chatterm sessions list shows them all.")

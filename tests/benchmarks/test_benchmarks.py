@@ -83,7 +83,7 @@ def test_llama_bench_and_greedy_are_read() -> None:
     line = "greedy mode 2 P 500 N 256: TTFT median 8.125 ms (61538 tok/s), decode median 599.1 tok/s (1.6 ms/tok)"
     assert llama_cpp.parse_greedy("load\n" + line) == llama_cpp.Greedy(599.1, 0.008125)
     for parse in (llama_cpp.parse_bench, llama_cpp.parse_greedy):
-        with pytest.raises(RuntimeError, match="no statistics"):
+        with pytest.raises(RuntimeError, match="no figures"):
             parse("CUDA error: out of memory")
 
 
