@@ -86,7 +86,7 @@ def test_a_name_means_a_session(name: str, id: str) -> None:
 
 
 def test_a_name_that_means_none_or_several() -> None:
-    with pytest.raises(SessionError, match=r"several sessions: aaaa1111 .*, aaaa2222"):
+    with pytest.raises(SessionError, match=r"Several sessions match .aaaa.: aaaa1111 .*, aaaa2222"):
         pick(SESSIONS, "aaaa")
     for name in ("nothing", "", "\x1b[2J"):
         with pytest.raises(SessionError, match="Unknown session") as caught:
