@@ -1,7 +1,6 @@
 """The engine: owns the pieces, and says what the loop thread does with them."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -15,9 +14,9 @@ from engine.decode import Lane
 from engine.device import available_memory, pick_device, pick_dtype
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
+from engine.held_weights import read_model
 from engine.loop import Loop
 from engine.native import check_threads, default_threads
-from engine.native_decode import supports
 from engine.output import Output
 from engine.params import UNRECOMMENDED, SamplingParams
 from engine.prefix_index import Key
@@ -27,11 +26,9 @@ from engine.scheduler import MaskedRowsEvictedError
 from engine.sequence import Priority, Sequence
 from engine.spill import common_prefix
 from engine.stepper import Stepper, explain
-from models import packed
 from models.decoder import DecoderModel
-from models.load import load_model
 from models.progress import OnProgress, Progress
-from models.quantized import quantized_weights, weight_bytes
+from models.quantized import weight_bytes
 from models.sources import ModelFiles, resolve
 from models.tokenizer import Tokenizer, load_tokenizer
 from models.units import counted
@@ -138,22 +135,10 @@ class Engine:
             if picked.type == "cpu":
                 torch.set_num_threads(threads)
             before = available_memory(picked)
-            load = partial(load_model, files, dtype=picked_dtype, device=picked, on_progress=on_progress)
-            held: list[str] = []
-            network = load(quantize=quantize, on_note=held.append)
-            notes, packed_bytes = choice.notes, 0
-            if quantized_weights(network) and (reason := supports(network)) is not None:
-                no_packed = packed.problem(picked_dtype)
-                if no_packed is None and (quantize != "auto" or packed.faster_than_expanded()):
-                    packed_bytes = packed.use_packed(network).nbytes
-                    notes += (f"Decoding uses torch's packed operators, which are slower ({reason}).",)
-                elif quantize == "auto":
-                    network = load(quantize="none")
-                    held.clear()
-                    notes += (f"Quantised weights were expanded, so decoding is slower ({reason}).",)
+            held = read_model(files, picked_dtype, picked, quantize, on_progress)
             return cls(
                 loop,
-                network,
+                held.network,
                 tokenizer,
                 name=files.name,
                 device=picked,
@@ -163,9 +148,9 @@ class Engine:
                 graphs=graphs,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - weight_bytes(network) - packed_bytes, 0) if picked.type == "cpu" else None,
+                free=max(before - held.nbytes, 0) if picked.type == "cpu" else None,
                 spill_gb=spill_gb,
-                notes=(*notes, *held),
+                notes=(*choice.notes, *held.notes),
             )
 
         try:

@@ -91,6 +91,14 @@ def wrap(runs: Iterable[Run], width: int) -> list[Line]:
     return [_joined(line) for line in lines]
 
 
+def of_height(lines: list[Line], most: int, width: int) -> list[Line]:
+    """At most so many lines (1 at least); the last ends with an ellipsis where some are missing."""
+    if len(lines) <= most:
+        return lines
+    *start, (text, style) = [run for run in lines[most - 1] if run[0]] or [("", "")]
+    return [*lines[: most - 1], [*start, (shortened(f"{text} …", width - line_cells(start)), style)]]
+
+
 def longest_word(runs: Iterable[Run]) -> int:
     """Columns of the longest stretch that `wrap` breaks only where a line is shorter than that."""
     return max((line_cells(word) for word in _words(runs) if not word[0][0].isspace()), default=0)

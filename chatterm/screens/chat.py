@@ -56,6 +56,8 @@ _IDLE_FIGURES = 1.0
 """The same while nothing is being answered."""
 _WIDE = 110
 """Columns from which the figures stand beside the conversation."""
+_LOW, _SHORT = 20, 30
+"""Rows below which nothing is spent on margins, and below which remarks take the place of the context's note."""
 _REST = 1.0
 """Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
 _PAUSE = 0.6
@@ -163,7 +165,8 @@ class ChatScreen(MessageSelection):
 
     def on_resize(self, event: events.Resize) -> None:
         self._place_panel(event.size.width)
-        self.set_class(event.size.height < 12, "-low")
+        self.set_class(event.size.height < _LOW, "-low")
+        self.set_class(event.size.height < _SHORT, "-short")
 
     def show_panel(self, wanted: bool | None) -> None:
         self._panel_wanted = wanted

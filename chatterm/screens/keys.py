@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 
 from chatterm.commands import COMMANDS, key_text, second_key
@@ -71,9 +71,11 @@ class LeaderScreen(ModalScreen[Shortcut | None]):
     COMPONENT_CLASSES = STYLE_CLASSES
     DEFAULT_CSS = """
     LeaderScreen { align: center bottom; background: $background 50%; }
-    LeaderScreen > Vertical {
+    LeaderScreen > VerticalScroll {
         width: 100%; height: auto; max-height: 90%; margin: 1 2; padding: 1 2; background: $surface;
+        scrollbar-gutter: stable; scrollbar-size-vertical: 1; scrollbar-background: $surface; scrollbar-color: $faint;
     }
+    LeaderScreen.-low > VerticalScroll { max-height: 100%; margin: 0 2; padding: 0 2; }
     """
 
     def __init__(self, bindings: Iterable[BindingType]) -> None:
@@ -81,12 +83,21 @@ class LeaderScreen(ModalScreen[Shortcut | None]):
         self._shortcuts = shortcuts(bindings)
 
     def compose(self) -> ComposeResult:
-        with Vertical():
+        with VerticalScroll(can_focus=False):
             yield ShortcutList(list(self._shortcuts.values()))
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.height < 20, "-low")
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
         event.prevent_default()
+        if event.key in ("pageup", "pagedown"):
+            rows = self.query_one(VerticalScroll)
+            rows.scroll_relative(
+                y=(rows.size.height - 1) * (1 if event.key == "pagedown" else -1), animate=False
+            )
+            return
         pressed = event.key if event.key == "space" else event.character or event.key
         self.dismiss(self._shortcuts.get(pressed.lower() if event.is_printable else event.key))
 

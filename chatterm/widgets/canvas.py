@@ -52,6 +52,11 @@ class Canvas(Painter):
     def build(self, width: int) -> list[Line]:
         raise NotImplementedError
 
+    def mark_parent(self, name: str, is_on: bool) -> None:
+        """Give what it stands in a class, so that its siblings can make room."""
+        if isinstance(self.parent, Widget):
+            self.parent.set_class(is_on, name)
+
     def render_line(self, y: int) -> Strip:
         lines = self.build(self.size.width)
         line = lines[y] if y < len(lines) else []

@@ -169,15 +169,23 @@ class Completion(Canvas):
             found = []
         if found != self._all:
             self._all, self._index = found, 0
-        self.display = bool(self._all)
+        self._open(bool(self._all))
         if self._all:
-            self.styles.height = min(len(self._all), _ROWS)
+            self.styles.height = min(len(self._all), self._rows)
             self.refresh()
 
     def close(self) -> None:
         self._all = []
         self._wanted = None
-        self.display = False
+        self._open(False)
+
+    def _open(self, is_open: bool) -> None:
+        self.display = is_open
+        self.mark_parent("-completing", is_open)
+
+    @property
+    def _rows(self) -> int:
+        return max(min(_ROWS, self.screen.size.height // 3), 1)
 
     @property
     def chosen(self) -> Suggestion | None:
@@ -192,7 +200,7 @@ class Completion(Canvas):
         if not any(item.help for item in self._all):
             column = width - 2
         lines: list[Line] = []
-        for number, item in list(enumerate(self._all))[self._first : self._first + _ROWS]:
+        for number, item in list(enumerate(self._all))[self._first : self._first + self._rows]:
             chosen = "chosen" if number == self._index else ""
             label, text = elided(item.label, column - 2), elided(item.help, max(width - column - 3, 0))
             line: Line = [("  ", chosen), *padded([(label, f"primary {chosen}")], column, chosen)]
@@ -202,7 +210,7 @@ class Completion(Canvas):
 
     @property
     def _first(self) -> int:
-        return max(min(self._index - _ROWS // 2, len(self._all) - _ROWS), 0)
+        return max(min(self._index - self._rows // 2, len(self._all) - self._rows), 0)
 
     def on_click(self, event: events.Click) -> None:
         row = self._first + event.y

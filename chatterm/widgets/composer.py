@@ -14,6 +14,7 @@ from textual.widgets import TextArea
 from chatterm.attachments import Attached, AttachmentError, NoFileError, attach, mentions, working_folder
 from chatterm.backend import EngineError
 from chatterm.commands import is_command
+from chatterm.markdown.lines import shortened
 from chatterm.sanitize import cleaned
 from chatterm.widgets.completion import Completion, Suggestion
 from chatterm.widgets.folding import FoldingArea
@@ -27,6 +28,7 @@ _READING = 5.0
 _BOUNCE = 0.5
 """Seconds in which a second Enter sends nothing while the screen still has to take the text of the first."""
 _NEWLINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
+_PLACEHOLDER = "Write a message, / for commands, @ for files"
 
 
 class Composer(FoldingArea):
@@ -81,7 +83,7 @@ class Composer(FoldingArea):
     ) -> None:
         self._attached: tuple[str, Attached] | None = None  # first: a line may be drawn at once
         """The latest text that mentions files, and these."""
-        super().__init__(id=id, placeholder="Write a message, / for commands, @ for files")
+        super().__init__(id=id, placeholder=_PLACEHOLDER)
         self._completion = completion
         """The list that follows what is typed; the composer moves and chooses in it."""
         self._history = PromptHistory(history)
@@ -99,6 +101,9 @@ class Composer(FoldingArea):
         self._reading_timer: Timer | None = None
 
     # --- for the screen ---
+
+    def on_resize(self) -> None:
+        self.placeholder = shortened(_PLACEHOLDER, self.content_size.width)
 
     def load_history(self, prompts: Iterable[str]) -> None:
         """What earlier sessions sent, newest last."""

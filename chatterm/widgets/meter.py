@@ -2,7 +2,7 @@
 
 from chatterm.backend import DraftCost
 from chatterm.figures import Live, bar, count_text, seconds_text
-from chatterm.markdown.lines import Line, line_cells, wrap
+from chatterm.markdown.lines import Line, line_cells, of_height, wrap
 from chatterm.widgets.canvas import Canvas
 from models.units import counted
 
@@ -42,7 +42,9 @@ class ContextNote(Canvas):
             return
         # What is not displayed has no width yet; a wrong guess is mended by the resize that follows.
         width = self.size.width or max(self.screen.size.width - 6, 20)
-        lines = note_lines(self._live, self._cost, width)
+        lines = of_height(
+            note_lines(self._live, self._cost, width), max(self.screen.size.height // 6, 1), width
+        )
         if lines != self._lines:
             self._lines = lines
             self.display = bool(lines)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from chatterm.markdown.lines import Line, cells, elided, text_of, wrap
+from chatterm.markdown.lines import Line, cells, of_height, wrap
 from chatterm.sanitize import cleaned
 from chatterm.widgets.canvas import Canvas
 
@@ -82,10 +82,11 @@ class Remarks(Canvas):
         size = self.screen.size
         # What is not displayed has no width yet; a wrong guess is mended by the resize that follows.
         width = self.size.width or max(size.width - 4, 20)
-        lines = remarks_lines(self._remarks, width, most=max(min(size.height // 2, size.height - 8), 2))
+        lines = remarks_lines(self._remarks, width, most=max(size.height // 3, 2))
         if lines != self._lines:
             self._lines = lines
             self.display = bool(lines)
+            self.mark_parent("-remarked", bool(lines))
             self.styles.height = max(len(lines), 1)
             self.refresh()
 
@@ -106,7 +107,4 @@ def remarks_lines(remarks: Sequence[Remark], width: int, most: int) -> list[Line
                 mark = " " * cells(mark)
     if len(lines) > most and len(remarks) > 1:
         return remarks_lines(remarks[1:], width, most)
-    if len(lines) > most:
-        margin, *text = lines[most - 1]
-        lines[most - 1 :] = [[margin, (elided(text_of(text) + " …", room), remark.kind)]]
-    return lines
+    return of_height(lines, most, width)

@@ -2,7 +2,7 @@
 
 from chatterm.commands import COMMANDS
 from chatterm.figures import Live, meter, progress_parts
-from chatterm.markdown.lines import Line, wrap
+from chatterm.markdown.lines import Line, shortened, wrap
 from chatterm.preset import NOTHING, Preset, preset_lines
 from chatterm.widgets.canvas import Canvas
 from models.units import counted
@@ -32,6 +32,8 @@ class Welcome(Canvas):
 
     def build(self, width: int) -> list[Line]:
         lines = welcome_lines(self._live, width, self._preset) if self._live else []
+        if len(lines) > self.size.height:
+            lines = [line for line in lines if line]
         above = max((self.size.height - len(lines)) // 2, 0)
         return [[] for _ in range(above)] + lines
 
@@ -56,5 +58,5 @@ def welcome_lines(live: Live, width: int, preset: Preset = NOTHING) -> list[Line
         lines += [[], *preset_lines(preset, width)[0]]
     lines.append([])
     for key, what in _KEYS:
-        lines.append([(key.ljust(9), ""), (what[: max(width - 9, 0)], "muted")])
+        lines.append([(key.ljust(9), ""), (shortened(what, max(width - 9, 0)), "muted")])
     return lines

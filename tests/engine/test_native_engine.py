@@ -223,7 +223,7 @@ def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
 
 
 def hide_the_library(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
-    for module in ("engine", "runner"):
+    for module in ("held_weights", "runner"):
         monkeypatch.setattr(f"engine.{module}.supports", lambda model: "there is no compiler")
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
 
