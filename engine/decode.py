@@ -62,7 +62,8 @@ class Lane:
         capability = torch.cuda.get_device_capability(device)
         pdl = capability >= (9, 0)
         self.sequence: Sequence | None = None
-        self.sampler = DeviceSampler(model.config.vocab_size, device, pdl)
+        self.sampler = DeviceSampler(model.config.vocab_size, 1, device, pdl)
+        self._active = torch.zeros(1, dtype=torch.int32, device=device)
         self.counters = torch.zeros(2, dtype=torch.int64, device=device)
         self.rows = rows
         blocks = -(-rows // cache.block_size) + 1
@@ -96,7 +97,7 @@ class Lane:
     ) -> None:
         """Sample from logits [vocab], and be ready to launch the step of that token at `row` and `position`."""
         self.load(sequence)
-        self.sampler.sample(logits)
+        self.draw(logits)
         self.counters.copy_(torch.tensor([row, position]))
         self._blocks = []
         self.show(blocks)
@@ -107,15 +108,19 @@ class Lane:
         """Sample for `sequence` from now on."""
         assert sequence.params is not None
         prompt = sequence.rows.token_ids[: len(sequence.rows) - len(sequence.generated)]
-        self.sampler.load(sequence.params, prompt, sequence.generated, sequence.seed)
+        self.sampler.load(0, sequence.params, prompt, sequence.generated, sequence.seed)
         self._launched = self._read = len(sequence.generated)
 
     def sample(self, sequence: "Sequence", logits: Tensor) -> int:
         """The next token of a sequence that is not in the lane, from logits [vocab]; -1 for what is no number."""
         self.load(sequence)
-        self.sampler.sample(logits)
+        self.draw(logits)
         self._note()
         return self.read()
+
+    def draw(self, logits: Tensor, counters: Tensor | None = None) -> None:
+        """Enqueue the next token from logits [vocab]; counters int64 [1, n] go up by 1."""
+        self.sampler.sample(logits[None], self._active, counters, self.sampler.draw([0]))
 
     def launch(self, row: int, blocks: Items[int]) -> None:
         """Enqueue the step of the newest token, which lies at `row` of a table of `blocks`."""
@@ -129,12 +134,12 @@ class Lane:
         if self._graphs is None:
             self._run(limit)
         else:
-            self._graphs.run((limit, self.sampler.kind), lambda: self._run(limit))
+            self._graphs.run((limit, self.sampler.draw([0])), lambda: self._run(limit))
 
     def read(self) -> int:
         """Wait for the oldest token that was not read; -1 where the logits were not numbers."""
         self._events[self._read % 2].synchronize()
-        token = int(self.sampler.history[self._read % HISTORY])
+        token = int(self.sampler.history[0, self._read % HISTORY])
         self._read += 1
         return token
 
@@ -163,11 +168,9 @@ class Lane:
         """Compile and record what conversations need, before the first: every bucket, greedy and with top-k."""
         self.table.zero_()
         for params in (SamplingParams(temperature=0.0), SamplingParams(top_k=20)):
-            self.sampler.load(params, [], [], 0)
+            self.sampler.load(0, params, [], [], 0)
             self.counters.zero_()
-            self.sampler.sample(
-                self.logits(0)
-            )  # as after a prompt, which is another kernel than that of a step
+            self.draw(self.logits(0))  # as after a prompt, which is another kernel than that of a step
             limit = SMALLEST
             while True:
                 for _ in range(2 if self._graphs is not None else 1):
@@ -185,7 +188,7 @@ class Lane:
 
     @torch.inference_mode()
     def _run(self, limit: int) -> None:
-        self.sampler.sample(self.program.run(limit), self.counters)
+        self.draw(self.program.run(limit), self.counters[None])
 
     def _limit(self, row: int) -> int:
         limit = SMALLEST
@@ -207,7 +210,7 @@ def bare_rate(engine: "Engine", context: int, steps: int) -> float:
 
 
 def _bare_rate(lane: Lane, context: int, steps: int) -> float:
-    lane.sampler.load(SamplingParams(temperature=0.0), [], [], 0)
+    lane.sampler.load(0, SamplingParams(temperature=0.0), [], [], 0)
     lane.show([])
     lane.show(range(lane.table.shape[0] - 1))
     seconds = 0.0
