@@ -1,0 +1,184 @@
+"""From logits to tokens in one launch: penalties, temperature, top-k, top-p, min-p, one draw, bookkeeping.
+
+The plain twin is `engine/sampling/sampler.py`. The grid is blocks of the vocabulary times rows of a batch; the program
+of a row that arrives last (a counter in device memory) finishes the row alone with what the others left, so no second
+launch is needed. A row's token is the same whatever the other rows are, and in whichever kernel.
+
+What belongs to a sequence lies in its slot: `settings` fp32 (those of `scores.py`, then the kind), `numbers` int64
+(seed, step, top_k) and `marks`. Logits that are NaN are taken as +inf, and a likeliest logit that is not finite
+gives token -1.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+from engine.kernels.triton.ranking import GROUP, draw_from_groups, store_groups
+from engine.kernels.triton.scores import GENERATED, INFINITY, entry, gumbel_of_block, penalised, scaled, score
+
+RACE = tl.constexpr(0)
+"""Greedy decoding, or a draw from all tokens that pass min_p."""
+NARROW = tl.constexpr(1)
+"""Never greedy, and 1 <= top_k <= MAX_NARROW."""
+WIDE = tl.constexpr(2)
+"""Never greedy; a larger top_k, or top_p without one."""
+NUMBERS = tl.constexpr(6)
+"""int64 from a slot's numbers to the next slot's; its settings lie behind them."""
+PART = tl.constexpr(1024)
+"""Tokens of which one winner is kept."""
+
+
+@triton.jit
+def _last_to_arrive(arrived):
+    """Whether all other programs of the row have been here; what they stored before can then be read."""
+    tl.debug_barrier()  # the stores of every thread come before the one atomic
+    return tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1
+
+
+@triton.jit
+def _commit(
+    chosen, peak, settings, numbers, marks, token, history, counters, arrived,
+    SLOTS: tl.constexpr, COUNTERS: tl.constexpr,
+):  # fmt: skip
+    """Write the token (-1 when the peak is not finite) and everything that goes one further with it."""
+    finite = (peak > -INFINITY) & (peak < INFINITY)
+    chosen = tl.where(finite, chosen, -1)
+    step = tl.load(numbers + 1)
+    tl.store(token, chosen.to(tl.int64))
+    tl.store(history + step % SLOTS, chosen)
+    if (tl.load(settings + 3) != 1.0) | (tl.load(settings + 4) != 0.0):
+        tl.store(marks + chosen, GENERATED, mask=finite)
+    tl.store(numbers + 1, step + 1)
+    for i in tl.static_range(COUNTERS):
+        tl.store(counters + i, tl.load(counters + i) + 1)
+    tl.store(arrived, 0)
+
+
+@triton.jit
+def _store_winners(
+    logits, marks, settings, numbers, peaks, values, names, block, VOCAB: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The likeliest logit of every part of a block, and the part's winner: its logit and its name."""
+    PARTS: tl.constexpr = BLOCK // PART
+    part = block * PARTS + tl.arange(0, PARTS)
+    lane = tl.arange(0, PART)[None, :]
+    x = penalised(logits, marks, settings, part[:, None] * PART + lane, VOCAB)
+    peak = tl.max(x, 1)
+    # What min_p excludes next to the likeliest of the part, it excludes next to the likeliest of all.
+    relative = scaled(x, peak[:, None], settings)
+    mine = relative
+    if tl.load(settings) > 0:
+        mine = relative + gumbel_of_block(block * BLOCK, numbers, PARTS, PART)
+    mine = tl.where(tl.exp(relative) >= tl.load(settings + 2), mine, -INFINITY)
+    best = tl.argmax(mine, 1)
+    tl.store(peaks + part, peak)
+    tl.store(values + part, tl.max(tl.where(lane == best[:, None], x, -INFINITY), 1))
+    tl.store(names + part, part * PART + best)
+
+
+@triton.jit
+def _best_of_winners(
+    logits, marks, settings, numbers, peaks, values, names, VOCAB: tl.constexpr, PLACES: tl.constexpr
+):
+    """The token that wins among the winners of the parts, and the largest logit. PLACES: a power of two."""
+    i = tl.arange(0, PLACES)
+    there = i < (VOCAB + PART - 1) // PART
+    min_p = tl.load(settings + 2)
+    peak = tl.max(tl.load(peaks + i, mask=there, other=-INFINITY, cache_modifier=".cg"), 0)
+    winners = tl.load(names + i, mask=there, other=0, cache_modifier=".cg")
+    relative = scaled(tl.load(values + i, mask=there, other=-INFINITY, cache_modifier=".cg"), peak, settings)
+    scores = score(relative, winners, settings, numbers)
+    best = tl.argmax(scores, 0)
+    # The winner of a part may fail min_p next to the likeliest of all. Its score still bounds the part, so
+    # only where it would win everything is the part searched again, for its best token that passes. Without a
+    # finite peak nothing would ever pass.
+    finite = (peak > -INFINITY) & (peak < INFINITY)
+    while finite & (tl.exp(entry(relative, best)) < min_p):
+        ids = best * PART + tl.arange(0, PART)
+        x = scaled(penalised(logits, marks, settings, ids, VOCAB), peak, settings)
+        mine = tl.where(tl.exp(x) >= min_p, score(x, ids, settings, numbers), -INFINITY)
+        inner = tl.argmax(mine, 0)
+        winners = tl.where(i == best, best * PART + inner, winners)
+        relative = tl.where(i == best, entry(x, inner), relative)
+        scores = tl.where(i == best, entry(mine, inner), scores)
+        best = tl.argmax(scores, 0)
+    return tl.sum(tl.where(i == best, winners, 0), 0), peak
+
+
+@triton.jit
+def race_kernel(
+    logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
+    VOCAB: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr, COUNTERS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """`sampling_kernel` for rows that are all of the kind RACE, in programs of PART tokens."""
+    row = tl.program_id(1)
+    slot = tl.load(active + row).to(tl.int64)
+    gdc_launch_dependents(PDL)
+    gdc_wait(PDL)
+    if slot < 0:
+        return
+    logits += row.to(tl.int64) * stride
+    marks += slot * VOCAB
+    settings += slot * (2 * NUMBERS)
+    numbers += slot * NUMBERS
+    peaks += row * GROUPS
+    values += row * PLACES
+    names += row * PLACES
+    _store_winners(logits, marks, settings, numbers, peaks, values, names, tl.program_id(0), VOCAB, PART)
+    if _last_to_arrive(arrived + row):
+        chosen, peak = _best_of_winners(logits, marks, settings, numbers, peaks, values, names, VOCAB, PLACES)
+        _commit(
+            chosen, peak, settings, numbers, marks, token + slot, history + slot * SLOTS,
+            counters + slot * COUNTERS, arrived + row, SLOTS, COUNTERS,
+        )  # fmt: skip
+
+
+@triton.jit
+def sampling_kernel(
+    logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr,
+    COUNTERS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A token for each row, of any kind, in programs of BLOCK tokens.
+
+    logits: rows of VOCAB, any float dtype, `stride` apart; active int32 [rows]: the slot of a row, -1 for none, set
+    before the kernels that this one may overlap. By slot: marks uint8 [VOCAB], settings and numbers (NUMBERS apart),
+    token int64, history int32 [SLOTS], counters int64 [COUNTERS]. Scratch by row: peaks fp32 [GROUPS], values fp32
+    and names int32 [PLACES], masses fp32, one a program, arrived int32, all 0. PLACES and GROUPS are powers of two:
+    at least CANDIDATES and the parts of the grid, and the groups of the grid. `_commit` says what is written.
+    """
+    row = tl.program_id(1)
+    slot = tl.load(active + row).to(tl.int64)
+    gdc_launch_dependents(PDL)
+    gdc_wait(PDL)
+    if slot < 0:
+        return
+    block = tl.program_id(0)
+    logits += row.to(tl.int64) * stride
+    marks += slot * VOCAB
+    settings += slot * (2 * NUMBERS)
+    numbers += slot * NUMBERS
+    peaks += row * GROUPS
+    values += row * PLACES
+    names += row * PLACES
+    masses += row * (GROUPS // (BLOCK // GROUP))
+    kind = tl.load(settings + 5)
+    if kind == RACE:
+        _store_winners(logits, marks, settings, numbers, peaks, values, names, block, VOCAB, BLOCK)
+    else:
+        store_groups(logits, marks, settings, peaks, masses, block, kind == WIDE, VOCAB, BLOCK)
+    if _last_to_arrive(arrived + row):
+        if kind == RACE:
+            chosen, peak = _best_of_winners(
+                logits, marks, settings, numbers, peaks, values, names, VOCAB, PLACES
+            )
+        else:
+            chosen, peak = draw_from_groups(
+                logits, marks, settings, numbers, peaks, values, names, masses, kind == WIDE, VOCAB, BLOCK, GROUPS
+            )  # fmt: skip
+        _commit(
+            chosen, peak, settings, numbers, marks, token + slot, history + slot * SLOTS,
+            counters + slot * COUNTERS, arrived + row, SLOTS, COUNTERS,
+        )  # fmt: skip
