@@ -20,7 +20,7 @@ from engine.cache.sizing import (
     reserved_bytes,
     spill_bytes,
 )
-from engine.execute.cuda.decode_runner import Lane
+from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.runner import Runner
 from engine.kernels.native.library import NativeError, default_threads
@@ -45,7 +45,9 @@ class Options:
     fused: bool = True
     """Kernels of our own; without them steps run through the plain modules."""
     lane: bool = True
-    """On a GPU one sequence decodes ahead of the host; without it as prompts do."""
+    """On a GPU sequences decode ahead of the host; without it as prompts do."""
+    slots: int = 256
+    """So many sequences at once, at most."""
     threads: int | None = None
     """Of a CPU; None: `default_threads`."""
     spill_gb: float | None = None
@@ -71,7 +73,7 @@ class Pieces:
     scheduler: Scheduler
     backend: AttentionBackend
     runner: Runner
-    lane: Lane | None
+    lane: DecodeRunner | None
     context_length: int
     threads: int
     notes: tuple[str, ...]
@@ -161,7 +163,7 @@ def _host_memory(cache: KVCache, options: Options, device: torch.device) -> Host
 
 
 def _speed_up_gpu(pieces: Pieces, model: DecoderModel, device: torch.device, options: Options) -> None:
-    """Fused kernels, graphs and the lane, where this GPU has what they need."""
+    """Fused kernels, graphs and the decode runner, where this GPU has what they need."""
     if torch.cuda.get_device_capability(device) < FULL_SPEED:
         return
     graphs = Graphs() if options.graphs else None
@@ -171,8 +173,14 @@ def _speed_up_gpu(pieces: Pieces, model: DecoderModel, device: torch.device, opt
             if graphs is not None:
                 pieces.runner.record(model, pieces.cache, pieces.context_length, graphs)
         if options.lane:
-            pieces.lane = Lane(
-                model, pieces.cache, pieces.backend.name, pieces.context_length, graphs, options.fused
+            pieces.lane = make_decode_runner(
+                model,
+                pieces.cache,
+                pieces.backend.name,
+                pieces.context_length,
+                options.slots,
+                graphs,
+                options.fused,
             )
             pieces.lane.prepare()
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way

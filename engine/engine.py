@@ -15,7 +15,7 @@ from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.cpu.held_weights import read_model
-from engine.execute.cuda.decode_runner import Lane
+from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.bandwidth import known_bandwidth
 from engine.machine.device import available_memory, pick_device, pick_dtype
@@ -236,10 +236,10 @@ class Engine:
 
         self._loop.post(job)
 
-    def on_lane(self, function: Callable[[Lane], T], empty: bool = True) -> T:
+    def on_lane(self, function: Callable[[DecodeRunner], T], empty: bool = True) -> T:
         """Call `function` on the loop thread between two steps, for measurements; `empty` the prefix cache before.
 
-        Raises EngineError where tokens are not decoded in a lane or something runs.
+        Raises EngineError where there is no decode runner or something runs.
         """
 
         def job() -> T:

@@ -68,8 +68,8 @@ class Runner:
 
         The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
         """
-        from engine.execute.cuda.weights import supports
         from engine.execute.cuda.prefill import FusedPrefill
+        from engine.execute.cuda.weights import supports
 
         if supports(model) is not None:
             return
@@ -83,8 +83,8 @@ class Runner:
 
         `rows` is the most that a sequence holds. The cache must be empty: its first block is written to.
         """
-        from engine.execute.cuda.weights import supports
         from engine.execute.cuda.short_prefill import ShortPrefill
+        from engine.execute.cuda.weights import supports
 
         if isinstance(self._backend, FlashBackend) and supports(model) is None:
             self._short = ShortPrefill(model, cache, self._backend.attend, rows, graphs)

@@ -1,4 +1,4 @@
-"""One turn of the loop: run the chunks that the scheduler chose, or one token of the lane, and say what came of it."""
+"""One turn of the loop: run the chunks that the scheduler chose, or a decode step, and say what came of it."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.sizing import is_out_of_memory
 from engine.errors import EngineError
 from engine.events import FinishReason
-from engine.execute.cuda.decode_runner import Lane
+from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.runner import Runner
 from engine.sampling.sampler import SamplerState, sample
 from engine.schedule.busy import Others
@@ -32,9 +32,11 @@ class Stepper:
     blocks: BlockManager
     cache: KVCache
     runner: Runner
-    lane: Lane | None
+    lane: DecodeRunner | None
     threads: int
     """Of torch on a CPU, for a person's request."""
+    decoding: Sequence | None = None
+    """Whose slot of the runner is in use."""
     pace: IdlePace = field(default_factory=IdlePace)
     pace_alone: IdlePace = field(default_factory=IdlePace)
     """Of idle work that keeps to one core."""
@@ -43,9 +45,9 @@ class Stepper:
     """Whether idle work keeps to one core now."""
 
     def step(self) -> None:
-        """Run what the scheduler chose, or one token of the sequence in the lane."""
-        if self.lane is not None and self.lane.sequence is not None:
-            self._decode(self.lane, self.lane.sequence)
+        """Run what the scheduler chose, or one token of the sequence in the decode runner."""
+        if self.lane is not None and self.decoding is not None:
+            self._decode(self.lane, self.decoding)
             self._report_finished()
             return
         step = Step()
@@ -63,21 +65,22 @@ class Stepper:
                 self.scheduler.finish(sequence, None, error)
         self._report_finished()
 
-    def _decode(self, lane: Lane, sequence: Sequence) -> None:
-        """One token of the sequence in the lane: launch the step after it, then read it."""
+    def _decode(self, lane: DecodeRunner, sequence: Sequence) -> None:
+        """One token of the sequence in the decode runner: launch the step after it, then read it."""
         try:
             if sequence.cancelled:
                 self.scheduler.finish(sequence, FinishReason.CANCELLED)
             else:
                 ahead = self._can_go_on(sequence) and self._launch(lane, sequence)
-                self._take(sequence, lane.read())
+                self._take(sequence, _next_token(lane))
                 if sequence.table is not None and ahead:
                     self.blocks.commit(sequence.table, sequence.rows.keys[-1:], (sequence.origin,))
                 if sequence.finish_reason is None and ahead:
                     return
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
             self.scheduler.finish(sequence, None, error)
-        lane.sequence = None
+        lane.leave(sequence)
+        self.decoding = None
 
     def _can_go_on(self, sequence: Sequence) -> bool:
         """Whether another step may follow the token that is not read yet, and nobody else wants to run."""
@@ -91,14 +94,14 @@ class Stepper:
             and not any(s.priority is Priority.PERSON for s in others if s is not sequence)
         )
 
-    def _launch(self, lane: Lane, sequence: Sequence) -> bool:
+    def _launch(self, lane: DecodeRunner, sequence: Sequence) -> bool:
         """Launch the step of the token that is not read yet. False where there is no block for its row."""
         assert sequence.table is not None
         try:
             self.scheduler.reserve(sequence.table, 1, sequence.priority is Priority.IDLE)
         except OutOfBlocksError:
             return False
-        lane.launch(len(sequence.rows), sequence.table.blocks)
+        lane.launch([sequence])
         return True
 
     def _run(self, step: Step) -> None:
@@ -109,10 +112,8 @@ class Stepper:
         self.scheduler.done(step)
         sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
         if self.lane is not None and len(sampling) == 1 and sampling[0].table is not None:
-            sequence = sampling[0]
-            rows = sequence.rows
-            assert sequence.table is not None
-            self.lane.begin(sequence, logits[0], len(rows), rows.next_position, sequence.table.blocks)
+            self.decoding = sampling[0]
+            self.lane.join(sampling[0], logits[0])
         else:
             for sequence, row in zip(sampling, logits, strict=True):
                 self._take(sequence, self._sample(sequence, row))
@@ -163,7 +164,10 @@ class Stepper:
     def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
         """The next token; -1 where the logits are not numbers."""
         if self.lane is not None:
-            return self.lane.sample(sequence, logits)
+            self.lane.join(sequence, logits)
+            token_id = _next_token(self.lane)
+            self.lane.leave(sequence)
+            return token_id
         assert sequence.params is not None
         if sequence.sampler is None:
             params = replace(sequence.params, seed=sequence.seed)
@@ -233,6 +237,13 @@ class Stepper:
             sequence.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
             sequence.error = sequence.error or error
             self._report(sequence)
+
+
+def _next_token(lane: DecodeRunner) -> int:
+    """Of the one sequence in the runner; what others left unread comes first."""
+    while not (found := lane.read()):
+        pass
+    return found[0][1]
 
 
 def explain(error: Exception) -> EngineError:

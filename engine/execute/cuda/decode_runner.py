@@ -4,9 +4,9 @@
     host     | launch i+1, wait for tokens i  | their text, their events; launch i+2 ...
 
 A sequence has a slot. Its token, row, position, block table, sampling and random numbers live in device memory by slot,
-so the host never waits for a token before it launches the next step. A step is of some slots: one recorded graph serves
-so many rows of so much context, whichever sequences they are. Where a token turns out to be the last of its sequence, the
-one after is thrown away.
+so the host never waits for a token before it launches the next step. A step is of some slots: one recorded graph
+serves so many rows of so much context, whichever sequences they are. Where a token turns out to be the last of its
+sequence, the one after is thrown away.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
-from engine.sampling.device_sampler import HISTORY, DeviceSampler
+from engine.sampling.device_sampler import HISTORY, DeviceSampler, Draw
 from models.reference.decoder import DecoderModel
 
 if TYPE_CHECKING:
@@ -119,9 +119,7 @@ class DecodeRunner:
         self.sampler.load(slot, sequence.params, prompt, drawn, sequence.seed)
         self.slots.put(slot, len(rows), rows.next_position)
         self.slots.send()
-        self.sampler.sample(
-            logits.view(1, -1), self._every[slot : slot + 1], None, self.sampler.draw([slot])
-        )
+        self.sampler.sample(logits.view(1, -1), self._every[slot : slot + 1], None, self.sampler.draw([slot]))
         self._note([seat])
 
     def launch(self, sequences: "list[Sequence]") -> None:
@@ -157,7 +155,7 @@ class DecodeRunner:
         self._free.append(seat.slot)
 
     def step(self, slots: Items[int], row: int) -> None:
-        """Enqueue a step of these slots, of which none is beyond `row`, and whatever changed in `slots`; nothing else."""
+        """Enqueue a step of these slots, none of them beyond `row`, and what has changed in `slots`; nothing else."""
         rows, limit = rows_for(len(slots)), context_limit(row)
         self.slots.activate(slots, rows)
         self.slots.send()
@@ -195,14 +193,14 @@ class DecodeRunner:
                         break
                     limit *= 2
 
-    def _step(self, rows: int, limit: int, draw: str) -> None:
+    def _step(self, rows: int, limit: int, draw: Draw) -> None:
         if self._graphs is None:
             self._run(rows, limit, draw)
         else:
             self._graphs.run((rows, limit, draw), lambda: self._run(rows, limit, draw))
 
     @torch.inference_mode()
-    def _run(self, rows: int, limit: int, draw: str) -> None:
+    def _run(self, rows: int, limit: int, draw: Draw) -> None:
         given = self.slots.given
         logits = self.program.run(rows, limit)
         self.sampler.sample(logits, given.active[:rows], given.counters, draw)

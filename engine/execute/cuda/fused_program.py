@@ -67,7 +67,8 @@ class FusedDecoder:
         self._inner = buffer(few, weights.inner)
         self._logits = buffer(few, vocab)
         parts = max(
-            rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS) for rows in {few, min(most, 31), min(most, 127), most}
+            rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
+            for rows in {few, min(most, 31), min(most, 127), most}
         )
         self._partial = buffer(parts * self._q_heads * self._dim, dtype=torch.float32)
         self._lse = buffer(parts * self._q_heads, dtype=torch.float32)
@@ -75,7 +76,8 @@ class FusedDecoder:
     def run(self, rows: int, limit: int) -> Tensor:
         """Enqueue a step of the first `rows` rows (a count of a graph, not of sequences); logits [rows, vocab].
 
-        They are in the model's dtype; those of rows without a slot mean nothing. Every token lies in a row below `limit`.
+        They are in the model's dtype; those of rows without a slot mean nothing. Every token lies in a row of its
+        sequence below `limit`.
         """
         size = self._x.shape[1]
         kernel = embedding_kernel[(triton.cdiv(size, 1024), rows)](
@@ -109,7 +111,11 @@ class FusedDecoder:
             self._attend(rows, index, heads, layer.head_norm, cuts)
             x = F.linear(self._mixed[:rows], layer.o.weight, layer.o.bias)
             normed, residual = add_norm(x, residual, layer.mlp_norm.weight, layer.mlp_norm.eps)
-            x = F.linear(gate(F.linear(normed, layer.gate_up.weight, layer.gate_up.bias)), layer.down.weight, layer.down.bias)
+            x = F.linear(
+                gate(F.linear(normed, layer.gate_up.weight, layer.gate_up.bias)),
+                layer.down.weight,
+                layer.down.bias,
+            )
         normed, _ = add_norm(x, residual, self._weights.norm.weight, self._weights.norm.eps)
         return F.linear(normed, self._weights.head.weight, self._weights.head.bias)
 

@@ -216,8 +216,8 @@ def combine_kernel(
 ):
     """out [rows, HQ, D] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
 
-    A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS chunks do not reach the row of the token.
-    What a sequence does not have adds exact zeros. Programs [HQ, rows].
+    A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
+    sequence does not have adds exact zeros. Programs [HQ, rows].
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)

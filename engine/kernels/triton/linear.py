@@ -136,7 +136,7 @@ def linear_kernel(
         if GATED:
             up_shift = tl.load(bias + N + rows, mask=inside, other=0.0).to(tl.float32)
     batches = tl.load(count) if BATCHED else 1
-    # What was loaded so far are weights, and how many rows there are; what follows was written by earlier kernels of the step.
+    # So far weights were loaded, and how many rows there are; what follows was written by earlier kernels of the step.
     gdc_wait(PDL)
     for batch in tl.range(0, batches):
         parts = _load_vector(x + batch * K, K, WK, WN, STEPS)
@@ -169,8 +169,10 @@ def rows_norm_kernel(
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out [rows, K] = RMSNorm(x [rows, K]) of the first count[0] rows, bit for bit as `linear_kernel` of the same WK and
-    STEPS does it; one program a row, WK warps."""
+    """out [rows, K] = RMSNorm(x [rows, K]) of the first count[0] rows; one program a row, WK warps.
+
+    Bit for bit as `linear_kernel` of the same WK and STEPS does it.
+    """
     gdc_launch_dependents(PDL)
     batch = tl.program_id(0)
     scale = _load_vector(weight, K, WK, 1, STEPS)

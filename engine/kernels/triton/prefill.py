@@ -145,8 +145,8 @@ def slot_write_kernel(
 ):
     """Write K and V of one token of each of several sequences into the cache, one program a token.
 
-    k and v [rows, WIDTH], K_STRIDE and V_STRIDE apart; cache_k and cache_v [places, WIDTH]; active int32 [rows]: the slot of each, -1
-    for none; counters int64 [slots, 2]: first the token's row; tables int32 [slots, TABLE].
+    k and v [rows, WIDTH], K_STRIDE and V_STRIDE apart; cache_k and cache_v [places, WIDTH]; active int32 [rows]: the
+    slot of each, -1 for none; counters int64 [slots, 2]: first the token's row; tables int32 [slots, TABLE].
     """
     token = tl.program_id(0)
     slot = tl.load(active + token)

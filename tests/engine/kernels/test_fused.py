@@ -10,8 +10,10 @@ pytest.importorskip("triton")
 from engine.attention.sdpa import SdpaBackend
 from engine.cache.kv_cache import KVCache
 from engine.execute.batch import Batch, Span
-from engine.execute.cuda.fused_program import FusedDecoder, choose_chunking, choose_tile
-from engine.execute.cuda.plain_program import StepInput
+from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.slots import Slots
+from engine.execute.cuda.tiles import choose_chunking, choose_tile
+from engine.execute.cuda.weights import weights_of
 from engine.kernels.triton.linear import linear_kernel
 from models.load import load_model
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
@@ -44,6 +46,8 @@ def test_a_product_with_what_stands_around_it(
         scale,
         residual,
         out,
+        out,
+        BATCHED=False,
         N=outputs,
         K=inputs,
         EPS=1e-6,
@@ -107,11 +111,13 @@ def test_a_step_gives_the_logits_and_the_cache_of_the_plain_modules(
         fused.kv[:, :, written] = plain.kv[:, :, written]
         step = backend.plan(Batch((Span(tuple(table), row, 1),)))
         expected = model.logits(model.forward(ids[-1:], torch.tensor([row], device=DEVICE), step))[0]
-        place = torch.tensor([row, row], device=DEVICE)
-        blocks = torch.tensor(table, dtype=torch.int32, device=DEVICE)
-        given = StepInput(ids[-1:].clone(), place, blocks)
-        decoder = FusedDecoder(model, fused, given, pdl=False)
-        logits = decoder.run(192)
+        slots = Slots(2, 1, len(table), torch.cat((ids[-1:], ids[-1:])))
+        slots.put(1, row, row)
+        slots.show(1, table)
+        slots.activate([1], 1)
+        slots.send()
+        decoder = FusedDecoder(weights_of(model), fused, slots.given, pdl=False)
+        (logits,) = decoder.run(1, 640)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     slot = table[row // 16] * 16 + row % 16
     torch.testing.assert_close(fused.kv[:, :, slot], plain.kv[:, :, slot], rtol=1e-5, atol=1e-5)
