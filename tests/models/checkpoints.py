@@ -118,10 +118,10 @@ class PlainAttention:
 
 
 def run(
-    network: Network, token_ids: list[int], attention: PlainAttention | None = None, start: int = 0
+    given: Network | Decoder, token_ids: list[int], attention: PlainAttention | None = None, start: int = 0
 ) -> Tensor:
     """Logits [T, vocab] of our network for one sequence, whose first `start` tokens the attention holds."""
-    model = Decoder(network)
+    model = Decoder(given) if isinstance(given, Network) else given
     with torch.inference_mode():
         positions = torch.arange(start, start + len(token_ids))
         hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention())
