@@ -24,7 +24,7 @@ from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import HISTORY, DeviceSampler, Draw
-from models.reference.decoder import DecoderModel
+from models.network import Network
 
 if TYPE_CHECKING:
     from engine.schedule.sequence import Sequence
@@ -212,7 +212,7 @@ class DecodeRunner:
 
 
 def make_decode_runner(
-    model: DecoderModel,
+    network: Network,
     cache: KVCache,
     attention: str,
     rows: int,
@@ -224,19 +224,18 @@ def make_decode_runner(
 
     `attention` is the name of the backend. Raises ImportError where triton is not installed.
     """
-    from engine.execute.cuda.fused_program import FusedDecoder
+    from engine.execute.cuda.fused_program import FusedDecoder, unsupported
     from engine.execute.cuda.plain_program import PlainDecoder
-    from engine.execute.cuda.weights import supports, weights_of
 
     device = cache.kv.device
     pdl = torch.cuda.get_device_capability(device) >= (9, 0)
-    sampler = DeviceSampler(model.config.vocab_size, slots, device, pdl)
+    sampler = DeviceSampler(network.spec.vocab_size, slots, device, pdl)
     blocks = -(-rows // cache.block_size) + 1
     held = Slots(slots, rows_for(slots), blocks, sampler.token)
     given: StepInput = held.given
     program: DecodeProgram
-    if fused and supports(model) is None:
-        program = FusedDecoder(weights_of(model), cache, given, pdl)
+    if fused and unsupported(network) is None:
+        program = FusedDecoder(network, cache, given, pdl)
     else:
-        program = PlainDecoder(model, cache, given, attention)
+        program = PlainDecoder(network, cache, given, attention)
     return DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event)

@@ -18,12 +18,12 @@ the plain modules and writes the same KV cache.
 import math
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cuda.prefill import add_norm, gate
+from engine.execute.compatibility import BIASES, lacking
+from engine.execute.cuda.prefill import add_norm, feed, product
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
     FEW,
@@ -33,12 +33,27 @@ from engine.execute.cuda.tiles import (
     choose_tile,
     most_chunks,
     norms_apart,
+    share_tile,
 )
-from engine.execute.cuda.weights import DecoderWeights, Norm, Product
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
+from models.features import Feature
+from models.network import AttentionWeights, FeedForwardWeights, Linear, Network, NormWeights
+from models.spec import FeedForward
+
+SUPPORTED = BIASES | {Feature.HEAD_NORM}
+
+
+def unsupported(network: Network) -> str | None:
+    """Why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
+    lacks = lacking(network.spec, SUPPORTED)
+    if lacks is not None:
+        return f"the fused kernels do not know {lacks}"
+    if network.spec.attention.head_dim not in (64, 128):
+        return f"there are no fused kernels for a head_dim of {network.spec.attention.head_dim}"
+    return "there are no fused kernels for quantised weights" if network.is_quantized else None
 
 
 class FusedDecoder:
@@ -46,26 +61,29 @@ class FusedDecoder:
 
     name = "fused kernels"
 
-    def __init__(self, weights: DecoderWeights, cache: KVCache, given: StepInput, pdl: bool) -> None:
+    def __init__(self, network: Network, cache: KVCache, given: StepInput, pdl: bool) -> None:
         """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
-        self._weights = weights
+        spec, heads = network.spec, network.spec.attention
+        feed_forward = spec.layers[0].feed_forward
+        assert isinstance(feed_forward, FeedForward)
+        self._network = network
+        self._eps = spec.final_norm.eps
         self._cache = cache
         self._given = given
         self._pdl = pdl
-        self._q_heads, self._kv_heads, self._dim = weights.q_heads, weights.kv_heads, weights.head_dim
-        vocab, size = weights.embedding.shape
+        self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
         most = given.active.shape[0]
         few = min(most, FEW)
 
-        def buffer(*shape: int, dtype: torch.dtype = weights.embedding.dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=weights.embedding.device)
+        def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=network.device)
 
-        self._x = buffer(most, size)
-        self._normed = buffer(few, size)
+        self._x = buffer(most, spec.hidden_size)
+        self._normed = buffer(few, spec.hidden_size)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
-        self._inner = buffer(few, weights.inner)
-        self._logits = buffer(few, vocab)
+        self._inner = buffer(few, feed_forward.size)
+        self._logits = buffer(few, spec.vocab_size)
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
             for rows in {few, min(most, 31), min(most, 127), most}
@@ -83,7 +101,7 @@ class FusedDecoder:
         kernel = embedding_kernel[(triton.cdiv(size, 1024), rows)](
             self._given.active,
             self._given.token,
-            self._weights.embedding,
+            self._network.embedding.data,
             self._x,
             SIZE=size,
             BLOCK=1024,
@@ -94,44 +112,43 @@ class FusedDecoder:
 
     def _few(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
         x = self._x
-        for index, layer in enumerate(self._weights.layers):
-            self._linear(rows, x, layer.qkv, self._heads, norm=layer.attention_norm)
-            self._attend(rows, index, self._heads, layer.head_norm, cuts)
-            self._linear(rows, self._mixed, layer.o, x, residual=x)
-            self._linear(rows, x, layer.gate_up, self._inner, norm=layer.mlp_norm, gated=True)
-            self._linear(rows, self._inner, layer.down, x, residual=x)
-        self._linear(rows, x, self._weights.head, self._logits, norm=self._weights.norm)
+        for index, layer in enumerate(self._network.layers):
+            attention, inner = layer.attention, layer.feed_forward
+            assert isinstance(inner, FeedForwardWeights)
+            self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
+            self._attend(rows, index, self._heads, attention, cuts)
+            self._linear(rows, self._mixed, attention.out, x, residual=x)
+            self._linear(rows, x, inner.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
+            self._linear(rows, self._inner, inner.down, x, residual=x)
+        self._linear(rows, x, self._network.head, self._logits, norm=self._network.final_norm)
         return self._logits[:rows]
 
     def _many(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
-        x, residual = self._x[:rows], None
-        for index, layer in enumerate(self._weights.layers):
-            normed, residual = add_norm(x, residual, layer.attention_norm.weight, layer.attention_norm.eps)
-            heads = F.linear(normed, layer.qkv.weight, layer.qkv.bias)
-            self._attend(rows, index, heads, layer.head_norm, cuts)
-            x = F.linear(self._mixed[:rows], layer.o.weight, layer.o.bias)
-            normed, residual = add_norm(x, residual, layer.mlp_norm.weight, layer.mlp_norm.eps)
-            x = F.linear(
-                gate(F.linear(normed, layer.gate_up.weight, layer.gate_up.bias)),
-                layer.down.weight,
-                layer.down.bias,
-            )
-        normed, _ = add_norm(x, residual, self._weights.norm.weight, self._weights.norm.eps)
-        return F.linear(normed, self._weights.head.weight, self._weights.head.bias)
+        x, residual, eps = self._x[:rows], None, self._eps
+        for index, layer in enumerate(self._network.layers):
+            assert isinstance(layer.feed_forward, FeedForwardWeights)
+            normed, residual = add_norm(x, residual, layer.attention_norm, eps)
+            self._attend(rows, index, product(layer.attention.qkv, normed), layer.attention, cuts)
+            x = product(layer.attention.out, self._mixed[:rows])
+            normed, residual = add_norm(x, residual, layer.feed_forward_norm, eps)
+            x = feed(layer.feed_forward, normed)
+        return product(self._network.head, add_norm(x, residual, self._network.final_norm, eps)[0])
 
     def _linear(
         self,
         rows: int,
         x: Tensor,
-        layer: Product,
+        layer: Linear,
         out: Tensor,
-        norm: Norm | None = None,
+        norm: NormWeights | None = None,
         residual: Tensor | None = None,
         gated: bool = False,
     ) -> None:
         weight, bias = layer.weight, layer.bias
         outputs, inputs = out.shape[1], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
+        if rows > 1:
+            tile = share_tile(tile, inputs, gated)
         if norm is not None and norms_apart(rows, weight.shape[0]):
             kernel = rows_norm_kernel[(rows,)](
                 x,
@@ -139,7 +156,7 @@ class FusedDecoder:
                 self._normed,
                 self._given.count,
                 K=inputs,
-                EPS=norm.eps,
+                EPS=self._eps,
                 WK=tile.wk,
                 STEPS=tile.steps,
                 PDL=self._pdl,
@@ -159,7 +176,7 @@ class FusedDecoder:
             BATCHED=rows > 1,
             N=outputs,
             K=inputs,
-            EPS=norm.eps if norm is not None else 0.0,
+            EPS=self._eps,
             NORM=norm is not None,
             BIAS=bias is not None,
             GATED=gated,
@@ -175,17 +192,17 @@ class FusedDecoder:
         split_alike(kernel)
 
     def _attend(
-        self, rows: int, index: int, heads: Tensor, norm: Norm | None, cuts: tuple[Chunking, ...]
+        self, rows: int, index: int, heads: Tensor, layer: AttentionWeights, cuts: tuple[Chunking, ...]
     ) -> None:
         """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
-        given = self._given
+        given, norm = self._given, layer.head_norm
         chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
         for cut in cuts:
             groups = cut.warps * 256 // self._dim
             kernel = attention_kernel[(self._kv_heads, cut.chunks, rows)](
                 heads,
-                norm.weight if norm is not None else heads,
-                self._weights.rotary,
+                norm if norm is not None else heads,
+                layer.rotary,
                 self._cache.k[index],
                 self._cache.v[index],
                 given.active,
@@ -202,7 +219,7 @@ class FusedDecoder:
                 HKV=self._kv_heads,
                 G=triton.next_power_of_2(self._q_heads // self._kv_heads),
                 D=self._dim,
-                EPS=norm.eps if norm is not None else 0.0,
+                EPS=self._eps,
                 NORM=norm is not None,
                 BLOCK=self._cache.block_size,
                 W=groups,

@@ -117,10 +117,10 @@ def linear_kernel(
 ):
     """out [rows, N] = x [rows, K] @ weight [N, K] transposed, in their dtype.
 
-    There are count[0] (int32) rows, one where not BATCHED. NORM: x is normed first. BIAS: bias [N] is added. GATED:
-    weight is [2 N, K] (bias [2 N]), gate above up, and out = silu(gate) * up. RESIDUAL: residual [rows, N] is added; it
-    may be `out` itself. Pointers that the flags leave unused may be anything. Needs WK * WN warps and
-    cdiv(N, WN * ROWS) programs.
+    There are count[0] (int32) rows, one where not BATCHED; x and residual have room for an even number then. NORM: x is
+    normed first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out = silu(gate)
+    * up. RESIDUAL: residual [rows, N] is added; it may be `out` itself. Pointers that the flags leave unused may be
+    anything. Needs WK * WN warps and cdiv(N, WN * ROWS) programs.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
@@ -138,23 +138,28 @@ def linear_kernel(
     batches = tl.load(count) if BATCHED else 1
     # So far weights were loaded, and how many rows there are; what follows was written by earlier kernels of the step.
     gdc_wait(PDL)
-    for batch in tl.range(0, batches):
-        parts = _load_vector(x + batch * K, K, WK, WN, STEPS)
-        if RESIDUAL:
-            carried = tl.load(residual + batch * N + rows, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            parts = _norm(parts, scale, K, EPS)
-        y = _product(tiles, parts)
-        if BIAS:
-            y += shift
-        if GATED:
-            up = _product(up_tiles, parts)
+    TOGETHER: tl.constexpr = 2 if BATCHED else 1  # so that one waits for memory while the other computes
+    for first in tl.range(0, batches, TOGETHER):
+        results = ()
+        for i in tl.static_range(TOGETHER):
+            parts = _load_vector(x + (first + i) * K, K, WK, WN, STEPS)
+            if RESIDUAL:
+                carried = tl.load(residual + (first + i) * N + rows, mask=inside, other=0.0).to(tl.float32)
+            if NORM:
+                parts = _norm(parts, scale, K, EPS)
+            y = _product(tiles, parts)
             if BIAS:
-                up += up_shift
-            y = y / (1.0 + tl.exp(-y)) * up
-        if RESIDUAL:
-            y += carried
-        tl.store(out + batch * N + rows, y.to(dtype), mask=inside)
+                y += shift
+            if GATED:
+                up = _product(up_tiles, parts)
+                if BIAS:
+                    up += up_shift
+                y = y / (1.0 + tl.exp(-y)) * up
+            if RESIDUAL:
+                y += carried
+            results += (y.to(dtype),)
+        for i in tl.static_range(TOGETHER):
+            tl.store(out + (first + i) * N + rows, results[i], mask=inside & (first + i < batches))
 
 
 @triton.jit

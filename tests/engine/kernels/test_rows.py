@@ -10,10 +10,9 @@ from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import choose_chunkings, context_limit
-from engine.execute.cuda.weights import DecoderWeights, weights_of
 from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
 from models.load import load_model
-from models.reference.decoder import DecoderModel
+from models.network import Network
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -88,15 +87,15 @@ def test_a_product_of_a_row_is_what_it_is_alone(
 class Case:
     """A model, and sequences of different lengths in slots, their earlier rows filled at random."""
 
-    def __init__(self, model: DecoderModel, lengths: list[int]) -> None:
-        shape = model.config
+    def __init__(self, model: Network, lengths: list[int]) -> None:
+        shape = model.spec
         self.model, self.lengths = model, lengths
         self.cache = KVCache(
-            shape.num_hidden_layers,
+            len(shape.layers),
             SLOTS * BLOCKS,
             BLOCK,
-            shape.num_key_value_heads,
-            shape.head_dim,
+            shape.attention.kv_heads,
+            shape.attention.head_dim,
             torch.float32,
             DEVICE,
         )
@@ -129,7 +128,7 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Network:
     config = {
         "qwen3": tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=24),
         "llama": tiny_llama(
@@ -145,13 +144,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return load_model(files_of(folder), dtype=torch.float32, device=DEVICE)
 
 
-def fused(case: Case, weights: DecoderWeights) -> FusedDecoder:
-    return FusedDecoder(weights, case.cache, case.slots.given, pdl=False)
+def fused(case: Case, network: Network) -> FusedDecoder:
+    return FusedDecoder(network, case.cache, case.slots.given, pdl=False)
 
 
-def test_a_row_of_a_step_gets_the_logits_and_the_cache_that_it_gets_alone(model: DecoderModel) -> None:
+def test_a_row_of_a_step_gets_the_logits_and_the_cache_that_it_gets_alone(model: Network) -> None:
     case = Case(model, [0, 130, 17, 5, 70, 64, 1, 33, 31])
-    decoder = fused(case, weights_of(model))
+    decoder = fused(case, model)
     alone = {slot: case.run(decoder, [slot], 1) for slot in range(3 if DEVICE.type == "cpu" else SLOTS)}
     steps = [([2, 0, 1], 8)]
     if DEVICE.type == "cuda":  # the interpreter takes a second for each row
@@ -166,9 +165,9 @@ def test_a_row_of_a_step_gets_the_logits_and_the_cache_that_it_gets_alone(model:
         assert torch.equal(cache, expected)  # and nobody else's rows were written to
 
 
-def test_many_rows_give_what_the_plain_modules_give(model: DecoderModel) -> None:
+def test_many_rows_give_what_the_plain_modules_give(model: Network) -> None:
     case = Case(model, [0, 130, 17, 5, 70, 64, 1, 33, 31])
-    decoder = fused(case, weights_of(model))
+    decoder = fused(case, model)
     plain = PlainDecoder(model, case.cache, case.slots.given, "triton")
     for slots, rows in (([*range(9)], 16), ([1], 1)):
         logits, cache = case.run(decoder, slots, rows)
