@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chatterm.backend import TurnStats
+from chatterm.backend import Exchange, TurnStats
 from chatterm.figures import bar
 from chatterm.markdown.lines import Line, cells, elided, line_cells, wrap
 from chatterm.sanitize import one_line, visible
-from chatterm.sessions.records import Exchange
 from engine.events import Cause, Parting
 from models.units import counted
 

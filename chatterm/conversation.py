@@ -9,11 +9,11 @@ from time import monotonic
 from typing import Any, Protocol
 
 from chatterm import worker
-from chatterm.backend import Backend, EngineError, Outcome, TurnStats
+from chatterm.backend import Backend, EngineError, Exchange, Outcome, TurnStats
 from chatterm.entries import AnswerEntry, Branch, Entry, UserEntry
 from chatterm.figures import SessionStats
 from chatterm.keeper import Keeper
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 from chatterm.turn import Turn, answer_of, stats_of
 

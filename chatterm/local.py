@@ -10,6 +10,7 @@ from chatterm.backend import (
     ChatOptions,
     DraftCost,
     EngineError,
+    Exchange,
     Figures,
     FinishReason,
     ModelChoice,
@@ -22,12 +23,11 @@ from chatterm.backend import (
     TokenEvent,
     TurnStats,
 )
+from chatterm.backends.title import TITLE_TOKENS, title_question
 from chatterm.power import Power
-from chatterm.sessions.titles import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
-    from chatterm.sessions.records import Exchange
     from engine.aside import Aside
     from engine.block_map import BlockMap
     from engine.chat import Chat
@@ -201,7 +201,7 @@ class LocalBackend:
     def resume(self) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().resume(self._params))
 
-    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
         chat, info = self._person(), self._info
         if chat is None or info is None:
             self._path = tuple(exchanges)
@@ -324,7 +324,7 @@ class LocalBackend:
         return self._chat
 
 
-def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
+def _turn(exchange: Exchange, same_model: bool) -> "Turn":
     """An exchange as the engine knows it; tokens of another model mean nothing here."""
     from engine.turns import Answer, Turn
 

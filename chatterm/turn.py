@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chatterm.backend import Backend, Figures, FinishReason, Outcome, TokenEvent, TurnStats
+from chatterm.backend import Backend, Exchange, Figures, FinishReason, Outcome, TokenEvent, TurnStats
 from chatterm.entries import AnswerEntry, UserEntry
 from chatterm.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
-from chatterm.sessions.records import Exchange
 from chatterm.worker import Token
 from models.units import counted
 

@@ -147,7 +147,7 @@ class MessageActions(ScreenPart):
         self.screen.in_thread(partial(self.screen.copy_with, text), tell)
 
     def _copy_all(self) -> None:
-        from chatterm.sessions.export import to_markdown
+        from chatterm.sessions.as_markdown import to_markdown
 
         path = self.conversation.path
         if not path:

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chatterm.backend import EngineError, ModelError
+from chatterm.backend import EngineError, Exchange, ModelError
 from chatterm.entries import AnswerEntry, Entry
 from chatterm.error_log import error_line, write_down
 from chatterm.markdown.lines import Line
 from chatterm.sanitize import one_line
-from chatterm.sessions.records import Exchange
 
 if TYPE_CHECKING:
     from chatterm.conversation import Conversation

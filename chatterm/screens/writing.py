@@ -2,10 +2,10 @@
 
 from functools import partial
 
+from chatterm.backend import Exchange
 from chatterm.commands import Command, is_command, parse
 from chatterm.sanitize import cleaned
 from chatterm.screens.parts import ScreenPart, undone_text
-from chatterm.sessions.records import Exchange
 
 _EDITING = "Enter sends this as a new branch; Esc leaves the message unchanged"
 

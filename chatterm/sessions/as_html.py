@@ -7,10 +7,11 @@ from html import escape
 
 from markdown_it import MarkdownIt
 
+from chatterm.backend import Exchange
 from chatterm.sanitize import one_line, visible
+from chatterm.sessions.as_markdown import ENDINGS, thinking_head
 from chatterm.sessions.dates import stamp
-from chatterm.sessions.export import ENDINGS, thinking_head
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import UNTITLED
 
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import time
 from typing import Any, get_args
 
-from chatterm.backend import ThinkCache, ThinkMode
+from chatterm.backend import Exchange, ThinkCache, ThinkMode
 from chatterm.sanitize import one_line
 from chatterm.sessions.journal import Piece, Running
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import extent
 
 PROMPTS = 1000

@@ -6,9 +6,8 @@ from time import sleep
 
 import pytest
 
-from chatterm.backend import Backend, ChatOptions, EngineError, FinishReason, ModelError, Progress
+from chatterm.backend import Backend, ChatOptions, EngineError, Exchange, FinishReason, ModelError, Progress
 from chatterm.local import LocalBackend
-from chatterm.sessions.records import Exchange
 
 SHORT = {"temperature": 0.0, "max_tokens": 8}
 

@@ -6,8 +6,7 @@ from time import sleep
 
 import pytest
 
-from chatterm.backend import DraftCost, EngineError, FinishReason, Progress
-from chatterm.sessions.records import Exchange
+from chatterm.backend import DraftCost, EngineError, Exchange, FinishReason, Progress
 from chatterm.worker import (
     Answered,
     Catalogue,

@@ -16,9 +16,8 @@ from time import sleep
 import pytest
 from safetensors.torch import load_file, save_file
 
-from chatterm.backend import EngineError, Outcome, TokenEvent
+from chatterm.backend import EngineError, Exchange, Outcome, TokenEvent
 from chatterm.local import LocalBackend
-from chatterm.sessions.records import Exchange
 from chatterm.sessions.store import Store
 from chatterm.talk import Talk
 from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of

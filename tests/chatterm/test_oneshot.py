@@ -10,6 +10,7 @@ import pytest
 
 from chatterm.backend import (
     EngineError,
+    Exchange,
     Figures,
     FinishReason,
     OnProgress,
@@ -20,7 +21,6 @@ from chatterm.backend import (
 )
 from chatterm.oneshot import INPUT_LIMIT, InputError, answer, join_prompts, read_input, stats_line, to_json
 from chatterm.progress import PlainLines, progress_on
-from chatterm.sessions.records import Exchange
 from chatterm.spinner import Spinner
 
 Script = Iterable[TokenEvent | BaseException]

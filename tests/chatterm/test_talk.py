@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.backend import EngineError, FinishReason, TokenEvent
+from chatterm.backend import EngineError, Exchange, FinishReason, TokenEvent
 from chatterm.cli import call
 from chatterm.commands import find
 from chatterm.inline import HERE, Inline, Lines, run_inline
 from chatterm.oneshot import answer
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.talk import Talk
 from tests.chatterm.scripted import Script, ScriptedBackend

@@ -2,10 +2,9 @@
 
 import pytest
 
-from chatterm.backend import Outcome, TokenEvent, TurnStats
+from chatterm.backend import Exchange, Outcome, TokenEvent, TurnStats
 from chatterm.entries import UserEntry
 from chatterm.markdown.document import Document
-from chatterm.sessions.records import Exchange
 from chatterm.turn import Turn, answer_of
 from chatterm.worker import Token
 

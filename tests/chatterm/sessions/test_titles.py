@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.backends.title import title_question
 from chatterm.sanitize import is_safe
 from chatterm.sessions.dates import stamp, when_text
 from chatterm.sessions.records import SessionError, SessionInfo
@@ -16,7 +17,6 @@ from chatterm.sessions.titles import (
     matching_line,
     pick,
     title_of,
-    title_question,
 )
 
 

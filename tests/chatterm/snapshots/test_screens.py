@@ -16,10 +16,10 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from chatterm.app import ChatApp
-from chatterm.backend import Figures, ModelChoice, Progress, TurnStats
+from chatterm.backend import Exchange, Figures, ModelChoice, Progress, TurnStats
 from chatterm.entries import AnswerEntry
 from chatterm.figures import Live, Speedometer, Watch
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.stats import ProcessFigures
 from engine.block_map import BlockMap, BlockState
