@@ -5,8 +5,8 @@ from functools import partial
 from chatterm import worker
 from chatterm.backend import EngineError, ModelChoice
 from chatterm.reports import help_lines
+from chatterm.screens.command_part import LOADING
 from chatterm.screens.message_actions import MessageActions
-from chatterm.screens.parts import LOADING
 from chatterm.screens.preferences import Preferences
 from chatterm.screens.session_actions import SessionActions
 

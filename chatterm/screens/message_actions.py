@@ -6,12 +6,13 @@ from chatterm import clipboard
 from chatterm.backend import EngineError
 from chatterm.entries import AnswerEntry, UserEntry
 from chatterm.sanitize import cleaned
-from chatterm.screens.parts import LOADING, ScreenPart, undone_text
+from chatterm.screens.base import undone_text
+from chatterm.screens.command_part import LOADING, CommandPart
 
 _NO_ANSWER = "There is no answer yet."
 
 
-class MessageActions(ScreenPart):
+class MessageActions(CommandPart):
     def retry(self) -> None:
         self._refuse_without_model()
         exchange = self.chosen_exchange()
@@ -58,7 +59,7 @@ class MessageActions(ScreenPart):
         exchange = self.nth_exchange(which) if which else self.chosen_exchange()
         if exchange is None:
             raise EngineError("There is no message to edit yet.")
-        self.screen.writing.begin_edit(exchange)
+        self.writing.begin_edit(exchange)
 
     def branch(self, where: str) -> None:
         entry = self.selected
@@ -89,7 +90,7 @@ class MessageActions(ScreenPart):
     def find(self, text: str) -> None:
         if not self.conversation.path:
             raise EngineError("There is nothing to search yet; /sessions searches earlier conversations.")
-        self.screen.finding.open(text)
+        self.finding.open(text)
 
     def expand(self) -> None:
         entry = self.selected
@@ -152,7 +153,7 @@ class MessageActions(ScreenPart):
         path = self.conversation.path
         if not path:
             raise EngineError(_NO_ANSWER)
-        self.copy_text(to_markdown(self.screen.actions.session_info(), path))
+        self.copy_text(to_markdown(self.conversation.info(), path))
 
     def _refuse_without_model(self) -> None:
         if self.screen.is_loading:

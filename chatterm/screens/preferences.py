@@ -1,7 +1,6 @@
 """Commands about what a person prefers: system prompt, thinking, sampling, colours, the settings file."""
 
 from functools import partial
-from typing import Any
 
 from chatterm import worker
 from chatterm.backend import EngineError
@@ -10,11 +9,11 @@ from chatterm.look import LookApp
 from chatterm.markdown.lines import Line, wrap
 from chatterm.reports import no_thinking, thinking_text
 from chatterm.sanitize import cleaned
-from chatterm.screens.parts import ScreenPart
+from chatterm.screens.command_part import CommandPart
 from chatterm.settings import Settings
 
 
-class Preferences(ScreenPart):
+class Preferences(CommandPart):
     # --- of this conversation ---
 
     def system(self, text: str) -> None:
@@ -70,11 +69,6 @@ class Preferences(ScreenPart):
             self.use_sampling(changed)
             self.screen.keeper.update(sampling=changed)
         self.screen.say(lines[0])
-
-    def use_sampling(self, chosen: dict[str, Any]) -> None:
-        """From the next answer on this is what was chosen for the conversation."""
-        self.conversation.sampling = dict(chosen)
-        self.screen.submit(worker.SetSampling({**self.screen.settings.sampling.given(), **chosen}))
 
     # --- of the person ---
 
