@@ -15,6 +15,7 @@ from chatterm.config_commands import config_app
 from chatterm.sanitize import one_line
 from chatterm.session_commands import sessions_app
 from chatterm.shell_completion import model_names
+from chatterm.usage import WrongUsage
 
 app = typer.Typer(
     help="Chat with a language model in the terminal. The model runs on this machine.",
@@ -80,13 +81,6 @@ def _failed(message: str, code: int = 1) -> int:
 
 def _debugging() -> bool:
     return os.environ.get("CHATTERM_DEBUG", "") not in ("", "0")
-
-
-class WrongUsage(typer.BadParameter):
-    """A command line that makes no sense; exit code 2."""
-
-    def format_message(self) -> str:
-        return self.message
 
 
 @app.callback(invoke_without_command=True)
@@ -314,9 +308,10 @@ def run(
         model = model or chosen.model or None
         resume["session"] = chosen.id
     from chatterm.config_paths import config_path
-    from chatterm.settings import SessionSettings, Settings, with_settings
+    from chatterm.settings import SessionSettings, with_settings
+    from chatterm.settings_reading import load_settings
 
-    preferences = Settings.load(config_path())
+    preferences = load_settings(config_path())
     decided = {
         name
         for name in ("device", "context", "threads", "system", "think", "think_cache")

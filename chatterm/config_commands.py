@@ -20,8 +20,9 @@ def show(context: typer.Context) -> None:
     """Print all settings and what they mean. The output is itself a settings file."""
     if context.invoked_subcommand is None:
         from chatterm.config_paths import config_path
-        from chatterm.settings import parse_settings, read_source
+        from chatterm.settings_reading import parse_settings
         from chatterm.settings_text import described
+        from chatterm.settings_toml import read_source
 
         path = config_path()
         source = read_source(path)
@@ -43,13 +44,14 @@ def edit() -> None:
     from chatterm.editor import edit_file
     from chatterm.settings import Settings
     from chatterm.settings_file import write
+    from chatterm.settings_reading import load_settings
     from chatterm.settings_text import described
 
     place = config_path()
     if not place.exists():
         write(place, described(Settings(), place, exists=False))
     edit_file(place)
-    Settings.load(place)
+    load_settings(place)
     print(f"{place} is valid.", file=sys.stderr)
 
 
@@ -60,8 +62,8 @@ def set_value(
 ) -> None:
     """Set KEY to VALUE in the file; everything else in it is left unchanged."""
     from chatterm.config_paths import config_path
-    from chatterm.settings import check
     from chatterm.settings_file import store
+    from chatterm.settings_reading import check
     from chatterm.settings_text import find, parsed
 
     table, name = find(key)

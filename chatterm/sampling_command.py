@@ -10,7 +10,8 @@ from typing import Any
 
 from chatterm.backend import EngineError, ModelInfo
 from chatterm.sanitize import one_line
-from chatterm.settings import SamplingSettings, problem_with
+from chatterm.settings import SamplingSettings
+from chatterm.settings_reading import problem_with
 
 NAMES = tuple(part.name for part in fields(SamplingSettings))
 _BACK = ("default", "none")

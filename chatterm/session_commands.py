@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from chatterm.sanitize import one_line, visible
+from chatterm.usage import WrongUsage
 
 if TYPE_CHECKING:
     from chatterm.sessions.records import SessionInfo
@@ -179,7 +180,6 @@ def _picked(store: "Store", name: str) -> "SessionInfo":
 
 
 def _confirmed(chosen: "Iterable[SessionInfo]") -> bool:
-    from chatterm.cli import WrongUsage
     from chatterm.sessions.titles import extent_text
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):

@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from chatterm.settings import Settings, SettingsError
-from chatterm.settings_file import toml_value
+from chatterm.settings_toml import toml_value
 from chatterm.themes import theme_names
 
 _WIDTH = 100

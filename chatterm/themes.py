@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import chatterm
 from chatterm.config_paths import user_themes
 from chatterm.sanitize import one_line
-from chatterm.settings import SettingsError, not_toml, read_source
+from chatterm.settings import SettingsError
+from chatterm.settings_toml import not_toml, read_source, statement_lines
 
 if TYPE_CHECKING:
     from textual.theme import Theme
 
-FOLDER = Path(__file__).resolve().parent.parent / "themes"
+FOLDER = Path(chatterm.__file__).resolve().parents[1] / "themes"
 STYLESHEET = FOLDER / "chatterm.tcss"
 DEFAULT_THEME = "graphite"
 TERMINAL_THEME = "terminal"
@@ -103,7 +105,5 @@ def _colours(
 
 
 def _wrong(path: Path, source: str, keys: tuple[str, ...], text: str) -> SettingsError:
-    from chatterm.settings_file import statement_lines
-
     lines = statement_lines(source, keys)
     return SettingsError(f"{path}, line {lines[0] + 1 if lines else 1}: {text}")

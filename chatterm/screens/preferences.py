@@ -11,6 +11,7 @@ from chatterm.reports import no_thinking, thinking_text
 from chatterm.sanitize import cleaned
 from chatterm.screens.command_part import CommandPart
 from chatterm.settings import Settings
+from chatterm.settings_reading import load_settings
 
 
 class Preferences(CommandPart):
@@ -104,7 +105,7 @@ class Preferences(CommandPart):
         def show(settings: Settings) -> None:
             self.screen.app.push_screen(SettingsScreen(settings, path, self.apply))
 
-        self.screen.in_thread(partial(Settings.load, path), show)
+        self.screen.in_thread(partial(load_settings, path), show)
 
     def apply(self, settings: Settings, table: str, name: str) -> None:
         """The file states this setting anew: what can follow at once does. Raises SettingsError."""

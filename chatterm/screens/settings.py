@@ -19,8 +19,9 @@ from chatterm.sampling_command import value_text
 from chatterm.sanitize import one_line
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.screens.report import BoxHead
-from chatterm.settings import Settings, problem_with
+from chatterm.settings import Settings
 from chatterm.settings_file import store
+from chatterm.settings_reading import load_settings, problem_with
 from chatterm.settings_text import Known, known_settings, parsed, table_docs
 from chatterm.widgets.canvas import Canvas
 
@@ -162,7 +163,7 @@ class SettingsScreen(Picker):
         work = partial(store, self._path, known.table, known.name, value)
         try:
             await asyncio.to_thread(work)
-            settings = await asyncio.to_thread(Settings.load, self._path)
+            settings = await asyncio.to_thread(load_settings, self._path)
             self._settings = settings
             self._list.show(settings)
             self._apply(settings, known.table, known.name)

@@ -21,9 +21,10 @@ from chatterm.backend import (
     TokenEvent,
     TurnStats,
 )
-from chatterm.cli import WrongUsage, call, checked_prompts
+from chatterm.cli import call, checked_prompts
 from chatterm.commands import COMMANDS
 from chatterm.sessions.store import Store
+from chatterm.usage import WrongUsage
 from models.catalogue import DEFAULT_MODEL
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.counting import PATIENCE
