@@ -22,6 +22,7 @@ from chatterm.screens.actions import ChatActions
 from chatterm.screens.finding import Finding
 from chatterm.screens.interrupt import Interrupt
 from chatterm.screens.keys import ask_for_second_key, command_bindings
+from chatterm.screens.paste import PasteScreen
 from chatterm.screens.presence import Presence
 from chatterm.screens.selection import MessageSelection
 from chatterm.screens.titling import Titling
@@ -314,6 +315,11 @@ class ChatScreen(MessageSelection):
     @on(Composer.Problem)
     def _composer_problem(self, message: Composer.Problem) -> None:
         self.say(message.text, "error")
+
+    @on(Composer.PasteOpened)
+    def _paste_opened(self, message: Composer.PasteOpened) -> None:
+        screen = PasteScreen(message.label, message.text, can_unfold=message.can_unfold)
+        self.app.push_screen(screen, message.done)
 
     @on(Composer.Submitted)
     def _submitted(self, message: Composer.Submitted) -> None:
