@@ -101,7 +101,7 @@ class PacedEngine:
 
 def paced_backend(engine: PacedEngine, answer: int) -> Any:
     """A Backend whose answers have `answer` tokens and come from `engine`."""
-    from chatterm.backend import FinishReason, Outcome, TokenEvent, TurnStats
+    from chatterm.backends.backend import FinishReason, Outcome, TokenEvent, TurnStats
     from tests.chatterm.scripted import ScriptedBackend
 
     class PacedBackend(ScriptedBackend):
@@ -144,7 +144,7 @@ def paced_backend(engine: PacedEngine, answer: int) -> Any:
 
 def make_session(messages: int) -> str:
     """A session with questions and answers of every kind and length in the person's store; its id."""
-    from chatterm.backend import Exchange
+    from chatterm.backends.backend import Exchange
     from chatterm.sessions.records import SessionInfo
     from chatterm.sessions.store import Store
 

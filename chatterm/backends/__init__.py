@@ -1,1 +1,1 @@
-"""What answers: the protocol of a backend, the engine in this process, the thread that talks to either."""
+"""What screens and commands chat with: the protocol, the local engine, the thread that talks to it."""

@@ -1,6 +1,6 @@
 """How a model is asked for the title of a conversation."""
 
-from chatterm.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned
 
 TITLE_TOKENS = 24
 """Tokens that a model may take for a title."""

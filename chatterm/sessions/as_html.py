@@ -7,12 +7,12 @@ from html import escape
 
 from markdown_it import MarkdownIt
 
-from chatterm.backend import Exchange
-from chatterm.sanitize import one_line, visible
+from chatterm.backends.backend import Exchange
 from chatterm.sessions.as_markdown import ENDINGS, thinking_head
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import UNTITLED
+from chatterm.terminal.sanitize import one_line, visible
 
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 

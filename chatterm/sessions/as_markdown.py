@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from chatterm.backend import Exchange
-from chatterm.sanitize import one_line, visible
+from chatterm.backends.backend import Exchange
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import UNTITLED
+from chatterm.terminal.sanitize import one_line, visible
 
 ENDINGS = {
     None: "cut off",

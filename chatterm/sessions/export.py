@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from chatterm.sanitize import one_line
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import UNTITLED
 from chatterm.sessions.tree import Tree
+from chatterm.terminal.sanitize import one_line
 
 Format = Literal["md", "json", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from chatterm.backend import EngineError, ThinkCache, ThinkMode
+from chatterm.backends.backend import EngineError, ThinkCache, ThinkMode
 
 
 class SessionError(EngineError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from chatterm.backend import Exchange
+from chatterm.backends.backend import Exchange
 from chatterm.sessions.database import FIELDS, Database, Renumbered
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, connect, connect_read_only, explain, transaction

@@ -6,8 +6,8 @@ from time import sleep
 
 import pytest
 
-from chatterm.backend import DraftCost, EngineError, Exchange, FinishReason, Progress
-from chatterm.worker import (
+from chatterm.backends.backend import DraftCost, EngineError, Exchange, FinishReason, Progress
+from chatterm.backends.worker import (
     Answered,
     Catalogue,
     Count,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from textual import events
 
 from chatterm.app import way_back
-from chatterm.screens import presence
+from chatterm.screens.chat import presence
 from chatterm.sessions.store import Store
-from chatterm.terminal_title import BELL, attention, has_title, title_sequence
+from chatterm.terminal.title import BELL, attention, has_title, title_sequence
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -90,7 +90,7 @@ async def test_a_long_answer_rings_while_nobody_looks(
 
 
 def test_leaving_says_how_to_come_back(tmp_path: Path) -> None:
-    from chatterm.backend import Exchange
+    from chatterm.backends.backend import Exchange
     from chatterm.sessions.records import SessionInfo
 
     store = Store.open(tmp_path / "s.db")

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.backend import ChatOptions
-from chatterm.cli import call
-from chatterm.config_paths import config_path, user_themes
-from chatterm.settings import Settings, SettingsError, with_settings
-from chatterm.settings_file import changed, store
-from chatterm.settings_reading import load_settings, parse_settings
-from chatterm.settings_text import described, field_docs
-from chatterm.settings_toml import statement_lines
+from chatterm.backends.backend import ChatOptions
+from chatterm.cli.main import call
+from chatterm.settings.file import changed, store
+from chatterm.settings.paths import config_path, user_themes
+from chatterm.settings.reading import load_settings, parse_settings
+from chatterm.settings.settings import Settings, SettingsError, with_settings
+from chatterm.settings.text import described, field_docs
+from chatterm.settings.toml import statement_lines
 
 PATH = Path("config.toml")
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatterm.backends.title import title_question
-from chatterm.sanitize import is_safe
 from chatterm.sessions.dates import stamp, when_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import (
@@ -18,6 +17,7 @@ from chatterm.sessions.titles import (
     pick,
     title_of,
 )
+from chatterm.terminal.sanitize import is_safe
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""What the parts of the chat screen have in common."""
+
+from chatterm.conversation.conversation import Conversation
+from chatterm.conversation.entries import Entry
+from chatterm.screens.chat.base import ChatBase
+from chatterm.widgets.transcript import Transcript
+
+
+class ScreenPart:
+    """Some of what one screen does; what cannot be done raises EngineError (one line)."""
+
+    def __init__(self, screen: ChatBase) -> None:
+        self.screen = screen
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.screen.conversation
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.screen.transcript
+
+    @property
+    def selected(self) -> Entry | None:
+        return self.transcript.selected

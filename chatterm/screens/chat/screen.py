@@ -1,0 +1,381 @@
+"""The chat screen: the widgets, the frames, what the worker reports and what the person types."""
+
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+
+from chatterm.backends import worker
+from chatterm.backends.backend import Backend, DraftCost, Progress
+from chatterm.commands.registry import COMMANDS, LEADER, Command, is_command
+from chatterm.conversation.figures import Live, Watch, new_notes
+from chatterm.conversation.keeper import Keeper
+from chatterm.conversation.preset import NOTHING, Preset, PresetEntry
+from chatterm.conversation.turn import live_figures
+from chatterm.screens.chat.actions import ChatActions
+from chatterm.screens.chat.finding import Finding
+from chatterm.screens.chat.garbage import collect_now, collect_rarely
+from chatterm.screens.chat.interrupt import Interrupt
+from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
+from chatterm.screens.chat.presence import Presence
+from chatterm.screens.chat.selection import MessageSelection
+from chatterm.screens.chat.titling import Titling
+from chatterm.screens.chat.writing import Writing
+from chatterm.screens.paste import PasteScreen
+from chatterm.settings.settings import Settings
+from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.wording import sentences
+from chatterm.widgets.canvas import STYLE_CLASSES
+from chatterm.widgets.completion import Completion
+from chatterm.widgets.composer import Composer
+from chatterm.widgets.find_bar import FindBar
+from chatterm.widgets.meter import ContextNote
+from chatterm.widgets.new_below import NewBelow
+from chatterm.widgets.remarks import Remarks
+from chatterm.widgets.side_panel import SidePanel
+from chatterm.widgets.status_line import StatusLine
+from chatterm.widgets.transcript import Transcript
+from chatterm.widgets.welcome import Welcome
+
+_FRAME = 1 / 30
+"""Seconds between two looks into the mailbox, whatever the token rate."""
+_FIGURES = 0.2
+"""Seconds between two updates of the figures: nobody reads numbers that change faster."""
+_IDLE_FIGURES = 1.0
+"""The same while nothing is being answered."""
+_LOW, _SHORT = 20, 30
+"""Rows below which nothing is spent on margins, and below which remarks take the place of the context's note."""
+_REST = 1.0
+"""Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
+_PAUSE = 0.6
+"""Seconds without a key after which it is said what a draft will cost."""
+_WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
+"""Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
+
+
+class ChatScreen(MessageSelection):
+    """One chat. The commands are in `actions`."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *command_bindings(),
+        Binding("escape", "escape", "Stop or go back", priority=True),
+        Binding(LEADER, "leader", "Alt and function keys", priority=True),
+        Binding("ctrl+c", "interrupt", "Copy, stop or quit", priority=True),
+        Binding("pageup", "page(-1)", "Page up", priority=True),
+        Binding("pagedown", "page(1)", "Page down", priority=True),
+        Binding("end", "jump_down", "Go to the new text", priority=True, show=False),
+        Binding("ctrl+home", "edge(-1)", "First message", priority=True),
+        Binding("ctrl+end", "edge(1)", "Last message", priority=True),
+    ]
+
+    def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
+        super().__init__(backend, thread, keeper, settings)
+        self.finding = Finding(self)
+        self.writing = Writing(self, self._run)
+        self.actions = ChatActions(self, self.writing, self.finding, self.action_run_command)
+        self.interrupt = Interrupt(self, self.actions)
+        self.titling = Titling(self)
+        self.titling.is_on = settings.sessions.titles
+        self.presence = Presence(self)
+        self.presence.notify = settings.screen.notify
+        self._progress: Progress | None = None
+        self._watch = Watch()
+        self._cost: DraftCost | None = None
+        self._paint_after = 0.0
+        self._figures_after = 0.0
+        self._draft_at: float | None = None
+        self._warm_at: float | None = None
+        self._warm_latest = 0.0
+        self._problem = ""
+        self._preset = NOTHING
+        self._noted: set[str] = set()
+
+    def compose(self) -> ComposeResult:
+        completion = Completion(id="completion")
+        with Horizontal(id="columns"):
+            with Vertical(id="conversation"):
+                yield Welcome(id="welcome")
+                transcript = Transcript(id="transcript")
+                yield transcript
+                yield NewBelow(transcript)
+                yield FindBar()
+                yield completion
+                yield ContextNote(id="note")
+                yield Remarks(id="remarks")
+                yield Composer(
+                    completion=completion,
+                    history=self.settings.composer.history,
+                    on_draft=self.writing.keep_draft,
+                    id="composer",
+                )
+                yield StatusLine(id="status")
+            yield SidePanel(id="panel")
+
+    def on_mount(self) -> None:
+        self.transcript = self.query_one(Transcript)
+        self.composer = self.query_one(Composer)
+        self.panel = self.query_one(SidePanel)
+        self._completion = self.query_one(Completion)
+        self._note = self.query_one(ContextNote)
+        self.remarks = self.query_one(Remarks)
+        self.status = self.query_one(StatusLine)
+        self.welcome = self.query_one(Welcome)
+        self.transcript.display = False
+        self.composer.focus()
+        self._show_live(monotonic())
+        self.submit(worker.Open())
+        self.set_interval(_FRAME, self._frame)
+        # The worker begins once the first frame is out: importing the engine would hold it up.
+        self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
+        self.actions.restore()
+
+    def _begin_work(self) -> None:
+        collect_rarely()
+        self.worker_thread.start()
+
+    def on_unmount(self) -> None:
+        """Save what was written since it was saved last."""
+        self.writing.keep_draft(self.composer.full_text)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.place_panel(event.size.width)
+        self.set_class(event.size.height < _LOW, "-low")
+        self.set_class(event.size.height < _SHORT, "-short")
+
+    # --- from the worker ---
+
+    def _frame(self) -> None:
+        now = monotonic()
+        self.remarks.expire(now)
+        if self.hint_until and now > self.hint_until:
+            self.hint_until = 0.0
+            self.show_standing_hint()
+        if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
+            self._warm_at = None
+            self._prepare(worker.Prepare)
+        if self._draft_at is not None and now > self._draft_at:
+            self._draft_at = None
+            self._prepare(worker.Count)
+        reports = self.worker_thread.take()
+        turn = self.conversation.turn
+        if self.keeper.problem != self._problem:
+            self._say_problem()
+        self.titling.tick(now)
+        if not reports and turn is None:
+            if now >= self._figures_after:  # idle work goes on
+                is_warming = self._show_live(now).is_warming
+                self._figures_after = now + (_FIGURES if is_warming else _IDLE_FIGURES)
+            return
+        tokens = [report for report in reports if isinstance(report, worker.Token)]
+        told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
+        for report in reports:
+            if isinstance(report, worker.Begun):
+                self.conversation.begun(report.before)
+        self.conversation.take(tokens)
+        moved = self.conversation.tick(now)
+        for report in reports:
+            if not isinstance(report, worker.Token):
+                self._report(report, now)
+        if tokens:
+            self.transcript.new_text()
+        if tokens or moved or told:
+            self._paint(now, last=self.conversation.turn is None)
+        if told or now >= self._figures_after:
+            self._figures_after = now + _FIGURES
+            self._show_live(now)
+
+    def _paint(self, now: float, *, last: bool) -> None:
+        """Show what has changed; leave at least two thirds of the time to everything else."""
+        if last or now >= self._paint_after:
+            begun = monotonic()
+            self.transcript.update()
+            self._paint_after = now + 3 * (monotonic() - begun)
+
+    def _report(self, report: worker.Report, now: float) -> None:
+        match report:
+            case worker.Loading(progress):
+                self._progress = progress
+            case worker.Loaded(info):
+                self.info = replace(info, name=one_line(info.name, limit=200))
+                self.is_loading, self._progress = False, None
+                collect_rarely()
+            case worker.Answered(outcome):
+                self.presence.answered(self.conversation.turn, now)
+                self.conversation.answered(outcome, now)
+                self.titling.answered(now)
+                self.set_timer(_REST, self._tidy)
+            case worker.Failed(job, message):
+                self._failed(job, message, now)
+            case worker.Done(job, value):
+                self._done(job, value)
+        for note in new_notes(self.backend.figures(), self._noted):
+            self.say(note)
+        if self.info is not None and not self.is_loading:
+            self.conversation.next(self.model_name)
+
+    def _tidy(self) -> None:
+        """Search for garbage while nothing happens, so that it need not be done while something does."""
+        if self.is_idle:
+            collect_now()
+
+    def _failed(self, job: object, message: str, now: float) -> None:
+        match job:
+            case worker.Open() | worker.Switch():
+                self.is_loading, self._progress = False, None
+                if self.backend.info is None:
+                    self.info = None
+                self.wanted_model = one_line(self.backend.model, limit=200)
+                if self.info is None:
+                    while self.conversation.waiting:
+                        self.conversation.take_back()
+                    message = sentences(message, "/model loads another model, /quit exits")
+            case worker.Send() | worker.Resume():
+                self.conversation.failed(now)
+            case worker.LoadPath():
+                self.conversation.forget()
+                if self.info is None:
+                    return  # that was said already
+            case worker.Count() | worker.Prepare() | worker.MakeTitle():
+                return  # sending it will say so
+        self.say(message, "error")
+
+    def _done(self, job: object, value: object) -> None:
+        match job:
+            case worker.Switch():
+                self.conversation.hold_again()
+                self.keeper.update(model=self.backend.model)
+                history = " The history is kept; its cache is rebuilt." if self.conversation.path else ""
+                self.tell(f"Now chatting with {self.model_name}.{history}")
+            case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
+                self._cost = value
+            case worker.MakeTitle() if value is False:
+                self.titling.refused()
+            case worker.Catalogue():
+                self.actions.choose_model(value if isinstance(value, list) else [])
+
+    # --- what is shown ---
+
+    def _say_problem(self) -> None:
+        self._problem, before = self.keeper.problem, self._problem
+        self.remarks.stand(self._problem)
+        if before and not self._problem:
+            self.say("The conversation is saved again.")
+
+    def _show_live(self, now: float) -> Live:
+        talk = self.conversation
+        phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
+        idle = Live(phase, self.wanted_model, self.info, self._progress, title=talk.title)
+        figures = live_figures(idle, self.backend, talk.turn, talk.ended_here, talk.saved_stats, now)
+        live = self._watch.see(figures, now)
+        self.status.show(live)
+        self.panel.show(live)
+        if (preset := Preset.of(self.backend.system, talk.sampling)) != self._preset:
+            self._preset = preset
+            self.transcript.show_head(*([PresetEntry(preset)] if preset else []))
+        self.welcome.show(live, preset)
+        self._note.show(live, self._cost)
+        self.presence.show(live)
+        return live
+
+    # --- from the person ---
+
+    @on(Composer.Changed)
+    def _typed(self) -> None:
+        text = self.composer.text
+        self.remarks.written(text, monotonic())
+        if self._cost is not None:  # it was that of another text
+            self._cost = None
+            self._show_live(monotonic())
+        if not text.strip() or is_command(text):
+            self._draft_at = self._warm_at = None
+            return
+        now = monotonic()
+        self._draft_at = now + _PAUSE
+        if self.settings.composer.prepare_drafts:
+            if self._warm_at is None:
+                self._warm_latest = now + _WARM_LATEST
+            self._warm_at = now + _WARM_PAUSE
+
+    def _prepare(self, job: type[worker.Prepare | worker.Count]) -> None:
+        if self.conversation.turn is None and self.info is not None and not self.is_loading:
+            self.writing.aim()
+            self.submit(job(self.composer.sending_text))
+
+    @on(Completion.Chosen)
+    def _clicked(self, message: Completion.Chosen) -> None:
+        self.composer.choose(message.suggestion)
+        self.composer.focus()
+
+    @on(Composer.Problem)
+    def _composer_problem(self, message: Composer.Problem) -> None:
+        self.say(message.text, "error")
+
+    @on(Composer.PasteOpened)
+    def _paste_opened(self, message: Composer.PasteOpened) -> None:
+        screen = PasteScreen(message.label, message.text, can_unfold=message.can_unfold)
+        self.app.push_screen(screen, message.done)
+
+    @on(Composer.Submitted)
+    def _submitted(self, message: Composer.Submitted) -> None:
+        self._completion.close()
+        self.writing.submitted(message.text, message.recall)
+
+    def action_run_command(self, name: str, argument: str | None) -> None:
+        command = next(command for command in COMMANDS if command.name == name)
+        self.choose(command, argument)
+
+    def choose(self, command: Command, argument: str | None) -> None:
+        """Run a command, or write it into the composer where it wants an argument (None)."""
+        if argument is not None:
+            self.attempt(partial(self._run, command, argument))
+            return
+        self.writing.begin_command(command)
+
+    def _run(self, command: Command, argument: str) -> None:
+        command.run(self.actions, argument)
+
+    # --- keys ---
+
+    def action_escape(self) -> None:
+        talk = self.conversation
+        if self._completion.display:
+            self._completion.close()
+        elif self.finding.is_open:
+            self.finding.close()
+        elif self.transcript.selected is not None:
+            self.back_to_composer()
+        elif talk.turn is not None:
+            talk.stop()
+        elif talk.waiting:
+            talk.take_back()
+        elif self.writing.give_up():
+            pass
+        elif self.is_loading:
+            self.hint("The model is still loading; /stop cancels it.", 3.0)
+        else:
+            self.remarks.dismiss()
+            self.clear_selection()
+
+    def action_interrupt(self) -> None:
+        self.interrupt.press()
+
+    def action_leader(self) -> None:
+        ask_for_second_key(self)
+
+    def action_page(self, step: int) -> None:
+        self.transcript.page(step)
+
+    def on_find_bar_typed(self, message: FindBar.Typed) -> None:
+        self.finding.look_for(message.text)
+
+    def on_find_bar_stepped(self, message: FindBar.Stepped) -> None:
+        self.finding.step(message.step)
+
+    def action_edge(self, step: int) -> None:
+        self.transcript.edge(step)

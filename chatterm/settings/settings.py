@@ -1,0 +1,147 @@
+"""The settings: one frozen tree.
+
+Each field is documented by the string that follows it; `chatterm config` prints these.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from chatterm.backends.backend import ChatOptions, EngineError, ThinkCache, ThinkMode
+from chatterm.terminal.title import Notify
+
+Panel = Literal["auto", "show", "hide"]
+Glyphs = Literal["auto", "unicode", "ascii"]
+ThinkDisplay = Literal["live", "open", "closed"]
+
+
+class SettingsError(EngineError):
+    """The settings file cannot be used. The message names file and line, and says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenSettings:
+    """How the chat looks."""
+
+    theme: str = "graphite"
+    """The colour theme. `/theme` shows all; put your own in the folder `themes` next to this file."""
+    panel: Panel = "auto"
+    """The stats panel beside the conversation; auto shows it if the terminal is wide enough."""
+    thinking: ThinkDisplay = "live"
+    """The thinking of a reasoning model: shown live and then collapsed to one line, always open, or always closed."""
+    glyphs: Glyphs = "auto"
+    """Draw lines and bars in Unicode or in plain ASCII; auto goes by the locale and the terminal."""
+    notify: Notify = "bell"
+    """When a long answer ends while you are in another window: ring the terminal's bell, show a desktop
+    notification (or ring, if the terminal cannot show one), or do nothing."""
+
+    @property
+    def panel_wanted(self) -> bool | None:
+        """None: where there is room."""
+        return {"auto": None, "show": True, "hide": False}[self.panel]
+
+    @property
+    def thinking_open(self) -> bool | None:
+        """None: while it runs."""
+        return {"live": None, "open": True, "closed": False}[self.thinking]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model answers, and where."""
+
+    name: str | None = None
+    """The model that `chatterm run` uses when none is given."""
+    system: str | None = None
+    """The system prompt for new conversations."""
+    context: int | None = None
+    """The context size: maximum tokens in a conversation; not set: what the model and the memory allow."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+    threads: int | None = None
+    """CPU threads; not set: all physical cores, minus one for the screen if there are more than two."""
+    think: ThinkMode = "auto"
+    """Whether a reasoning model thinks before it answers; auto leaves it to the model."""
+    spill_gb: float | None = None
+    """At most this many GB of pinned host memory for what a GPU's KV cache evicts; 0: none; not set: a quarter of
+    the free memory, but no more than four times the cache."""
+    think_cache: ThinkCache = "exact"
+    """After thinking: recompute the answer without it (exact), or keep both cached and hide the thinking (mask)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How the next token is chosen. What is not set uses the model's own default."""
+
+    temperature: float | None = None
+    """0 always picks the most likely token; higher values vary more."""
+    top_k: int | None = None
+    """Sample from the k most likely tokens; 0 means all."""
+    top_p: float | None = None
+    """Sample from the most likely tokens whose probabilities add up to p."""
+    min_p: float | None = None
+    """Drop tokens less likely than this fraction of the top one."""
+    repetition_penalty: float | None = None
+    """Above 1 discourages repeating earlier tokens."""
+    presence_penalty: float | None = None
+    """Above 0 discourages tokens already in the answer."""
+    max_tokens: int | None = None
+    """The maximum length of an answer, in tokens."""
+    seed: int | None = None
+    """The same seed gives the same text for the same conversation."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer when they are generated."""
+
+    def given(self) -> dict[str, Any]:
+        """What is set, as arguments of SamplingParams."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+@dataclass(frozen=True, slots=True)
+class ComposerSettings:
+    """The composer, where you write."""
+
+    history: int = 1000
+    """How many sent messages Up and Down can recall; 0 keeps none."""
+    prepare_drafts: bool = True
+    """Prewarm the message while you type, so that the answer starts at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Saved conversations."""
+
+    save: bool = True
+    """Save conversations on this machine as they happen; false keeps them in memory only."""
+    titles: bool = True
+    """Let the model write the title of a conversation while it is idle, if it is large enough for
+    that; false uses the first words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings. One field is one table of the file."""
+
+    screen: ScreenSettings = field(default_factory=ScreenSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    composer: ComposerSettings = field(default_factory=ComposerSettings)
+    sessions: SessionSettings = field(default_factory=SessionSettings)
+
+
+def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[str]) -> ChatOptions:
+    """`options` with the settings for everything that is not `chosen` already: names of fields that the command line
+    or the session decided. Of the sampling, what `options` has goes before the settings."""
+    model = settings.model
+    wanted: dict[str, Any] = {
+        "device": model.device,
+        "context": model.context,
+        "spill_gb": model.spill_gb,
+        "threads": model.threads,
+        "system": model.system,
+        "think": model.think,
+        "think_cache": model.think_cache,
+    }
+    fresh = {name: value for name, value in wanted.items() if name not in chosen}
+    return replace(options, **fresh, sampling={**settings.sampling.given(), **options.sampling})
