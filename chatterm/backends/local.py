@@ -10,6 +10,7 @@ from chatterm.backends.backend import (
     ChatOptions,
     DraftCost,
     EngineError,
+    Exchange,
     Figures,
     FinishReason,
     ModelChoice,
@@ -23,11 +24,10 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.backends.power import Power
-from chatterm.sessions.titles import TITLE_TOKENS, title_question
+from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
-    from chatterm.sessions.records import Exchange
     from engine.cache.block_map import BlockMap
     from engine.cache.prefix_index import Key
     from engine.conversation.aside import Aside
@@ -201,7 +201,7 @@ class LocalBackend:
     def resume(self) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().resume(self._params))
 
-    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
         chat, info = self._person(), self._info
         if chat is None or info is None:
             self._path = tuple(exchanges)
@@ -324,7 +324,7 @@ class LocalBackend:
         return self._chat
 
 
-def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
+def _turn(exchange: Exchange, same_model: bool) -> "Turn":
     """An exchange as the engine knows it; tokens of another model mean nothing here."""
     from engine.conversation.turns import Answer, Turn
 

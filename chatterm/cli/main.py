@@ -14,6 +14,7 @@ from chatterm.backends.backend import ChatOptions, EngineError, ModelError
 from chatterm.cli.config import config_app
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
+from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 
 app = typer.Typer(
@@ -80,13 +81,6 @@ def _failed(message: str, code: int = 1) -> int:
 
 def _debugging() -> bool:
     return os.environ.get("CHATTERM_DEBUG", "") not in ("", "0")
-
-
-class WrongUsage(typer.BadParameter):
-    """A command line that makes no sense; exit code 2."""
-
-    def format_message(self) -> str:
-        return self.message
 
 
 @app.callback(invoke_without_command=True)
@@ -314,9 +308,10 @@ def run(
         model = model or chosen.model or None
         resume["session"] = chosen.id
     from chatterm.settings.paths import config_path
-    from chatterm.settings.settings import SessionSettings, Settings, with_settings
+    from chatterm.settings.reading import load_settings
+    from chatterm.settings.settings import SessionSettings, with_settings
 
-    preferences = Settings.load(config_path())
+    preferences = load_settings(config_path())
     decided = {
         name
         for name in ("device", "context", "threads", "system", "think", "think_cache")
