@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from benchmarks.peers.serving import Workload, answer, replies
 from benchmarks.peers.transformers import fields_of
 from benchmarks.shapes import SHAPES
-from models.config import ModelConfig
+from models.families.config import ModelConfig
 
 
 def write_checkpoint(folder: Path, config: ModelConfig, device: str) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from engine import SamplingParams
+from engine.cache.rows import Rows
 from engine.engine import Engine
-from engine.loop import Loop
-from engine.rows import Rows
-from engine.sequence import Sequence
+from engine.schedule.loop import Loop
+from engine.schedule.sequence import Sequence
 from models.load import load_model
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3

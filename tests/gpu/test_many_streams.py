@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from engine import SamplingParams
-from engine.assembly import Options
+from engine.build import Options
+from engine.cache.host_memory import Costs
 from engine.engine import Engine
-from engine.host_kv import Costs
 from tests.gpu.engines import (
     CONFIGS,
     DEVICE,
