@@ -15,7 +15,6 @@ from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.cpu.held_weights import read_model
-from engine.execute.cuda.decode_runner import Lane
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.bandwidth import known_bandwidth
 from engine.machine.device import available_memory, pick_device, pick_dtype
@@ -235,32 +234,6 @@ class Engine:
             found(block_map(self._blocks, running[-1] if running else keys))
 
         self._loop.post(job)
-
-    def on_lane(self, function: Callable[[Lane], T], empty: bool = True) -> T:
-        """Call `function` on the loop thread between two steps, for measurements; `empty` the prefix cache before.
-
-        Raises EngineError where tokens are not decoded in a lane or something runs.
-        """
-
-        def job() -> T:
-            if self._lane is None or self._scheduler.has_work:
-                raise EngineError(
-                    "There is no GPU decode runner to measure, or it is busy; it needs a GPU and Triton."
-                )
-            if empty:
-                self._blocks.evict_all()
-            return function(self._lane)
-
-        return self._loop.call(job)
-
-    def with_rows(self, keys: list[Key], more: int, function: Callable[[list[int]], T]) -> T:
-        """Call `function` with the blocks of cached rows and of `more` to come. For the loop thread."""
-        table = self._blocks.open(keys)
-        try:
-            self._blocks.reserve(table, len(keys) - table.length + more)
-            return function(table.blocks)
-        finally:
-            self._blocks.close(table)
 
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""

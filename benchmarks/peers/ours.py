@@ -22,9 +22,9 @@ class BareLoop:
 
     def decode(self, context: int, steps: int) -> float:
         """Seconds per token of `steps` tokens after `context`."""
-        from engine.execute.cuda.decode_runner import bare_rate
+        from benchmarks.stepping import bare_seconds
 
-        return float(bare_rate(self._engine, context, steps))
+        return bare_seconds(self._engine, context, steps)
 
 
 class Stream:
