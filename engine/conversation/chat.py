@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile
 from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
 
 Think = Literal["auto", "on", "off"]
-
-_LONG_DRAFT = 5000
-"""Characters from which on fewer continuations of a draft are looked at: each is tokenised."""
 
 
 class Chat:
@@ -112,6 +108,11 @@ class Chat:
     def present_tokens(self) -> int | None:
         """How many tokens of the history are present while idle work is at them; None: all, or an answer runs."""
         return self._idle.present
+
+    @property
+    def opening(self) -> list[int]:
+        """What the next generation prompt puts before the answer and the history leaves out."""
+        return self._format.opening(self._thinking)
 
     @property
     def history(self) -> Rows:
@@ -236,12 +237,8 @@ class Chat:
             if not rows.masked_until:
                 output = self._engine.output(params, self._format.inside(self._thinking))
                 return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
-        # The draft itself comes last: what a message was tokenised to is remembered until the next one.
-        typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
-        tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
-        together = zip(*(rows.keys for rows in tails), strict=False)
-        same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
-        return self._idle.warm(self.turns, tails[-1].prefix(same), wait, tails[-1].message_start)
+        rows, start = self._history.typed(self.turns, draft, self._thinking)
+        return self._idle.warm(self.turns, rows, wait, start)
 
     # -- how it is done
 
@@ -269,7 +266,7 @@ class Chat:
         if not text.strip():
             raise EngineError("The message is empty; write something first.")
         self._idle.stop()
-        before, opening = list(self.turns), self._format.opening(self._thinking)
+        before, opening = list(self.turns), self.opening
         rows = self._prompt_rows(before, text, self._thinking)
         check_room(len(rows) + 1, self._engine.context_length, goes_on=False)
         asks = Question(tuple(before), text, self.system, self.think_cache)

@@ -1,12 +1,16 @@
 """Several answers at once: to prompts that have nothing to do with each other, or to the same one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from engine.cache.rows import Rows
-from engine.conversation.turns import Answer, ended
+from engine.conversation.adopt import Adopter
+from engine.conversation.history import History
+from engine.conversation.prompt import PromptFormat
+from engine.conversation.turns import Answer, Turn, ended
 from engine.errors import EngineError
 from engine.events import FinishReason, TokenEvent
 from engine.params import SamplingParams
@@ -54,6 +58,27 @@ class _Running:
     has_begun: bool = False
 
 
+def prompt_of(
+    engine: "Engine",
+    format: PromptFormat,
+    system: str | None,
+    said: Items[tuple[str, str]],
+    text: str,
+    think: bool | None,
+    params: SamplingParams,
+) -> Prompt:
+    """What asks for an answer to `text` after these messages and their answers.
+
+    Raises ModelError when the template fails, EngineError when it drops a message or `text` is empty.
+    """
+    if not text.strip():
+        raise EngineError("The prompt is empty; add some text.")
+    adopter = Adopter(engine, format, think, params)
+    turns = [adopter.adopted(Turn(user, Answer(answer))) for user, answer in said]
+    rows = History(engine, format, system, "exact").prompt(turns, text, think)
+    return Prompt(rows, params, format.inside(think))
+
+
 class Several:
     """Answers prompts, many at the same time. `run` once; `stop` may be called from any thread."""
 
@@ -71,7 +96,9 @@ class Several:
             if index != but:
                 self._engine.cancel(running.sequence)
 
-    def run(self, prompts: Iterable[Prompt | EngineError | ModelError]) -> Iterator[tuple[int, Part]]:
+    def run(
+        self, prompts: Iterable[Prompt | EngineError | ModelError]
+    ) -> Generator[tuple[int, Part], None, None]:
         """Yield what comes of each prompt as it comes, with the prompt's number from 0. Closing cancels.
 
         Prompts are taken as they are needed; in place of one there may be the reason why there is none. A prompt that
