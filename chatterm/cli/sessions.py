@@ -179,7 +179,7 @@ def _picked(store: "Store", name: str) -> "SessionInfo":
 
 
 def _confirmed(chosen: "Iterable[SessionInfo]") -> bool:
-    from chatterm.cli.main import WrongUsage
+    from chatterm.cli.options import WrongUsage
     from chatterm.sessions.titles import extent_text
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
