@@ -25,12 +25,12 @@ from random import Random
 from typing import Any
 
 import torch
+from models.families.config import ModelConfig
 
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, matmul_rate
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.serving import Server, Workload
 from benchmarks.shapes import SHAPES, kv_bytes, parameter_count, prefill_flops, weight_bytes
-from models.families.config import ModelConfig
 
 PEERS = ("ours", "nano-vllm")
 FOLLOWING, FEW = 4, 32

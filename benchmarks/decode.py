@@ -17,6 +17,7 @@ import time
 from typing import Any, Protocol
 
 import torch
+from models.families.config import ModelConfig
 from torch import Tensor
 
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
@@ -32,7 +33,6 @@ from benchmarks.shapes import (
     weight_bytes,
 )
 from engine import Engine
-from models.families.config import ModelConfig
 from models.reference.decoder import DecoderModel
 
 PEERS = ("ours", "transformers", "compiled", "compiled-max", "llama.cpp")

@@ -4,8 +4,8 @@
 
 Qwen3's shapes in bf16, random weights. The streams decode; for a while nothing else happens, then a prompt arrives and
 they are watched until its first token is there and a little longer. "longest" is the largest gap between two tokens of
-any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (the goal: at most 20 ms). Gaps
-are taken where the engine hands tokens out. "first token" is the prompt's, and beside it the same on an idle engine.
+any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (the goal: at most 20 ms).
+Gaps are taken where the engine hands tokens out. "first token" is the prompt's, and beside it the same on an idle engine.
 Everything is repeated with new prompts; medians, and the worst of all.
 """
 
@@ -15,13 +15,13 @@ import time
 from typing import Any
 
 import torch
+from models.families.config import ModelConfig
 
 from benchmarks.machine import Budget, Record, describe
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.shapes import SHAPES, random_engine, random_prompt
 from benchmarks.streams import Crowd, Request
 from engine import Engine
-from models.families.config import ModelConfig
 
 BEFORE = 512
 """Tokens of the prompts of those who decode."""

@@ -89,6 +89,7 @@ class Engine:
             self._lane,
             pieces.threads,
         )
+        self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
         # Not the stepper's own methods: the loop outlives it (see `close`).
@@ -211,7 +212,7 @@ class Engine:
             context_length=self.context_length,
             weight_bytes=self._weight_bytes,
             kv_bytes=self._kv_bytes,
-            block_size=self._blocks.block_size,
+            block_size=self.block_size,
             blocks_free=self._blocks.num_free,
             blocks_cached=self._blocks.num_cached,
             blocks_held=self._blocks.num_held,
@@ -311,6 +312,11 @@ class Engine:
     def wait(self, sequence: Sequence) -> None:
         """Return when the sequence has ended, whatever it still has to say. Not for the loop's own thread."""
         sequence.finished.wait()
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing can be asked for any more."""
+        return self._loop.closed
 
     @property
     def on_loop_thread(self) -> bool:

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from models.families.config import ModelConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -19,7 +20,6 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from benchmarks.peers.serving import Workload, answer, replies
 from benchmarks.peers.transformers import fields_of
 from benchmarks.shapes import SHAPES
-from models.families.config import ModelConfig
 
 
 def write_checkpoint(folder: Path, config: ModelConfig, device: str) -> None:

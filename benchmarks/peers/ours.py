@@ -2,9 +2,10 @@
 
 import time
 
+from models.families.config import ModelConfig
+
 from benchmarks.shapes import random_prompt
 from engine import Engine, SamplingParams
-from models.families.config import ModelConfig
 
 
 class BareLoop:

@@ -132,7 +132,7 @@ class Runner:
                 prompts.append(replace(chunk, count=count))
             if left:
                 answers.append(replace(chunk, start=chunk.start + count, count=left))
-        found = {}
+        found: dict[int, Tensor] = {}
         if prompts:
             found |= zip(_sampling(prompts), self._run(prompts), strict=True)
         if answers:
