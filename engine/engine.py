@@ -17,6 +17,7 @@ from engine.events import Figures, FinishReason, TokenEvent
 from engine.held_weights import read_model
 from engine.loop import Loop
 from engine.native import check_threads, default_threads
+from engine.one_slot import OneSlot
 from engine.output import Output
 from engine.params import UNRECOMMENDED, SamplingParams
 from engine.prefix_index import Key
@@ -87,9 +88,10 @@ class Engine:
             self._blocks,
             self._cache,
             self._runner,
-            self._lane,
             pieces.threads,
         )
+        if pieces.lane is not None:
+            self._stepper.decode_with(OneSlot(pieces.lane))
         self._pauses = count(1)
         self._loop = loop
         # Not the stepper's own methods: the loop outlives it (see `close`).
