@@ -43,7 +43,7 @@ MODELS = ("smollm2", "q8_0", "q4_0")
 
 def use_variant(name: str | None) -> None:
     """From now on the native kernels of this process are those of variant `name`; None: the best."""
-    from engine import native
+    from engine.kernels.native import library as native
 
     if name is not None:
         number = native.library().variants[name]
@@ -92,7 +92,7 @@ def chatterm_side(pipe: Connection, path: Path, context: int, threads: int, vari
 def parts_side(pipe: Connection, path: Path, context: int, threads: int, variant: str | None) -> None:
     """Serve the times of the parts of a bare step."""
     from benchmarks.native_kernels import Ours
-    from engine.native import Pool
+    from engine.kernels.native.library import Pool
 
     use_variant(variant)
     pool = Pool(threads)
@@ -163,7 +163,7 @@ def ready_seconds(path: Path) -> float:
 def model_file(name: str) -> Iterator[Path]:
     """A GGUF file of one of MODELS; random ones are written for as long as they are needed."""
     if name == "smollm2":
-        from models.sources import resolve
+        from models.hub.sources import resolve
 
         path = resolve(name).gguf
         assert path is not None
@@ -311,8 +311,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    from engine import native
-    from engine.native import default_threads
+    from engine.kernels.native import library as native
+    from engine.kernels.native.library import default_threads
 
     known = tuple(native.library().variants)
     if arguments.variant not in (None, *known):

@@ -32,8 +32,8 @@ from benchmarks.shapes import (
     weight_bytes,
 )
 from engine import Engine
-from models.config import ModelConfig
-from models.decoder import DecoderModel
+from models.families.config import ModelConfig
+from models.reference.decoder import DecoderModel
 
 PEERS = ("ours", "transformers", "compiled", "compiled-max", "llama.cpp")
 ERROR_TOKENS, ERROR_PROMPTS = 512, 2
@@ -175,7 +175,7 @@ class Bench:
     def _errors(self, shape: str, config: ModelConfig, engine: Engine, model: DecoderModel) -> None:
         """How far logits are from fp32: those of our decode steps and those of transformers in bf16."""
         from benchmarks.peers import transformers as peer
-        from engine.decode import forced_logits
+        from engine.execute.cuda.decode_runner import forced_logits
 
         prompts = [random_prompt(config, ERROR_TOKENS, 900 + n) for n in range(ERROR_PROMPTS)]
         errors: dict[str, list[float]] = {"transformers, bf16": [], "ours, bf16": []}

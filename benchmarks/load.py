@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from models.families.config import ModelConfig
 
 BUFFER = 16 << 20
 COPIED_FIELDS = (
@@ -54,8 +54,8 @@ def write_checkpoint(folder: Path, config: "ModelConfig", device: str, dtype: st
     import torch
     from safetensors.torch import save_file
 
-    from models.layers import choose_product
     from models.load import build_model
+    from models.reference.layers import choose_product
 
     number = getattr(torch, dtype)
     generator = torch.Generator(device).manual_seed(0)
@@ -158,9 +158,9 @@ def measure(folder: Path, device_name: str, dtype_name: str, repeats: int, cold:
     """All figures of one checkpoint; for a process of its own."""
     import torch
 
+    from models.hub.sources import ModelFiles
     from models.load import load_model
-    from models.sources import ModelFiles
-    from models.weights import safetensors_files
+    from models.weights.checkpoint import safetensors_files
 
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     files, paths = ModelFiles(folder.name, folder=folder), safetensors_files(folder)

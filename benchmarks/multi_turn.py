@@ -43,8 +43,8 @@ def our_side(pipe: Connection, think_cache: str, stride: int, ahead: bool) -> No
     """Chats by the engine; the parent says what is typed and what is written."""
     from benchmarks.scripted_chat import follow_script, strokes, thinking_tokenizer
     from engine import Engine, SamplingParams
-    from engine.chat import Chat
-    from models.sources import resolve
+    from engine.conversation.chat import Chat
+    from models.hub.sources import resolve
 
     files = resolve("smollm2")
     assert files.gguf is not None
@@ -92,7 +92,7 @@ def transformers_side(pipe: Connection, kept: bool, dtype: str) -> None:
     import torch
 
     from benchmarks.peers.chats import KeptCache, Recompute, gguf_network
-    from models.sources import resolve
+    from models.hub.sources import resolve
 
     path = resolve("smollm2").gguf
     assert path is not None
@@ -104,7 +104,7 @@ def transformers_side(pipe: Connection, kept: bool, dtype: str) -> None:
 def llama_side(pipe: Connection, python: str, threads: int) -> None:
     """llama.cpp; says why where there is none."""
     from benchmarks.peers.chats import LlamaCppChat
-    from models.sources import resolve
+    from models.hub.sources import resolve
 
     path = resolve("smollm2").gguf
     assert path is not None
@@ -209,7 +209,7 @@ class Bench:
     def chat(self, seed: int, note: bool) -> None:
         """One conversation with everybody who plays; without `note` it is for warming up."""
         from benchmarks.scripted_chat import script, thinking_tokenizer
-        from models.sources import resolve
+        from models.hub.sources import resolve
 
         path = resolve("smollm2").gguf
         assert path is not None

@@ -24,12 +24,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from benchmarks.peers.llama_cpp_python import LlamaCppPython
-from engine import native
-from engine.kv_cache import KVCache
-from engine.native import Matrix, Pool
-from engine.native_decode import NativeDecoder
+from engine.cache.kv_cache import KVCache
+from engine.execute.cpu.executor import NativeDecoder
+from engine.kernels.native import library as native
+from engine.kernels.native.library import Matrix, Pool
+from models.hub.sources import ModelFiles
 from models.load import load_model
-from models.sources import ModelFiles
 
 KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.BF16, Kind.F32)
 BYTES = 96 << 20

@@ -36,8 +36,8 @@ def first_token_s(engine: "Engine", message: list[int]) -> float:
 
 def measure(engine: "Engine", message_tokens: int, repeats: int, seed: int = 0) -> dict[str, Any]:
     """Both cases in turn; the first pair is thrown away."""
-    from engine.rows import Rows
-    from engine.sequence import Priority, Sequence
+    from engine.cache.rows import Rows
+    from engine.schedule.sequence import Priority, Sequence
 
     rng = random.Random(seed)
     alone, beside, chunks, depths = [], [], [], []

@@ -21,7 +21,7 @@ from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import SHAPES, prefill_flops, random_engine, random_prompt, shared_tensors
 from engine import Engine, SamplingParams
-from models.config import ModelConfig
+from models.families.config import ModelConfig
 
 DTYPE = torch.bfloat16
 PEERS = ("transformers",)

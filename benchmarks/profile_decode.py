@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--no-graph", action="store_true", help="without CUDA graphs")
     parser.add_argument("--json", type=Path, help="add the figures to this file")
     arguments = parser.parse_args()
-    from engine.decode import bare_rate
+    from engine.execute.cuda.decode_runner import bare_rate
 
     device, context = torch.device(arguments.device), arguments.context
     options = {"attention": arguments.attention} if arguments.attention else {}

@@ -23,16 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.shapes import shared_tensors
-from models.block_formats import Kind
-from models.config import ModelConfig
-from models.decoder import DecoderModel
-from models.layers import choose_product
+from models.families.config import ModelConfig
+from models.hub.sources import resolve
 from models.load import build_model, fill_model, load_model
-from models.quantize import choose_kinds
-from models.quantized import hold_quantized, quantized_weights, weight_bytes
-from models.sources import resolve
-from models.tokenizer import load_tokenizer
-from models.weights import StoredTensor
+from models.reference.decoder import DecoderModel
+from models.reference.layers import choose_product
+from models.text.tokenizer import load_tokenizer
+from models.weights.block_formats import Kind
+from models.weights.checkpoint import StoredTensor
+from models.weights.quantize import choose_kinds
+from models.weights.quantized import hold_quantized, quantized_weights, weight_bytes
 
 CPU = torch.device("cpu")
 WINDOW = 512

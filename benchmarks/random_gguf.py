@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from models.config import ModelConfig
+from models.families.config import ModelConfig
 
 _STD = 0.02
 _SCALES = {Kind.Q8_0: _STD / 74, Kind.Q4_0: _STD / 4.6}

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 
 from benchmarks.machine import describe
-from engine.device_sampler import DeviceSampler
 from engine.params import SamplingParams
-from engine.sampler import SamplerState, sample
+from engine.sampling.device_sampler import DeviceSampler
+from engine.sampling.sampler import SamplerState, sample
 
 SETTINGS = {
     "greedy": SamplingParams(temperature=0.0),

@@ -14,12 +14,12 @@ import torch
 
 from benchmarks.rivers import prose
 from engine import Engine
-from engine.scheduler import Step
-from engine.sequence import Sequence as Request
-from engine.stepper import Stepper
-from models.gguf import read_gguf
-from models.gguf_tokenizer import parts_from_gguf
-from models.tokenizer import Message, Tokenizer
+from engine.schedule.scheduler import Step
+from engine.schedule.sequence import Sequence as Request
+from engine.schedule.step import Stepper
+from models.text.gguf_tokenizer import parts_from_gguf
+from models.text.tokenizer import Message, Tokenizer
+from models.weights.gguf import read_gguf
 
 TEMPLATE = """\
 {%- for message in messages %}

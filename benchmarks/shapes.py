@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from engine import Engine
-from engine.expected import MODELS
-from engine.loop import Loop
-from models.config import ModelConfig
-from models.decoder import DecoderModel
-from models.layers import choose_product
+from engine.machine.expected import MODELS
+from engine.schedule.loop import Loop
+from models.families.config import ModelConfig
 from models.load import build_model, fill_model
-from models.text_stream import TextStream, TokenBytes
-from models.weights import StoredTensor
+from models.reference.decoder import DecoderModel
+from models.reference.layers import choose_product
+from models.text.text_stream import TextStream, TokenBytes
+from models.weights.checkpoint import StoredTensor
 
 SHAPES = {
     "tiny": replace(

@@ -21,10 +21,11 @@ from benchmarks.machine import Budget, Record, describe, synchronize
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.prefill import warm_seconds
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
-from engine import Engine, host_kv
+from engine import Engine
 from engine.attention.choose import choose_attention
-from engine.host_kv import Costs
-from models.config import ModelConfig
+from engine.cache import host_memory as host_kv
+from engine.cache.host_memory import Costs
+from models.families.config import ModelConfig
 
 
 class Always(Costs):

@@ -36,9 +36,9 @@ from benchmarks.rivers import prose, section
 
 if TYPE_CHECKING:
     from chatterm.app import ChatApp
-    from chatterm.local import LocalBackend
+    from chatterm.backends.local import LocalBackend
     from engine import Engine
-    from models.tokenizer import Tokenizer
+    from models.text.tokenizer import Tokenizer
 
 SIZE = (120, 40)
 _PATIENCE = 120.0
@@ -73,8 +73,8 @@ def trained_tokenizer() -> "Tokenizer":
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-    from models.tokenizer import Tokenizer
-    from models.tokenizer_parts import TokenizerParts
+    from models.text.tokenizer import Tokenizer
+    from models.text.tokenizer_parts import TokenizerParts
 
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -133,9 +133,9 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
     import torch
 
     from engine import Engine
+    from engine.cache.rows import Rows
     from engine.events import Figures, FinishReason
-    from engine.rows import Rows
-    from engine.sequence import Priority, Sequence
+    from engine.schedule.sequence import Priority, Sequence
 
     class PacedEngine(Engine):
         def __init__(self) -> None:
@@ -278,7 +278,7 @@ class Screen:
 
 async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
     """Send a question to the running application and wait for the whole answer."""
-    from chatterm.entries import AnswerEntry
+    from chatterm.conversation.entries import AnswerEntry
     from chatterm.widgets.composer import Composer
     from chatterm.widgets.transcript import Transcript
 
@@ -319,8 +319,8 @@ async def screen_rate(app: "ChatApp", backend: "LocalBackend") -> Screen:
 
 def chat_backend(engine: "Engine", tokens: int) -> "LocalBackend":
     """The backend of the chat screen around an engine that is there already."""
-    from chatterm.backend import ChatOptions, ModelInfo
-    from chatterm.local import LocalBackend
+    from chatterm.backends.backend import ChatOptions, ModelInfo
+    from chatterm.backends.local import LocalBackend
     from engine import SamplingParams
 
     class Backend(LocalBackend):
@@ -411,12 +411,12 @@ def load(arguments: argparse.Namespace) -> Iterator[Any]:
     """The engine, how to time its bare loop, and what to do before each repeat."""
     tokens = arguments.tokens
     if arguments.fake_step_us:
-        from models.tokenizer import load_tokenizer
+        from models.text.tokenizer import load_tokenizer
 
         if arguments.model is None:
             tokenizer = trained_tokenizer()
         else:
-            from models.sources import ModelFiles, resolve
+            from models.hub.sources import ModelFiles, resolve
 
             folder = Path(arguments.model)
             has_one = (folder / "tokenizer.json").is_file()  # a tokenizer without a model will do here
@@ -432,7 +432,7 @@ def load(arguments: argparse.Namespace) -> Iterator[Any]:
         yield script
         return
     from engine import Engine
-    from engine.decode import bare_rate
+    from engine.execute.cuda.decode_runner import bare_rate
 
     engine = Engine.load(arguments.model, device=arguments.device)
     yield engine

@@ -101,7 +101,7 @@ class PacedEngine:
 
 def paced_backend(engine: PacedEngine, answer: int) -> Any:
     """A Backend whose answers have `answer` tokens and come from `engine`."""
-    from chatterm.backend import FinishReason, Outcome, TokenEvent, TurnStats
+    from chatterm.backends.backend import FinishReason, Outcome, TokenEvent, TurnStats
     from tests.chatterm.scripted import ScriptedBackend
 
     class PacedBackend(ScriptedBackend):

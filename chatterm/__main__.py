@@ -1,6 +1,6 @@
 """`python -m chatterm`."""
 
-from chatterm.cli import main
+from chatterm.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.binding import Binding, BindingType
 
-from chatterm.backend import Backend, EngineError
-from chatterm.guard import GuardedApp
-from chatterm.keeper import Keeper
-from chatterm.look import Terminal, this_terminal
-from chatterm.palette import SlashCommands
-from chatterm.screens.chat import ChatScreen
-from chatterm.settings import Settings
-from chatterm.themes import STYLESHEET
-from chatterm.worker import Worker
+from chatterm.backends.backend import Backend, EngineError
+from chatterm.backends.worker import Worker
+from chatterm.conversation.keeper import Keeper
+from chatterm.screens.chat.palette import SlashCommands
+from chatterm.screens.chat.screen import ChatScreen
+from chatterm.screens.guard import GuardedApp
+from chatterm.screens.look import Terminal, this_terminal
+from chatterm.settings.settings import Settings
+from chatterm.settings.themes import STYLESHEET
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from typer.main import get_command
 
-from chatterm.cli import app
+from chatterm.cli.main import app
 
 ENVIRONMENT = {
     "CHATTERM_CONFIG": "The file of settings, instead of the user's.",

@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
-from chatterm.backend import ChatOptions
-from chatterm.local import LocalBackend
-from models.catalogue import DEFAULT_MODEL
+from chatterm.backends.backend import ChatOptions
+from chatterm.backends.local import LocalBackend
+from models.hub.catalogue import DEFAULT_MODEL
 
 FUNCTION = "Write a Python function that reverses a string."
 SKY = "Explain in two sentences why the sky is blue."

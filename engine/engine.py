@@ -6,33 +6,33 @@ from typing import Any, TypeVar
 
 import torch
 
-from engine.assembly import Options, assemble
-from engine.bandwidth import known_bandwidth
-from engine.block_map import BlockMap, block_map
-from engine.chat import Chat, Think, ThinkCache
-from engine.decode import Lane
-from engine.device import available_memory, pick_device, pick_dtype
+from engine.build import Options, assemble
+from engine.cache.block_map import BlockMap, block_map
+from engine.cache.offload import common_prefix
+from engine.cache.prefix_index import Key
+from engine.cache.rows import Rows
+from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
-from engine.held_weights import read_model
-from engine.loop import Loop
-from engine.native import check_threads, default_threads
-from engine.one_slot import OneSlot
-from engine.output import Output
+from engine.execute.cpu.held_weights import read_model
+from engine.execute.cuda.decode_runner import Lane
+from engine.execute.cuda.one_slot import OneSlot
+from engine.kernels.native.library import check_threads, default_threads
+from engine.machine.bandwidth import known_bandwidth
+from engine.machine.device import available_memory, pick_device, pick_dtype
 from engine.params import UNRECOMMENDED, SamplingParams
-from engine.prefix_index import Key
-from engine.reasoning import ThinkTracker
-from engine.rows import Rows
-from engine.scheduler import MaskedRowsEvictedError
-from engine.sequence import Priority, Sequence
-from engine.spill import common_prefix
-from engine.stepper import Stepper, explain
-from models.decoder import DecoderModel
+from engine.schedule.loop import Loop
+from engine.schedule.output import Output
+from engine.schedule.reasoning import ThinkTracker
+from engine.schedule.scheduler import MaskedRowsEvictedError
+from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.step import Stepper, explain
+from models.hub.sources import ModelFiles, resolve
 from models.progress import OnProgress, Progress
-from models.quantized import weight_bytes
-from models.sources import ModelFiles, resolve
-from models.tokenizer import Tokenizer, load_tokenizer
+from models.reference.decoder import DecoderModel
+from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.units import counted
+from models.weights.quantized import weight_bytes
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
@@ -56,7 +56,7 @@ class Engine:
         notes: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
-        """`options` are those of `engine.assembly`. Raises EngineError when nothing fits or does not work here."""
+        """`options` are those of `engine.build`. Raises EngineError when nothing fits or does not work here."""
         pieces = assemble(model, device, dtype, Options(**options), notes)
         self.model_name = name
         self.device = device
@@ -118,7 +118,7 @@ class Engine:
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
 
-        `model` is what `models.sources.resolve` takes, or local files; `quantize` is how weights are held, see
+        `model` is what `models.hub.sources.resolve` takes, or local files; `quantize` is how weights are held, see
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
         a CPU (None: the physical cores, less one for the screen where there are more than two); `spill_gb` of host
         memory take what a GPU evicts (None: a share of it).

@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from models.block_formats import Kind
-from models.config import ModelConfig, load_config
-from models.decoder import DecoderModel
 from models.errors import ModelError
-from models.layers import Linear, Product, choose_product
-from models.llama import LlamaModel
+from models.families.config import ModelConfig, load_config
+from models.families.llama import LlamaModel
+from models.families.qwen3 import Qwen3Model
 from models.progress import OnProgress, Progress
-from models.quantize import choose_kinds, conversion_note, packed_rows
-from models.quantized import (
+from models.reference.decoder import DecoderModel
+from models.reference.layers import Linear, Product, choose_product
+from models.reference.rope import rotary_table
+from models.units import bytes_text
+from models.weights.block_formats import Kind
+from models.weights.checkpoint import StoredTensor, read_safetensors
+from models.weights.quantize import choose_kinds, conversion_note, packed_rows
+from models.weights.quantized import (
     QuantizedEmbedding,
     QuantizedLinear,
     hold_quantized,
     quantized_weights,
     release,
 )
-from models.qwen3 import Qwen3Model
-from models.rope import rotary_table
-from models.staging import Staging
-from models.units import bytes_text
-from models.weights import StoredTensor, read_safetensors
+from models.weights.staging import Staging
 
 if TYPE_CHECKING:
-    from models.sources import ModelFiles
+    from models.hub.sources import ModelFiles
 
 __all__ = ["available_bytes", "build_model", "fill_model", "load_config", "load_model", "needed_bytes"]
 
@@ -58,15 +58,15 @@ def load_model(
     """The model of local files in `dtype` on `device`, ready for forward() under torch.inference_mode().
 
     `context_length` is the number of positions to prepare for; None takes the model's own. `quantize` is one of
-    models.quantize.QUANTIZE: "auto" leaves the blocks of a GGUF file as they are on a CPU, mapped from the file;
-    `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
+    models.weights.quantize.QUANTIZE: "auto" leaves the blocks of a GGUF file as they are on a CPU, mapped from the
+    file; `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
     at its peak; to a GPU the weights stream through buffers of 100 MB. `on_note` gets what a person should know of how
     the weights are held, a line each. Raises ModelError for whatever is wrong
     with the files and when memory is short.
     """
     if files.gguf is not None:
-        from models.gguf import config_of, read_gguf
-        from models.gguf_weights import stored_tensors
+        from models.weights.gguf import config_of, read_gguf
+        from models.weights.gguf_tensors import stored_tensors
 
         file = read_gguf(files.gguf)
         config = config_of(file)

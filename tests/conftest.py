@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from models import catalogue
 from models.errors import ModelError
+from models.hub import catalogue
 
 if not torch.cuda.is_available():
     # Triton's kernels run in its interpreter; it asks for this when it is imported, and nothing above imports it.

@@ -44,8 +44,8 @@ class ChatPeer(Protocol):
 def gguf_network(path: Path, dtype: torch.dtype) -> LlamaForCausalLM:
     """The model of a GGUF file, dequantised, in transformers."""
     from benchmarks.peers.transformers import fields_of
-    from models.gguf import config_of, read_gguf
-    from models.gguf_weights import stored_tensors
+    from models.weights.gguf import config_of, read_gguf
+    from models.weights.gguf_tensors import stored_tensors
 
     file = read_gguf(path)
     config = config_of(file)

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.machine import synchronize
-from models.config import ModelConfig
-from models.decoder import DecoderModel
+from models.families.config import ModelConfig
+from models.reference.decoder import DecoderModel
 
 PAGE = 128
 

@@ -4,7 +4,7 @@ import time
 
 from benchmarks.shapes import random_prompt
 from engine import Engine, SamplingParams
-from models.config import ModelConfig
+from models.families.config import ModelConfig
 
 
 class BareLoop:
@@ -22,7 +22,7 @@ class BareLoop:
 
     def decode(self, context: int, steps: int) -> float:
         """Seconds per token of `steps` tokens after `context`."""
-        from engine.decode import bare_rate
+        from engine.execute.cuda.decode_runner import bare_rate
 
         return float(bare_rate(self._engine, context, steps))
 

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from benchmarks.machine import synchronize
-from models.config import ModelConfig
+from models.families.config import ModelConfig
 
 
 def fields_of(config: ModelConfig) -> dict[str, Any]:

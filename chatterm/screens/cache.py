@@ -7,10 +7,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from chatterm.cache_map import cache_lines
+from chatterm.conversation.cache_map import cache_lines
 from chatterm.markdown.lines import Line
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
-from engine.block_map import BlockMap
+from engine.cache.block_map import BlockMap
 
 _LOOK = 0.25
 """Seconds between two looks at the blocks."""

@@ -8,11 +8,11 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
 
-from chatterm.backend import ModelChoice
-from chatterm.figures import rate_text
+from chatterm.backends.backend import ModelChoice
+from chatterm.conversation.figures import rate_text
 from chatterm.markdown.lines import Line, cells, elided, padded, styled, wrap
-from chatterm.sanitize import one_line
 from chatterm.screens.picker import Picker, PickerList
+from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
 from models.units import bytes_text
 

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from chatterm.commands import COMMANDS
+from chatterm.commands.registry import COMMANDS
 from chatterm.markdown.lines import Line, cells, elided
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas, Painter
 

@@ -14,12 +14,12 @@ from textual.message import Message
 from textual.widgets import Input
 
 from chatterm.markdown.lines import Line, cells, elided, padded, styled, wrap
-from chatterm.sanitize import one_line
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.sessions.dates import when_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.titles import extent_text, given_title, messages_text
+from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
 from models.units import counted
 

@@ -13,15 +13,15 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
 
-from chatterm.backend import EngineError
+from chatterm.backends.backend import EngineError
+from chatterm.commands.sampling import value_text
 from chatterm.markdown.lines import Line, cells, elided, padded, styled, text_of, wrap
-from chatterm.sampling_command import value_text
-from chatterm.sanitize import one_line
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.screens.report import BoxHead
-from chatterm.settings import Settings, problem_with
-from chatterm.settings_file import store
-from chatterm.settings_text import Known, known_settings, parsed, table_docs
+from chatterm.settings.file import store
+from chatterm.settings.settings import Settings, problem_with
+from chatterm.settings.text import Known, known_settings, parsed, table_docs
+from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
 
 _AT_ONCE = {"screen.theme", "screen.panel", "screen.thinking", "composer.prepare_drafts"}

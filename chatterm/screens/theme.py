@@ -4,12 +4,12 @@ from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from chatterm.look import LookApp
 from chatterm.markdown.lines import Line, padded, styled, wrap
-from chatterm.sanitize import one_line
+from chatterm.screens.look import LookApp
 from chatterm.screens.picker import Picker, PickerList
-from chatterm.settings import SettingsError
-from chatterm.themes import theme_names
+from chatterm.settings.settings import SettingsError
+from chatterm.settings.themes import theme_names
+from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
 
 

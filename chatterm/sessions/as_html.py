@@ -7,11 +7,11 @@ from html import escape
 
 from markdown_it import MarkdownIt
 
-from chatterm.sanitize import one_line, visible
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.export import ENDINGS, thinking_head
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.titles import UNTITLED
+from chatterm.terminal.sanitize import one_line, visible
 
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 

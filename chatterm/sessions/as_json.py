@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any, TypeGuard, get_args
 
-from chatterm.backend import EngineError, FinishReason, ThinkCache, ThinkMode
-from chatterm.sanitize import one_line
+from chatterm.backends.backend import EngineError, FinishReason, ThinkCache, ThinkMode
 from chatterm.sessions.dates import LATEST
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
+from chatterm.terminal.sanitize import one_line
 
 FORMAT = "chatterm-session"
 VERSION = 1

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import time
 from typing import Any, get_args
 
-from chatterm.backend import ThinkCache, ThinkMode
-from chatterm.sanitize import one_line
+from chatterm.backends.backend import ThinkCache, ThinkMode
 from chatterm.sessions.journal import Piece, Running
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.tree import extent
+from chatterm.terminal.sanitize import one_line
 
 PROMPTS = 1000
 """Messages that the composer's history keeps."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from chatterm.sanitize import one_line, visible
 from chatterm.sessions.dates import stamp
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.titles import UNTITLED
 from chatterm.sessions.tree import Tree
+from chatterm.terminal.sanitize import one_line, visible
 
 Format = Literal["md", "json", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chatterm.backend import TokenEvent
+from chatterm.backends.backend import TokenEvent
 from chatterm.sessions.records import Exchange
 
 _STATE = ("stats", "thinking_s", "ends_at")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chatterm.backend import EngineError, Outcome, ThinkCache, ThinkMode, TokenEvent
+from chatterm.backends.backend import EngineError, Outcome, ThinkCache, ThinkMode, TokenEvent
 
 
 class SessionError(EngineError):

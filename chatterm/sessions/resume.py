@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from chatterm.backend import ChatOptions
+from chatterm.backends.backend import ChatOptions
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.titles import pick

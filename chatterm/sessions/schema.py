@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
-from chatterm.sanitize import one_line
 from chatterm.sessions.records import SessionError
+from chatterm.terminal.sanitize import one_line
 
 VERSION = 2
 """The format that this program writes (PRAGMA user_version)."""

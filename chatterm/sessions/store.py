@@ -18,7 +18,7 @@ from threading import Condition, Thread
 from time import monotonic, time
 from typing import Any, TypeVar
 
-from chatterm.backend import TokenEvent
+from chatterm.backends.backend import TokenEvent
 from chatterm.sessions.database import FIELDS, Database
 from chatterm.sessions.journal import Running
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from chatterm.sanitize import cleaned, one_line
 from chatterm.sessions.records import SessionError, SessionInfo
+from chatterm.terminal.sanitize import cleaned, one_line
 from models.units import counted
 
 LIMIT = 60

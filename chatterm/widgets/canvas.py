@@ -6,7 +6,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from chatterm.markdown.lines import Line
-from chatterm.sanitize import is_safe, visible
+from chatterm.terminal.sanitize import is_safe, visible
 
 _CONVERSATION = "user user-bar muted accent primary strong rule chosen spark thinking thinking-head fold"
 _SELECTION = "branch selected selected-bar edited found found-here"

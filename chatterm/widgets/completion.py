@@ -6,11 +6,11 @@ from threading import Thread
 from textual import events, on
 from textual.message import Message
 
-from chatterm.attachments import working_folder
-from chatterm.commands import choice_completions, completions, path_start
+from chatterm.commands.registry import choice_completions, completions, path_start
+from chatterm.conversation.attachments import working_folder
 from chatterm.markdown.lines import Line, cells, elided, padded
-from chatterm.path_completion import FoundPath, PathToken, found_paths, path_token
 from chatterm.widgets.canvas import Canvas
+from chatterm.widgets.path_completion import FoundPath, PathToken, found_paths, path_token
 
 _ROWS = 8
 

@@ -11,11 +11,18 @@ from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import TextArea
 
-from chatterm.attachments import Attached, AttachmentError, NoFileError, attach, mentions, working_folder
-from chatterm.backend import EngineError
-from chatterm.commands import is_command
+from chatterm.backends.backend import EngineError
+from chatterm.commands.registry import is_command
+from chatterm.conversation.attachments import (
+    Attached,
+    AttachmentError,
+    NoFileError,
+    attach,
+    mentions,
+    working_folder,
+)
 from chatterm.markdown.lines import shortened
-from chatterm.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.completion import Completion, Suggestion
 from chatterm.widgets.folding import FoldingArea
 from chatterm.widgets.history import PromptHistory
@@ -338,7 +345,7 @@ class Composer(FoldingArea):
 
     def action_edit_outside(self) -> None:
         """Go on writing in $VISUAL or $EDITOR. What is saved there comes back."""
-        from chatterm.editor import edit_text
+        from chatterm.terminal.editor import edit_text
 
         if self.read_only:
             return

@@ -14,7 +14,7 @@ from textual.document._edit import Edit
 from textual.strip import Strip
 from textual.widgets import TextArea
 
-from chatterm.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.paste import Pastes, is_long
 
 _MOST_LINES, _MOST_CHARACTERS = 1000, 50_000

@@ -1,7 +1,7 @@
 """The context: how much of it is used, cached and free, what a message will cost, what to do when it runs out."""
 
-from chatterm.backend import DraftCost
-from chatterm.figures import Live, bar, count_text, seconds_text
+from chatterm.backends.backend import DraftCost
+from chatterm.conversation.figures import Live, bar, count_text, seconds_text
 from chatterm.markdown.lines import Line, line_cells, of_height, wrap
 from chatterm.widgets.canvas import Canvas
 from models.units import counted

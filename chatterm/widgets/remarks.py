@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from chatterm.markdown.lines import Line, cells, of_height, wrap
-from chatterm.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.canvas import Canvas
 
 _SECONDS = 6.0

@@ -1,6 +1,6 @@
 """The conversation and the engine at work, beside the messages on a wide screen: first what matters to a person."""
 
-from chatterm.figures import Live, bar, left_text, meter, progress_parts, seconds_text, sparkline
+from chatterm.conversation.figures import Live, bar, left_text, meter, progress_parts, seconds_text, sparkline
 from chatterm.markdown.lines import Line, cells, elided, wrap
 from chatterm.widgets.canvas import Canvas
 from chatterm.widgets.meter import context_bar, context_style

@@ -1,6 +1,6 @@
 """One line below the composer: all the figures on a narrow screen, the keys on a wide one."""
 
-from chatterm.figures import (
+from chatterm.conversation.figures import (
     Live,
     count_text,
     left_text,

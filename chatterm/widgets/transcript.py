@@ -18,8 +18,8 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.widget import Widget
 
-from chatterm.entries import INDENT, AnswerEntry, Click, Entry, UserEntry
-from chatterm.find import Finder, Match
+from chatterm.conversation.entries import INDENT, AnswerEntry, Click, Entry, UserEntry
+from chatterm.conversation.find import Finder, Match
 from chatterm.markdown.lines import Line, padded, styled
 from chatterm.widgets.canvas import Painter
 

@@ -1,9 +1,9 @@
 """What stands where the conversation will be."""
 
-from chatterm.commands import COMMANDS
-from chatterm.figures import Live, meter, progress_parts
+from chatterm.commands.registry import COMMANDS
+from chatterm.conversation.figures import Live, meter, progress_parts
+from chatterm.conversation.preset import NOTHING, Preset, preset_lines
 from chatterm.markdown.lines import Line, shortened, wrap
-from chatterm.preset import NOTHING, Preset, preset_lines
 from chatterm.widgets.canvas import Canvas
 from models.units import counted
 

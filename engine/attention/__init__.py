@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from engine.batch import Batch
-from models.attention import Attention
+from engine.execute.batch import Batch
+from models.reference.attention import Attention
 
 
 class AttentionBackend(Protocol):

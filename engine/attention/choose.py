@@ -10,10 +10,10 @@ from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.triton import TritonBackend
-from engine.batch import Batch, Span
-from engine.device import FULL_SPEED
+from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
-from engine.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
+from engine.machine.device import FULL_SPEED
 
 BLOCK_SIZES = {"flash": 256, "triton": 32, "sdpa": 32}
 """Rows of a block, by backend, the best backend first."""

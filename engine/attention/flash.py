@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.parts import Parts, runs
-from engine.batch import Batch, Span
-from engine.kv_cache import KVCache
-from models.attention import Attention
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
+from models.reference.attention import Attention
 
 Kernel = Callable[..., Tensor]
 

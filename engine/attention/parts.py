@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Span
-from models.attention import Attention
+from engine.execute.batch import Batch, Span
+from models.reference.attention import Attention
 
 Kind = TypeVar("Kind", bound=Hashable)
 
@@ -21,7 +21,7 @@ class Parts:
     parts: list[tuple[slice, Attention]]
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `models.attention.Attention`."""
+        """See `models.reference.attention.Attention`."""
         if len(self.parts) == 1:
             return self.parts[0][1](layer_index, q, k, v)
         return torch.cat([attend(layer_index, q[at], k[at], v[at]) for at, attend in self.parts])

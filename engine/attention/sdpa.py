@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.sdpa_gpu import gpu_step
-from engine.batch import Batch, Span
-from engine.kv_cache import KVCache
-from models.attention import Attention
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
+from models.reference.attention import Attention
 
 SHORT = 64
 """Rows of a short message and its glue."""

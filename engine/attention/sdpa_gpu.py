@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.parts import Parts
-from engine.batch import Batch, Span
-from engine.device import FULL_SPEED
-from engine.kv_cache import KVCache
-from models.attention import Attention
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
+from engine.machine.device import FULL_SPEED
+from models.reference.attention import Attention
 
 
 def gpu_step(cache: KVCache, batch: Batch) -> Attention:
@@ -54,7 +54,7 @@ class GpuSpan:
         self._blocks = blocks.to(device, non_blocking=True)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `models.attention.Attention`."""
+        """See `models.reference.attention.Attention`."""
         keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
         keys[self._write] = k
         values[self._write] = v

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from engine.attention.parts import Parts, runs
 from engine.attention.sdpa import SdpaBackend
-from engine.batch import Batch, Span
-from engine.kv_cache import KVCache
-from models.attention import Attention
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
+from models.reference.attention import Attention
 
 FEW = 8
 """The longest span that the kernel takes."""
@@ -25,7 +25,7 @@ class TritonBackend:
 
     def __init__(self, cache: KVCache, groups: int) -> None:
         """`groups` is the number of query heads for each KV head."""
-        import engine.kernels.paged_attention  # noqa: F401 - now, rather than in the first step
+        import engine.kernels.triton.paged_attention  # noqa: F401 - now, rather than in the first step
 
         self._cache = cache
         self._long = SdpaBackend(cache, groups)
@@ -43,7 +43,7 @@ class TritonBackend:
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
-    """A few tokens of one or several sequences, all in one launch. Implements `models.attention.Attention`."""
+    """A few tokens of one or several sequences, in one launch. Implements `models.reference.attention.Attention`."""
 
     cache: KVCache
     slots: Tensor
@@ -56,8 +56,8 @@ class PagedStep:
     most_rows: int
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `models.attention.Attention`."""
-        from engine.kernels.paged_attention import paged_attention
+        """See `models.reference.attention.Attention`."""
+        from engine.kernels.triton.paged_attention import paged_attention
 
         keys, values = self.cache.k[layer_index], self.cache.v[layer_index]
         keys.index_copy_(0, self.slots, k)

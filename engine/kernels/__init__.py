@@ -1,4 +1,4 @@
-"""GPU kernels in Triton, one idea a file. Each names the plain code that it is tested against.
+"""Kernels of our own: Triton for GPUs, C++ for CPUs, one idea a file.
 
-Importing a module of this package imports triton: only code that has chosen a GPU path does so.
+Each names the plain code that it is tested against.
 """

@@ -7,8 +7,8 @@ from rich.segment import Segment
 from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
-from chatterm.entries import AnswerEntry, NoticeEntry, UserEntry
-from chatterm.look import Terminal
+from chatterm.conversation.entries import AnswerEntry, NoticeEntry, UserEntry
+from chatterm.screens.look import Terminal
 from chatterm.sessions.store import Store
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.transcript import Transcript

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, Literal
 
-from chatterm.backend import (
+from chatterm.backends.backend import (
     DraftCost,
     EngineError,
     Figures,
@@ -23,7 +23,7 @@ from chatterm.backend import (
     TurnStats,
 )
 from chatterm.sessions.records import Exchange
-from engine.block_map import BlockMap
+from engine.cache.block_map import BlockMap
 
 
 @dataclass

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from chatterm.backend import EngineError, FinishReason, ModelError, Progress
-from chatterm.error_log import log_path
+from chatterm.backends.backend import EngineError, FinishReason, ModelError, Progress
 from chatterm.screens.report import ReportScreen
+from chatterm.terminal.error_log import log_path
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from chatterm.backend import EngineError, FinishReason, TurnStats
-from chatterm.driver import Keyboard
-from chatterm.entries import AnswerEntry, UserEntry
+from chatterm.backends.backend import EngineError, FinishReason, TurnStats
+from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.sessions.store import Store
+from chatterm.terminal.driver import Keyboard
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.clipboard import copied_text, copy, programs
 from chatterm.markdown.code import code_blocks
+from chatterm.terminal.clipboard import copied_text, copy, programs
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chatterm.commands import COMMANDS, Command
+from chatterm.commands.registry import COMMANDS, Command
 from chatterm.sessions.store import Store
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.backend import DraftCost, Figures, ModelInfo, Progress, SpillFigures, TurnStats
-from chatterm.cache_map import PLAIN_MARKS, cache_lines
-from chatterm.figures import (
+from chatterm.backends.backend import DraftCost, Figures, ModelInfo, Progress, SpillFigures, TurnStats
+from chatterm.conversation.cache_map import PLAIN_MARKS, cache_lines
+from chatterm.conversation.figures import (
     Live,
     Pace,
     SessionStats,
@@ -26,13 +26,13 @@ from chatterm.figures import (
     seconds_text,
     sparkline,
 )
+from chatterm.conversation.stats import process_figures, stats_lines
 from chatterm.markdown.lines import Line, line_cells, shortened, text_of
-from chatterm.stats import process_figures, stats_lines
 from chatterm.widgets.meter import context_bar, note_lines
 from chatterm.widgets.side_panel import panel_lines
 from chatterm.widgets.status_line import status_line
 from chatterm.widgets.welcome import welcome_lines
-from engine.block_map import BlockMap, BlockState
+from engine.cache.block_map import BlockMap, BlockState
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import ScriptedBackend
 

@@ -7,9 +7,9 @@ import pytest
 from textual.binding import Binding, BindingType
 
 from chatterm.app import ChatApp
-from chatterm.commands import COMMANDS, LEADER, second_key
-from chatterm.screens.chat import ChatScreen
-from chatterm.screens.keys import LeaderScreen, shortcuts
+from chatterm.commands.registry import COMMANDS, LEADER, second_key
+from chatterm.screens.chat.keys import LeaderScreen, shortcuts
+from chatterm.screens.chat.screen import ChatScreen
 from chatterm.widgets.composer import _NEWLINE_KEYS, Composer
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend

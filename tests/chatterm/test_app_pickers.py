@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from textual.widgets import Input
 
-from chatterm.backend import DraftCost, Figures, ModelChoice
+from chatterm.backends.backend import DraftCost, Figures, ModelChoice
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.screens.cache import CacheMap, CacheScreen
 from chatterm.screens.models import ModelList, ModelPicker, choice_line, head_line
 from chatterm.widgets.meter import ContextNote
-from engine.block_map import BlockMap, BlockState
+from engine.cache.block_map import BlockMap, BlockState
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.entries import AnswerEntry, UserEntry
+from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.sessions.store import Store
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.backend import EngineError
+from chatterm.backends.backend import EngineError
+from chatterm.conversation.preset import Preset, PresetEntry, preset_lines
 from chatterm.markdown.lines import line_cells, text_of
-from chatterm.preset import Preset, PresetEntry, preset_lines
 from chatterm.screens.report import ReportScreen, ReportView
 from chatterm.widgets.remarks import Remark, Remarks, remarks_lines
 from tests.chatterm.driving import Driver, driven

@@ -4,7 +4,7 @@ import pytest
 from textual.geometry import Region
 from textual.widget import Widget
 
-from chatterm.screens.keys import LeaderScreen
+from chatterm.screens.chat.keys import LeaderScreen
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.find_bar import FindBar
 from chatterm.widgets.meter import ContextNote

@@ -11,7 +11,7 @@ import pytest
 from rich.segment import Segment
 from textual import events
 
-from chatterm.backend import EngineError, ModelChoice, ModelError
+from chatterm.backends.backend import EngineError, ModelChoice, ModelError
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree

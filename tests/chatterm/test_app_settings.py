@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from chatterm.config_paths import config_path
 from chatterm.screens.settings import Detail, SettingsList, SettingsScreen
 from chatterm.screens.theme import ThemePicker
-from chatterm.settings import Settings
-from chatterm.settings_text import known_settings
-from chatterm.themes import theme_names
+from chatterm.settings.paths import config_path
+from chatterm.settings.settings import Settings
+from chatterm.settings.text import known_settings
+from chatterm.settings.themes import theme_names
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import ScriptedBackend
 

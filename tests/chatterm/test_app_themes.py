@@ -13,11 +13,18 @@ from rich.color import ColorSystem, ColorType
 from textual.color import Color
 from textual.theme import Theme
 
-from chatterm.glyphs import ASCII, plain
-from chatterm.look import Terminal, this_terminal
 from chatterm.markdown.lines import cells
-from chatterm.settings import SettingsError
-from chatterm.themes import DEFAULT_THEME, FOLDER, STYLESHEET, TERMINAL_THEME, load_theme, theme_names
+from chatterm.screens.look import Terminal, this_terminal
+from chatterm.settings.settings import SettingsError
+from chatterm.settings.themes import (
+    DEFAULT_THEME,
+    FOLDER,
+    STYLESHEET,
+    TERMINAL_THEME,
+    load_theme,
+    theme_names,
+)
+from chatterm.terminal.glyphs import ASCII, plain
 from chatterm.widgets.canvas import STYLES
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend

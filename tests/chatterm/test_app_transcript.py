@@ -6,7 +6,7 @@ import threading
 import pytest
 from textual import events
 
-from chatterm.screens.chat import _FRAME, ChatScreen
+from chatterm.screens.chat.screen import _FRAME, ChatScreen
 from chatterm.sessions.tree import Tree
 from chatterm.widgets.transcript import Transcript
 from tests.chatterm.driving import Driver, driven

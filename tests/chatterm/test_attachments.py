@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatterm.attachments import (
+from chatterm.conversation.attachments import (
     Attached,
     AttachmentError,
     NoFileError,
@@ -16,7 +16,7 @@ from chatterm.attachments import (
     read_text,
     working_folder,
 )
-from chatterm.path_completion import found_paths, path_token
+from chatterm.widgets.path_completion import found_paths, path_token
 
 WRITTEN = st.text(alphabet='@"/.~ab\n \\,é\t', max_size=40)
 

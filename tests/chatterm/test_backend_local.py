@@ -6,8 +6,8 @@ from time import sleep
 
 import pytest
 
-from chatterm.backend import Backend, ChatOptions, EngineError, FinishReason, ModelError, Progress
-from chatterm.local import LocalBackend
+from chatterm.backends.backend import Backend, ChatOptions, EngineError, FinishReason, ModelError, Progress
+from chatterm.backends.local import LocalBackend
 from chatterm.sessions.records import Exchange
 
 SHORT = {"temperature": 0.0, "max_tokens": 8}
@@ -207,7 +207,7 @@ def test_sampling_is_checked_and_obeyed(backend: LocalBackend) -> None:
 def test_the_catalogue_says_what_is_here_and_what_fits(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.device.available_memory", lambda device: 10_000_000_000)
+    monkeypatch.setattr("engine.machine.device.available_memory", lambda device: 10_000_000_000)
     found = {choice.name: choice for choice in backend.catalogue()}
     assert found["qwen3:32b"].bytes is not None
     assert found["qwen3:32b"].bytes > 60_000_000_000

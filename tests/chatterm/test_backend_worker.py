@@ -6,9 +6,8 @@ from time import sleep
 
 import pytest
 
-from chatterm.backend import DraftCost, EngineError, FinishReason, Progress
-from chatterm.sessions.records import Exchange
-from chatterm.worker import (
+from chatterm.backends.backend import DraftCost, EngineError, FinishReason, Progress
+from chatterm.backends.worker import (
     Answered,
     Catalogue,
     Count,
@@ -28,6 +27,7 @@ from chatterm.worker import (
     Token,
     Worker,
 )
+from chatterm.sessions.records import Exchange
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 

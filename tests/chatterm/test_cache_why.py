@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from chatterm.backend import TurnStats
-from chatterm.cache_why import explained, why_lines
+from chatterm.backends.backend import TurnStats
+from chatterm.conversation.cache_why import explained, why_lines
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.sessions.as_json import from_json, to_json
 from chatterm.sessions.records import Exchange, SessionInfo

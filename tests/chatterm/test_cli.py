@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chatterm.backend import (
+from chatterm.backends.backend import (
     ChatOptions,
     EngineError,
     FinishReason,
@@ -21,10 +21,10 @@ from chatterm.backend import (
     TokenEvent,
     TurnStats,
 )
-from chatterm.cli import WrongUsage, call, checked_prompts
-from chatterm.commands import COMMANDS
+from chatterm.cli.main import WrongUsage, call, checked_prompts
+from chatterm.commands.registry import COMMANDS
 from chatterm.sessions.store import Store
-from models.catalogue import DEFAULT_MODEL
+from models.hub.catalogue import DEFAULT_MODEL
 from tests.chatterm.scripted import Script, ScriptedBackend
 from tests.counting import PATIENCE
 
@@ -60,7 +60,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[EchoBackend]:
     made: list[EchoBackend] = []
     monkeypatch.setattr(EchoBackend, "made", made, raising=False)
     monkeypatch.setattr(EchoBackend, "failure", None, raising=False)
-    monkeypatch.setattr("chatterm.local.LocalBackend", EchoBackend)
+    monkeypatch.setattr("chatterm.backends.local.LocalBackend", EchoBackend)
     monkeypatch.delenv("CHATTERM_DEBUG", raising=False)
     pipe_in(monkeypatch, b"")
     return made
@@ -155,7 +155,7 @@ def test_what_p_asked_is_kept_and_gone_on_with(
         )
         return made[-1]
 
-    monkeypatch.setattr("chatterm.local.LocalBackend", local)
+    monkeypatch.setattr("chatterm.backends.local.LocalBackend", local)
     monkeypatch.setattr("sys.stdin", Terminal())
     assert call(["run", "scripted", "not kept"]) == 0
     assert not (own_folders / "data").exists()
@@ -346,8 +346,8 @@ def test_the_readme_names_every_command() -> None:
 # A process of its own, whose backend speaks until it is stopped.
 ENDLESS = """
 import time
-import chatterm.local
-from chatterm.backend import FinishReason, Outcome, TokenEvent, TurnStats
+import chatterm.backends.local
+from chatterm.backends.backend import FinishReason, Outcome, TokenEvent, TurnStats
 
 class Endless:
     model, last = "endless", None
@@ -360,8 +360,8 @@ class Endless:
             time.sleep(0.002)
     def close(self): pass
 
-chatterm.local.LocalBackend = Endless
-from chatterm.cli import main
+chatterm.backends.local.LocalBackend = Endless
+from chatterm.cli.main import main
 main(["run", "-p", "x"])
 """
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from chatterm.app import ChatApp
-from chatterm.backend import EngineError
-from chatterm.commands import (
+from chatterm.backends.backend import EngineError
+from chatterm.commands.registry import (
     COMMANDS,
     choice_completions,
     completions,
@@ -15,9 +15,9 @@ from chatterm.commands import (
     path_start,
     tables,
 )
+from chatterm.commands.reports import help_lines
 from chatterm.markdown.lines import text_of
-from chatterm.reports import help_lines
-from chatterm.screens.chat import ChatScreen
+from chatterm.screens.chat.screen import ChatScreen
 from chatterm.widgets.completion import suggestions
 
 PROMISED = {
@@ -76,7 +76,7 @@ def test_the_chat_screen_binds_every_key() -> None:
 
 def test_the_readme_has_the_commands_and_keys() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert tables() in readme, "put the output of chatterm.commands.tables() into the README"
+    assert tables() in readme, "put the output of chatterm.commands.registry.tables() into the README"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Static
 
-from chatterm.look import LookApp
+from chatterm.screens.look import LookApp
 from chatterm.screens.paste import PasteScreen, PasteView
-from chatterm.themes import STYLESHEET
+from chatterm.settings.themes import STYLESHEET
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer

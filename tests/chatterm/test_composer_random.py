@@ -14,7 +14,7 @@ from textual.app import App, ComposeResult
 from textual.screen import Screen
 from textual.widgets import TextArea
 
-from chatterm.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer

@@ -16,11 +16,11 @@ from time import sleep
 import pytest
 from safetensors.torch import load_file, save_file
 
-from chatterm.backend import EngineError, Outcome, TokenEvent
-from chatterm.local import LocalBackend
+from chatterm.backends.backend import EngineError, Outcome, TokenEvent
+from chatterm.backends.local import LocalBackend
+from chatterm.conversation.talk import Talk
 from chatterm.sessions.records import Exchange
 from chatterm.sessions.store import Store
-from chatterm.talk import Talk
 from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of
 from tests.counting import PATIENCE, until
 from tests.engine.tiny import TEMPLATE, tiny_tokenizer
@@ -33,7 +33,7 @@ KILLS = int(os.environ.get("CHATTERM_KILLS", "20"))
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model on the disk that says any bytes and ends its turn, but writes no other marker: an answer with one
-    has other tokens once it was saved (`engine/adopt.py`).
+    has other tokens once it was saved (`engine/conversation/adopt.py`).
     """
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tiny_tokenizer()._backend

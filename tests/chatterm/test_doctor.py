@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from chatterm import doctor
-from chatterm.cli import call
-from engine.expected import MODELS, PROGRAMS, Program, expected_speed
-from engine.machine import Cpu, Feature, Gpu, Machine
+from chatterm.cli import doctor
+from chatterm.cli.main import call
+from engine.machine.expected import MODELS, PROGRAMS, Program, expected_speed
+from engine.machine.report import Cpu, Feature, Gpu, Machine
 
 GPU = Machine(
     device="cuda",
@@ -193,7 +193,7 @@ def test_json_has_it_all(
 def test_a_torch_that_does_not_import_is_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "engine.machine", None)
+    monkeypatch.setitem(sys.modules, "engine.machine.report", None)
     assert call(["doctor"]) == 0
     assert "torch cannot be imported" in capsys.readouterr().out
     assert call(["doctor", "--json"]) == 0
@@ -201,7 +201,7 @@ def test_a_torch_that_does_not_import_is_a_line(
 
 
 def test_the_command_on_this_machine() -> None:
-    code = "import sys; from chatterm.cli import call; code = call(['doctor', '--json']); "
+    code = "import sys; from chatterm.cli.main import call; code = call(['doctor', '--json']); "
     code += "print(any(m in sys.modules for m in ('textual', 'transformers')), code, file=sys.stderr)"
     done: Any = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from textual import events
 from textual.message import Message
 
-from chatterm.driver import Keyboard, Pasted, PasteReader
+from chatterm.terminal.driver import Keyboard, Pasted, PasteReader
 from tests.counting import PATIENCE
 
 BEGIN, END = "\x1b[200~", "\x1b[201~"

@@ -12,7 +12,7 @@ import pexpect
 import pyte
 import pytest
 
-from chatterm.cli import call
+from chatterm.cli.main import call
 from chatterm.sessions.store import Store
 from tests.counting import PATIENCE, until
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.entries import AnswerEntry, UserEntry
-from chatterm.find import Finder
+from chatterm.conversation.entries import AnswerEntry, UserEntry
+from chatterm.conversation.find import Finder
 from chatterm.markdown.lines import text_of
 from chatterm.widgets.new_below import NewBelow
 from tests.chatterm.driving import driven

@@ -10,13 +10,13 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from chatterm import first_run
-from chatterm.cli import call
-from chatterm.first_run import ask, best_of, candidates, first_model, is_first_time
-from chatterm.settings import Settings
-from engine.expected import NATIVE, PROGRAMS, Here, Speed, catalogue_speed
-from models import hub
-from models.catalogue import DEFAULT_MODEL, HUB_FILES, HUB_NAMES
+from chatterm.cli import first_run
+from chatterm.cli.first_run import ask, best_of, candidates, first_model, is_first_time
+from chatterm.cli.main import call
+from chatterm.settings.settings import Settings
+from engine.machine.expected import NATIVE, PROGRAMS, Here, Speed, catalogue_speed
+from models.hub import download as hub
+from models.hub.catalogue import DEFAULT_MODEL, HUB_FILES, HUB_NAMES
 from tests.models.hub_server import HubServer
 
 PATIENCE = first_run._PATIENCE
@@ -52,7 +52,7 @@ def sit_down(monkeypatch: pytest.MonkeyPatch, typed: str = "") -> Terminal:
     monkeypatch.setattr("sys.stdin", Terminal(typed))
     monkeypatch.setattr("sys.stdout", Terminal())
     monkeypatch.setattr("sys.stderr", err)
-    monkeypatch.setattr("engine.machine.look_here", lambda device, dtype: FAST)
+    monkeypatch.setattr("engine.machine.report.look_here", lambda device, dtype: FAST)
     return err
 
 
@@ -112,7 +112,7 @@ def test_whoever_knows_what_to_run_is_not_asked(
     sit_down(monkeypatch)
     monkeypatch.setattr(first_run, "first_model", never)
     monkeypatch.setattr("chatterm.app.run_app", lambda *_, **__: 0)
-    monkeypatch.setattr("chatterm.oneshot.answer", lambda *_, **__: None)
+    monkeypatch.setattr("chatterm.cli.oneshot.answer", lambda *_, **__: None)
     assert call(arguments) == 0
     assert server.requests == []
 
@@ -151,9 +151,9 @@ def test_whoever_has_chatted_or_downloaded_before_is_not_asked(
     server: HubServer, own_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_first_time()
-    monkeypatch.setattr("models.sources.local_models", lambda: [type("M", (), {"name": "a/b"})])
+    monkeypatch.setattr("models.hub.sources.local_models", lambda: [type("M", (), {"name": "a/b"})])
     assert not is_first_time()
-    monkeypatch.setattr("models.sources.local_models", lambda: [type("M", (), {"name": DEFAULT_MODEL})])
+    monkeypatch.setattr("models.hub.sources.local_models", lambda: [type("M", (), {"name": DEFAULT_MODEL})])
     assert is_first_time()
     assert 0 < PATIENCE <= 1.5
     (own_folders / "data").mkdir()

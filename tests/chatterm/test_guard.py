@@ -12,11 +12,11 @@ from typing import Any
 import pexpect
 import pytest
 
-from chatterm.error_log import log_path, write_down
 from chatterm.screens.cache import CacheScreen
-from chatterm.screens.chat import ChatScreen
+from chatterm.screens.chat.screen import ChatScreen
 from chatterm.screens.sessions import SessionPicker
 from chatterm.sessions.store import Store
+from chatterm.terminal.error_log import log_path, write_down
 from chatterm.widgets.completion import Completion
 from chatterm.widgets.composer import Composer
 from chatterm.widgets.status_line import StatusLine
@@ -218,7 +218,7 @@ import sys
 sys.path.insert(0, {root!r})
 from chatterm.app import run_app
 from chatterm.widgets.transcript import Transcript
-from chatterm.screens.chat import ChatScreen
+from chatterm.screens.chat.screen import ChatScreen
 from tests.chatterm.scripted import Script, ScriptedBackend
 def unlucky(*_):
     secret = "of the locals"

@@ -30,7 +30,7 @@ def imported(code: str, *arguments: str) -> set[str]:
     "arguments", [["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"], ["run", "-p", ""]]
 )
 def test_the_command_line_imports_no_model_code(arguments: list[str]) -> None:
-    found = imported("from chatterm.cli import main; main()", *arguments)
+    found = imported("from chatterm.cli.main import main; main()", *arguments)
     assert "typer" in found
     assert found.isdisjoint({*HEAVY, "textual"})
     if "--help" in arguments:  # importing is nearly all that it does: so much may it be
@@ -39,7 +39,7 @@ def test_the_command_line_imports_no_model_code(arguments: list[str]) -> None:
         assert len(ours) <= 20, sorted(ours)
 
 
-MODULES = ["chatterm.local", "chatterm.oneshot", "chatterm.model_commands", "chatterm.doctor"]
+MODULES = ["chatterm.backends.local", "chatterm.cli.oneshot", "chatterm.cli.models", "chatterm.cli.doctor"]
 
 
 @pytest.mark.parametrize("module", MODULES)

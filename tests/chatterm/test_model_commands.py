@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from chatterm import model_commands
-from chatterm.cli import call
+from chatterm.cli import models as model_commands
+from chatterm.cli.main import call
 from models.errors import ModelError
-from models.inspect import ModelFacts
+from models.hub.inspect import ModelFacts
+from models.hub.sources import LocalModel, ModelFiles
 from models.progress import OnProgress, Progress
-from models.sources import LocalModel, ModelFiles
 
 
 class Terminal(io.StringIO):
@@ -149,7 +149,7 @@ def test_show_tells_what_a_model_is(
         files=(("tiny.gguf", 2_500_000),),
     )
     monkeypatch.setattr(model_commands, "resolve", resolve)
-    monkeypatch.setattr("models.inspect.describe", lambda _: facts)
+    monkeypatch.setattr("models.hub.inspect.describe", lambda _: facts)
     assert call(["show", "tiny"]) == 0
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert ["Architecture", "LlamaForCausalLM"] in rows

@@ -8,7 +8,7 @@ from threading import Condition
 
 import pytest
 
-from chatterm.backend import (
+from chatterm.backends.backend import (
     EngineError,
     Figures,
     FinishReason,
@@ -18,10 +18,18 @@ from chatterm.backend import (
     TokenEvent,
     TurnStats,
 )
-from chatterm.oneshot import INPUT_LIMIT, InputError, answer, join_prompts, read_input, stats_line, to_json
-from chatterm.progress import PlainLines, progress_on
+from chatterm.cli.oneshot import (
+    INPUT_LIMIT,
+    InputError,
+    answer,
+    join_prompts,
+    read_input,
+    stats_line,
+    to_json,
+)
+from chatterm.cli.progress import PlainLines, progress_on
 from chatterm.sessions.records import Exchange
-from chatterm.spinner import Spinner
+from chatterm.terminal.spinner import Spinner
 
 Script = Iterable[TokenEvent | BaseException]
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from textual import events
 
 from chatterm.app import way_back
-from chatterm.screens import presence
+from chatterm.screens.chat import presence
 from chatterm.sessions.store import Store
-from chatterm.terminal_title import BELL, attention, has_title, title_sequence
+from chatterm.terminal.title import BELL, attention, has_title, title_sequence
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 

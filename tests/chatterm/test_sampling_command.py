@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.backend import EngineError, ModelInfo
-from chatterm.commands import choice_completions
-from chatterm.inline import Inline, Lines
+from chatterm.backends.backend import EngineError, ModelInfo
+from chatterm.cli.inline import Inline, Lines
+from chatterm.commands.registry import choice_completions
+from chatterm.commands.reports import sampling_lines
+from chatterm.commands.sampling import NAMES, answer_to, in_force, with_choice
+from chatterm.conversation.talk import Talk
 from chatterm.markdown.lines import line_cells
-from chatterm.reports import sampling_lines
-from chatterm.sampling_command import NAMES, answer_to, in_force, with_choice
 from chatterm.sessions.store import Store
-from chatterm.settings import SamplingSettings, Settings
-from chatterm.talk import Talk
+from chatterm.settings.settings import SamplingSettings, Settings
 from engine.params import SamplingParams
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import ScriptedBackend

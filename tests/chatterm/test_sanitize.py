@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.sanitize import cleaned, is_safe, one_line, visible
+from chatterm.terminal.sanitize import cleaned, is_safe, one_line, visible
 
 ANYTHING = st.text(alphabet=st.characters(codec=None), max_size=200) | st.text(
     alphabet="\x1b[]P\\\x07\x9b\x9d0;1mA\n\t\r\u202e\ud800\x00", max_size=60

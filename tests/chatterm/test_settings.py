@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.backend import ChatOptions
-from chatterm.cli import call
-from chatterm.config_paths import config_path, user_themes
-from chatterm.settings import Settings, SettingsError, parse_settings, with_settings
-from chatterm.settings_file import changed, statement_lines, store
-from chatterm.settings_text import described, field_docs
+from chatterm.backends.backend import ChatOptions
+from chatterm.cli.main import call
+from chatterm.settings.file import changed, statement_lines, store
+from chatterm.settings.paths import config_path, user_themes
+from chatterm.settings.settings import Settings, SettingsError, parse_settings, with_settings
+from chatterm.settings.text import described, field_docs
 
 PATH = Path("config.toml")
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.backend import EngineError, FinishReason, TokenEvent
-from chatterm.cli import call
-from chatterm.commands import find
-from chatterm.inline import HERE, Inline, Lines, run_inline
-from chatterm.oneshot import answer
+from chatterm.backends.backend import EngineError, FinishReason, TokenEvent
+from chatterm.cli.inline import HERE, Inline, Lines, run_inline
+from chatterm.cli.main import call
+from chatterm.cli.oneshot import answer
+from chatterm.commands.registry import find
+from chatterm.conversation.talk import Talk
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.store import Store
-from chatterm.talk import Talk
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 
@@ -387,7 +387,7 @@ def test_the_command_line(
 ) -> None:
     monkeypatch.setenv("CHATTERM_DATA", str(tmp_path))
     backend = ScriptedBackend([Script("first"), Script("second"), Script("third")])
-    monkeypatch.setattr("chatterm.local.LocalBackend", lambda model, options: backend)
+    monkeypatch.setattr("chatterm.backends.local.LocalBackend", lambda model, options: backend)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"two\n")))
     assert call(["run", "scripted", "--inline", "-p", "one", "--top-k", "3"]) == 0
     assert capsys.readouterr().out == "first\n\nsecond\n\n"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from chatterm import local
-from chatterm.backend import ChatOptions
-from chatterm.local import LocalBackend
-from chatterm.screens import titling
+from chatterm.backends import local
+from chatterm.backends.backend import ChatOptions
+from chatterm.backends.local import LocalBackend
+from chatterm.screens.chat import titling
 from chatterm.sessions.store import Store
 from tests.chatterm.driving import driven
 from tests.chatterm.scripted import Script, ScriptedBackend

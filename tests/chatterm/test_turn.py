@@ -2,12 +2,12 @@
 
 import pytest
 
-from chatterm.backend import Outcome, TokenEvent, TurnStats
-from chatterm.entries import UserEntry
+from chatterm.backends.backend import Outcome, TokenEvent, TurnStats
+from chatterm.backends.worker import Token
+from chatterm.conversation.entries import UserEntry
+from chatterm.conversation.turn import Turn, answer_of
 from chatterm.markdown.document import Document
 from chatterm.sessions.records import Exchange
-from chatterm.turn import Turn, answer_of
-from chatterm.worker import Token
 
 
 @pytest.mark.parametrize("thinking", [False, True])

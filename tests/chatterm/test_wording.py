@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.commands import COMMANDS
-from chatterm.wording import in_chat, sentences
+from chatterm.commands.registry import COMMANDS
+from chatterm.terminal.wording import in_chat, sentences
 from engine.errors import ContextFullError, EngineError
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def test_only_a_chat_is_told_of_its_commands() -> None:
     assert in_chat(EngineError("No.")) == "No."
 
 
-@pytest.mark.parametrize("folder", ["engine", "models", "chatterm/oneshot.py", "chatterm/model_commands.py"])
+@pytest.mark.parametrize("folder", ["engine", "models", "chatterm/cli/oneshot.py", "chatterm/cli/models.py"])
 def test_what_has_no_commands_names_none(folder: str) -> None:
     """The engine, the models and `-p` know nothing of slash commands, so what they say must not offer any."""
     place = ROOT / folder

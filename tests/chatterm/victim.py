@@ -15,10 +15,10 @@ from typing import Any
 import tokenizers  # noqa: F401 - whatever is imported here, a fork need not import
 import torch
 
-from chatterm.backend import ChatOptions
-from chatterm.local import LocalBackend
+from chatterm.backends.backend import ChatOptions
+from chatterm.backends.local import LocalBackend
+from chatterm.conversation.talk import Talk
 from chatterm.sessions.store import Store
-from chatterm.talk import Talk
 from engine.engine import Engine  # noqa: F401
 
 MESSAGES = ("first", "second")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.attention import AttentionBackend
-from engine.batch import Batch, Span
-from engine.kv_cache import KVCache
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
 
 
 @dataclass(frozen=True, slots=True)

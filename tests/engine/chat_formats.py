@@ -6,9 +6,9 @@ import json
 import tokenizers
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from engine.turns import Answer
-from models.tokenizer import Tokenizer
-from models.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiece_decoder
+from engine.conversation.turns import Answer
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiece_decoder
 from tests.engine.tiny import TEMPLATE
 from tests.models.tokenizer_data import tiny_tokenizer
 

@@ -1,7 +1,7 @@
 """A model without a network and decode runners without a GPU, for tests of scheduling: quick, and exact to the bit.
 
-Every row of `HashModel` depends on the row before, its token and its position, and every logit on all rows of the table.
-So whoever reads a row that is not there, or was written by somebody else, gets another text.
+Every row of `HashModel` depends on the row before, its token and its position, and every logit on all rows of the
+table. So whoever reads a row that is not there, or was written by somebody else, gets another text.
 """
 
 from collections import deque
@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.blocks import BlockManager, BlockTable, Copy, RowCopy
+from engine.cache.blocks import BlockManager, BlockTable, Copy, RowCopy
+from engine.cache.offload import Spill
 from engine.params import SamplingParams
-from engine.sampler import SamplerState, sample
-from engine.scheduler import Chunk
-from engine.sequence import Sequence
-from engine.spill import Spill
+from engine.sampling.sampler import SamplerState, sample
+from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Sequence
 
 MASK = 2**61 - 1
 

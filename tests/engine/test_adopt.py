@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from engine import FinishReason, SamplingParams
-from engine.chat import Answer, Chat, Turn
+from engine.conversation.chat import Answer, Chat, Turn
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.test_chat_edges import OPENING
 from tests.engine.test_chat_paths import copies

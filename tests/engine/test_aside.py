@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine import SamplingParams
-from engine.aside import Aside
-from engine.rows import Rows
+from engine.cache.rows import Rows
+from engine.conversation.aside import Aside
 from tests.engine.tiny import TinyEngine, tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)

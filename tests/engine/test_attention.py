@@ -14,10 +14,10 @@ from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.sdpa_gpu import GpuSpan
 from engine.attention.triton import TritonBackend
-from engine.batch import Batch, Span
-from engine.blocks import RowCopy
-from engine.kv_cache import KVCache
-from models.attention import Attention
+from engine.cache.blocks import RowCopy
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
+from models.reference.attention import Attention
 from tests.engine import fake_flash
 from tests.engine.attention_cases import case
 

@@ -8,8 +8,8 @@ import torch
 
 from engine.attention import choose
 from engine.attention.choose import AttentionChoice, choose_attention, make_backend, usable_backends
+from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
-from engine.kv_cache import KVCache
 from tests.engine import fake_flash
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

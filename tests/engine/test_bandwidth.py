@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.bandwidth import keep_bandwidth, known_bandwidth
+from engine.machine.bandwidth import keep_bandwidth, known_bandwidth
 from tests.engine.tiny import tiny_engine
 
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.block_map import BlockMap, BlockState, block_map
-from engine.blocks import BlockManager
+from engine.cache.block_map import BlockMap, BlockState, block_map
+from engine.cache.blocks import BlockManager
+from engine.cache.rows import Rows
 from engine.errors import EngineError
 from engine.params import SamplingParams
-from engine.rows import Rows
 from tests.engine.test_blocks import filled
 from tests.engine.tiny import say, tiny_engine
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from engine.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
-from engine.spill import HostTier, Restore, Spill, common_prefix
+from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
+from engine.cache.offload import HostTier, Restore, Spill, common_prefix
 
 
 def filled(manager: BlockManager, keys: list[int]) -> BlockTable:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import busy
-from engine.busy import Others, Used
+from engine.schedule import busy
+from engine.schedule.busy import Others, Used
 
 
 class Machine:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams
-from engine.chat import Chat
+from engine.conversation.chat import Chat
 from models.errors import ModelError
-from models.tokenizer import Message
+from models.text.tokenizer import Message
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import random_model, run, tiny_qwen3
 

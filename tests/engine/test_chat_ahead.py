@@ -3,7 +3,7 @@
 import pytest
 
 from engine import FinishReason, SamplingParams
-from engine.chat import Chat
+from engine.conversation.chat import Chat
 from tests.engine.test_chat import rendered
 from tests.engine.tiny import TinyEngine, close_to, say
 from tests.models.checkpoints import run

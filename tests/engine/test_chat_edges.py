@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from engine import EngineError, FinishReason, SamplingParams
-from engine.chat import Answer, Chat
-from engine.prompt import PromptFormat
-from engine.scheduler import MaskedRowsEvictedError
-from models.tokenizer import Message, Piece
+from engine.conversation.chat import Answer, Chat
+from engine.conversation.prompt import PromptFormat
+from engine.schedule.scheduler import MaskedRowsEvictedError
+from models.text.tokenizer import Message, Piece
 from tests.counting import until
 from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference
 from tests.engine.test_failures import once

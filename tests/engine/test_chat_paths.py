@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine import ContextFullError, FinishReason, SamplingParams
-from engine.chat import Answer, Chat, Turn
-from models.tokenizer import Piece
+from engine.conversation.chat import Answer, Chat, Turn
+from models.text.tokenizer import Piece
 from tests.engine.test_chat import CONFIG, GREEDY, ask, rendered
 from tests.engine.test_chat_edges import OPENING
 from tests.engine.tiny import TEMPLATE, TinyEngine, close_to, say, tiny_engine, tiny_tokenizer

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from engine import ContextFullError, EngineError, SamplingParams
-from engine.adopt import thinking_of
-from engine.chat import Chat, Turn
+from engine.conversation.adopt import thinking_of
+from engine.conversation.chat import Chat, Turn
 from tests.engine.test_chat import CONFIG
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine

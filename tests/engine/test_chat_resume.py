@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams, TokenEvent
-from engine.chat import Answer, Chat, Turn
+from engine.conversation.chat import Answer, Chat, Turn
 from tests.engine.test_chat import CONFIG, GREEDY, ask
 from tests.engine.test_chat_edges import OPENING
 from tests.engine.test_chat_paths import copies

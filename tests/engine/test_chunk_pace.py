@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.chunk_pace import DELAY_S, FEWEST, ChunkPace, ChunkTimer
+from engine.schedule.chunk_pace import DELAY_S, FEWEST, ChunkPace, ChunkTimer
 
 
 def settled(cost: Callable[[int], float]) -> list[tuple[int, float]]:

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from engine import EngineError, SamplingParams
-from engine.blocks import Copy, OutOfBlocksError, RowCopy
-from engine.rows import Rows
-from engine.sequence import Priority, Sequence
-from engine.spill import Restore, Spill
+from engine.cache.blocks import Copy, OutOfBlocksError, RowCopy
+from engine.cache.offload import Restore, Spill
+from engine.cache.rows import Rows
+from engine.schedule.sequence import Priority, Sequence
 from tests.engine.test_chat import CONFIG
 from tests.engine.tiny import TinyEngine, tiny_engine
 

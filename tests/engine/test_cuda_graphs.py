@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from engine import cuda_graphs
-from engine.cuda_graphs import Graphs
+from engine.execute.cuda import graphs as cuda_graphs
+from engine.execute.cuda.graphs import Graphs
 
 
 class FakeGraph:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams
-from engine.rows import Rows
+from engine.cache.rows import Rows
 from tests.counting import until
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.models.checkpoints import run

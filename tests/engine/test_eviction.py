@@ -1,13 +1,13 @@
-"""What a full cache gives up first, seen from a chat. (The rule itself: `engine/blocks.py`, `test_blocks.py`.)"""
+"""What a full cache gives up first, seen from a chat. (The rule itself: `engine/cache/blocks.py`, `test_blocks.py`.)"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.chat import Chat
-from engine.rows import Rows
-from engine.sequence import Priority, Sequence
+from engine.cache.rows import Rows
+from engine.conversation.chat import Chat
+from engine.schedule.sequence import Priority, Sequence
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.tiny import TinyEngine, tiny_engine
 

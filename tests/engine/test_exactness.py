@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams, TokenEvent
-from engine.chat import Chat, Turn
-from engine.rows import Rows
-from engine.sequence import Sequence
+from engine.cache.rows import Rows
+from engine.conversation.chat import Chat, Turn
+from engine.schedule.sequence import Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.models.checkpoints import tiny_qwen3
 

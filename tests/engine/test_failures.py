@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from engine import EngineError, FinishReason, SamplingParams
-from engine.blocks import BlockTable
-from engine.rows import Rows
-from engine.sequence import Priority, Sequence
+from engine.cache.blocks import BlockTable
+from engine.cache.rows import Rows
+from engine.schedule.sequence import Priority, Sequence
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
 from tests.models.checkpoints import run
 

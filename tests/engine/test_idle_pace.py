@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.idle_pace import IDLE_SECONDS, MOST_SECONDS, IdlePace
+from engine.schedule.idle_pace import IDLE_SECONDS, MOST_SECONDS, IdlePace
 
 
 def settled(cost: Callable[[int], float], most: int = 2048) -> list[tuple[int, float]]:

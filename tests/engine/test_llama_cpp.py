@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.peers.llama_cpp_python import LlamaCppPython
 from engine import Engine, SamplingParams
-from engine.runner import Runner
-from engine.scheduler import Chunk
+from engine.execute.runner import Runner
+from engine.schedule.scheduler import Chunk
 
 TOKENS = 24
 NEAR = 0.5

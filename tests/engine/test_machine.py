@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine import machine as machine_module
-from engine import native
-from engine.device import CudaProblem
-from engine.expected import (
+from engine.kernels.native import library as native
+from engine.machine import report as machine_module
+from engine.machine.device import CudaProblem
+from engine.machine.expected import (
     CONTEXT,
     MODELS,
     NATIVE,
@@ -25,8 +25,8 @@ from engine.expected import (
     catalogue_speed,
     expected_speed,
 )
-from engine.machine import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
-from models.catalogue import HUB_FILES, names
+from engine.machine.report import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
+from models.hub.catalogue import HUB_FILES, names
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def test_the_bandwidth_of_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_decodes_with_native_kernels_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.native.problem", lambda: "there is no compiler")
+    monkeypatch.setattr("engine.kernels.native.library.problem", lambda: "there is no compiler")
     programs = decode_programs(CPU)
     assert (programs[0].name, programs[0].reason) == (NATIVE, "there is no compiler")
     assert [part.reason is None for part in programs[1:]] == [False, False, True]
@@ -97,10 +97,10 @@ def test_a_cpu_decodes_with_native_kernels_where_there_are_some(monkeypatch: pyt
 def test_native_kernels_are_named_with_variant_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     if native.problem() is not None:
         pytest.skip("they are not built")
-    monkeypatch.setattr("engine.native.physical_cores", lambda: 4)
+    monkeypatch.setattr("engine.kernels.native.library.physical_cores", lambda: 4)
     best = native.library().best_name
     assert decode_programs(CPU)[0] == Feature(f"native kernels, {best}, 3 threads", None)
-    monkeypatch.setattr("engine.native.physical_cores", lambda: 1)
+    monkeypatch.setattr("engine.kernels.native.library.physical_cores", lambda: 1)
     assert decode_programs(CPU)[0].name.endswith(", 1 thread")
 
 
@@ -279,6 +279,7 @@ def test_a_driver_tool_that_fails_is_a_failure(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_looking_at_a_machine_needs_no_screen() -> None:
-    code = "import sys, engine.machine; sys.exit(any(m in sys.modules for m in ('textual', 'rich', 'transformers')))"
+    screens = "('textual', 'rich', 'transformers')"
+    code = f"import sys, engine.machine.report; sys.exit(any(m in sys.modules for m in {screens}))"
     folder = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=folder).returncode == 0

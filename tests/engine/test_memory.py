@@ -9,9 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.device import DTYPES, available_memory, pick_device, pick_dtype
-from engine.errors import EngineError
-from engine.memory import (
+from engine.cache.sizing import (
     GPU_SHARE,
     SAMPLING_BYTES,
     KVPlan,
@@ -21,7 +19,9 @@ from engine.memory import (
     kv_share,
     plan_kv,
 )
-from models.config import ModelConfig
+from engine.errors import EngineError
+from engine.machine.device import DTYPES, available_memory, pick_device, pick_dtype
+from models.families.config import ModelConfig
 from models.load import build_model
 from tests.models.checkpoints import tiny_qwen3
 

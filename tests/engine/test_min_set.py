@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.blocks import BlockManager
-from engine.min_set import MinSet
+from engine.cache.blocks import BlockManager
+from engine.cache.min_set import MinSet
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=200))

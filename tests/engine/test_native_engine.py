@@ -10,20 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import Engine, EngineError, SamplingParams, native
+from engine import Engine, EngineError, SamplingParams
 from engine import engine as engine_module
-from engine.busy import Others
-from engine.loop import Loop
-from engine.native import NativeError
-from engine.rows import Rows
-from engine.runner import Runner
-from engine.scheduler import Chunk
-from engine.sequence import Priority, Sequence
-from models import packed
-from models.decoder import DecoderModel
+from engine.cache.rows import Rows
+from engine.execute.runner import Runner
+from engine.kernels.native import library as native
+from engine.kernels.native.library import NativeError
+from engine.schedule.busy import Others
+from engine.schedule.loop import Loop
+from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
-from models.quantized import QuantizedLinear
-from models.tokenizer import Tokenizer
+from models.reference.decoder import DecoderModel
+from models.text.tokenizer import Tokenizer
+from models.weights import packed
+from models.weights.quantized import QuantizedLinear
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import PlainAttention, files_of, tiny_qwen3, write_checkpoint
 

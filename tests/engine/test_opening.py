@@ -9,8 +9,8 @@ import pytest
 from torch import Tensor
 
 from engine import SamplingParams
-from engine.chat import Chat, Turn
-from engine.turns import Answer
+from engine.conversation.chat import Chat, Turn
+from engine.conversation.turns import Answer
 from tests.counting import PATIENCE, until
 from tests.engine.tiny import TinyEngine, say, tiny_engine
 

@@ -3,9 +3,9 @@
 import pytest
 
 from engine.events import TokenEvent
-from engine.output import Output
-from engine.reasoning import ThinkTracker
-from models.tokenizer import Tokenizer
+from engine.schedule.output import Output
+from engine.schedule.reasoning import ThinkTracker
+from models.text.tokenizer import Tokenizer
 from tests.engine.tiny import tiny_tokenizer
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from engine import EngineError, FinishReason, SamplingParams
-from engine.chat import Answer, Turn
-from engine.rows import Rows
+from engine.cache.rows import Rows
+from engine.conversation.chat import Answer, Turn
 from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference, rendered
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.busy import Others
-from engine.idle_pace import IdlePace
-from engine.rows import Rows
-from engine.sequence import Priority, Sequence
+from engine.cache.rows import Rows
+from engine.schedule.busy import Others
+from engine.schedule.idle_pace import IdlePace
+from engine.schedule.sequence import Priority, Sequence
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.tiny import TinyEngine, tiny_engine
 

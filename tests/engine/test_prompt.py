@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from engine.conversation.prompt import PromptFormat
+from engine.conversation.turns import Answer
 from engine.errors import EngineError
-from engine.prompt import PromptFormat
-from engine.turns import Answer
-from models.sources import ModelFiles
-from models.tokenizer import Message, Tokenizer, load_tokenizer
+from models.hub.sources import ModelFiles
+from models.text.tokenizer import Message, Tokenizer, load_tokenizer
 from tests.engine.tiny import tiny_tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "qwen3-tokenizer"

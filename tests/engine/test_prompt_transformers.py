@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.prompt import PromptFormat
-from engine.turns import Answer
-from models.tokenizer import Message
+from engine.conversation.prompt import PromptFormat
+from engine.conversation.turns import Answer
+from models.text.tokenizer import Message
 from tests.engine.chat_formats import (
     MARKERS,
     TEMPLATES,

@@ -18,14 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine import Engine, SamplingParams, native
-from engine.blocks import Key
-from engine.chat import Chat, Turn
-from engine.native import Library
-from engine.runner import Runner
-from engine.scheduler import Chunk
-from models.decoder import DecoderModel
+from engine import Engine, SamplingParams
+from engine.cache.blocks import Key
+from engine.conversation.chat import Chat, Turn
+from engine.execute.runner import Runner
+from engine.kernels.native import library as native
+from engine.kernels.native.library import Library
+from engine.schedule.scheduler import Chunk
 from models.load import load_model
+from models.reference.decoder import DecoderModel
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.errors import EngineError
 from engine.params import SamplingParams
-from engine.sampler import SamplerState, sample
+from engine.sampling.sampler import SamplerState, sample
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0, -1.5, -2.0, -4.0])
 DRAWS = 4000

@@ -6,13 +6,13 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.blocks import BlockManager
+from engine.cache.blocks import BlockManager
+from engine.cache.offload import HostTier
+from engine.cache.rows import Rows
 from engine.events import FinishReason
 from engine.params import SamplingParams
-from engine.rows import Rows
-from engine.scheduler import MaskedRowsEvictedError, Scheduler, Step
-from engine.sequence import Priority, Sequence, Status
-from engine.spill import HostTier
+from engine.schedule.scheduler import MaskedRowsEvictedError, Scheduler, Step
+from engine.schedule.sequence import Priority, Sequence, Status
 
 
 def prompt(tokens: list[int], priority: Priority = Priority.PERSON, generate: bool = True) -> Sequence:

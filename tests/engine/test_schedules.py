@@ -3,6 +3,7 @@
 After every step the invariants of blocks, queues and slots hold. CHATTERM_EXAMPLES says how many schedules to run.
 """
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,18 +15,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.blocks import BlockManager, OutOfBlocksError
-from engine.chunk_pace import ChunkPace
+from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.offload import HostTier
+from engine.cache.rows import Rows
 from engine.events import FinishReason
-from engine.idle_pace import IdlePace
-from engine.output import Output
 from engine.params import SamplingParams
-from engine.reasoning import ThinkTracker
-from engine.rows import Rows
-from engine.scheduler import Scheduler
-from engine.sequence import Priority, Sequence, Status
-from engine.spill import HostTier
-from engine.stepper import Stepper
+from engine.schedule.chunk_pace import ChunkPace
+from engine.schedule.idle_pace import IdlePace
+from engine.schedule.output import Output
+from engine.schedule.reasoning import ThinkTracker
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.step import Stepper
 from tests.engine.fake_decoding import FakeRunner, HashModel
 from tests.engine.tiny import tiny_tokenizer
 
@@ -167,10 +168,8 @@ class World:
                 self.blocks.keep(prompt_of(family, length))
             case "borrow", (family, length, rows):
                 table = self.blocks.open(prompt_of(family, length))
-                try:
+                with contextlib.suppress(OutOfBlocksError):
                     self.scheduler.reserve(table, rows)
-                except OutOfBlocksError:
-                    pass
                 self.blocks.close(table)
         self.check()
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-from engine.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
-from engine.host_kv import Costs, HostKV
-from engine.kv_cache import KVCache
-from engine.memory import spill_bytes
-from engine.spill import HostTier, Restore, Spill
+from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
+from engine.cache.host_memory import Costs, HostKV
+from engine.cache.kv_cache import KVCache
+from engine.cache.offload import HostTier, Restore, Spill
+from engine.cache.sizing import spill_bytes
 from tests.engine.test_blocks import Blocks
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.test_eviction import others
@@ -226,7 +226,7 @@ def test_copies_are_carried_out_in_their_order_and_memory_is_taken_when_it_is_ne
 def test_memory_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = KVCache(1, 8, 4, 1, 2, torch.float32, torch.device("cpu"))
     block_bytes = cache.kv[:, :, :4].nbytes
-    monkeypatch.setattr("engine.host_kv.PIECE_BYTES", 3 * block_bytes + 1)
+    monkeypatch.setattr("engine.cache.host_memory.PIECE_BYTES", 3 * block_bytes + 1)
     cache.host = host = HostKV(cache.kv, 4, most_bytes=8 * block_bytes)
     tier = HostTier(host.grow)
     cache.kv.copy_(torch.arange(8).repeat_interleave(4).view(1, 1, 32, 1, 1).expand_as(cache.kv))
@@ -251,9 +251,9 @@ def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.Monk
         pinned.append(len(piece))
         return len(pinned) < 5
 
-    monkeypatch.setattr("engine.host_kv.PIECE_BYTES", 2 * block_bytes)
-    monkeypatch.setattr("engine.host_kv.AHEAD_BYTES", 4 * block_bytes)
-    monkeypatch.setattr("engine.host_kv.pin", pin)
+    monkeypatch.setattr("engine.cache.host_memory.PIECE_BYTES", 2 * block_bytes)
+    monkeypatch.setattr("engine.cache.host_memory.AHEAD_BYTES", 4 * block_bytes)
+    monkeypatch.setattr("engine.cache.host_memory.pin", pin)
     host = HostKV(cache.kv, 4, most_bytes=100 * block_bytes)
     host._pinned = True
     tier = HostTier(host.grow)

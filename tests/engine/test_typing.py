@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from engine import SamplingParams
-from engine.sequence import Sequence
-from engine.spill import common_prefix
+from engine.cache.offload import common_prefix
+from engine.schedule.sequence import Sequence
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.tiny import TinyEngine, tiny_engine
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine import SamplingParams
-from engine.chat import Chat
+from engine.conversation.chat import Chat
 from engine.events import Cause, Parting, TurnStats
 from tests.engine.tiny import TinyEngine, say, tiny_engine, tiny_tokenizer
 

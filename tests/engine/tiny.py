@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.engine import Engine
-from engine.loop import Loop
-from models.chat_template import ChatTemplate
+from engine.schedule.loop import Loop
 from models.load import load_model
-from models.tokenizer import Tokenizer
-from models.tokenizer_parts import TokenizerParts
+from models.text.chat_template import ChatTemplate
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_parts import TokenizerParts
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
 TEMPLATE = """\

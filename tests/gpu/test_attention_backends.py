@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.attention.choose import AttentionChoice, choose_attention, make_backend, usable_backends
-from engine.batch import Batch, Span
-from engine.blocks import RowCopy
-from engine.kv_cache import KVCache
+from engine.cache.blocks import RowCopy
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
 from tests.engine.attention_cases import case
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

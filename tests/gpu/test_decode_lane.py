@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.decode import bare_rate
+from engine.cache.host_memory import Costs
 from engine.engine import Engine
 from engine.errors import EngineError
-from engine.host_kv import Costs
-from engine.loop import Loop
+from engine.execute.cuda.decode_runner import bare_rate
+from engine.schedule.loop import Loop
 from models.load import load_model
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import (
@@ -186,8 +186,8 @@ def test_the_bare_loop_can_be_measured(folder: Path) -> None:
 
 
 def test_the_kernels_of_a_step_want_the_memory_divided_alike() -> None:
-    from engine.kernels.embedding import embedding_kernel
-    from engine.kernels.launch import split_alike
+    from engine.kernels.triton.embedding import embedding_kernel
+    from engine.kernels.triton.launch import split_alike
 
     weight = torch.randn(4, 64, device="cuda")
     token, out = torch.ones(1, dtype=torch.int64, device="cuda"), torch.empty(64, device="cuda")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.device_sampler import HISTORY, DeviceSampler
 from engine.params import SamplingParams
-from engine.sampler import SamplerState, sample
+from engine.sampling.device_sampler import HISTORY, DeviceSampler
+from engine.sampling.sampler import SamplerState, sample
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda")

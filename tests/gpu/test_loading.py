@@ -8,13 +8,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-import models.staging
-from engine.memory import activation_bytes
-from models.layers import choose_product
+import models.weights.staging
+from engine.cache.sizing import activation_bytes
 from models.load import build_model, fill_model, load_config, load_model
 from models.progress import Progress
-from models.staging import Staging, pin
-from models.weights import read_safetensors
+from models.reference.layers import choose_product
+from models.weights.checkpoint import read_safetensors
+from models.weights.staging import Staging, pin
 from tests.models.checkpoints import (
     files_of,
     random_model,

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from engine import SamplingParams
-from engine.batch import Batch, Span
-from engine.blocks import BlockTable
-from engine.decode import forced_logits
+from engine.cache.blocks import BlockTable
+from engine.cache.rows import Rows
 from engine.engine import Engine
-from engine.rows import Rows
-from engine.scheduler import Chunk
-from engine.sequence import Priority, Sequence
+from engine.execute.batch import Batch, Span
+from engine.execute.cuda.decode_runner import forced_logits
+from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Priority, Sequence
 from tests.gpu.test_decode_lane import an_engine
 from tests.models.checkpoints import reference_model, tiny_llama, tiny_qwen3, write_checkpoint
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from engine import Engine, SamplingParams
-from engine.chat import Chat
-from engine.loop import Loop
+from engine.conversation.chat import Chat
+from engine.schedule.loop import Loop
 from models.load import load_model
 from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import tiny_tokenizer

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from models.sources import ModelFiles
+from models.hub.sources import ModelFiles
 
 VOCAB_SIZE = 160
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from models import fetching, transfer
+from models.hub import fetching, transfer
 from tests.models.hub_server import HubServer
 
 REPO = "acme/tiny"

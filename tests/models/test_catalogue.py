@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from models import catalogue
 from models.errors import ModelError
-from models.hub import HubModel
+from models.hub import catalogue
+from models.hub.download import HubModel
+from models.hub.sources import local_models, parse, remove, resolve
 from models.progress import Progress
-from models.sources import local_models, parse, remove, resolve
 
 GGUF = b"GGUF" + random.Random(0).randbytes(4_000_000)
 WHEEL = "tiny_model-1.0-py3-none-any.whl"

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from models import chat_template
-from models.chat_template import ChatTemplate, Message
 from models.errors import ModelError
-from models.template_sandbox import answer
+from models.text import chat_template
+from models.text.chat_template import ChatTemplate, Message
+from models.text.template_sandbox import answer
 from tests.counting import PATIENCE, until
 from tests.models.tokenizer_data import tiny_tokenizer
 
@@ -348,7 +348,7 @@ def test_the_process_ends_with_the_template() -> None:
 
 PROGRAM = """
 import os, signal, sys
-from models.chat_template import ChatTemplate
+from models.text.chat_template import ChatTemplate
 template = ChatTemplate("{{ 'x' }}", {})
 template.render([], add_generation_prompt=False)
 print(template._process.pid, os.getsid(template._process.pid) == template._process.pid, "jinja2" in sys.modules)

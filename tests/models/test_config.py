@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from models.config import ModelConfig, RopeParameters, load_config
 from models.errors import ModelError
-from models.sources import ModelFiles
+from models.families.config import ModelConfig, RopeParameters, load_config
+from models.hub.sources import ModelFiles
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],

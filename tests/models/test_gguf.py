@@ -10,14 +10,14 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from models import block_formats
-from models.block_formats import BLOCKS
-from models.dequantize import chunks
 from models.errors import ModelError
-from models.gguf import config_of, read_gguf
-from models.gguf_weights import hugging_face_name
 from models.load import load_config, load_model
 from models.progress import Progress
+from models.weights import block_formats
+from models.weights.block_formats import BLOCKS
+from models.weights.dequantize import chunks
+from models.weights.gguf import config_of, read_gguf
+from models.weights.gguf_tensors import hugging_face_name
 from tests.models.checkpoints import (
     files_of,
     random_model,

@@ -15,8 +15,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from models.errors import ModelError
-from models.gguf import read_gguf
 from models.load import load_model
+from models.weights.gguf import read_gguf
 from tests.counting import calls_in, patience
 from tests.models.checkpoints import files_of, random_model, run, tiny_llama, write_gguf
 

@@ -9,10 +9,11 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from models import hub, sources
 from models.errors import ModelError
+from models.hub import download as hub
+from models.hub import sources
+from models.hub.sources import local_models, remove, resolve
 from models.progress import Progress
-from models.sources import local_models, remove, resolve
 from tests.models.hub_server import HubServer, content_id
 from tests.models.hub_world import (
     CONFIG,

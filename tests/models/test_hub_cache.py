@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import constants
 
 from models.errors import ModelError
+from models.hub.sources import local_models, remove, resolve
 from models.progress import Progress
-from models.sources import local_models, remove, resolve
 from tests.models.hub_server import HubServer, content_id
 from tests.models.hub_world import (
     FILES,
@@ -47,7 +47,7 @@ def test_a_complete_model_needs_no_network(server: HubServer, offline: bool) -> 
 def test_environment_variables_are_honoured_in_a_fresh_process(server: HubServer, tmp_path: Path) -> None:
     server.repos[REPO].access = "private"
     environment = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_good"}
-    program = f"from models.sources import resolve; print(resolve({REPO!r}).folder)"
+    program = f"from models.hub.sources import resolve; print(resolve({REPO!r}).folder)"
     folder = Path(run_python(program, **environment))
     assert folder.is_relative_to(tmp_path / "home" / "hub")
     assert contents(folder) == FILES

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from models.errors import ModelError
-from models.inspect import describe, safetensors_header
-from models.sources import local_files
+from models.hub.inspect import describe, safetensors_header
+from models.hub.sources import local_files
 from tests.models.hub_world import CONFIG
 
 

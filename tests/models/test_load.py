@@ -13,17 +13,17 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 import models.load
-import models.staging
-from models.config import load_config
-from models.dequantize import decoder
+import models.weights.staging
 from models.errors import ModelError
-from models.gguf import config_of, read_gguf
-from models.gguf_weights import stored_tensors
-from models.layers import choose_product
+from models.families.config import load_config
 from models.load import build_model, fill_model, load_model
 from models.progress import Progress
-from models.staging import Extent, Staging
-from models.weights import StoredTensor, read_safetensors
+from models.reference.layers import choose_product
+from models.weights.checkpoint import StoredTensor, read_safetensors
+from models.weights.dequantize import decoder
+from models.weights.gguf import config_of, read_gguf
+from models.weights.gguf_tensors import stored_tensors
+from models.weights.staging import Extent, Staging
 from tests.models.checkpoints import (
     files_of,
     random_model,

@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from models.config import ModelConfig
-from models.layers import RMSNorm, _native_linear, _upcast_linear, choose_product
+from models.families.config import ModelConfig
 from models.load import load_model
-from models.rope import rotary_table
+from models.reference.layers import RMSNorm, _native_linear, _upcast_linear, choose_product
+from models.reference.rope import rotary_table
 from tests.models.checkpoints import (
     VOCAB_SIZE,
     PlainAttention,

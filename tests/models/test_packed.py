@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import packed
-from models.block_formats import BLOCKS, Kind
-from models.dequantize import affine
-from models.packed import PackedProduct, problem
-from models.quantize import quantize
-from models.quantized import KINDS, QuantizedTensor, dequantize_rows
+from models.weights import packed
+from models.weights.block_formats import BLOCKS, Kind
+from models.weights.dequantize import affine
+from models.weights.packed import PackedProduct, problem
+from models.weights.quantize import quantize
+from models.weights.quantized import KINDS, QuantizedTensor, dequantize_rows
 from tests.models.checkpoints import random_blocks
 
 BF16 = torch.bfloat16

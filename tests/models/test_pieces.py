@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from models.folder_tokenizer import parts_from_folder
-from models.gguf_tokenizer import parts_from_gguf
-from models.pieces import Piece
-from models.tokenizer import Tokenizer
-from models.tokenizer_parts import TokenizerParts
+from models.text.folder_tokenizer import parts_from_folder
+from models.text.gguf_tokenizer import parts_from_gguf
+from models.text.pieces import Piece
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_parts import TokenizerParts
 from tests.models.tokenizer_data import qwen3_folder, qwen3_metadata, tiny_tokenizer
 
 ADDED = {

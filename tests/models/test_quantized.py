@@ -13,15 +13,17 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 import models.load
-from models.block_formats import BLOCKS
-from models.config import ModelConfig
 from models.errors import ModelError
-from models.gguf import GGUFFile, config_of, read_gguf
-from models.gguf_weights import hugging_face_name, stored_tensors
+from models.families.config import ModelConfig
 from models.load import build_model, fill_model, load_model, needed_bytes
 from models.progress import Progress
-from models.quantize import choose_kinds, packed_rows, quantize
-from models.quantized import (
+from models.units import bytes_text
+from models.weights.block_formats import BLOCKS
+from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
+from models.weights.gguf import GGUFFile, config_of, read_gguf
+from models.weights.gguf_tensors import hugging_face_name, stored_tensors
+from models.weights.quantize import choose_kinds, packed_rows, quantize
+from models.weights.quantized import (
     KINDS,
     QuantizedLinear,
     QuantizedTensor,
@@ -33,8 +35,6 @@ from models.quantized import (
     set_product,
     weight_bytes,
 )
-from models.units import bytes_text
-from models.weights import Blocks, StoredTensor, read_safetensors
 from tests.models.checkpoints import (
     files_of,
     random_blocks,
@@ -184,7 +184,9 @@ def test_logits_in_bfloat16(kind: Kind, tmp_path: Path) -> None:
 
 def test_blocks_are_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[GGUFFile] = []
-    monkeypatch.setattr("models.gguf.read_gguf", lambda path: (files.append(read_gguf(path)), files[0])[1])
+    monkeypatch.setattr(
+        "models.weights.gguf.read_gguf", lambda path: (files.append(read_gguf(path)), files[0])[1]
+    )
     model = load(write_gguf(tmp_path / "model.gguf", random_model(LLAMA), MIXED))
     stored = {hugging_face_name(name): tensor.data for name, tensor in files[0].tensors.items()}
     copied = []

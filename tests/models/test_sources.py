@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from models import catalogue
 from models.errors import ModelError
-from models.hub import HubModel
-from models.sources import ModelFiles, local_models, parse, remove, resolve
+from models.hub import catalogue
+from models.hub.download import HubModel
+from models.hub.sources import ModelFiles, local_models, parse, remove, resolve
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,9 +148,9 @@ def test_nothing_is_here_yet() -> None:
 
 def test_a_cached_start_imports_neither_torch_nor_a_network_client() -> None:
     program = (
-        "import sys, models.sources, models.inspect\n"
+        "import sys, models.hub.sources, models.hub.inspect\n"
         "from models.errors import ModelError\n"
-        "try: models.sources.resolve('acme/tiny', offline=True)\n"
+        "try: models.hub.sources.resolve('acme/tiny', offline=True)\n"
         "except ModelError: pass\n"
         "heavy = {'torch', 'transformers', 'httpx', 'httpx2', 'requests'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from models.errors import ModelError
-from models.folder_tokenizer import generation_defaults, parts_from_folder
-from models.gguf_tokenizer import parts_from_gguf
-from models.sources import ModelFiles
-from models.tokenizer import Tokenizer, load_tokenizer
+from models.hub.sources import ModelFiles
+from models.text.folder_tokenizer import generation_defaults, parts_from_folder
+from models.text.gguf_tokenizer import parts_from_gguf
+from models.text.tokenizer import Tokenizer, load_tokenizer
 from tests.counting import calls_in, until
 from tests.models.tokenizer_data import golden, smollm2_file, smollm2_metadata, tiny, tiny_tokenizer
 
@@ -349,8 +349,8 @@ def test_generation_defaults(config: dict[str, Any], expected: dict[str, float])
 def test_loading_imports_neither_transformers_nor_torch(tmp_path: Path) -> None:
     write_folder(tmp_path)
     program = (
-        "import sys; from pathlib import Path; from models.tokenizer import load_tokenizer;"
-        "from models.sources import ModelFiles; load_tokenizer(ModelFiles('x', folder=Path(sys.argv[1])));"
+        "import sys; from pathlib import Path; from models.text.tokenizer import load_tokenizer;"
+        "from models.hub.sources import ModelFiles; load_tokenizer(ModelFiles('x', folder=Path(sys.argv[1])));"
         "print([name for name in ('transformers', 'torch') if name in sys.modules])"
     )
     root = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from models.text_stream import TextStream, TokenBytes, byte_alphabet, decode, token_bytes_of
-from models.tokenizer import Tokenizer
+from models.text.text_stream import TextStream, TokenBytes, byte_alphabet, decode, token_bytes_of
+from models.text.tokenizer import Tokenizer
 from tests.counting import calls_in
 from tests.models.tokenizer_data import tiny_tokenizer
 

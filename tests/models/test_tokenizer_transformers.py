@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tokenizers import pre_tokenizers
 
-from models.folder_tokenizer import parts_from_folder
-from models.gguf_tokenizer import parts_from_gguf
-from models.tokenizer import Message, Tokenizer
+from models.text.folder_tokenizer import parts_from_folder
+from models.text.gguf_tokenizer import parts_from_gguf
+from models.text.tokenizer import Message, Tokenizer
 from tests.models.tokenizer_data import (
     golden,
     qwen3_folder,

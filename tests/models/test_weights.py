@@ -14,7 +14,7 @@ import models.load
 from models.errors import ModelError
 from models.load import load_model
 from models.progress import Progress
-from models.weights import read_safetensors, safetensors_files
+from models.weights.checkpoint import read_safetensors, safetensors_files
 from tests.models.checkpoints import files_of, reference_model, run, tiny_llama, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from models import catalogue
-from models.gguf import read_gguf
-from models.gguf_tokenizer import parts_from_gguf
-from models.tokenizer import Tokenizer
+from models.hub import catalogue
+from models.text.gguf_tokenizer import parts_from_gguf
+from models.text.tokenizer import Tokenizer
+from models.weights.gguf import read_gguf
 
 DATA = Path(__file__).parent / "data"
 QWEN3 = Path(__file__).parents[3] / "shared" / "qwen3-tokenizer"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from chatterm.cli import app
-from chatterm.shell_completion import model_names
+from chatterm.cli.main import app
+from chatterm.cli.shell_completion import model_names
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "chatterm.1"
@@ -46,7 +46,7 @@ def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Local:
         name = "qwen-of-mine"
 
-    monkeypatch.setattr("models.sources.local_models", lambda: [Local])
+    monkeypatch.setattr("models.hub.sources.local_models", lambda: [Local])
     assert model_names("qwen3:0") == ["qwen3:0.6b", "qwen3:0.6b-q8"]
     assert "qwen-of-mine" in model_names("qwen")
     assert "smollm2" in model_names("")
@@ -54,7 +54,7 @@ def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> list[Local]:
         raise OSError("no cache")
 
-    monkeypatch.setattr("models.sources.local_models", fails)
+    monkeypatch.setattr("models.hub.sources.local_models", fails)
     assert model_names("smol") == ["smollm2"]
 
 

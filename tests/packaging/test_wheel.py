@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.native import compile_module
+from engine.kernels.native.library import compile_module
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = f"engine/kernels/native/{compile_module().library_name()}"
@@ -75,10 +75,10 @@ def test_what_is_installed_from_it_runs(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = (
-        "import sys, chatterm, engine.native as native\n"
+        "import sys, chatterm, engine.kernels.native.library as native\n"
         f"assert chatterm.__file__.startswith({str(tmp_path)!r}), chatterm.__file__\n"
         "assert native.problem() is None, native.problem()\n"
-        "from chatterm.cli import main\n"
+        "from chatterm.cli.main import main\n"
         "main(['--version'])"
     )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -95,4 +95,4 @@ def test_without_a_compiler_it_is_a_wheel_for_every_platform(clean: Path, tmp_pa
     assert found.name.endswith("-py3-none-any.whl")
     names = files_in(found)
     assert LIBRARY not in names
-    assert "chatterm/cli.py" in names
+    assert "chatterm/cli/main.py" in names

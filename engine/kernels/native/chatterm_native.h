@@ -1,4 +1,4 @@
-// The interface of the library: plain C, so that Python reaches it through ctypes (engine/native.py mirrors every
+// The interface of the library: plain C, so that Python reaches it through ctypes (engine/kernels/native/library.py mirrors every
 // struct). Sizes are in numbers unless a name says bytes. Nothing here throws; what can fail says so in its result.
 #pragma once
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.sanitize import is_safe
 from chatterm.sessions.as_json import from_json, to_json
 from chatterm.sessions.export import exported, file_name, format_of, read_import, write_export
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.tree import Tree
+from chatterm.terminal.sanitize import is_safe
 
 CODE = "Look:\n\n```c\nint x = 1 < 2;\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
 

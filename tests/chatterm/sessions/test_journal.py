@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.backend import TokenEvent
+from chatterm.backends.backend import TokenEvent
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from chatterm.screens.sessions import Choices, Note, SessionList, SessionPicker
 from chatterm.sessions.store import Store
-from chatterm.themes import STYLESHEET, load_theme
+from chatterm.settings.themes import STYLESHEET, load_theme
 from tests.chatterm.sessions.saved import conversation
 
 OPEN = "open"

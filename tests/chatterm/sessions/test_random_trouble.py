@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.backend import TokenEvent
+from chatterm.backends.backend import TokenEvent
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree

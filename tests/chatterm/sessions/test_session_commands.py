@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from chatterm.backend import ChatOptions
-from chatterm.cli import call
-from chatterm.sanitize import cleaned
+from chatterm.backends.backend import ChatOptions
+from chatterm.cli.main import call
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
+from chatterm.terminal.sanitize import cleaned
 from tests.chatterm.sessions.saved import conversation
 
 
@@ -179,13 +179,13 @@ def run(monkeypatch: pytest.MonkeyPatch, path: Path) -> dict[str, Any]:
     """What `chatterm run -p` hands on."""
     seen: dict[str, Any] = {"made": []}
     monkeypatch.setattr(Backend, "made", seen["made"], raising=False)
-    monkeypatch.setattr("chatterm.local.LocalBackend", Backend)
+    monkeypatch.setattr("chatterm.backends.local.LocalBackend", Backend)
     monkeypatch.setattr("sys.stdin", None)
 
     def answer(backend: Any, prompts: Any, *, session: str | None = None, **options: Any) -> None:
         seen.update(prompts=prompts, session=session)
 
-    monkeypatch.setattr("chatterm.oneshot.answer", answer)
+    monkeypatch.setattr("chatterm.cli.oneshot.answer", answer)
     store = Store.open(path)
     remembered = SessionInfo(
         model="qwen3:0.6b", system="Terse", think="off", think_cache="mask", sampling={"top_k": 5, "seed": 1}

@@ -8,7 +8,7 @@ from threading import current_thread
 
 import pytest
 
-from chatterm.backend import TokenEvent
+from chatterm.backends.backend import TokenEvent
 from chatterm.sessions import schema
 from chatterm.sessions.database import Database
 from chatterm.sessions.records import Exchange, SessionError, SessionInfo

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.sanitize import is_safe
 from chatterm.sessions.dates import stamp, when_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import (
@@ -18,6 +17,7 @@ from chatterm.sessions.titles import (
     title_of,
     title_question,
 )
+from chatterm.terminal.sanitize import is_safe
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from time import sleep
 
-from chatterm.backend import TokenEvent
+from chatterm.backends.backend import TokenEvent
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree

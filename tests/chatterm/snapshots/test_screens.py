@@ -16,13 +16,13 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from chatterm.app import ChatApp
-from chatterm.backend import Figures, ModelChoice, Progress, TurnStats
-from chatterm.entries import AnswerEntry
-from chatterm.figures import Live, Speedometer, Watch
+from chatterm.backends.backend import Figures, ModelChoice, Progress, TurnStats
+from chatterm.conversation.entries import AnswerEntry
+from chatterm.conversation.figures import Live, Speedometer, Watch
+from chatterm.conversation.stats import ProcessFigures
 from chatterm.sessions.records import Exchange, SessionInfo
 from chatterm.sessions.store import Store
-from chatterm.stats import ProcessFigures
-from engine.block_map import BlockMap, BlockState
+from engine.cache.block_map import BlockMap, BlockState
 from engine.events import Cause, Parting
 from tests.chatterm.driving import Driver
 from tests.chatterm.scripted import Script, ScriptedBackend
@@ -285,7 +285,9 @@ def test_screen(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("chatterm.stats.process_figures", lambda _: ProcessFigures(95.0, 12.5, 612_000_000))
+    monkeypatch.setattr(
+        "chatterm.conversation.stats.process_figures", lambda _: ProcessFigures(95.0, 12.5, 612_000_000)
+    )
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     gate = threading.Event()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.kv_cache import KVCache, copy_rows_reference
+from engine.cache.kv_cache import KVCache, copy_rows_reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -18,7 +18,7 @@ def filled(device: torch.device = DEVICE, kv_heads: int = 3) -> KVCache:
 @pytest.mark.parametrize("kv_heads", [1, 3, 8])
 def test_the_kernel_copies_what_indexing_copies(kv_heads: int) -> None:
     pytest.importorskip("triton")
-    from engine.kernels.copy_rows import copy_rows
+    from engine.kernels.triton.copy_rows import copy_rows
 
     slots = torch.tensor([[0, 1, 9, 31, 30], [4, 2, 20, 3, 15]], device=DEVICE)
     expected, result = filled(kv_heads=kv_heads).kv, filled(kv_heads=kv_heads).kv

@@ -8,11 +8,11 @@ from transformers import PretrainedConfig
 pytest.importorskip("triton")
 
 from engine.attention.sdpa import SdpaBackend
-from engine.batch import Batch, Span
-from engine.fused import FusedDecoder, choose_chunking, choose_tile
-from engine.kernels.linear import linear_kernel
-from engine.kv_cache import KVCache
-from engine.plain_decode import StepInput
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
+from engine.execute.cuda.fused_program import FusedDecoder, choose_chunking, choose_tile
+from engine.execute.cuda.plain_program import StepInput
+from engine.kernels.triton.linear import linear_kernel
 from models.load import load_model
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 

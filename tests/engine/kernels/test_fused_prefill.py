@@ -7,9 +7,9 @@ from transformers import PretrainedConfig
 pytest.importorskip("triton")
 
 from engine.attention.sdpa import SdpaBackend
-from engine.batch import Batch, Span
-from engine.fused_prefill import FusedPrefill
-from engine.kv_cache import KVCache
+from engine.cache.kv_cache import KVCache
+from engine.execute.batch import Batch, Span
+from engine.execute.cuda.prefill import FusedPrefill
 from models.load import load_model
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 

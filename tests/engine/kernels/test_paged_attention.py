@@ -7,8 +7,8 @@ from tests.engine.attention_cases import case
 
 pytest.importorskip("triton")
 from engine.attention.triton import TritonBackend
-from engine.batch import Batch, Span
-from engine.kernels.paged_attention import COMBINE, SPLIT, paged_attention
+from engine.execute.batch import Batch, Span
+from engine.kernels.triton.paged_attention import COMBINE, SPLIT, paged_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter has no products in bf16.

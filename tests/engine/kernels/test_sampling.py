@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import engine.sampler
-from engine.device_sampler import HISTORY, DeviceSampler
+import engine.sampling.sampler
 from engine.params import SamplingParams
-from engine.sampler import SamplerState
+from engine.sampling.device_sampler import HISTORY, DeviceSampler
+from engine.sampling.sampler import SamplerState
 
 triton = pytest.importorskip("triton")
 tl = triton.language
-kernels = pytest.importorskip("engine.kernels.sampling")
+kernels = pytest.importorskip("engine.kernels.triton.sampling")
 pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning"
 )  # the interpreter computes inf - inf in numpy

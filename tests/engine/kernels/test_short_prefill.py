@@ -9,14 +9,14 @@ from transformers import PretrainedConfig
 pytest.importorskip("triton")
 
 from engine.attention.sdpa import SdpaBackend
-from engine.blocks import BlockTable
-from engine.kv_cache import KVCache
+from engine.cache.blocks import BlockTable
+from engine.cache.kv_cache import KVCache
+from engine.cache.rows import Rows
+from engine.execute.cuda.short_prefill import SIZES, ShortPrefill
+from engine.execute.runner import Runner
 from engine.params import SamplingParams
-from engine.rows import Rows
-from engine.runner import Runner
-from engine.scheduler import Chunk
-from engine.sequence import Priority, Sequence
-from engine.short_prefill import SIZES, ShortPrefill
+from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
 from tests.engine.fake_flash import flash_attn_with_kvcache
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint

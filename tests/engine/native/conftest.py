@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import native
-from engine.native import Library, Pool
+from engine.kernels.native import library as native
+from engine.kernels.native.library import Library, Pool
 
 LIBRARY = "CHATTERM_TEST_LIBRARY"
 """Names another library to test than the installed one: test_sanitizers.py compiles it."""

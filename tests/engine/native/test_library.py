@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from engine import native
-from engine.native import Library, NativeError, Pool, default_threads, open_library, physical_cores
+from engine.kernels.native import library as native
+from engine.kernels.native.library import (
+    Library,
+    NativeError,
+    Pool,
+    default_threads,
+    open_library,
+    physical_cores,
+)
 
 
 def test_there_is_a_portable_variant_and_a_best_one(library: Library) -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.kv_cache import KVCache
-from engine.native import Library, NativeError, Pool
-from engine.native_decode import NativeDecoder
-from models.decoder import DecoderModel
-from models.quantized import set_product
+from engine.cache.kv_cache import KVCache
+from engine.execute.cpu.executor import NativeDecoder
+from engine.kernels.native.library import Library, NativeError, Pool
+from models.reference.decoder import DecoderModel
+from models.weights.quantized import set_product
 from tests.counting import until
 from tests.engine.native.test_native_decode import (
     BLOCK,

@@ -14,12 +14,12 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.kv_cache import KVCache
-from engine.native import Library, NativeError, Pool
-from engine.native_decode import NativeDecoder, supports
-from models.decoder import DecoderModel
+from engine.cache.kv_cache import KVCache
+from engine.execute.cpu.executor import NativeDecoder, supports
+from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
-from models.quantized import (
+from models.reference.decoder import DecoderModel
+from models.weights.quantized import (
     QuantizedEmbedding,
     QuantizedLinear,
     QuantizedTensor,

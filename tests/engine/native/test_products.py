@@ -18,7 +18,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from engine.native import Library, Matrix, Pool
+from engine.kernels.native.library import Library, Matrix, Pool
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.F32, Kind.F16, Kind.BF16)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.native import compile_module
+from engine.kernels.native.library import compile_module
 from tests.engine.native.conftest import LIBRARY
 
 FOLDER = Path(__file__).parent
@@ -26,7 +26,7 @@ OVERREAD = """
 import sys
 from pathlib import Path
 import numpy as np
-from engine.native import Matrix, Pool, open_library
+from engine.kernels.native.library import Matrix, Pool, open_library
 pool = Pool(1, open_library(Path(sys.argv[1])))
 rows, x, out = np.zeros((99, 340), np.uint8), np.ones(320, np.float32), np.zeros(100, np.float32)
 matrix = Matrix(rows.ctypes.data, 340, 8, 100, 320)

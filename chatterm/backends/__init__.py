@@ -1,0 +1,1 @@
+"""What screens and commands chat with: the protocol, the local engine, the thread that talks to it."""

@@ -1,0 +1,60 @@
+"""The models that can be chosen: those on this machine, then the catalogue, each with what it needs and does here."""
+
+from typing import TYPE_CHECKING
+
+from chatterm.backends.backend import ModelChoice, ModelError
+
+if TYPE_CHECKING:
+    from engine.machine.expected import Here, Speed
+    from models.hub.sources import LocalModel
+
+
+def choices(device: str, dtype: str, given_back: int, bandwidth: float | None = None) -> list[ModelChoice]:
+    """What a person can choose. `device` and `dtype` are those to compute with, as in ChatOptions.
+
+    `given_back`: bytes that the present model holds and that the next one may take; `bandwidth` in bytes/s where it is
+    known. Raises ModelError when a cache cannot be read. Imports torch, and reads the headers of models.
+    """
+    from engine.machine.expected import catalogue_speed
+    from engine.machine.report import look_here
+    from models.hub.catalogue import HUB_NAMES, names
+    from models.hub.sources import local_models
+
+    here = look_here(device, dtype, given_back, bandwidth)
+    local = local_models()
+    found = [_choice(model.name, model.bytes, True, _local_speed(model, here)) for model in local]
+    known = {model.name.lower() for model in local}
+    for name in names():
+        if name.lower() in known or HUB_NAMES.get(name, "").lower() in known:
+            continue
+        speed = catalogue_speed(name, here) if here is not None else None
+        found.append(_choice(name, speed.download_bytes if speed is not None else None, False, speed))
+    return found
+
+
+def _local_speed(model: "LocalModel", here: "Here | None") -> "Speed | None":
+    from engine.machine.expected import speed_here
+    from models.load import load_config
+
+    if here is None:
+        return None
+    try:
+        config = load_config(model.files)
+    except ModelError:
+        return None
+    return speed_here(model.name, config, here, model.bytes if model.files.gguf is not None else None)
+
+
+def _choice(name: str, size: int | None, on_disk: bool, speed: "Speed | None") -> ModelChoice:
+    if speed is None:
+        return ModelChoice(name, size, on_disk, None)
+    return ModelChoice(
+        name,
+        size,
+        on_disk,
+        speed.fits,
+        memory_bytes=speed.memory_bytes,
+        tokens_per_s=speed.tokens_per_s,
+        int4_tokens_per_s=speed.int4_tokens_per_s,
+        crawls=speed.crawls,
+    )

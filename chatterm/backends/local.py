@@ -1,0 +1,348 @@
+"""The engine in this process as a Backend."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from chatterm.backends.backend import (
+    ChatOptions,
+    DraftCost,
+    EngineError,
+    Figures,
+    FinishReason,
+    ModelChoice,
+    ModelError,
+    ModelInfo,
+    OnProgress,
+    Outcome,
+    ThinkCache,
+    ThinkMode,
+    TokenEvent,
+    TurnStats,
+)
+from chatterm.backends.power import Power
+from chatterm.sessions.titles import TITLE_TOKENS, title_question
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from chatterm.sessions.records import Exchange
+    from engine.cache.block_map import BlockMap
+    from engine.cache.prefix_index import Key
+    from engine.conversation.aside import Aside
+    from engine.conversation.chat import Chat
+    from engine.conversation.turns import Turn
+    from engine.engine import Engine
+    from models.hub.sources import ModelFiles
+
+
+_LEAST_FOR_TITLES = 500_000_000
+"""Parameters of the smallest model whose titles are better than the first words."""
+
+
+class LocalBackend:
+    """Implements Backend. Nothing is read or fetched before `open`, and what is slow to import waits for it."""
+
+    def __init__(self, model: str, options: ChatOptions) -> None:
+        self._model = model
+        self._options = options
+        self._system = options.system
+        self._think: ThinkMode = options.think
+        self._think_cache: ThinkCache = options.think_cache
+        self._sampling = dict(options.sampling)
+        self._path: tuple[Exchange, ...] = ()
+        """The history to begin with once a model is loaded."""
+        self._engine: Engine | None = None
+        self._chat: Chat | None = None
+        self._params: SamplingParams | None = None
+        self._power = Power()
+        self._aside: Aside | None = None
+        self._info: ModelInfo | None = None
+        self._used = 0
+        self._keys: list[Key] = []
+        self._map: BlockMap | None = None
+        self._looking = False
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._info
+
+    @property
+    def last(self) -> Outcome | None:
+        chat = self._chat
+        answer = chat.last if chat is not None else None
+        if answer is None:
+            return None
+        return Outcome(
+            answer.text,
+            answer.reasoning,
+            answer.finish_reason,
+            answer.stats,
+            answer.token_ids,
+            answer.shown,
+            chat.turns[-1].opening if chat is not None and chat.turns else (),
+            answer.seed,
+            answer.ends_at,
+        )
+
+    @property
+    def used_tokens(self) -> int:
+        return self._used
+
+    @property
+    def system(self) -> str | None:
+        return self._system
+
+    @property
+    def think(self) -> ThinkMode:
+        return self._think
+
+    @property
+    def think_cache(self) -> ThinkCache:
+        return self._think_cache
+
+    def figures(self) -> Figures | None:
+        engine, chat = self._engine, self._chat
+        if engine is None or chat is None:
+            return None
+        return replace(engine.figures(), warmed=chat.present_tokens)
+
+    def blocks(self) -> "BlockMap | None":
+        engine = self._engine
+        if engine is not None and not self._looking:
+            self._looking = True
+            try:
+                engine.look_at_blocks(self._keys, self._seen)
+            except EngineError:  # it was closed in this moment
+                self._looking = False
+        return self._map
+
+    def _seen(self, found: "BlockMap") -> None:
+        self._map, self._looking = found, False
+
+    def token_text(self, token_id: int) -> str | None:
+        engine = self._engine
+        if engine is None or not 0 <= token_id < engine.tokenizer.vocab_size:
+            return None
+        return engine.tokenizer.decode([token_id], skip_special=False)
+
+    def stop(self) -> None:
+        if (chat := self._chat) is not None:
+            chat.stop()
+
+    def answer_now(self) -> None:
+        if (chat := self._chat) is not None:
+            chat.answer_now()
+
+    def open(self, on_progress: OnProgress | None = None) -> None:
+        from models.hub.sources import resolve
+
+        self._load(resolve(self._model, on_progress=on_progress), on_progress)
+
+    def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
+        from models.hub.sources import resolve
+        from models.load import load_config
+
+        files = resolve(model, on_progress=on_progress)
+        load_config(files)  # a model that cannot run is refused while the present one is still there
+        self.close()
+        self._model = model
+        self._load(files, on_progress)
+
+    def _load(self, files: "ModelFiles", on_progress: OnProgress | None) -> None:
+        from engine.conversation.aside import Aside
+        from engine.engine import Engine  # brings torch: not before the first frame stands
+
+        options = self._options
+        engine = Engine.load(
+            files,
+            device=options.device,
+            dtype=options.dtype,
+            quantize=options.quantize,
+            context=options.context,
+            threads=options.threads,
+            attention=options.attention,
+            graphs=options.graphs,
+            spill_gb=options.spill_gb,
+            on_progress=on_progress,
+        )
+        try:
+            params = engine.default_params(**self._sampling)
+            chat = engine.chat(system=self._system, think=self._think, think_cache=self._think_cache)
+        except BaseException:
+            engine.close()
+            raise
+        self._engine, self._chat, self._params = engine, chat, params
+        self._aside = Aside(engine)
+        self._info = ModelInfo(
+            name=engine.model_name,
+            device=str(engine.device),
+            dtype=str(engine.dtype).removeprefix("torch."),
+            context_length=engine.context_length,
+            thinks=chat.thinks,
+            sampling=dict(engine.generation_defaults),
+        )
+        path, self._path = self._path, ()
+        if path:
+            self.load_path(path)
+        self._count()
+
+    def send(self, text: str) -> Iterator[TokenEvent]:
+        return self._counted(self._loaded().send(text, self._params))
+
+    def retry(self) -> Iterator[TokenEvent]:
+        return self._counted(self._loaded().retry(self._params))
+
+    def resume(self) -> Iterator[TokenEvent]:
+        return self._counted(self._loaded().resume(self._params))
+
+    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+        chat, info = self._person(), self._info
+        if chat is None or info is None:
+            self._path = tuple(exchanges)
+            return
+        turns = [_turn(exchange, exchange.model in (info.name, self._model)) for exchange in exchanges]
+        chat.load(turns, self._params)
+        self._count()
+        self.settle()
+
+    def count(self, draft: str) -> DraftCost | None:
+        return self._chat.count(draft) if self._chat is not None else None
+
+    def undo(self) -> bool:
+        dropped = self._loaded().undo()
+        self._count()
+        return dropped
+
+    def reset(self) -> None:
+        self._path = ()
+        if (chat := self._person()) is not None:
+            chat.reset()
+            self._count()
+
+    def set_system(self, system: str | None) -> None:
+        if (chat := self._person()) is not None:
+            chat.system = system
+            self._count()
+            self.settle()
+        self._system = system
+
+    def set_think(self, think: ThinkMode) -> None:
+        if self._chat is not None:
+            self._chat.think = think
+        self._think = think
+
+    def set_think_cache(self, think_cache: ThinkCache) -> None:
+        if (chat := self._person()) is not None:
+            chat.think_cache = think_cache
+            self._count()
+            self.settle()
+        self._think_cache = think_cache
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        try:
+            SamplingParams(**sampling)
+        except TypeError:
+            raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
+        if self._engine is not None:
+            self._params = self._engine.default_params(**sampling)
+        self._sampling = dict(sampling)
+
+    def settle(self) -> None:
+        if (chat := self._person()) is not None:
+            with suppress(EngineError, ModelError):  # the next message says what is wrong
+                chat.settle()
+
+    def prepare(self, draft: str) -> None:
+        if (chat := self._person()) is not None and not self._power.is_low(time.monotonic()):
+            chat.prepare(draft, params=self._params)
+
+    def begin_title(self, question: str, answer: str) -> bool:
+        engine, chat, aside = self._engine, self._chat, self._aside
+        if engine is None or chat is None or aside is None:
+            return True
+        from engine.machine.expected import parameters
+
+        # With `mask`, rows are restored one turn after the other: nobody can tell when idle work is over.
+        if parameters(engine.config) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
+            return False
+        busy = chat.present_tokens is not None or aside.is_running or self._power.is_low(time.monotonic())
+        if not busy and aside.said is None:
+            with suppress(EngineError, ModelError):
+                aside.ask(title_question(question, answer), chat.history, TITLE_TOKENS)
+        return True
+
+    def made_title(self) -> str | None:
+        return aside.said if (aside := self._aside) is not None else None
+
+    def models(self) -> list[str]:
+        from models.hub.sources import local_models
+
+        return [model.name for model in local_models()]
+
+    def catalogue(self) -> list[ModelChoice]:
+        from chatterm.backends.choices import choices
+
+        figures = self.figures()
+        given_back = figures.weight_bytes + figures.kv_bytes if figures is not None else 0
+        bandwidth = figures.bandwidth if figures is not None else None
+        return choices(self._options.device, self._options.dtype, given_back, bandwidth)
+
+    def close(self) -> None:
+        engine = self._engine
+        self._engine = self._chat = self._params = self._info = self._map = self._aside = None
+        self._used, self._keys, self._looking = 0, [], False
+        if engine is not None:
+            engine.close()
+
+    def _counted(self, events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
+        try:
+            yield from events
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the history once per change: it is rendered for that, which a screen cannot wait for."""
+        if self._chat is not None:
+            self._keys = self._chat.history.keys
+            self._used = len(self._keys)
+
+    def _loaded(self) -> "Chat":
+        if (chat := self._person()) is None:
+            raise EngineError("No model is loaded; load one with /model NAME.")
+        return chat
+
+    def _person(self) -> "Chat | None":
+        """The chat, for something of it: what the model does besides ends first."""
+        if self._aside is not None:
+            self._aside.stop()
+        return self._chat
+
+
+def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
+    """An exchange as the engine knows it; tokens of another model mean nothing here."""
+    from engine.conversation.turns import Answer, Turn
+
+    answer = Answer(
+        text=exchange.text,
+        reasoning=exchange.reasoning,
+        token_ids=list(exchange.token_ids) if same_model else [],
+        finish_reason=_reason(exchange.finish_reason),
+        stats=TurnStats.of(exchange.stats),
+        shown=exchange.shown,
+        seed=exchange.seed,
+        ends_at=exchange.ends_at,
+    )
+    return Turn(exchange.user, answer, list(exchange.opening) if same_model else [])
+
+
+def _reason(name: str | None) -> FinishReason | None:
+    """Sessions come from files too: a reason that nobody knows says no more than that the answer is over."""
+    if name is None or name in set(FinishReason):
+        return FinishReason(name) if name is not None else None
+    return FinishReason.CANCELLED

@@ -1,0 +1,215 @@
+"""`chatterm doctor`: what this machine can do, as tables on a terminal, as plain lines or JSON elsewhere."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from chatterm.terminal.sanitize import one_line
+from models.units import bytes_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from engine.machine.expected import Speed
+    from engine.machine.report import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the report: rows of cells under a title."""
+
+    title: str
+    rows: Sequence[tuple[str, ...]]
+    headers: tuple[str, ...] = ()
+    right: frozenset[int] = frozenset()
+    """Columns of numbers."""
+    note: str = ""
+    """A line below."""
+
+
+def examine(*, as_json: bool = False) -> None:
+    """Look at the machine and print what was found. What is broken becomes a line, never an exception."""
+    with _waiting():
+        machine = _inspect()
+    if isinstance(machine, str):
+        print(json.dumps({"failures": [machine]}) if as_json else machine)
+    elif as_json:
+        print(json.dumps(asdict(machine)))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        _paint(Console(highlight=False), sections(machine))
+    else:
+        print(plain(sections(machine)))
+
+
+def _inspect() -> "Machine | str":
+    try:
+        from engine.machine.bandwidth import keep_bandwidth
+        from engine.machine.report import inspect_machine  # brings torch
+    except Exception as error:  # noqa: BLE001 - a torch that is half there raises all sorts of errors
+        return f"torch cannot be imported ({one_line(str(error), 200)}); reinstall it: pip install torch"
+    machine = inspect_machine()
+    if machine.bandwidth is not None:
+        keep_bandwidth(machine.device, machine.bandwidth)  # chats tell how much of it they use
+    return machine
+
+
+def _waiting() -> AbstractContextManager[Any]:
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status("Checking this machine")
+
+
+def sections(machine: "Machine") -> list[Section]:
+    """The report, from the hardware to what to do next."""
+    found = [_hardware(machine), _kernels(machine), _speeds(machine)]
+    advice = [(one_line(line),) for line in machine.advice]
+    found.append(
+        Section("Suggestions", advice or [("Nothing to install: everything useful here is present.",)])
+    )
+    if machine.failures:
+        found.append(Section("Could not be determined", [(one_line(line),) for line in machine.failures]))
+    return found
+
+
+def _hardware(machine: "Machine") -> Section:
+    gpu, cpu = machine.gpu, machine.cpu
+    rows = [("GPU", "none usable by torch")]
+    if gpu is not None:
+        memory = f"{bytes_text(gpu.memory_free)} of {bytes_text(gpu.memory_total)} free"
+        more = f"; {gpu.count} GPUs, using the first" if gpu.count > 1 else ""
+        rows = [("GPU", f"{gpu.name} ({gpu.capability}), {memory}{more}")]
+    if machine.driver or machine.driver_cuda:
+        cuda = f", supports CUDA up to {machine.driver_cuda}" if machine.driver_cuda else ""
+        rows.append(("Driver", f"{machine.driver or 'version unknown'}{cuda}"))
+    if cpu is not None:
+        cores = f"{cpu.cores} core{'s' if cpu.cores != 1 else ''}"
+        rows.append(("CPU", ", ".join((cpu.name, cores, *cpu.instructions))))
+    if machine.memory_total is not None and machine.memory_free is not None:
+        rows.append(
+            ("Memory", f"{bytes_text(machine.memory_free)} of {bytes_text(machine.memory_total)} free")
+        )
+    if machine.bandwidth is not None:
+        how = "copied within the GPU" if machine.device == "cuda" else "read by the CPU"
+        rows.append(("Bandwidth", f"{machine.bandwidth / 1e9:,.0f} GB/s {how}, measured"))
+    built = f"built for CUDA {machine.torch_cuda}" if machine.torch_cuda else "built without CUDA"
+    packages = [f"{name} {version}" for name, version in machine.packages.items()]
+    packages[:1] = [f"{first} ({built})" for first in packages[:1]]
+    rows.append(("Packages", ", ".join(packages)))
+    rows.append(("Runs on", f"{machine.device}, {machine.dtype}"))
+    return Section("Machine", [(label, one_line(value, 400)) for label, value in rows])
+
+
+def _kernels(machine: "Machine") -> Section:
+    rows = []
+    for label, features in (("Attention", machine.attention), ("Decode", machine.decode)):
+        word = "used"
+        for index, feature in enumerate(features):
+            answer = word if feature.reason is None else "no: " + one_line(feature.reason, 300)
+            rows.append(("" if index else label, feature.name, answer))
+            word = word if feature.reason is not None else "works too"
+    return Section("Kernels", rows)
+
+
+def _speeds(machine: "Machine") -> Section:
+    program = machine.program
+    layers = f", plus {program.layer_s * 1e6:.0f} us per layer" if program.layer_s else ""
+    rows = []
+    for speed in machine.speeds:
+        fits = speed.fits
+        rows.append(
+            (
+                speed.name,
+                _parameters(speed.parameters),
+                bytes_text(speed.weight_bytes),
+                f"{speed.context:,}" if fits else "does not fit",
+                _rate(speed.tokens_per_s) if fits else "-",
+            )
+        )
+    return Section(
+        "Expected speed",
+        rows,
+        ("Model", "Parameters", "Weights", "Context", "Tokens/s"),
+        frozenset((1, 2, 3, 4)),
+        f"Estimated for 512 tokens of context: {program.efficiency:.0%} of the memory bandwidth{layers}."
+        + _too_slow(machine.speeds),
+    )
+
+
+def _too_slow(speeds: "Sequence[Speed]") -> str:
+    """Which models fit and are no pleasure, and what `--quantize int4` makes of them."""
+    slow = []
+    for speed in speeds:
+        if speed.crawls:
+            int4 = (
+                f"; with --quantize int4 {_rate(speed.int4_tokens_per_s)}" if speed.int4_tokens_per_s else ""
+            )
+            slow.append(f"{speed.name} ({_rate(speed.tokens_per_s)}{int4})")
+    return f" These fit but are slow here: {', '.join(slow)}." if slow else ""
+
+
+def _parameters(count: int) -> str:
+    return f"{count / 1e6:.0f}M" if count < 1e9 else f"{count / 1e9:.2f}B"
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    if tokens_per_s is None:
+        return "unknown"
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 9.95 else f"{tokens_per_s:.1f}"
+
+
+def plain(report: Sequence[Section]) -> str:
+    """The report without colours and lines, a row a line, for pipes and bug reports."""
+    lines: list[str] = []
+    for section in report:
+        rows = [section.headers, *section.rows] if section.headers else list(section.rows)
+        columns = range(max((len(row) for row in rows), default=0))
+        widths = [max(len(row[column]) for row in rows) for column in columns]
+        lines += ["", section.title] if lines else [section.title]
+        for row in rows:
+            cells = [
+                cell.rjust(width) if column in section.right else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append(("  " + "  ".join(cells)).rstrip())
+        if section.note:
+            lines.append("  " + section.note)
+    return "\n".join(lines)
+
+
+def _paint(console: "Console", report: Sequence[Section]) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    for section in report:
+        console.print(Text(section.title, style="bold"))
+        table = Table(box=None, pad_edge=False, show_header=bool(section.headers), header_style="dim")
+        last = max((len(row) for row in section.rows), default=0) - 1
+        for column in range(last + 1):
+            table.add_column(
+                section.headers[column] if section.headers else "",
+                justify="right" if column in section.right else "left",
+                no_wrap=bool(section.headers) or column < last,
+                overflow="fold",
+                style="dim" if column == 0 and last == 1 else "",
+            )
+        for row in section.rows:
+            table.add_row(*(_painted(cell) for cell in row))
+        console.print(Padding(table, (0, 0, 0 if section.note else 1, 2)))
+        if section.note:
+            console.print(Padding(Text(section.note, style="dim"), (0, 0, 1, 2)))
+
+
+def _painted(cell: str) -> Any:
+    from rich.text import Text
+
+    if cell in ("used", "works too"):
+        return Text(cell, style="green")
+    return Text(cell, style="yellow" if cell.startswith(("no: ", "does not fit")) else "")

@@ -1,0 +1,149 @@
+"""The first `chatterm run` without a model: a good one that runs well here is offered beside the small default."""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from chatterm.backends.backend import EngineError
+from chatterm.conversation.figures import rate_text
+from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.spinner import Spinner
+from models.units import bytes_text
+
+if TYPE_CHECKING:
+    from engine.machine.expected import Here, Speed
+
+_PATIENCE = 1.5
+"""Seconds in which the Hub has to answer: without it nobody shall wait longer for the default."""
+_LARGEST = 20e9
+"""Bytes that nobody wants to download for a first look."""
+_SPARE = 2e9
+"""Bytes of the disk that stay free."""
+_CONTEXT = 4096
+"""Tokens of conversation for which there must be room."""
+
+
+def first_model(device: str, dtype: str) -> str | None:
+    """The model that the person chooses, which is remembered; None where this is not the first time, the Hub is not in
+    reach, nothing better runs well here, or nothing is chosen: the default answers then.
+
+    Call it on a terminal only. `device` and `dtype` as in ChatOptions.
+    """
+    from models.hub.download import in_reach
+
+    if not is_first_time():
+        return None
+    with Spinner(sys.stderr, "Checking this machine"):
+        offer = _offer(device, dtype) if in_reach(_repository(), _PATIENCE) else None
+    if offer is None:
+        return None
+    chosen = ask(offer, sys.stdin.readline, sys.stderr)
+    if chosen is not None:
+        _remember(chosen)
+    return chosen
+
+
+def is_first_time() -> bool:
+    """Nobody has chatted here, and nothing has been downloaded but maybe the default."""
+    from chatterm.sessions.schema import database_path
+    from models.hub.catalogue import DEFAULT_MODEL
+    from models.hub.sources import local_models
+
+    return not database_path().exists() and all(model.name == DEFAULT_MODEL for model in local_models())
+
+
+def _repository() -> str:
+    from models.hub.catalogue import HUB_FILES
+
+    return next(iter(HUB_FILES.values())).repo
+
+
+def _offer(device: str, dtype: str) -> "tuple[Speed, Speed] | None":
+    """The best model that runs well here, and the default, of which nothing is downloaded where it is here."""
+    from engine.machine.bandwidth import keep_bandwidth
+    from engine.machine.expected import catalogue_speed
+    from engine.machine.report import look_here
+    from models.hub.catalogue import DEFAULT_MODEL
+    from models.hub.sources import local_models
+
+    here = look_here(device, dtype)
+    if here is None:
+        return None
+    if here.bandwidth is not None:
+        keep_bandwidth(here.device, here.bandwidth)
+    best = best_of([catalogue_speed(name, here) for name in candidates(here)], free_disk())
+    if best is None:
+        return None
+    default = catalogue_speed(DEFAULT_MODEL, here)
+    return best, replace(default, download_bytes=0) if local_models() else default
+
+
+def candidates(here: "Here") -> list[str]:
+    """The models to choose from: quantised ones, where they are faster; else those that are as good as they can be."""
+    from models.hub.catalogue import HUB_FILES, HUB_NAMES
+
+    return list(HUB_FILES if here.keeps_blocks else HUB_NAMES)
+
+
+def free_disk() -> int:
+    """Bytes that are free where the Hub's models go."""
+    from models.hub.download import Settings
+
+    place: Path = Settings.read().cache
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def best_of(speeds: "Sequence[Speed]", disk: int) -> "Speed | None":
+    """The largest that fits, is faster than people read and not too long a download; None where there is none."""
+    from engine.machine.expected import RUNS_WELL
+
+    good = [
+        speed
+        for speed in speeds
+        if speed.context >= _CONTEXT
+        and (speed.tokens_per_s or 0.0) >= RUNS_WELL
+        and (speed.download_bytes or 0) <= min(_LARGEST, disk - _SPARE)
+    ]
+    return max(good, key=lambda speed: speed.parameters, default=None)
+
+
+def ask(offer: "tuple[Speed, Speed]", read: Callable[[], str], err: TextIO) -> str | None:
+    """Show both on `err` and read which it shall be; None where standard input ends."""
+    best, default = offer
+    rows = [_row("1", best, "good answers"), _row("2", default, "small and quick, for a first look")]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["Which model do you want? You can switch at any time with /model.", ""]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  " + "  ".join([*cells, row[4]]))
+    err.write("\n".join([*lines, "", ""]))
+    while True:
+        err.write("1 or 2 (Enter for 2): ")
+        err.flush()
+        answer = read()
+        if not answer:
+            err.write("\n")
+            return None
+        if (chosen := {"1": best, "2": default, "": default}.get(answer.strip())) is not None:
+            return chosen.name
+
+
+def _row(number: str, speed: "Speed", words: str) -> tuple[str, ...]:
+    rate = f"about {rate_text(speed.tokens_per_s)} here" if speed.tokens_per_s else ""
+    size = f"{bytes_text(speed.download_bytes)} to download" if speed.download_bytes else "on this machine"
+    return number, speed.name, size, rate, words
+
+
+def _remember(model: str) -> None:
+    from chatterm.settings.file import store
+    from chatterm.settings.paths import config_path
+
+    try:
+        store(config_path(), "model", "name", model)
+    except EngineError as error:  # it answers all the same
+        sys.stderr.write(f"chatterm: {one_line(str(error))}\n")

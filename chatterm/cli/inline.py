@@ -1,0 +1,454 @@
+"""`chatterm run --inline`: a plain conversation, line by line, without taking the screen.
+
+For pipes, dumb terminals and screen readers: no cursor movement, no boxes, nothing that is written twice.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, BinaryIO, TextIO
+
+from chatterm.backends.backend import Backend, EngineError, Figures, FinishReason, ModelError, TokenEvent
+from chatterm.cli.oneshot import close_store, start_line, stats_line
+from chatterm.cli.progress import PlainLines
+from chatterm.commands.registry import COMMANDS, is_command, parse
+from chatterm.commands.reports import no_thinking, thinking_text
+from chatterm.conversation.figures import new_notes
+from chatterm.conversation.preset import Preset
+from chatterm.conversation.talk import Talk
+from chatterm.settings.settings import Settings
+from chatterm.terminal.sanitize import cleaned, is_safe, one_line, visible
+from chatterm.terminal.spinner import has_colour
+from chatterm.terminal.wording import in_chat
+from models.units import counted
+
+if TYPE_CHECKING:
+    from chatterm.sessions.store import Store
+
+LINE_LIMIT = 16 * 1024 * 1024
+"""Bytes of one line that are read at most."""
+_ENDINGS = {
+    FinishReason.CANCELLED: "[stopped; /continue resumes it]",
+    FinishReason.LENGTH: "[cut off at the token limit; /continue resumes it]",
+    FinishReason.CONTEXT_FULL: "[the context is full; use /undo or /reset to make room]",
+}
+
+
+HERE = (
+    *("help", "continue", "retry", "undo", "redo", "reset", "think", "model", "system", "set", "stats"),
+    *("cache", "rename", "quit"),
+)
+"""The commands that make sense without a screen."""
+_WIDTH = 80
+"""Columns of a report where no terminal says how many there are."""
+
+
+class Leave(Exception):
+    """The conversation is over."""
+
+
+class Inline:
+    """Reads messages and commands, writes answers. `run` returns the exit code."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        talk: Talk,
+        *,
+        lines: "Lines",
+        out: TextIO,
+        err: TextIO,
+        stats: bool = False,
+        settings: Settings | None = None,
+    ) -> None:
+        self._backend = backend
+        self._settings = settings or Settings()
+        self._talk = talk
+        self._lines = lines
+        self._out = out
+        self._err = err
+        self._stats = stats
+        self._page = Page(out)
+        self._said: set[str] = set()
+        self._failed = False
+
+    def run(self, first: Sequence[str] = ()) -> int:
+        """Load the model, send the `first` messages, then what is read. 1 when something from a pipe failed.
+
+        Raises ModelError and EngineError when the model cannot be loaded.
+        """
+        self._backend.open(PlainLines(self._err))
+        self._talk.begin()
+        self._greet()
+        with suppress(Leave):
+            for text in first:
+                self._handle(text)
+            while (message := self._read()) is not None:
+                self._handle(message)
+        return 1 if self._failed and not self._lines.by_hand else 0
+
+    def _read(self) -> str | None:
+        """The next message or command; None at the end."""
+        parts: list[str] = []
+        while True:
+            try:
+                line = self._lines.next("> " if not parts else ". ")
+            except KeyboardInterrupt:
+                if not self._lines.by_hand:
+                    raise
+                self._page.line("")
+                parts.clear()  # what was being written is not sent
+                continue
+            except UnicodeError:
+                self._complain("That line is not UTF-8 text and was not sent.")
+                continue
+            if line is None:
+                if self._lines.by_hand:
+                    self._page.line("")
+                return "\n".join(parts) if parts else None
+            if line.endswith("\\"):
+                parts.append(line[:-1])
+                continue
+            return "\n".join([*parts, line])
+
+    def _handle(self, text: str) -> None:
+        text = cleaned(text)
+        try:
+            if "\n" not in text and is_command(text):
+                self._obey(text)
+            elif text.strip():
+                self._talk.remember(text)
+                self._answer(self._talk.ask(text))
+        except (EngineError, ModelError) as error:
+            self._complain(in_chat(error))
+        except KeyboardInterrupt:
+            if not self._lines.by_hand:
+                raise
+        if self._talk.problem:
+            self._say_once(self._talk.problem)
+
+    def _obey(self, text: str) -> None:
+        command, argument = parse(text)
+        match command.name:
+            case "help":
+                self._help()
+            case "continue":
+                self._answer(self._talk.resume())
+            case "retry":
+                self._answer(self._talk.retry())
+            case "undo":
+                self._page.line(f"Undone: {one_line(self._talk.undo())}")
+            case "redo":
+                self._page.line(f"Restored: {one_line(self._talk.redo())}")
+            case "reset":
+                self._talk.reset()
+                kept = Preset.of(self._backend.system, self._talk.sampling).kept
+                self._page.line("A new conversation has started." + kept)
+            case "think":
+                self._think(argument)
+            case "model":
+                self._model(argument)
+            case "system":
+                self._system(argument)
+            case "set":
+                self._set(argument)
+            case "stats":
+                self._figures()
+            case "cache" if argument:
+                self._explain_cache()
+            case "rename":
+                self._rename(argument)
+            case "quit":
+                raise Leave
+            case "cache":
+                raise EngineError("The cache map needs the chat screen; /cache why works here.")
+            case other:
+                raise EngineError(f"/{other} needs the chat screen: run chatterm without --inline.")
+
+    # --- answers ---
+
+    def _answer(self, events: Generator[TokenEvent, None, None]) -> None:
+        try:
+            with closing(events):
+                for event in events:
+                    self._page.write(event)
+        except KeyboardInterrupt:
+            if not self._lines.by_hand:
+                raise
+        finally:
+            self._page.end()
+        latest = self._backend.last
+        if latest is not None:
+            ending = _ENDINGS.get(latest.finish_reason or FinishReason.CANCELLED)
+            if ending is not None:
+                self._note(ending)
+            if self._stats:
+                self._note(stats_line(latest))
+        self._say_notes()
+        self._backend.settle()
+
+    # --- commands ---
+
+    def _help(self) -> None:
+        self._page.line("A line is a message; one that ends with \\ continues on the next line.")
+        self._page.line("Ctrl-C stops an answer, Ctrl-D quits. Commands:")
+        for command in COMMANDS:
+            if command.name in HERE:
+                self._page.line(f"  {command.usage}: {command.help}")
+
+    def _think(self, argument: str) -> None:
+        if argument in ("show", "hide"):
+            self._page.shows_thinking = argument == "show"
+        elif argument == "on":
+            if why := no_thinking(self._backend.info):
+                raise EngineError(why)
+            self._backend.set_think("on")
+        elif argument == "off":
+            self._backend.set_think("off")
+        elif argument == "auto":
+            self._backend.set_think("auto")
+        if argument in ("on", "off", "auto"):
+            self._talk.update(think=argument)
+        shown = "shown" if self._page.shows_thinking else "hidden"
+        text = thinking_text(self._backend.think, self._backend.info)
+        self._page.line(f"{text} Thinking is {shown}.")
+
+    def _model(self, argument: str) -> None:
+        if not argument:
+            for name in self._backend.models():
+                mark = "*" if name == self._backend.model else " "
+                self._page.line(f"{mark} {one_line(name, 200)}")
+            return
+        self._backend.switch(argument, PlainLines(self._err))
+        self._talk.begin()
+        self._talk.update(model=self._backend.model)
+        self._greet()
+
+    def _system(self, argument: str) -> None:
+        if argument:
+            text = None if argument == "none" else argument
+            self._backend.set_system(text)
+            self._talk.update(system=text)
+        now = self._backend.system
+        self._page.line(f"The system prompt: {one_line(now)}" if now else "There is no system prompt.")
+
+    def _set(self, argument: str) -> None:
+        from chatterm.commands.sampling import answer_to
+
+        chosen, lines = answer_to(argument, self._talk.sampling, self._settings.sampling, self._backend.info)
+        if chosen is not None:
+            self._backend.set_sampling({**self._settings.sampling.given(), **chosen})
+            self._talk.sampling = chosen
+            self._talk.update(sampling=chosen)
+        for line in lines:
+            self._page.line(line)
+
+    def _explain_cache(self) -> None:
+        from chatterm.conversation.cache_why import TITLE, explained, why_lines
+        from chatterm.markdown.lines import text_of
+
+        backend = self._backend
+        models = (backend.info.name, backend.model) if backend.info is not None else ()
+        turns = explained(self._talk.path, models, backend.token_text)
+        self._page.line(TITLE)
+        for line in why_lines(turns, get_terminal_size((_WIDTH, 0)).columns):
+            self._page.line(text_of(line).rstrip())
+
+    def _figures(self) -> None:
+        figures, latest = self._backend.figures(), self._backend.last
+        if figures is not None:
+            self._page.line(start_line(figures))
+        if latest is not None:
+            self._page.line(stats_line(latest))
+        self._page.line(
+            f"[the conversation uses {counted(self._backend.used_tokens, 'token')} of the context]"
+        )
+
+    def _rename(self, argument: str) -> None:
+        from chatterm.sessions.titles import given_title
+
+        title = given_title(argument)
+        self._talk.rename(title)
+        self._page.line(f"This conversation is now called {title}.")
+
+    # --- what is said ---
+
+    def _greet(self) -> None:
+        self._say_notes()
+        figures = self._backend.figures()
+        if not self._lines.by_hand:
+            return
+        if figures is not None:
+            self._page.line(_welcome(figures))
+        path = self._talk.path
+        if path:
+            title = one_line(self._talk.info.title, 200)
+            self._page.line(
+                f"Continuing {title or 'the conversation'}. Your last message: {one_line(path[-1].user)}"
+            )
+
+    def _say_notes(self) -> None:
+        for note in new_notes(self._backend.figures(), self._said):
+            self._note(f"chatterm: {one_line(note, 400)}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._note(f"chatterm: {one_line(text)}")
+
+    def _note(self, text: str) -> None:
+        """Something about the conversation, for people: beside the answers, so that a pipe holds nothing else."""
+        self._err.write(text + "\n")
+        self._err.flush()
+
+    def _complain(self, text: str) -> None:
+        self._failed = True
+        self._note(f"chatterm: {one_line(text)}")
+
+
+class Page:
+    """Where answers are written; thinking is dim where there is colour, and marked by words everywhere."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._dim = has_colour(out)
+        self.shows_thinking = out.isatty()
+        self._is_open = False
+        """The last line has no end yet."""
+        self._kind = "answer"
+        self._began = False
+
+    def write(self, event: TokenEvent) -> None:
+        """One more piece of an answer."""
+        if not event.text or (event.kind == "reasoning" and not self.shows_thinking):
+            return
+        if event.kind != self._kind or not self._began:
+            self._turn_to(event.kind)
+        text = visible(event.text)
+        dim = self._dim and event.kind == "reasoning"
+        self._put(f"\x1b[2m{text}\x1b[22m" if dim else text)
+        self._is_open = not text.endswith("\n")
+
+    def line(self, text: str) -> None:
+        """A line of its own."""
+        self._close()
+        self._put(visible(text) + "\n")
+
+    def end(self) -> None:
+        """The answer is over: a blank line sets off what comes next."""
+        self._close()
+        if self._began:
+            self._put("\n")
+        self._began, self._kind = False, "answer"
+
+    def _turn_to(self, kind: str) -> None:
+        self._close()
+        if kind == "reasoning":
+            self._put("(thinking)\n")
+        elif self._kind == "reasoning":
+            self._put("(answer)\n")
+        self._kind, self._began = kind, True
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._put("\n")
+        self._is_open = False
+
+    def _put(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+class Lines:
+    """Where messages come from: a person at a terminal, or a pipe."""
+
+    def __init__(self, stream: BinaryIO | None, by_hand: bool) -> None:
+        """Without a `stream` a person types at the terminal of this process."""
+        self._stream = stream
+        self.by_hand = by_hand
+
+    def next(self, prompt: str) -> str | None:
+        """The next line without its end; None when there is none. Raises UnicodeError for what is no UTF-8."""
+        if self._stream is None:
+            try:
+                text = input(prompt)
+            except EOFError:
+                return None
+            text.encode()  # bytes that are no UTF-8 arrive as lone surrogates
+            return text
+        if self.by_hand:
+            sys.stderr.write(prompt)  # standard output is a file
+            sys.stderr.flush()
+        data = self._stream.readline(LINE_LIMIT)
+        return data.decode().rstrip("\r\n") if data else None
+
+
+def _welcome(figures: Figures) -> str:
+    name, context = one_line(figures.model_name, 200), figures.context_length
+    return f"{name} on {figures.device}, context {counted(context, 'token')}. /help lists the commands, Ctrl-D quits."
+
+
+def run_inline(
+    backend: Backend,
+    *,
+    first: Sequence[str] = (),
+    session: str | None = None,
+    sampling: dict[str, object] | None = None,
+    stats: bool = False,
+    settings: Settings | None = None,
+    store: "Store | None" = None,
+    lines: Lines | None = None,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+) -> int:
+    """A conversation on the standard streams; the exit code. It is kept in `store` (default: the person's own).
+
+    The backend and the store are closed in the end. Raises ModelError and EngineError for what keeps it from beginning.
+    """
+    from chatterm.sessions.store import Store
+
+    out, err = out or sys.stdout, err or sys.stderr
+    store = store or Store.open()
+    lines = lines or _standard_lines(store)
+    try:
+        talk = Talk(backend, store, session, sampling)
+        return Inline(backend, talk, lines=lines, out=out, err=err, stats=stats, settings=settings).run(first)
+    except BrokenPipeError:
+        # Whoever read the answers has left; Python must not complain at its end that it cannot flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    finally:
+        backend.close()
+        close_store(store, err)
+
+
+def _standard_lines(store: "Store") -> Lines:
+    if sys.stdin is None:  # as under some schedulers
+        return Lines(io.BytesIO(), by_hand=False)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return Lines(sys.stdin.buffer, by_hand=sys.stdin.isatty())
+    with suppress(ImportError):
+        _use_readline(store)
+    return Lines(None, by_hand=True)
+
+
+def _use_readline(store: "Store") -> None:
+    """Line editing for input(): earlier messages with Up and Down, commands with Tab. Raises ImportError."""
+    import readline
+
+    with suppress(EngineError):  # a database that cannot be read
+        for text in store.prompts(500):
+            if is_safe(text) and "\n" not in text:
+                readline.add_history(text)
+
+    def complete(begun: str, which: int) -> str | None:
+        known = [name for c in COMMANDS if c.name in HERE for name in (c.name, *c.aliases)]
+        names = [f"/{name} " for name in known if begun and f"/{name}".startswith(begun)]
+        return names[which] if which < len(names) else None
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")

@@ -1,0 +1,210 @@
+"""One conversation without a screen: answers on standard output, everything else on standard error."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+from chatterm.backends.backend import Backend, EngineError, Figures, FinishReason, Outcome, TokenEvent
+from chatterm.cli.progress import progress_on
+from chatterm.conversation.figures import new_notes, rate_text, seconds_text
+from chatterm.conversation.talk import Talk
+from chatterm.terminal.sanitize import one_line, visible
+from chatterm.terminal.spinner import Spinner, has_colour
+from chatterm.terminal.wording import sentences
+from models.units import bytes_text, counted
+
+if TYPE_CHECKING:
+    from chatterm.sessions.store import Store
+
+INPUT_LIMIT = 64 * 1024 * 1024
+"""Bytes of standard input that are read at most: far beyond any model's context."""
+
+
+class InputError(Exception):
+    """Input that cannot be a prompt. The message is one line."""
+
+
+def read_input(stream: BinaryIO) -> str:
+    """Read a whole prompt from `stream` as UTF-8, without the line ends it closes with. Raises InputError."""
+    data = stream.read(INPUT_LIMIT + 1)
+    if len(data) > INPUT_LIMIT:
+        limit = INPUT_LIMIT // (1024 * 1024)
+        raise InputError(f"Standard input is larger than {limit} MiB; that fits no model's context.")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"Standard input is not UTF-8 text (byte {data[error.start]:#04x} at offset {error.start}); "
+            "convert it first, for example with iconv."
+        ) from error
+    return text.rstrip("\r\n")
+
+
+def join_prompts(piped: str, prompts: Sequence[str]) -> list[str]:
+    """The turns to send: piped text stands before the first prompt, with a blank line between them."""
+    if not piped.strip():
+        return list(prompts)
+    if not prompts:
+        return [piped]
+    return [f"{piped}\n\n{prompts[0]}", *prompts[1:]]
+
+
+def answer(
+    backend: Backend,
+    prompts: Sequence[str],
+    *,
+    as_json: bool = False,
+    stats: bool = False,
+    session: str | None = None,
+    save: bool = False,
+    sampling: Mapping[str, Any] | None = None,
+    store: "Store | None" = None,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+) -> None:
+    """Load the model, send `prompts` as the turns of one conversation and write the answers as they are made.
+
+    With `session` they go on with that session of `store` (default: the person's own), which is saved; `save` begins
+    one, which remembers `sampling` as chosen. The backend and the store are closed in the end. On KeyboardInterrupt
+    the partial answer stays (as JSON: is written) and the interrupt goes on to the caller. Raises ModelError and
+    EngineError.
+    """
+    out = out or sys.stdout
+    err = err or sys.stderr
+    if (save or session is not None) and store is None:
+        from chatterm.sessions.store import Store
+
+        store = Store.open()
+    try:
+        talk = Talk(backend, store, session, sampling)
+        with progress_on(err) as on_progress:
+            backend.open(on_progress)
+        talk.begin()
+        said: set[str] = set()
+        _say_notes(backend, said, err)
+        if stats and (figures := backend.figures()) is not None:
+            _write(err, start_line(figures) + "\n")
+        for index, prompt in enumerate(prompts):
+            if index and not as_json:
+                _write(out, "\n")
+            _turn(backend, talk, prompt, as_json=as_json, stats=stats, out=out, err=err)
+            _say_notes(backend, said, err)
+        if save and talk.session is not None and err.isatty():
+            _write(err, _dim(f"Saved. To continue: chatterm run --session {talk.session}", err) + "\n")
+    finally:
+        backend.close()
+        close_store(store, err)
+
+
+def close_store(store: "Store | None", err: TextIO) -> None:
+    """Write what is left of a session; say so where that is not possible."""
+    if store is not None and not store.close():
+        why = store.problem or "The session database is not responding."
+        _write(err, f"chatterm: {sentences(one_line(why), 'This conversation is not saved')}\n")
+
+
+def _say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
+    for note in new_notes(backend.figures(), said):
+        _write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
+
+
+def _turn(
+    backend: Backend, talk: Talk, prompt: str, *, as_json: bool, stats: bool, out: TextIO, err: TextIO
+) -> None:
+    page = _Page(out if not as_json else None, err)
+    started = False
+    try:
+        with Spinner(err, "Reading the prompt") as spinner, closing(talk.ask(prompt)) as events:
+            for event in events:
+                started = True
+                if event.text:
+                    spinner.stop()
+                page.write(event)
+        page.end()
+    except (KeyboardInterrupt, EngineError) as error:
+        page.end()
+        if as_json and started and isinstance(error, KeyboardInterrupt) and backend.last is not None:
+            _write(out, to_json(backend.last) + "\n")
+        raise
+    outcome = backend.last
+    if outcome is None:
+        return
+    if as_json:
+        _write(out, to_json(outcome) + "\n")
+    if outcome.finish_reason is FinishReason.CONTEXT_FULL:
+        _write(err, "chatterm: The context is full, so the answer ends here; a larger --context may help.\n")
+    if outcome.finish_reason is FinishReason.LENGTH:
+        _write(err, "chatterm: The answer ends at the token limit (--max-tokens).\n")
+    if stats:
+        _write(err, stats_line(outcome) + "\n")
+
+
+class _Page:
+    """Writes one answer as it comes: its text on `out`, its reasoning dim on `err` if that is a terminal."""
+
+    def __init__(self, out: TextIO | None, err: TextIO) -> None:
+        self._out = out
+        self._err = err if err.isatty() else None
+        self._open: TextIO | None = None
+        """The stream whose last line has no end yet."""
+
+    def write(self, event: TokenEvent) -> None:
+        stream = self._out if event.kind == "answer" else self._err
+        if stream is None or not event.text:
+            return
+        if self._open is not stream:
+            self.end()
+        text = visible(event.text)
+        _write(stream, text if event.kind == "answer" else _dim(text, stream))
+        self._open = None if text.endswith("\n") else stream
+
+    def end(self) -> None:
+        if self._open is not None:
+            stream, self._open = self._open, None
+            _write(stream, "\n")
+
+
+def _dim(text: str, stream: TextIO) -> str:
+    return f"\x1b[2m{text}\x1b[22m" if has_colour(stream) else text
+
+
+def to_json(outcome: Outcome) -> str:
+    """One answer as a JSON object on one line. Everything beyond printable ASCII is escaped."""
+    reason = outcome.finish_reason or FinishReason.CANCELLED
+    return json.dumps(
+        {
+            "text": outcome.text,
+            "reasoning": outcome.reasoning,
+            "finish_reason": str(reason),
+            "stats": outcome.stats.to_dict(),
+        }
+    )
+
+
+def start_line(figures: Figures) -> str:
+    """What a loaded model took of the machine."""
+    weights, kv = bytes_text(figures.weight_bytes), bytes_text(figures.kv_bytes)
+    where = f"{visible(figures.model_name)} on {figures.device}, {figures.dtype}"
+    how = f"{figures.attention} attention | decode: {figures.decode}"
+    context = f"context {counted(figures.context_length, 'token')}"
+    return f"[{where} | {how} | weights {weights} | {context}, KV cache {kv}]"
+
+
+def stats_line(outcome: Outcome) -> str:
+    """The figures of one answer for people."""
+    stats = outcome.stats
+    thought = f", {stats.reasoning_tokens} of them reasoning" if stats.reasoning_tokens else ""
+    parts = (
+        f"prompt {counted(stats.prompt_tokens, 'token')} ({stats.cached_tokens} cached)",
+        f"first token after {seconds_text(stats.ttft_s)}",
+        f"{counted(stats.generated_tokens, 'token')}{thought} at {rate_text(stats.decode_tokens_per_s)}",
+        str(outcome.finish_reason or FinishReason.CANCELLED),
+    )
+    return f"[{' | '.join(parts)}]"
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()

@@ -1,0 +1,343 @@
+"""The one list of commands. It feeds the parser, the completion, the palette, /help, F1, the keys and the README."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from chatterm.backends.backend import EngineError
+from chatterm.commands.actions import Actions
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command. `run` gets what stands behind its name, without the space around it."""
+
+    name: str
+    arguments: str
+    """How the arguments are written: "[NAME]"; "" for none."""
+    help: str
+    run: Callable[[Actions, str], None]
+    keys: Mapping[str, str | None] = field(default_factory=dict)
+    """What a key runs the command with; None writes the command into the composer, for its argument."""
+    aliases: tuple[str, ...] = ()
+    """Names from other programs that mean the same."""
+    choices: tuple[str, ...] = ()
+    """Arguments that are offered."""
+    is_free: bool = False
+    """Whether there are other arguments than the choices."""
+    suggest: Callable[[], list[str]] | None = None
+    """Arguments that are offered and only known while the program runs; a space at the end wants one more word."""
+    takes_path: bool = False
+    """Whether the argument is a file, which is offered from the disk; behind one of the choices, if there are any."""
+
+    @property
+    def usage(self) -> str:
+        return f"/{self.name} {self.arguments}".strip()
+
+    @property
+    def default(self) -> str | None:
+        """What choosing it runs it with; None where it wants an argument first."""
+        if not self.arguments or "" in self.keys.values():
+            return ""
+        return None
+
+    @property
+    def key(self) -> str:
+        """The keys as a person reads them: "Alt+Left, Alt+Right"."""
+        return ", ".join(map(key_text, self.keys))
+
+
+def _theme_names() -> list[str]:
+    from chatterm.settings.themes import theme_names
+
+    return theme_names()
+
+
+def _sampling() -> list[str]:
+    from chatterm.commands.sampling import suggested
+
+    return suggested()
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("help", "", "Show commands and keys", lambda a, _: a.show_help(), {"f1": ""}, ("?",)),
+    Command(
+        "stop", "", "Stop the answer; its text is kept", lambda a, _: a.stop(), {"escape": ""}, ("cancel",)
+    ),
+    Command(
+        "continue",
+        "",
+        "Continue an answer that was stopped",
+        lambda a, _: a.resume(),
+        {"alt+g": ""},
+        ("go",),
+    ),
+    Command("answer", "", "Stop thinking and answer now", lambda a, _: a.answer_now(), {"alt+a": ""}),
+    Command(
+        "retry",
+        "",
+        "Answer again; the old answer is kept",
+        lambda a, _: a.retry(),
+        {"ctrl+r": ""},
+        ("regenerate",),
+    ),
+    Command(
+        "edit",
+        "[N]",
+        "Edit message N (default: the last)",
+        lambda a, text: a.edit(text),
+        {"alt+e": ""},
+    ),
+    Command(
+        "branch",
+        "[prev|next]",
+        "Switch to another branch",
+        lambda a, text: a.branch(text),
+        {"alt+left": "prev", "alt+right": "next"},
+        choices=("prev", "next"),
+    ),
+    Command("undo", "", "Undo the last message", lambda a, _: a.undo(), {"alt+u": ""}),
+    Command(
+        "redo",
+        "",
+        "Restore the message that /undo removed",
+        lambda a, _: a.redo(),
+        {"alt+z": ""},
+    ),
+    Command(
+        "select",
+        "[prev|next]",
+        "Select a message to copy, edit or retry it",
+        lambda a, text: a.select(text),
+        {"alt+up": "prev", "alt+down": "next"},
+        choices=("prev", "next"),
+    ),
+    Command(
+        "copy",
+        "[N|code N|all]",
+        "Copy an answer, a code block, or everything",
+        lambda a, text: a.copy(text),
+        {"alt+c": "", "alt+k": "code"},
+        choices=("code", "all"),
+        is_free=True,
+    ),
+    Command("find", "[TEXT]", "Search this conversation", lambda a, text: a.find(text), {"ctrl+f": ""}),
+    Command(
+        "expand",
+        "",
+        "Expand or collapse the thinking",
+        lambda a, _: a.expand(),
+        {"ctrl+t": ""},
+        ("fold", "collapse"),
+    ),
+    Command(
+        "think",
+        "[on|off|auto|show|hide]",
+        "Turn thinking on or off, show or hide it",
+        lambda a, text: a.think(text),
+        {"alt+t": None},
+        choices=("on", "off", "auto", "show", "hide"),
+    ),
+    Command(
+        "reset",
+        "",
+        "Start a new conversation; this one stays saved",
+        lambda a, _: a.reset(),
+        {"ctrl+n": ""},
+        ("clear", "new"),
+    ),
+    Command(
+        "sessions",
+        "[NAME]",
+        "Find and open an earlier conversation",
+        lambda a, text: a.sessions(text),
+        {"f6": ""},
+        ("resume", "open", "load"),
+    ),
+    Command("rename", "TITLE", "Rename this conversation", lambda a, text: a.rename(text), {"alt+n": None}),
+    Command(
+        "export",
+        "[md|json|html] [FILE]",
+        "Export the conversation to a file",
+        lambda a, text: a.export(text),
+        {"alt+x": None},
+        ("save",),
+        choices=("md", "json", "html"),
+        is_free=True,
+        takes_path=True,
+    ),
+    Command(
+        "import",
+        "FILE",
+        "Import an exported conversation",
+        lambda a, text: a.import_session(text),
+        {"alt+i": None},
+        takes_path=True,
+    ),
+    Command(
+        "model",
+        "[NAME]",
+        "Choose a model, or switch to NAME",
+        lambda a, text: a.model(text),
+        {"f5": ""},
+        ("models",),
+    ),
+    Command(
+        "system",
+        "[TEXT|none]",
+        "Show or set the system prompt",
+        lambda a, text: a.system(text),
+        {"alt+s": None},
+    ),
+    Command(
+        "set",
+        "[NAME [VALUE]]",
+        "Show or change this conversation's sampling settings",
+        lambda a, text: a.set_sampling(text),
+        {"f9": ""},
+        is_free=True,
+        suggest=_sampling,
+    ),
+    Command(
+        "stats", "", "Statistics of the last answer and the session", lambda a, _: a.show_stats(), {"f2": ""}
+    ),
+    Command(
+        "cache",
+        "[why]",
+        "Map of the KV cache; why: what each turn reused",
+        lambda a, text: a.cache(text),
+        {"f3": ""},
+        choices=("why",),
+    ),
+    Command("panel", "", "Show or hide the stats panel", lambda a, _: a.toggle_panel(), {"f4": ""}),
+    Command(
+        "theme",
+        "[NAME]",
+        "Choose a colour theme, also for new chats",
+        lambda a, text: a.theme(text),
+        {"f7": ""},
+        is_free=True,
+        suggest=_theme_names,
+    ),
+    Command("settings", "", "View and change the settings", lambda a, _: a.settings(), {"f8": ""}),
+    Command("editor", "", "Write the message in your editor", lambda a, _: a.editor(), {"ctrl+g": ""}),
+    Command("paste", "", "View pasted text", lambda a, _: a.open_paste(), {"ctrl+o": ""}),
+    Command(
+        "quit", "", "Quit; everything stays saved", lambda a, _: a.quit(), {"ctrl+q": ""}, ("exit", "bye")
+    ),
+)
+
+KEYS: tuple[tuple[str, str], ...] = (
+    ("Enter", "Send"),
+    ("Ctrl+J", "New line (also Shift+Enter, if the terminal supports it)"),
+    ("c e r y t [ ]", "With a message selected: copy, edit, retry, copy code, thinking, branch"),
+    ("Up, Down", "Your earlier messages, from the first or last line of the text"),
+    ("Tab", "Accept the suggestion (commands, @paths)"),
+    ("Ctrl+C", "Copy the selection, or stop the answer; twice: quit"),
+    ("Page Up/Down", "Scroll; Ctrl+Home and Ctrl+End go to the top and bottom"),
+    ("Ctrl+P", "Open the command palette"),
+    (
+        "Ctrl+L, then a key",
+        "Stands in for Alt and function keys: Ctrl+L E is Alt+E, Ctrl+L 1 is F1; lists them all",
+    ),
+)
+"""Keys that are no commands."""
+
+LEADER = "ctrl+l"
+"""The key before the second of two. No terminal keeps it for itself, and nothing that edits text needs it."""
+_SECOND = {"pageup": "b", "pagedown": "space", "ctrl+home": "<", "ctrl+end": ">"}
+
+
+def second_key(key: str) -> str | None:
+    """What does the same behind the leader, for a key that some terminal or system keeps for itself; else None.
+
+    Alt is dead on a Mac until somebody makes the Option key "Meta"; GNOME's terminal takes F1, F10 and F11, desktops
+    take Ctrl with arrows; many keyboards have no function keys, and no Home, End and Page keys.
+    """
+    if key in _SECOND:
+        return _SECOND[key]
+    if re.fullmatch(r"f\d0?", key):
+        return key[1:][-1]
+    return key.removeprefix("alt+") if re.fullmatch(r"alt\+[a-z]+", key) else None
+
+
+_NAMES = {"pageup": "Page Up", "pagedown": "Page Down", "escape": "Esc"}
+_COMMAND_LINE = re.compile(r"/([A-Za-z?][\w-]*|\?)?(?:\s+(.*))?\Z", re.DOTALL)
+
+
+def key_text(key: str) -> str:
+    """A key of Textual as a person reads it: "alt+up" is "Alt+Up"."""
+    return "+".join(_NAMES.get(part, part.title()) for part in key.split("+"))
+
+
+def is_command(text: str) -> bool:
+    """Whether `text` is meant as a command. A path ("/usr/bin") or a text after a space is a message."""
+    return _COMMAND_LINE.match(text) is not None
+
+
+def find(name: str) -> Command | None:
+    """The command of this name or alias."""
+    return next((command for command in COMMANDS if name in (command.name, *command.aliases)), None)
+
+
+def parse(text: str) -> tuple[Command, str]:
+    """The command and its argument. Raises EngineError (one line) for what is no command."""
+    match = _COMMAND_LINE.match(text)
+    name = (match[1] or "").lower() if match else ""
+    command = find(name)
+    if command is None:
+        raise EngineError(
+            f"Unknown command /{name}; /help lists them all. To send it as text, start with a space."
+        )
+    argument = ((match[2] if match else "") or "").strip()
+    if argument and not command.arguments:
+        raise EngineError(f"/{name} takes no argument.")
+    if not argument and command.arguments and not command.arguments.startswith("["):
+        raise EngineError(f"/{name} needs {command.arguments}.")
+    if argument and command.choices and not command.is_free and argument not in command.choices:
+        raise EngineError(f"/{name} takes one of: {', '.join(command.choices)}; not {argument!r}.")
+    return command, argument
+
+
+def completions(text: str) -> list[tuple[str, Command]]:
+    """Names that what has been typed so far may become, while the name itself is being typed: first those of
+    commands, then those by which other programs call the same."""
+    if not re.fullmatch(r"/[A-Za-z]*", text):
+        return []
+    typed = text[1:].lower()
+    named = [(command.name, command) for command in COMMANDS if command.name.startswith(typed)]
+    aliases = [(alias, command) for command in COMMANDS for alias in command.aliases if typed]
+    return named + [(alias, command) for alias, command in aliases if alias.startswith(typed)]
+
+
+def choice_completions(text: str) -> list[str]:
+    """Whole lines that `/name arg` may become, where there are arguments to offer."""
+    match = re.fullmatch(r"/([A-Za-z]+) (.*)", text)
+    command = find(match[1].lower()) if match else None
+    if match is None or command is None:
+        return []
+    offered = command.suggest() if command.suggest is not None else command.choices
+    more = {choice: choice[len(match[2]) :] for choice in offered if choice.startswith(match[2])}
+    return [f"/{match[1]} {choice}" for choice, rest in more.items() if rest and " " not in rest.rstrip()]
+
+
+def path_start(text: str) -> int | None:
+    """Where in a command line the name of the file that is being written starts; None where no file belongs."""
+    match = re.fullmatch(r"/([A-Za-z]+)(\s+)(.*)", text)
+    command = find(match[1].lower()) if match else None
+    if match is None or command is None or not command.takes_path:
+        return None
+    first, gap, _ = match[3].partition(" ")
+    if first in command.choices:
+        return match.start(3) + len(first) + 1 if gap else None
+    return match.start(3)
+
+
+def tables() -> str:
+    """The commands and the other keys as tables in Markdown, for the README."""
+    rows = ["| command | key | does |", "|---|---|---|"]
+    for command in COMMANDS:
+        usage = command.usage.replace("|", "\\|")
+        rows.append(f"| `{usage}` | {command.key} | {command.help} |")
+    rows += ["", "| key | does |", "|---|---|", *(f"| {key} | {text} |" for key, text in KEYS)]
+    return "\n".join(rows) + "\n"

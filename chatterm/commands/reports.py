@@ -1,0 +1,83 @@
+"""What commands say: the tables of /help and /set as lines, the words of /think."""
+
+from collections.abc import Iterable
+
+from chatterm.backends.backend import ModelInfo, ThinkMode
+from chatterm.commands.registry import COMMANDS, KEYS
+from chatterm.commands.sampling import InForce
+from chatterm.markdown.lines import Line, cells, line_cells, wrap
+from chatterm.settings.settings import SamplingSettings
+
+THINKING: dict[ThinkMode, str] = {
+    "on": "The model thinks before it answers.",
+    "off": "The model answers without thinking.",
+    "auto": "The model thinks when its template says so.",
+}
+
+
+def no_thinking(info: ModelInfo | None) -> str:
+    """Why the model cannot be made to think; "" where it can, or where no model is loaded yet."""
+    if info is None or info.thinks:
+        return ""
+    return f"{info.name} cannot think; use /model to choose one that can."
+
+
+def thinking_text(mode: ThinkMode, info: ModelInfo | None) -> str:
+    """What the model does in this mode."""
+    return (
+        THINKING[mode] if info is None or info.thinks else f"{info.name} cannot think; it answers directly."
+    )
+
+
+def help_lines(width: int) -> list[Line]:
+    """The commands with their keys, then the keys that are no commands."""
+    column = min(max(cells(command.usage) for command in COMMANDS) + 2, width * 2 // 5)
+    keys = max(cells(command.key) for command in COMMANDS) + 2
+    narrow = width - column - keys < 36
+    rows = [[command.usage, command.key, command.help] for command in COMMANDS]
+    if narrow:  # the keys stand behind what they do
+        rows = [[usage, f"{text} ({key})" if key else text] for usage, key, text in rows]
+    columns = [column] if narrow else [column, keys]
+    lines = [*_described("Commands", rows, width, columns), []]
+    plain = [[key, text] for key, text in KEYS]
+    return lines + _described("Keys", plain, width, [min(max(cells(key) for key, _ in KEYS) + 2, column)])
+
+
+def sampling_lines(settings: Iterable[InForce], width: int) -> list[Line]:
+    """The settings of /set: how to change one; value, where it comes from, what it means."""
+    from chatterm.settings.text import field_docs
+
+    docs = field_docs(SamplingSettings)
+    rows = [[s.name, s.text, s.source or "not set", docs[s.name]] for s in settings]
+    columns = [20, 10, 19]
+    if width < 64:  # what it means stands below
+        lines: list[Line] = []
+        for name, text, source, doc in rows:
+            lines += wrap([(f"{name} ", ""), (text, "accent"), (f" ({source})", "muted")], width)
+            lines += [[("  ", ""), *line] for line in wrap([(doc, "muted")], width - 2)]
+    else:
+        if width < sum(columns) + 40:  # where it comes from stands behind what it means
+            rows = [[name, text, f"{doc} ({source})"] for name, text, source, doc in rows]
+            columns = columns[:2]
+        lines = _described("", rows, width, columns)
+    ways = "/set NAME VALUE changes one for this conversation, /set NAME default resets it. "
+    return [*wrap([(ways + "Changes apply from the next answer on.", "muted")], width), [], *lines]
+
+
+def _described(title: str, rows: list[list[str]], width: int, columns: list[int]) -> list[Line]:
+    """`columns` are the widths of all but the last, which has what is left."""
+    sizes = [*columns, width - sum(columns)]
+    lines: list[Line] = [[(title, "heading")]] if title else []
+    for row in rows:
+        styles = ["", *["accent"] * (len(row) - 2), "muted"]
+        parts = [
+            wrap([(text, style)], max(size - 2, 4) if number < len(columns) else size)
+            for number, (text, style, size) in enumerate(zip(row, styles, sizes, strict=True))
+        ]
+        for number in range(max(map(len, parts))):
+            line: Line = []
+            for part, size in zip(parts, sizes, strict=True):
+                here = part[number] if number < len(part) else []
+                line += [*here, (" " * max(size - line_cells(here), 0), "")]
+            lines.append(line[:-1])
+    return lines

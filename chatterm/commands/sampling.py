@@ -1,0 +1,153 @@
+"""/set: the sampling settings of a conversation. What is chosen for it goes before the settings file, and that before
+what the model's authors recommend."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from chatterm.backends.backend import EngineError, ModelInfo
+from chatterm.settings.settings import SamplingSettings, problem_with
+from chatterm.terminal.sanitize import one_line
+
+NAMES = tuple(part.name for part in fields(SamplingSettings))
+_BACK = ("default", "none")
+_OFFERED = {
+    "temperature": ("0", "0.3", "0.7", "1"),
+    "top_k": ("0", "20", "40"),
+    "top_p": ("0.8", "0.95", "1"),
+    "min_p": ("0", "0.05", "0.1"),
+    "repetition_penalty": ("1", "1.1"),
+    "presence_penalty": ("0", "0.5", "1.5"),
+    "max_tokens": ("256", "1024", "4096"),
+    "seed": ("0", "42"),
+}
+"""Values that completion offers; any other can be typed."""
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """One sampling setting as it is now."""
+
+    name: str
+    value: Any
+    source: str
+    """Where it comes from: "this conversation", "settings file", "the model", "chatterm"; "" where nobody set it."""
+
+    @property
+    def text(self) -> str:
+        return value_text(self.value)
+
+
+def in_force(
+    chosen: Mapping[str, Any], settings: SamplingSettings, info: ModelInfo | None
+) -> dict[str, InForce]:
+    """Every setting, by name. Without a model nobody knows what its authors recommend."""
+    from engine.params import UNRECOMMENDED, SamplingParams
+
+    layers = [
+        ("this conversation", chosen),
+        ("settings file", settings.given()),
+        ("the model", info.sampling if info is not None else {}),
+        ("chatterm", UNRECOMMENDED if info is not None and not info.sampling else {}),
+    ]
+    off = SamplingParams()
+    found = {}
+    for name in NAMES:
+        source, layer = next(((s, values) for s, values in layers if name in values), ("", {}))
+        value = layer.get(name) if source else getattr(off, name) if info is not None else None
+        found[name] = InForce(name, value, source)
+    return found
+
+
+def with_choice(chosen: Mapping[str, Any], text: str) -> tuple[str, dict[str, Any]]:
+    """The name in `NAME VALUE` and what is chosen then; "" and nothing chosen for `default` alone.
+
+    Raises EngineError (one line): there is no such setting, or it cannot have this value.
+    """
+    if text.strip().lower() in _BACK:
+        return "", {}
+    name, value = split(text)
+    if value.lower() in _BACK:
+        return name, {key: old for key, old in chosen.items() if key != name}
+    from chatterm.settings.text import parsed
+
+    try:
+        words = shlex.split(value) if name == "stop" else [value]
+    except ValueError:
+        raise EngineError(
+            "A quotation mark is not closed; write it like this: /set stop 'one' 'two'."
+        ) from None
+    setting = parsed("sampling", name, words)
+    if problem := problem_with("sampling", name, setting):
+        raise EngineError(problem)
+    return name, {**chosen, name: setting}
+
+
+def split(text: str) -> tuple[str, str]:
+    """The name and the value in `NAME VALUE` or `NAME=VALUE`; "" for no value. Raises EngineError for no such name."""
+    written, *rest = re.split(r"\s*=\s*|\s+", text.strip(), maxsplit=1)
+    name = written.lower().lstrip("-").replace("-", "_")
+    if name not in NAMES:
+        near = get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(NAMES)}."
+        raise EngineError(f"Unknown sampling setting {one_line(written, 60)}; {hint}")
+    return name, rest[0] if rest else ""
+
+
+def value_text(value: object) -> str:
+    """A value as a person reads it."""
+    if value in (None, (), []):
+        return "–"
+    if isinstance(value, tuple | list):
+        return " ".join(repr(one_line(str(item), 60)) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def changed_text(name: str, now: InForce | None) -> str:
+    """What has happened: `name` was chosen or taken back, and is `now` this; "" and None for all of them."""
+    if now is None:
+        return "This conversation uses the default sampling settings again, from the next answer on."
+    if now.source == "this conversation":
+        return f"{name} is {now.text} from the next answer on."
+    if now.value in (None, ()):
+        return f"{name} is no longer set, from the next answer on."
+    where = {"settings file": "from the settings file", "the model": "as the model's authors recommend"}.get(
+        now.source, "the default"
+    )
+    return f"{name} is {now.text} again ({where}), from the next answer on."
+
+
+def described_text(now: InForce) -> str:
+    """One setting in a line."""
+    from chatterm.settings.text import field_docs
+
+    value = "not set" if now.value in (None, ()) else f"{now.text} ({now.source or 'default'})"
+    return f"{now.name}: {value}. {field_docs(SamplingSettings)[now.name]}"
+
+
+def answer_to(
+    text: str, chosen: Mapping[str, Any], settings: SamplingSettings, info: ModelInfo | None
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """What `/set text` makes of what was chosen (None: nothing is changed), and what to say to it: one line, but for
+    the list of all that "" asks for. Raises EngineError (one line)."""
+    if not text:
+        found = in_force(chosen, settings, info).values()
+        return None, [f"{s.name}: {s.text}" + (f" ({s.source})" if s.source else "") for s in found]
+    if text.lower() not in _BACK:
+        name, value = split(text)
+        if not value:
+            return None, [described_text(in_force(chosen, settings, info)[name])]
+    name, changed = with_choice(chosen, text)
+    return changed, [changed_text(name, in_force(changed, settings, info).get(name))]
+
+
+def suggested() -> list[str]:
+    """What may stand behind /set."""
+    return [
+        *(f"{name} " for name in NAMES),
+        *(f"{name} {value}" for name in NAMES for value in (*_OFFERED.get(name, ()), "default")),
+        "default",
+    ]

@@ -1,0 +1,178 @@
+"""`@path` in a message attaches a text file: its content follows the message in a fenced block."""
+
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from chatterm.backends.backend import EngineError
+from chatterm.terminal.sanitize import cleaned, one_line
+from models.units import bytes_text
+
+LARGEST = 1_000_000
+"""Bytes of a file that is attached."""
+_MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
+_AFTER = ".,;:!?)]}'"
+"""What may stand behind a path and belong to the sentence."""
+_WORD = re.compile(r"\w{1,12}")
+_FILE_NAME = re.compile(
+    r".*[^.]\.("
+    r"bash|bmp|c|cfg|conf|cpp|cs|css|csv|diff|doc|docx|epub|gif|go|gz|h|hpp|htm|html|ini|ipynb|java|jpeg|"
+    r"jpg|js|json|jsonl|jsx|kt|log|lua|md|mjs|odt|patch|pdf|php|png|pptx|proto|py|r|rb|rs|rst|rtf|scala|"
+    r"scss|sh|sql|svg|swift|tar|tex|toml|ts|tsv|tsx|txt|vue|webp|xls|xlsx|xml|yaml|yml|zip"
+    r")",
+    re.IGNORECASE | re.DOTALL,
+)
+"""How names of files end: `@app.route` and `@example.com` are none."""
+
+
+class AttachmentError(EngineError):
+    """A file that cannot be attached."""
+
+
+class NoFileError(AttachmentError):
+    """Something that looks like a file and is none. It can be sent as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """`@path` at `start:end` of a text."""
+
+    start: int
+    end: int
+    path: str
+    quoted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A message whose files were read."""
+
+    message: str
+    """The message; the files in it are just names."""
+    blocks: tuple[str, ...] = ()
+    """The files, each as its name and a fenced block."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Where in the text as it was written they are mentioned."""
+
+
+def mentions(text: str) -> Iterator[Mention]:
+    """Everything that looks like `@path` or `@"a path"`, at the start of a word."""
+    for match in _MENTION.finditer(text):
+        yield Mention(match.start(), match.end(), match[1] or match[2], match[1] is not None)
+
+
+def attach(shown: str, folder: Path, *, as_text: bool = False) -> Attached:
+    """`shown` and the files that it mentions. It looks at the disk: not for the screen's thread.
+
+    What is no file stays text, and where it looks like one only `as_text`. Raises AttachmentError.
+    """
+    parts: list[str] = []
+    blocks: dict[str, str] = {}
+    places: list[tuple[int, int]] = []
+    place = 0
+    for mention in mentions(shown):
+        name = _meant(mention, folder)
+        if name is None:
+            if not as_text and (problem := _looks_wrong(mention, folder)):
+                raise NoFileError(problem)
+            continue
+        parts += [shown[place : mention.start], name]
+        place = mention.start + 1 + len(name) + 2 * mention.quoted
+        places.append((mention.start, place))
+        if name not in blocks:
+            blocks[name] = _block(name, read_text(located(folder, name), name))
+    if not blocks:
+        return Attached(shown)
+    message = "".join([*parts, shown[place:]]).rstrip()
+    return Attached(message, tuple(blocks.values()), tuple(places))
+
+
+def located(folder: Path, name: str) -> Path:
+    """Where a path lies that was written in `folder`; `~` is the home."""
+    try:
+        return folder / Path(name).expanduser()
+    except RuntimeError:  # no such home
+        return folder / name
+
+
+def working_folder() -> Path:
+    """Where the application was started; the root, where that is gone."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/")
+
+
+def _meant(mention: Mention, folder: Path) -> str | None:
+    """The path of a file as it was written, without the sentence around it; None: there is no such file."""
+    return next((n for n in _readings(mention) if _kind(located(folder, n)) == "file"), None)
+
+
+def _readings(mention: Mention) -> Iterator[str]:
+    """The path, then without what may belong to the sentence."""
+    name = mention.path
+    yield name
+    while not mention.quoted and name[-1:] in _AFTER and len(name) > 1:
+        name = name[:-1]
+        yield name
+
+
+def _looks_wrong(mention: Mention, folder: Path) -> str:
+    """What to say of a mention that is no file but looks like a path; "" for `@somebody`, `@decorator` and the like."""
+    for name in _readings(mention):
+        if any(c.isalnum() for c in name) and _kind(located(folder, name)) == "folder":
+            return f"{one_line(name, limit=200)} is a folder; only files can be attached."
+    *_, name = _readings(mention)
+    path = located(folder, name)
+    is_path = mention.quoted or name.startswith(("./", "../", "/", "~/"))
+    has_suffix = _FILE_NAME.fullmatch(path.name) is not None
+    # A scoped package (`@types/node`) is no path, unless its scope is a folder here.
+    is_inside = "/" in name and (has_suffix or _kind(path.parent) == "folder")
+    return f"There is no file {one_line(name, limit=200)}." if is_path or has_suffix or is_inside else ""
+
+
+def _kind(path: Path) -> str:
+    """file, folder, or "" where there is nothing that can be looked at."""
+    try:
+        return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
+    except (OSError, ValueError):
+        return ""
+
+
+def read_text(path: Path, name: str) -> str:
+    """The text of a file; `name` is how errors call it. Raises AttachmentError."""
+    shown = one_line(name, limit=200)
+    try:
+        info = path.stat()
+        if stat.S_ISDIR(info.st_mode):
+            raise AttachmentError(f"{shown} is a folder; attach a file in it.")
+        if not stat.S_ISREG(info.st_mode):
+            raise AttachmentError(f"{shown} is not a regular file; only text files can be attached.")
+        if info.st_size > LARGEST:
+            raise AttachmentError(
+                f"{shown} has {bytes_text(info.st_size)}; at most {bytes_text(LARGEST)} can be attached."
+            )
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise AttachmentError(f"{shown} cannot be read: {error.strerror or error}.") from error
+    if len(data) > LARGEST:
+        raise AttachmentError(f"{shown} is longer than {bytes_text(LARGEST)}; it cannot be attached.")
+    try:
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise AttachmentError(f"{shown} is not a text file; only text (UTF-8) can be attached.")
+    return cleaned(text)
+
+
+def _block(name: str, text: str) -> str:
+    """The name, then the text in a fence that nothing in it can close."""
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`{3,}", text)), 3)
+    suffix = Path(name).suffix[1:]
+    language = suffix if _WORD.fullmatch(suffix) else ""
+    end = "" if text.endswith("\n") else "\n"
+    return f"{one_line(name, limit=200)}:\n{fence}{language}\n{text}{end}{fence}"

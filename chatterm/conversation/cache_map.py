@@ -1,0 +1,102 @@
+"""The KV blocks as squares of colour, and what they mean: lines for a screen or for the conversation."""
+
+from chatterm.conversation.figures import count_text
+from chatterm.markdown.lines import Line, Run, line_cells, wrap
+from engine.cache.block_map import BlockMap, BlockState
+from models.units import counted
+
+_STYLES = {
+    BlockState.FREE: "rule",
+    BlockState.CACHED: "muted",
+    BlockState.HELD: "primary",
+    BlockState.SHARED: "accent",
+    BlockState.MASKED: "code-string",
+}
+_MARKS = "·▪■▣□"
+"""One for each state, to be told apart without colours too."""
+PLAIN_MARKS = ".+#@o"
+"""The same for terminals that show nothing else."""
+_NAMES = {
+    BlockState.HELD: "this branch",
+    BlockState.SHARED: "this branch and others",
+    BlockState.MASKED: "thinking left out",
+    BlockState.CACHED: "other branches",
+    BlockState.FREE: "free",
+}
+_STRIP_ROWS = 4
+"""Most lines of the strip that shows the branch in the order of the conversation."""
+
+
+def cache_lines(found: BlockMap, width: int, height: int = 24, *, plain: bool = False) -> list[Line]:
+    """The branch in the order of the conversation, then every block where it lies, then what the colours mean.
+
+    The map takes what `height` leaves; where there are more blocks than squares, several share one.
+    """
+    marks = PLAIN_MARKS if plain else _MARKS
+    blocks = f"{counted(len(found.states), 'block')} of {counted(found.block_size, 'token')}"
+    head: list[Line] = [
+        *wrap([("KV cache", "heading"), (f"  {blocks}", "muted")], width),
+        [],
+        *wrap(_about(found), width),
+    ]
+    if found.path:
+        own = bytes(found.states[id] for id in found.path)
+        head += [[], *_squares("In the order of the conversation", own, width, _STRIP_ROWS, marks)]
+    legend = _legend(found, width, marks)
+    rows = max(height - len(head) - len(legend) - 3, 2)
+    whole = _squares("In the order of memory", found.states, width, rows, marks)
+    return [*head, [], *whole, [], *legend]
+
+
+def _about(found: BlockMap) -> list[Run]:
+    """What one should see, in a sentence or two."""
+    if not found.tokens:
+        return [("There are no messages on this branch yet.", "muted")]
+    runs: list[Run] = [("This branch  ", "strong"), (f"{counted(found.tokens, 'token')}, ", "")]
+    if found.present == found.tokens:
+        runs.append(("all of them in the cache", ""))
+    else:
+        runs.append((f"{found.present:,} of them in the cache", ""))
+    if found.shared:
+        others = "another branch" if found.others == 1 else counted(found.others, "other branch")
+        runs.append((f"; {found.shared:,} shared with {others} and computed only once", "accent"))
+    if found.hidden:
+        runs.append((f"; {counted(found.hidden, 'token')} of thinking left out", "code-string"))
+    return [*runs, (".", "")]
+
+
+def _squares(title: str, states: bytes, width: int, rows: int, marks: str) -> list[Line]:
+    """A title, then lines of squares with a space between two, at most `rows`."""
+    across = max((width + 1) // 2, 1)
+    each = max(-(-len(states) // (across * rows)), 1)
+    # A square of several blocks shows the most telling one: a short branch must not vanish.
+    shown = [BlockState(max(states[at : at + each])) for at in range(0, len(states), each)]
+    more = f", {counted(each, 'block')} per square" if each > 1 else ""
+    lines = wrap([(title + more, "muted")], width)
+    for at in range(0, len(shown), across):
+        line: Line = []
+        for state in shown[at : at + across]:
+            style, text = _STYLES[state], marks[state] + " "
+            if line and line[-1][1] == style:
+                line[-1] = (line[-1][0] + text, style)
+            else:
+                line.append((text, style))
+        line[-1] = (line[-1][0][:-1], line[-1][1])
+        lines.append(line)
+    return lines
+
+
+def _legend(found: BlockMap, width: int, marks: str) -> list[Line]:
+    """A mark, its name and how many there are, as many beside each other as fit."""
+    lines: list[Line] = [[]]
+    for state, name in _NAMES.items():
+        count = found.count(state)
+        if not count and state in (BlockState.SHARED, BlockState.MASKED):
+            continue
+        entry: Line = [(f"{marks[state]} ", _STYLES[state]), (f"{name} ", "muted"), (count_text(count), "")]
+        if line_cells(entry) > width:
+            entry[1] = ("", "")
+        if lines[-1] and line_cells(lines[-1]) + 3 + line_cells(entry) > width:
+            lines.append([])
+        lines[-1] += ([("   ", "")] if lines[-1] else []) + entry
+    return lines

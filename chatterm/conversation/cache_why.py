@@ -1,0 +1,148 @@
+"""/cache why: for each turn of the branch what of its prompt was reused, warmed and computed; and why, in words."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chatterm.backends.backend import TurnStats
+from chatterm.conversation.figures import bar
+from chatterm.markdown.lines import Line, cells, elided, line_cells, wrap
+from chatterm.sessions.records import Exchange
+from chatterm.terminal.sanitize import one_line, visible
+from engine.events import Cause, Parting
+from models.units import counted
+
+TITLE = "What each turn found in the cache"
+_STYLES = ("accent", "code-string", "primary")
+"""Of what was reused, warmed, computed."""
+_HEADS = ("▪ reused", "▪ prewarmed", "▪ computed")
+_BAR = 16
+_NARROW, _NO_BAR = 44, 64
+"""Columns below which the counts stand under the message, and below which there is no bar."""
+_CAUSES = {
+    Cause.THINKING: "its thinking is left out of the history",
+    Cause.TRIMMED: "the end of it is left out of the history",
+    Cause.SYSTEM: "it was changed",
+    Cause.EDITED: "there was another message at this place",
+    Cause.BRANCH: "another branch continues differently from here",
+    Cause.POLICY: "its thinking was cached under another think_cache setting",
+    Cause.OPENED: "it was written before the model was loaded",
+    Cause.EVICTED: "it was evicted to make room",
+    Cause.DRAFT: "the draft was changed after it was prewarmed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One turn."""
+
+    message: str
+    stats: TurnStats | None
+    """None where no figures were kept."""
+    reasons: tuple[Line, ...] = ()
+
+
+def explained(
+    path: Sequence[Exchange], models: Sequence[str], token_text: Callable[[int], str | None]
+) -> list[Explained]:
+    """The turns of a branch. `token_text` reads tokens of a model that has one of the names `models`."""
+    turns = []
+    for number, exchange in enumerate(path):
+        stats = TurnStats.of(exchange.stats) if exchange.stats.get("prompt_tokens") else None
+        text = token_text if exchange.model in models else _no_text
+        others = [earlier.model for earlier in path[:number] if earlier.model != exchange.model]
+        partings = (stats.parting, stats.draft_parting) if stats is not None else ()
+        reasons = tuple(_reason(parting, others, text) for parting in partings if parting is not None)
+        turns.append(Explained(one_line(exchange.user, 300), stats, reasons))
+    return turns
+
+
+def why_lines(turns: Sequence[Explained], width: int) -> list[Line]:
+    """A line with a bar a turn, the reasons below it; then what the person waited for in all."""
+    if not turns:
+        return wrap([("There are no messages on this branch yet.", "muted")], width)
+    lines: list[Line] = []
+    figures = [turn.stats for turn in turns if turn.stats is not None]
+    longest = max((stats.prompt_tokens for stats in figures), default=1)
+    sizes = [cells(head) for head in _HEADS]
+    if width >= _NARROW:
+        line: Line = [(" " * (width - sum(sizes) - 2 * (len(sizes) - 1)), "")]
+        for head, style in zip(_HEADS, _STYLES, strict=True):
+            line += [("  ", "")] if len(line) > 1 else []
+            line += [(head[0], style), (head[1:], "muted")]
+        lines.append(line)
+    for number, turn in enumerate(turns, 1):
+        lines += _turn(number, turn, longest, sizes, width)
+    return [*lines, [], *wrap(_sum(figures), width)]
+
+
+def _turn(number: int, turn: Explained, longest: int, sizes: Sequence[int], width: int) -> list[Line]:
+    head: Line = [(f"{number:>2}  ", "muted")]
+    stats, indent = turn.stats, line_cells(head)
+    counts = (stats.reused_tokens, stats.warmed_tokens, stats.prefilled_tokens) if stats is not None else None
+    texts = [f"{count:,}" for count in counts] if counts is not None else ["–"] * len(sizes)
+    if width < _NARROW:
+        below = " + ".join(texts) if counts is not None else "no statistics"
+        lines = [
+            [*head, (elided(turn.message, width - indent), "")],
+            [(" " * indent, ""), (elided(below, width - indent), "muted")],
+        ]
+    else:
+        columns = [text.rjust(size) for text, size in zip(texts, sizes, strict=True)]
+        right: Line = [("  ".join(columns), "")]
+        if width >= _NO_BAR:
+            shares = [
+                (count / longest, style)
+                for count, style in zip(counts or (), _STYLES, strict=False)
+                if count > 0
+            ]
+            right = [*bar(shares, _BAR), ("  ", ""), *right]
+        room = width - indent - line_cells(right) - 2
+        message = elided(turn.message, room)
+        lines = [[*head, (message, ""), (" " * (room - cells(message) + 2), ""), *right]]
+    for reason in turn.reasons:
+        for line in wrap(reason, width - indent):
+            lines.append([(" " * indent, ""), *line])
+    return lines
+
+
+def _sum(figures: Sequence[TurnStats]) -> Line:
+    """What the person waited for."""
+    prompt = sum(stats.prompt_tokens for stats in figures)
+    if not prompt:
+        return [("There are no statistics for these turns.", "muted")]
+    computed = sum(stats.prefilled_tokens for stats in figures)
+    warmed = sum(stats.warmed_tokens for stats in figures)
+    text = f"You waited for {computed:,} of {counted(prompt, 'prompt token')}"
+    if warmed:
+        text += f"; {warmed:,} were prewarmed while you read and typed"
+    return [(text + ".", "accent")]
+
+
+def _reason(parting: Parting, models: Sequence[str], token_text: Callable[[int], str | None]) -> Line:
+    """Where and why, as a sentence. `models` answered earlier in the branch, besides the one of this turn."""
+    kind = "answer" if parting.in_answer else "message"
+    where = f"{kind} {parting.message}" if parting.message else "the system prompt"
+    cause = _CAUSES[parting.cause]
+    if parting.cause is Cause.OPENED and models:
+        cause = f"it was answered by {one_line(models[-1], 60)}, and models cannot share a cache"
+    at = f"token {parting.row + 1:,}"
+    if parting.cached < 0:
+        return [(f"Nothing was cached from {at} on, in {where}: {cause}.", "muted")]
+    return [
+        (f"{where[0].upper()}{where[1:]} differs from the cached text at {at}: cached ", "muted"),
+        (_quoted(parting.cached, token_text), "code-inline"),
+        (", needed ", "muted"),
+        (_quoted(parting.wanted, token_text), "code-inline"),
+        (f" ({cause}).", "muted"),
+    ]
+
+
+def _quoted(token: int, token_text: Callable[[int], str | None]) -> str:
+    text = token_text(token)
+    if text is None:
+        return f"token {token}"
+    return visible(text.replace(" ", "␣").replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def _no_text(_: int) -> None:
+    return None

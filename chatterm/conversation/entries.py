@@ -1,0 +1,281 @@
+"""What a transcript consists of. An entry is data that lays itself out as lines; it knows no widget."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chatterm.commands.registry import COMMANDS, key_text
+from chatterm.conversation.figures import seconds_text
+from chatterm.markdown.code import code_blocks
+from chatterm.markdown.document import Document
+from chatterm.markdown.lines import Line, Run, cells, elided, styled, wrap
+from chatterm.terminal.sanitize import cleaned, visible
+from models.units import counted
+
+INDENT = 2
+"""Columns left of every text: the person's bar stands there."""
+_ANSWER_NOW = next(key_text(key) for command in COMMANDS if command.name == "answer" for key in command.keys)
+_LONG, _LONG_LINES = 8_000, 60
+"""Characters and lines from which a message of the person is folded."""
+_LONG_HEAD, _LONG_HEAD_LINES = 2_000, 12
+"""How much of it is shown then."""
+_EDITED = "✎ you are editing this message below"
+_MARGIN: Line = [(" " * INDENT, "")]
+
+Branch = tuple[int, int]
+"""Which of the alternatives a message is, from 1, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Click:
+    """What a click on a line means."""
+
+    what: str
+    """`fold` (done already), `prev` or `next` branch, `copy` of a code block, or `message` for the rest."""
+    number: int = 0
+    """Which code block, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Lines of somebody else (they are not copied), and what is put around each when it is drawn."""
+
+    lines: Sequence[Sequence[Run]]
+    prefix: Line
+    style: str = ""
+
+
+class Entry:
+    """Laid out when somebody asks, and kept until `changed`."""
+
+    def __init__(self) -> None:
+        self._sections: list[Section] = []
+        self._width = 0
+        self.height = 0
+        """Lines when it was last laid out: an estimate while the width is another."""
+
+    def build(self, width: int) -> list[Section]:
+        raise NotImplementedError
+
+    @property
+    def layout(self) -> object:
+        """Another one whenever it was laid out anew."""
+        return self._sections
+
+    def changed(self) -> None:
+        self._width = 0
+
+    def is_laid_out(self, width: int) -> bool:
+        return self._width == width
+
+    def lay_out(self, width: int) -> None:
+        if self._width != width:
+            self._sections = self.build(width)
+            self._width = width
+            self.height = sum(len(section.lines) for section in self._sections)
+
+    def line(self, row: int) -> Line:
+        """One line of the latest layout; empty where there is none."""
+        for section in self._sections:
+            if row < len(section.lines):
+                line = section.lines[row]
+                if not line and section.prefix == _MARGIN:
+                    return []
+                return [*section.prefix, *(styled(line, section.style) if section.style else line)]
+            row -= len(section.lines)
+        return []
+
+    def click(self, row: int, column: int) -> Click:
+        """What a click there means; what only this entry is concerned with is done at once."""
+        at = 0
+        for text, style in self.line(row):
+            at += cells(text)
+            if column < at:
+                if style == "branch":
+                    return Click("prev" if column < at - cells(text) / 2 else "next")
+                if style.endswith("code-copy"):
+                    above = (self.line(number) for number in range(row + 1))
+                    labels = [run for line in above for run in line if run[1].endswith("code-copy")]
+                    return Click("copy", len(labels))
+                break
+        return Click("message")
+
+    @property
+    def source_text(self) -> str:
+        """What a copy of it holds."""
+        return ""
+
+
+class UserEntry(Entry):
+    """What the person wrote, exactly as typed: nothing in it is markup."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = cleaned(text)
+        self.note = ""
+        """Said dimly below it: that it waits, for instance."""
+        self.branch: Branch = (1, 1)
+        self.is_edited = False
+        """It stands in the composer, to be asked anew."""
+        self._is_open = False
+        """Whether all of a long message is shown."""
+
+    @property
+    def source_text(self) -> str:
+        return self.text
+
+    def unfold(self) -> None:
+        """Show all of a long message."""
+        if not self._is_open:
+            self._is_open = True
+            self.changed()
+
+    def click(self, row: int, column: int) -> Click:
+        if self.line(row)[-1:] and self.line(row)[-1][1] == "fold":
+            self._is_open = not self._is_open
+            self.changed()
+            return Click("fold")
+        return super().click(row, column)
+
+    def build(self, width: int) -> list[Section]:
+        text, rest = (self.text, "") if self._is_open else _folded(self.text)
+        lines = [line for row in text.split("\n") for line in wrap([(row, "user")], width - INDENT)]
+        bar: Line = [("▌", "user-bar edited" if self.is_edited else "user-bar"), (" ", "")]
+        sections = [Section(lines, bar)]
+        if rest or (self._is_open and len(_folded(self.text)[1])):
+            sections.append(Section([[(rest or "▾ show less", "fold")]], bar))
+        if self.is_edited:
+            sections.append(Section(wrap([(_EDITED, "edited")], width - INDENT), bar))
+        below = [*_branch_runs(self.branch), *([(self.note, "muted")] if self.note else [])]
+        if below:
+            sections.append(Section([below], _MARGIN))
+        return sections
+
+
+class AnswerEntry(Entry):
+    """Thinking (if any), the answer, and a line of figures below it."""
+
+    def __init__(self, *, show_thinking: bool | None = None) -> None:
+        super().__init__()
+        self.body = Document()
+        self.thinking = Document()
+        self.source: list[str] = []
+        """The answer as the model wrote it, in pieces."""
+        self.activity = ""
+        """What happens while nothing can be read yet."""
+        self.footer: Line = []
+        self.branch: Branch = (1, 1)
+        self.thinking_tokens = 0
+        self.thinking_s = 0.0
+        self.is_thinking = False
+        self._open = show_thinking
+        """None: open while it runs, one line afterwards."""
+
+    def add(self, text: str, *, reasoning: bool) -> None:
+        if not reasoning:
+            self.source.append(text)
+        document = self.thinking if reasoning else self.body
+        text = visible(text)
+        # A model often begins with line breaks; they are not part of what it says.
+        document.append(text.lstrip("\n") if document.is_empty else text)
+        self.changed()
+
+    @property
+    def source_text(self) -> str:
+        """The answer as the model wrote it, without the line breaks that end its thinking."""
+        return "".join(self.source).lstrip("\n")
+
+    def settle_thinking(self, text: str) -> None:
+        """This is all of the thinking so far, whatever was added."""
+        self.thinking = Document()
+        self.add(text, reasoning=True)
+
+    def settle_text(self, text: str) -> None:
+        """This is the whole answer so far, whatever was added."""
+        source = "".join(self.source)
+        if text.startswith(source):
+            if rest := text[len(source) :]:
+                self.add(rest, reasoning=False)
+            return
+        self.source, self.body = [], Document()
+        self.add(text, reasoning=False)
+
+    def code(self, number: int) -> str | None:
+        """The n-th code block, from 1; negative numbers count from the end. None when there is none."""
+        blocks = code_blocks("".join(self.source))
+        index = number - 1 if number > 0 else number
+        return blocks[index] if number and -len(blocks) <= index < len(blocks) else None
+
+    @property
+    def has_thought(self) -> bool:
+        return self.is_thinking or not self.thinking.is_empty
+
+    @property
+    def is_open(self) -> bool:
+        return self.is_thinking if self._open is None else self._open
+
+    def show_thinking(self, opened: bool | None) -> None:
+        self._open = opened
+        self.changed()
+
+    def click(self, row: int, column: int) -> Click:
+        if row == 0 and self.has_thought:
+            self.show_thinking(not self.is_open)
+            return Click("fold")
+        return super().click(row, column)
+
+    def build(self, width: int) -> list[Section]:
+        room = width - INDENT
+        sections: list[Section] = []
+        if self.has_thought:
+            sections.append(Section([[(elided(self._thinking_head(), room), "thinking-head")]], _MARGIN))
+            if self.is_open:
+                bar = [*_MARGIN, ("│ ", "rule")]
+                sections.append(Section(self.thinking.lines(room - 2), bar, "thinking"))
+        if not self.body.is_empty:
+            sections.append(Section([[]] if sections else [], _MARGIN))
+            sections.append(Section(self.body.lines(room), _MARGIN))
+        if self.activity:
+            above: list[Line] = [[]] if sections and not self.body.is_empty else []
+            sections.append(Section([*above, [(self.activity, "muted")]], _MARGIN))
+        marks = _branch_runs(self.branch)
+        if self.footer or marks:
+            gap: Line = [(" ", "")] if marks and self.footer else []
+            sections.append(Section([[], *wrap([*marks, *gap, *self.footer], room)], _MARGIN))
+        return sections
+
+    def _thinking_head(self) -> str:
+        tokens = counted(self.thinking_tokens, "token")
+        mark = "▾" if self.is_open else "▸"
+        if self.is_thinking:
+            return f"{mark} thinking · {self.thinking_s:.1f} s, {tokens} · {_ANSWER_NOW} answers now"
+        return f"{mark} thought for {seconds_text(self.thinking_s)}, {tokens}"
+
+
+class NoticeEntry(Entry):
+    """What happened to the conversation besides its messages."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = cleaned(text)
+
+    def build(self, width: int) -> list[Section]:
+        rows = self.text.split("\n")
+        lines = [line for row in rows for line in wrap([(row, "notice")], width - INDENT)]
+        return [Section(lines[:1], [("· ", "notice-mark")]), Section(lines[1:], _MARGIN)]
+
+
+def _folded(text: str) -> tuple[str, str]:
+    """The beginning of a long text, and what is said of the rest; "" where nothing is left out."""
+    if len(text) <= _LONG and text.count("\n") < _LONG_LINES:
+        return text, ""
+    head = "\n".join(text[:_LONG_HEAD].split("\n", _LONG_HEAD_LINES)[:_LONG_HEAD_LINES])
+    rest = text[len(head) :]
+    count = rest.count("\n")
+    what = f"{count:,} more lines" if count > 1 else f"{len(rest):,} more characters"
+    return head, f"▸ {what}"
+
+
+def _branch_runs(branch: Branch) -> Line:
+    """`< 2/3 >` where there are alternatives. The left half of it leads back, the right half on."""
+    number, count = branch
+    return [(f"< {number}/{count} >", "branch"), (" ", "")] if count > 1 else []

@@ -1,0 +1,345 @@
+"""The figures a person sees: measured while an answer comes, and how they are written."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from chatterm.backends.backend import Figures, ModelInfo, Progress, TurnStats
+from chatterm.markdown.lines import Line
+from models.units import bytes_text
+
+_BARS = "▁▂▃▄▅▆▇"
+_WINDOW = 1.0
+"""Seconds that "tokens/s now" looks back."""
+_QUIET = 0.8
+"""Seconds of warming that are not worth telling."""
+_ENOUGH = 32
+"""Tokens that were computed at once, from which their rate tells how long more of them will take."""
+
+
+class Speedometer:
+    """Tokens/s now and over the whole answer, from the times at which tokens came."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._counts: list[int] = []
+        self._bucket = 0.1
+        """Seconds that one entry of `_counts` covers; doubles when there are too many."""
+        self.first: float | None = None
+        self.latest = 0.0
+        self.count = 0
+
+    def add(self, time: float) -> None:
+        if self.first is None:
+            self.first = time
+        self.latest = time
+        self.count += 1
+        self._recent.append(time)
+        while self._recent[0] < time - _WINDOW:
+            self._recent.popleft()
+        index = int((time - self.first) / self._bucket)
+        while index >= 64:
+            self._bucket *= 2
+            pairs = zip(self._counts[::2], [*self._counts[1::2], 0], strict=False)
+            self._counts = [a + b for a, b in pairs]
+            index = int((time - self.first) / self._bucket)
+        self._counts += [0] * (index + 1 - len(self._counts))
+        self._counts[index] += 1
+
+    def now(self, time: float) -> float:
+        """Tokens/s over the last second; 0.0 when nothing came in it."""
+        recent = [t for t in self._recent if t >= time - _WINDOW]
+        if len(recent) < 2 or recent[-1] <= recent[0]:
+            return 0.0
+        return (len(recent) - 1) / (max(recent[-1], time - 0.2) - recent[0])
+
+    @property
+    def average(self) -> float:
+        """Tokens/s from the first token to the latest; 0.0 for fewer than two."""
+        if self.first is None or self.count < 2 or self.latest <= self.first:
+            return 0.0
+        return (self.count - 1) / (self.latest - self.first)
+
+    def history(self) -> tuple[float, ...]:
+        """Tokens/s along the answer, the unfinished last stretch left out."""
+        return tuple(count / self._bucket for count in self._counts[:-1])
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """Sums over the turns since the last reset."""
+
+    turns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    reasoning_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    ttfts: list[float] = field(default_factory=list)
+    warmed_tokens: int = 0
+    """Of the cached ones those that were computed in idle time."""
+    retries: int = 0
+    """Turns that answered an earlier message once more; the next two are of their prompts."""
+    retried_tokens: int = 0
+    reused_tokens: int = 0
+
+    def add(self, stats: TurnStats, *, retry: bool = False) -> None:
+        self.turns += 1
+        if retry:
+            self.retries += 1
+            self.retried_tokens += stats.prompt_tokens
+            self.reused_tokens += stats.cached_tokens
+        self.prompt_tokens += stats.prompt_tokens
+        self.cached_tokens += stats.cached_tokens
+        self.prefilled_tokens += stats.prefilled_tokens
+        self.generated_tokens += stats.generated_tokens
+        self.reasoning_tokens += stats.reasoning_tokens
+        self.warmed_tokens += stats.warmed_tokens
+        self.prefill_s += stats.prefill_s
+        self.decode_s += stats.decode_s
+        self.ttfts.append(stats.ttft_s)
+
+    @classmethod
+    def of(cls, turns: Iterable[Mapping[str, float]]) -> "SessionStats":
+        """The sums over turns as they are stored: what `TurnStats.to_dict` gives; {} for one without figures."""
+        session = cls()
+        for turn in turns:
+            if turn:
+                session.add(TurnStats.of(turn))
+        return session
+
+    def copy(self) -> "SessionStats":
+        return replace(self, ttfts=self.ttfts.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Everything that the status line and the side panel show, at one moment."""
+
+    phase: str
+    """loading, absent (no model), ready, reading (prefill), thinking, answering."""
+    model: str
+    info: ModelInfo | None = None
+    progress: Progress | None = None
+    speed: float = 0.0
+    """Tokens/s now; the average once the answer has ended."""
+    average: float = 0.0
+    history: tuple[float, ...] = ()
+    ttft_s: float | None = None
+    waited_s: float = 0.0
+    """Since the request, while no token has come."""
+    cached: int | None = None
+    computed: int | None = None
+    generated: int = 0
+    used: int = 0
+    """Tokens of the context that are taken."""
+    present: int | None = None
+    """How many of them need not be computed for the next answer; None where nobody knows."""
+    context: int = 0
+    figures: Figures | None = None
+    prefill_rate: float | None = None
+    """Tokens/s at which the prompt was computed, or is."""
+    progress_rate: float | None = None
+    """Bytes/s of what is being downloaded or loaded."""
+    is_saved: bool = False
+    """The figures were saved with an answer: this machine may be another one than that which computed it."""
+    title: str = ""
+    """That of the conversation; "" before it begins."""
+    left_s: float | None = None
+    """Seconds until the progress, the prefill or the warming of the history will be done."""
+
+    @property
+    def is_warming(self) -> bool:
+        """Idle work makes the history present, and there is something left of it."""
+        return self.phase == "ready" and self.present is not None and self.present < self.used
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        """The fraction of the memory's bandwidth that decoding uses: each token reads the weights and the KV of
+        what is before it. None while a part of it is unknown."""
+        figures, speed = self.figures, self.speed or self.average
+        if self.is_saved or figures is None or not figures.bandwidth or not speed:
+            return None
+        blocks = figures.blocks_free + figures.blocks_cached + figures.blocks_held
+        per_token = figures.kv_bytes / (blocks * figures.block_size) if blocks else 0.0
+        return speed * (figures.weight_bytes + self.used * per_token) / figures.bandwidth
+
+
+class Pace:
+    """How fast something grows, over the last few seconds, and when it will be done."""
+
+    def __init__(self, window: float = 4.0) -> None:
+        self._window = window
+        self._points: deque[tuple[float, float]] = deque()
+
+    def add(self, time: float, done: float) -> None:
+        """`done` so far; less than before means that something else has begun."""
+        points = self._points
+        if points and done < points[-1][1]:
+            points.clear()
+        if points and done == points[-1][1]:
+            return
+        points.append((time, done))
+        while len(points) > 2 and points[1][0] < time - self._window:
+            points.popleft()
+
+    def rate(self, time: float) -> float | None:
+        """Per second; None while it cannot be told."""
+        if len(self._points) < 2:
+            return None
+        begun, first = self._points[0]
+        return (self._points[-1][1] - first) / max(time - begun, 1e-9)
+
+    def left(self, time: float, total: float | None) -> float | None:
+        """Seconds until `total`; None while it cannot be told."""
+        rate = self.rate(time)
+        if not total or not rate:
+            return None
+        return max(total - self._points[-1][1], 0.0) / rate
+
+
+class Watch:
+    """Sees every Live there is, one after the other, and adds what only several of them can tell."""
+
+    def __init__(self) -> None:
+        self._what: object = None
+        self._pace = Pace()
+        self._warming_since: float | None = None
+        self._prefill_rate: float | None = None
+        """The latest that is worth something."""
+
+    def see(self, live: Live, now: float) -> Live:
+        """`live` with its rates and the time that is left; `now` by `time.monotonic()`."""
+        progress, figures = live.progress, live.figures
+        if live.phase == "loading" and progress is not None:
+            self._follow((progress.stage, progress.what), progress.done, now)
+            rate, left = self._pace.rate(now), self._pace.left(now, progress.total)
+            return replace(live, progress_rate=rate, left_s=left)
+        if live.phase == "reading" and figures is not None and figures.prefill_total:
+            self._follow("prefill", figures.prefill_done, now)
+            rate, left = self._pace.rate(now), self._pace.left(now, figures.prefill_total)
+            self._prefill_rate = rate or self._prefill_rate
+            return replace(live, prefill_rate=rate, left_s=left)
+        if live.prefill_rate and (live.computed or 0) >= _ENOUGH:
+            self._prefill_rate = live.prefill_rate
+        live = replace(live, prefill_rate=self._prefill_rate)
+        if figures is not None and live.present is None:
+            return self._warming(live, live.used if figures.warmed is None else figures.warmed, now)
+        self._what = self._warming_since = None
+        return live
+
+    def _warming(self, live: Live, warmed: int, now: float) -> Live:
+        """What is soon done is as good as done: nothing flickers for a short history."""
+        if warmed >= live.used:
+            self._what = self._warming_since = None
+            return replace(live, present=live.used)
+        if self._warming_since is None:
+            self._warming_since = now
+        self._follow("warming", warmed, now)
+        if now - self._warming_since < _QUIET:
+            return replace(live, present=live.used)
+        return replace(live, present=warmed, left_s=self._pace.left(now, live.used))
+
+    def _follow(self, what: object, done: float, now: float) -> None:
+        if what != self._what:
+            self._what, self._pace = what, Pace()
+        self._pace.add(now, done)
+
+
+def new_notes(figures: Figures | None, said: set[str]) -> list[str]:
+    """What the engine wants told and was not yet; it joins `said`."""
+    notes = [note for note in (figures.notes if figures is not None else ()) if note not in said]
+    said.update(notes)
+    return notes
+
+
+def count_text(count: int) -> str:
+    """A short count: "812", "4.1k", "131k"."""
+    if count < 1000:
+        return str(count)
+    return f"{count / 1000:.1f}k" if count < 99_950 else f"{count / 1000:.0f}k"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration with two or three figures: "38 ms", "0.42 s", "12.5 s", "3 min 5 s"."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def rate_text(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:.1f} tok/s" if tokens_per_s < 99.95 else f"{tokens_per_s:,.0f} tok/s"
+
+
+def left_text(seconds: float) -> str:
+    """How long it will still take, no more exact than it can be known: "8 s left", "3 min left"."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s left"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min left"
+    return f"{seconds / 3600:.1f} h left"
+
+
+def progress_parts(live: Live) -> list[str]:
+    """What is being done, how far it is, how fast and how long it will take: the most important first."""
+    progress = live.progress
+    if progress is None:
+        return []
+    parts = [progress_text(progress)]
+    if live.progress_rate and progress.stage == "download":
+        parts.append(f"{bytes_text(round(live.progress_rate))}/s")
+    if live.left_s is not None and progress.total and progress.done < progress.total:
+        parts.append(left_text(live.left_s))
+    return parts
+
+
+def progress_text(progress: Progress) -> str:
+    """ "weights 61 of 98 MB", or how much there is so far while the total is unknown."""
+    if progress.total is None:
+        return f"{progress.what} {bytes_text(progress.done)}" if progress.done else progress.what
+    done, total = bytes_text(progress.done), bytes_text(progress.total)
+    if done.split()[-1] == total.split()[-1]:
+        done = done.split()[0]
+    return f"{progress.what} {done} of {total}"
+
+
+def sparkline(values: tuple[float, ...], width: int) -> str:
+    """The last part of `values` squeezed into at most `width` bars, scaled to the largest."""
+    if not values or width < 1:
+        return ""
+    if len(values) > width:
+        step = len(values) / width
+        groups = [values[int(i * step) : max(int((i + 1) * step), int(i * step) + 1)] for i in range(width)]
+        values = tuple(sum(group) / len(group) for group in groups)
+    top = max(values)
+    if top <= 0:
+        return _BARS[0] * len(values)
+    return "".join(_BARS[min(int(value / top * 6.999), 6)] for value in values)
+
+
+def bar(parts: Sequence[tuple[float, str]], width: int) -> Line:
+    """A bar of stretches of (share of the whole, style), the rest of it empty. What is not nothing can be seen,
+    and what is not all leaves something of the rest."""
+    sizes = [round(share * width) for share, _ in parts]
+    sizes = [max(size, 1 if share > 0 else 0) for size, (share, _) in zip(sizes, parts, strict=True)]
+    whole = sum(share for share, _ in parts)
+    room = width - 1 if whole < 1 and width > len(parts) else width
+    while sum(sizes) > room:
+        largest = max(range(len(sizes)), key=lambda index: sizes[index])
+        sizes[largest] -= 1
+    line = [("━" * size, style) for size, (_, style) in zip(sizes, parts, strict=True) if size]
+    rest = width - sum(sizes)
+    return [*line, ("─" * rest, "rule")] if rest else line
+
+
+def meter(done: float, width: int) -> tuple[str, str]:
+    """The filled and the empty part of a bar; something is filled as soon as `done` is above 0."""
+    filled = min(max(round(done * width), 1 if done > 0 else 0), width)
+    return "━" * filled, "─" * (width - filled)

@@ -1,0 +1,63 @@
+"""Saves one conversation as it happens. Where there is no store it keeps nothing, and nobody needs to ask."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from chatterm.backends.backend import TokenEvent
+from chatterm.sessions.records import Exchange, SessionInfo
+
+if TYPE_CHECKING:
+    from chatterm.sessions.store import Store
+
+
+class Keeper:
+    """Every method returns at once."""
+
+    def __init__(self, store: "Store | None", session: str | None = None) -> None:
+        self.store = store
+        self.session = session
+        """The session that is written; None before the first message."""
+
+    @property
+    def problem(self) -> str:
+        """One line while what is written stays in memory; "" while all is well."""
+        return self.store.problem if self.store is not None else ""
+
+    def begin(self, info: SessionInfo) -> None:
+        """From now on this is a session of its own, unless it is one already."""
+        if self.store is not None and self.session is None:
+            self.session = self.store.new(info)
+            self.store.draft(None, "")
+
+    def leave(self) -> None:
+        """What comes next is another session."""
+        self.session = None
+
+    def save(self, session: str | None, exchange: Exchange) -> None:
+        if self.store is not None and session is not None:
+            self.store.save(session, exchange)
+
+    def say(self, session: str | None, exchange: Exchange, events: Sequence[TokenEvent]) -> None:
+        """The next tokens of an answer that was saved when it began."""
+        if self.store is not None and session is not None:
+            self.store.say(session, exchange, events)
+
+    def drop(self, session: str | None, exchange: int) -> None:
+        if self.store is not None and session is not None:
+            self.store.drop(session, exchange)
+
+    def head(self, exchange: int | None) -> None:
+        if self.store is not None and self.session is not None:
+            self.store.head(self.session, exchange)
+
+    def update(self, **fields: Any) -> None:
+        if self.store is not None and self.session is not None:
+            self.store.update(self.session, **fields)
+
+    def draft(self, text: str) -> None:
+        if self.store is not None:
+            self.store.draft(self.session, text)
+
+    def add_prompt(self, text: str) -> None:
+        if self.store is not None:
+            self.store.add_prompt(text)

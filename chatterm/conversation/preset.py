@@ -1,0 +1,89 @@
+"""What holds for a conversation as a whole: its system prompt, and how it chooses tokens. It stands at its head."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chatterm.commands.sampling import value_text
+from chatterm.conversation.entries import INDENT, Click, Entry, Section
+from chatterm.markdown.lines import Line, cells, wrap
+from chatterm.terminal.sanitize import cleaned
+
+_HEAD = 3
+"""Lines of a system prompt that are shown of a longer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    system: str | None = None
+    sampling: tuple[tuple[str, Any], ...] = ()
+    """What was chosen for this conversation: fields of SamplingParams and their values."""
+
+    @classmethod
+    def of(cls, system: str | None, sampling: Mapping[str, Any]) -> "Preset":
+        return cls(system or None, tuple(sampling.items()))
+
+    def __bool__(self) -> bool:
+        return self.system is not None or bool(self.sampling)
+
+    @property
+    def kept(self) -> str:
+        """What the next conversation keeps, as a sentence with a space before it; "" for nothing."""
+        parts = ["the system prompt"] if self.system is not None else []
+        parts += [f"{name} {value_text(value)}" for name, value in self.sampling]
+        listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+        return f" It keeps {listed}." if parts else ""
+
+
+NOTHING = Preset()
+
+
+def preset_lines(preset: Preset, width: int, *, is_open: bool = False) -> tuple[list[Line], int]:
+    """The lines of it, and how many lines of the system prompt these leave out."""
+    lines: list[Line] = []
+    left = 0
+    if preset.system is not None:
+        lines, left = _labelled("System prompt", preset.system, width, None if is_open else _HEAD)
+        if left:
+            lines.append([(f"▸ {left:,} more lines; /system shows all", "fold")])
+        elif is_open and len(lines) > _HEAD:
+            lines.append([("▾ show less", "fold")])
+    if preset.sampling:
+        values = " · ".join(f"{name} {value_text(value)}" for name, value in preset.sampling)
+        lines += _labelled("Sampling", values, width, None)[0]
+    return lines, left
+
+
+def _labelled(label: str, text: str, width: int, most: int | None) -> tuple[list[Line], int]:
+    """The text with the label before its first line; beyond `most` lines they are counted only."""
+    label += "  "
+    rows = cleaned(text).strip("\n").split("\n")
+    lines = wrap([(label, "accent"), (rows[0], "muted")], width)
+    if cells(label) >= width:
+        lines = [[(label.strip(), "accent")], *wrap([(rows[0], "muted")], width)]
+    for row in rows[1:]:
+        lines += wrap([(row, "muted")], width)
+    # One line more costs no more than the line that says so.
+    if most is None or len(lines) <= most + 1:
+        return lines, 0
+    return lines[:most], len(lines) - most
+
+
+class PresetEntry(Entry):
+    """The head of the transcript. A click opens a long system prompt, and closes it."""
+
+    def __init__(self, preset: Preset) -> None:
+        super().__init__()
+        self.preset = preset
+        self._is_open = False
+
+    def click(self, row: int, column: int) -> Click:
+        if any(style == "fold" for number in range(self.height) for _, style in self.line(number)):
+            self._is_open = not self._is_open
+            self.changed()
+            return Click("fold")
+        return super().click(row, column)
+
+    def build(self, width: int) -> list[Section]:
+        lines, _ = preset_lines(self.preset, width - INDENT, is_open=self._is_open)
+        return [Section(lines, [("▏", "rule"), (" ", "")])]

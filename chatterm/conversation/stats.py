@@ -1,0 +1,204 @@
+"""/stats: this turn, this session and this process side by side, and what the engine holds."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from chatterm.backends.backend import Figures, ModelInfo, SpillFigures, TurnStats
+from chatterm.conversation.figures import SessionStats, rate_text, seconds_text
+from chatterm.markdown.lines import Line, cells, longest_word, wrap
+from chatterm.markdown.table import table_lines
+from models.units import bytes_text, counted
+
+_NONE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """What this process has taken so far."""
+
+    since_s: float
+    """Seconds since it began."""
+    cpu_s: float
+    """CPU seconds of all its threads."""
+    peak_bytes: int | None
+    """Most memory that it has held; None where the system does not tell."""
+
+
+def process_figures(begun: float) -> ProcessFigures:
+    """`begun` by `time.monotonic()`."""
+    peak: int | None = None
+    try:
+        import resource
+        import sys
+    except ImportError:  # Windows
+        pass
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return ProcessFigures(time.monotonic() - begun, time.process_time(), peak)
+
+
+def stats_lines(
+    width: int,
+    turn: TurnStats | None,
+    session: SessionStats,
+    info: ModelInfo | None,
+    figures: Figures | None,
+    process: SessionStats | None = None,
+    machine: ProcessFigures | None = None,
+) -> list[Line]:
+    """Tables for `width` columns. `process` sums up every turn since the program began, of all its sessions."""
+    lines: list[Line] = []
+    if turn is None and not session.turns and not (process and process.turns):
+        lines.append([("There are no answers yet.", "muted")])
+    else:
+        columns = [("this session", session)]
+        if process is not None and process != session:
+            columns.append(("since start", process))
+        lines += _turn_table(turn, columns, width)
+        lines += _reuse(columns[-1][1], width)
+    about = _about(info, figures, machine)
+    if about:
+        lines += [[], *_pairs(about, width)]
+    return lines
+
+
+def _turn_table(turn: TurnStats | None, columns: list[tuple[str, SessionStats]], width: int) -> list[Line]:
+    def count(name: str) -> list[str]:
+        return [f"{getattr(turn, name):,}" if turn else _NONE, *(f"{getattr(s, name):,}" for _, s in columns)]
+
+    def each(of_turn: Callable[[TurnStats], str], of_session: Callable[[SessionStats], str]) -> list[str]:
+        return [of_turn(turn) if turn else _NONE, *(of_session(s) for _, s in columns)]
+
+    rows = [
+        ["", "last answer", *(title for title, _ in columns)],
+        ["answers", _NONE, *(f"{s.turns:,}" for _, s in columns)],
+        ["prompt tokens", *count("prompt_tokens")],
+        ["  from cache", *count("cached_tokens")],
+        ["  computed", *count("prefilled_tokens")],
+        ["  cache hit rate", *each(lambda t: _share(t.cached_tokens, t.prompt_tokens), _cached_share)],
+        ["generated tokens", *count("generated_tokens")],
+        ["  thinking", *count("reasoning_tokens")],
+        ["first token (mean)", *each(lambda t: seconds_text(t.ttft_s), _mean_ttft)],
+        ["prefill", *each(lambda t: _rate(t.prefilled_tokens, t.prefill_s), _prefill)],
+        ["decode", *each(lambda t: rate_text(t.decode_tokens_per_s), _decode)],
+        ["decode time", *each(lambda t: seconds_text(t.decode_s), lambda s: seconds_text(s.decode_s))],
+    ]
+    if any(s.retries for _, s in columns):
+        rows.append(["retries", _NONE, *(f"{s.retries:,}" for _, s in columns)])
+        rows.append(["  tokens reused", _NONE, *(f"{s.reused_tokens:,}" for _, s in columns)])
+        rows.append(["  tokens computed", _NONE, *(_computed_again(s) for _, s in columns)])
+    lines: list[Line] = []
+    for group in _side_by_side(rows, width):
+        runs = [[[(cell, "")] for cell in row] for row in group]
+        lines += ([[]] if lines else []) + table_lines(runs, ["left", *["right"] * len(group[0])], width)
+    return lines
+
+
+def _side_by_side(rows: list[list[str]], width: int) -> Iterator[list[list[str]]]:
+    """The table in as many parts as it takes for no cell to wrap: each with the first column, and with as many of
+    the others as fit."""
+    sizes = [max(cells(row[column]) for row in rows) + 3 for column in range(len(rows[0]))]
+    first, room = 1, width - sizes[0] + 3
+    for last in range(1, len(sizes)):
+        if last + 1 == len(sizes) or sum(sizes[first : last + 2]) > room:
+            part = [[row[0], *row[first : last + 1]] for row in rows]
+            yield part if len(part[0]) == len(rows[0]) else [row for row in part if set(row[1:]) != {_NONE}]
+            first = last + 1
+
+
+def _reuse(stats: SessionStats, width: int) -> list[Line]:
+    """What of the prompts was there already: counted, never estimated."""
+    if not stats.cached_tokens:
+        return []
+    text = f"{stats.cached_tokens:,} of {counted(stats.prompt_tokens, 'prompt token')} came from the cache"
+    if stats.warmed_tokens:
+        text += f", {stats.warmed_tokens:,} of them prewarmed while you read and typed"
+    if stats.retries:
+        share = _share(stats.reused_tokens, stats.retried_tokens)
+        text += f". Retries found {share} of their prompts in the cache"
+    return [[], *wrap([(text + ".", "accent")], width)]
+
+
+def _about(
+    info: ModelInfo | None, figures: Figures | None, machine: ProcessFigures | None
+) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    if info is not None:
+        pairs.append(("model", f"{info.name} · {info.device} · {info.dtype}"))
+        pairs.append(("context", counted(info.context_length, "token")))
+    if figures is not None:
+        pairs.append(("kernels", f"{figures.attention} attention · {figures.decode}"))
+        blocks = (
+            f"{figures.blocks_held:,} held, {figures.blocks_cached:,} cached, {figures.blocks_free:,} free"
+        )
+        pairs.append(("weights", bytes_text(figures.weight_bytes)))
+        cache = (
+            f"{bytes_text(figures.kv_bytes)} in blocks of {counted(figures.block_size, 'token')}: {blocks}"
+        )
+        pairs.append(("KV cache", cache))
+        if figures.spill is not None:
+            pairs.append(("evicted", _spill(figures.spill)))
+        if figures.bandwidth:
+            pairs.append(("bandwidth", f"{bytes_text(figures.bandwidth)}/s"))
+    if machine is not None:
+        text = f"{seconds_text(machine.since_s)} since start · {seconds_text(machine.cpu_s)} of CPU time"
+        if machine.peak_bytes is not None:
+            text += f" · {bytes_text(machine.peak_bytes)} peak memory"
+        pairs.append(("process", text))
+    return pairs
+
+
+def _spill(spill: SpillFigures) -> str:
+    """What became of evicted blocks, and what bringing them back is worth."""
+    costs = ""
+    if spill.brought_s is not None and spill.computed_s is not None:
+        costs = f"{spill.brought_s * 1e6:.1f} µs per token, recomputing {spill.computed_s * 1e6:.1f}"
+    if not spill.is_used:
+        return f"recomputed, not restored: restoring takes {costs}"
+    text = f"{counted(spill.blocks, 'block')} in {bytes_text(spill.bytes)} of host memory"
+    back = f" · {counted(spill.restored_tokens, 'token')} restored"
+    return text + (back + (f", {costs}" if costs else "") if spill.restored_tokens else "")
+
+
+def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:
+    column = 11
+    lines: list[Line] = []
+    for name, text in pairs:
+        if longest_word([(text, "")]) > width - column:  # better below the name than broken
+            lines += [[(name, "muted")], *wrap([(text, "")], width)]
+            continue
+        for row, part in enumerate(wrap([(text, "")], max(width - column, 8))):
+            lines.append([((name if row == 0 else "").ljust(column), "muted"), *part])
+    return lines
+
+
+def _cached_share(stats: SessionStats) -> str:
+    return _share(stats.cached_tokens, stats.prompt_tokens)
+
+
+def _mean_ttft(stats: SessionStats) -> str:
+    return seconds_text(sum(stats.ttfts) / len(stats.ttfts)) if stats.ttfts else _NONE
+
+
+def _prefill(stats: SessionStats) -> str:
+    return _rate(stats.prefilled_tokens, stats.prefill_s)
+
+
+def _decode(stats: SessionStats) -> str:
+    return (
+        rate_text(max(stats.generated_tokens - stats.turns, 0) / stats.decode_s) if stats.decode_s else _NONE
+    )
+
+
+def _computed_again(stats: SessionStats) -> str:
+    return f"{stats.retried_tokens - stats.reused_tokens:,}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else _NONE
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:,.0f} tok/s" if tokens and seconds > 0 else _NONE

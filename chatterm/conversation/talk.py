@@ -1,0 +1,179 @@
+"""A conversation along one branch of a session, for programs without a screen; it is saved as it happens."""
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, cast
+
+from chatterm.backends.backend import Backend, EngineError, FinishReason, Outcome, TokenEvent
+from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.tree import Tree
+
+if TYPE_CHECKING:
+    from chatterm.sessions.store import Store
+
+
+class Talk:
+    """Everything blocks, and belongs to one thread. Errors a person can cause are EngineError and ModelError.
+
+    An answer is a generator: closing it, or an interrupt in it, stops the answer and keeps what was said.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: "Store | None" = None,
+        session: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Where there is no `store` nothing is kept. `sampling` is what was chosen for the session.
+
+        Raises SessionError when `session` cannot be read.
+        """
+        self._backend = backend
+        self._store = store
+        self.sampling = dict(sampling or {})
+        self.session = session
+        """The session that is written; None before the first message."""
+        self.info = SessionInfo()
+        self.tree = Tree()
+        if store is not None and session is not None:
+            self.info, self.tree, _ = store.load(session)
+
+    @property
+    def path(self) -> list[Exchange]:
+        """The exchanges of the branch."""
+        return self.tree.path(self.tree.head)
+
+    def begin(self) -> None:
+        """Hand the history to the backend. Call it once the model is loaded, and again after a switch."""
+        if self.tree.head is not None:
+            self._backend.load_path(self.path)
+
+    def ask(self, text: str) -> Generator[TokenEvent, None, None]:
+        """Send a message. When it is refused, nothing has changed."""
+        return self._new(self.tree.head, text)
+
+    def retry(self) -> Generator[TokenEvent, None, None]:
+        """Answer the last message once more; the answer that is there stays as another branch."""
+        last = self._last("There is no message to answer again; send one first.")
+        self._backend.load_path(self.tree.path(last.parent))
+        return self._new(last.parent, last.user)
+
+    def resume(self) -> Generator[TokenEvent, None, None]:
+        """Go on with the last answer from where it ended."""
+        last = self._last("There is no answer to continue; send a message first.")
+        return self._run(last, self._backend.resume())
+
+    def undo(self) -> str:
+        """Go back before the last message, which is returned; its branch stays in the session."""
+        last = self._last("There is nothing to undo.")
+        self._go(last.parent)
+        return last.user
+
+    def redo(self) -> str:
+        """Go forward again to the message that was taken back last, which is returned."""
+        ahead = self.tree.ahead(self.tree.head)
+        if not ahead:
+            raise EngineError("There is nothing to redo.")
+        self._go(ahead[0].id)
+        return ahead[0].user
+
+    def reset(self) -> None:
+        """Begin a new conversation; this one stays saved."""
+        self.session, self.info, self.tree = None, SessionInfo(), Tree()
+        self._backend.reset()
+
+    def update(self, **fields: Any) -> None:
+        """The session remembers another title, system prompt, ... from now on."""
+        if self._store is not None and self.session is not None:
+            self._store.update(self.session, **fields)
+
+    def remember(self, text: str) -> None:
+        """A message that a person typed: it can be found again in other conversations."""
+        if self._store is not None:
+            self._store.add_prompt(text)
+
+    def rename(self, title: str) -> None:
+        """Call the session `title`, also where it does not exist yet."""
+        self.info.title = title
+        self.update(title=title)
+
+    @property
+    def problem(self) -> str:
+        """One line while what is written stays in memory; "" while all is well."""
+        return self._store.problem if self._store is not None else ""
+
+    # --- how it is done ---
+
+    def _last(self, nothing: str) -> Exchange:
+        if self.tree.head is None:
+            raise EngineError(nothing)
+        return self.tree[self.tree.head]
+
+    def _new(self, parent: int | None, text: str) -> Generator[TokenEvent, None, None]:
+        before = self.tree.head
+        exchange = self.tree.add(parent, text, self._backend.model)
+        self._open_session()
+        self._save(exchange, None)
+        began = False
+        try:
+            for event in self._run(exchange, self._backend.send(text)):
+                began = True
+                yield event
+        except BaseException:
+            if not began:  # refused, or stopped before anything was said: it was never there
+                self.tree.drop(exchange.id)
+                if self._store is not None and self.session is not None:
+                    self._store.drop(self.session, exchange.id)
+                self._go(before)
+            raise
+        self._save(exchange, self._backend.last, ended=True)
+
+    def _run(self, exchange: Exchange, events: Iterator[TokenEvent]) -> Generator[TokenEvent, None, None]:
+        """Pass the events on, and save what they made of the exchange where there are any."""
+        began = False
+        try:
+            # The backend's iterators are generators: closing one cancels, and keeps what was produced.
+            with closing(cast("Generator[TokenEvent, None, None]", events)):
+                for event in events:
+                    latest = self._backend.last
+                    if not began and latest is not None:
+                        self._save(exchange, latest.before(event))
+                    began = True
+                    if latest is not None and self._store is not None and self.session is not None:
+                        exchange.stats, exchange.ends_at = latest.stats.to_dict(), latest.ends_at
+                        self._store.say(self.session, exchange, (event,))
+                    yield event
+        finally:
+            if began:
+                self._save(exchange, self._backend.last, ended=True)
+
+    def _go(self, head: int | None) -> None:
+        self.tree.select(head)
+        if self._store is not None and self.session is not None:
+            self._store.head(self.session, head)
+        self._backend.load_path(self.path)
+
+    def _open_session(self) -> None:
+        backend = self._backend
+        if self._store is None:
+            return
+        if self.session is None:
+            self.info = SessionInfo(
+                title=self.info.title,
+                model=backend.model,
+                system=backend.system,
+                think=backend.think,
+                think_cache=backend.think_cache,
+                sampling=self.sampling,
+            )
+            self.session = self._store.new(self.info)
+
+    def _save(self, exchange: Exchange, latest: Outcome | None, ended: bool = False) -> None:
+        if latest is not None:
+            exchange.take(latest)
+        if ended and exchange.finish_reason is None:
+            exchange.finish_reason = str(FinishReason.CANCELLED)
+        if self._store is not None and self.session is not None:
+            self._store.save(self.session, exchange)
+            self._store.head(self.session, exchange.id)

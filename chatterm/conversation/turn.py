@@ -1,0 +1,278 @@
+"""One question and its answer while it comes: from reports of the worker to an exchange, an entry and figures."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from chatterm.backends.backend import Backend, Figures, FinishReason, Outcome, TokenEvent, TurnStats
+from chatterm.backends.worker import Token
+from chatterm.conversation.entries import AnswerEntry, UserEntry
+from chatterm.conversation.figures import Live, Speedometer, rate_text, seconds_text
+from chatterm.markdown.lines import Line
+from chatterm.sessions.records import Exchange
+from models.units import counted
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+_REASONS = {
+    FinishReason.CANCELLED: "stopped; /continue resumes it",
+    FinishReason.LENGTH: "cut off at the token limit; /continue resumes it",
+    FinishReason.CONTEXT_FULL: "the context is full: /reset, /undo, or start with a larger --context",
+}
+
+_OF_ANSWER = ("generated_tokens", "reasoning_tokens", "decode_s")
+"""Figures of an answer that add up when it is continued."""
+
+
+class Turn:
+    """Times are those of `time.monotonic()`."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        prompt: UserEntry,
+        answer: AnswerEntry,
+        now: float,
+        *,
+        fallback: int | None = None,
+        is_retry: bool = False,
+        is_resumed: bool = False,
+    ) -> None:
+        self.exchange = exchange
+        self.prompt = prompt
+        self.answer = answer
+        self.fallback = fallback
+        """The head to go back to when nothing is said."""
+        self.is_retry = is_retry
+        self.is_resumed = is_resumed
+        """It goes on with an answer that is there already."""
+        self.session: str | None = None
+        """Where the exchange is saved."""
+        self.started = now
+        self.speed = Speedometer()
+        self.is_stopping = False
+        self.is_dropped = False
+        """It was taken off the screen while it ran."""
+        self.is_undone = False
+        """It shall be taken back as soon as it has stopped."""
+        self._thought_s = answer.thinking_s
+        self._stats_before = dict(exchange.stats)
+        self.stats: TurnStats | None = None
+        """The backend's figures, once the answer is over."""
+        self._thinking_since: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.speed.count > 0
+
+    @property
+    def phase(self) -> str:
+        if not self.has_begun:
+            return "reading"
+        return "thinking" if self.answer.is_thinking else "answering"
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from sending to the first token, as the person saw them."""
+        return None if self.speed.first is None else self.speed.first - self.started
+
+    def begin(self, before: Outcome) -> None:
+        """The first token is there; before it the answer was this: nothing, or what is gone on with.
+
+        Half a character or a stop string that was shown at its end may become something else now.
+        """
+        thinking_s = self.exchange.thinking_s
+        if before.reasoning != self.exchange.reasoning:
+            self.answer.settle_thinking(before.reasoning)
+        self.answer.settle_text(before.text)
+        self.exchange.take(before)
+        self.exchange.thinking_s = thinking_s
+        self._count(before)
+
+    def take(self, tokens: Sequence[Token]) -> list[TokenEvent]:
+        """Tokens that have arrived, oldest first; what of them is new in the exchange."""
+        answer = self.answer
+        pieces: list[tuple[bool, list[str]]] = []
+        for token in tokens:
+            self.speed.add(token.time)
+            reasoning = token.event.kind == "reasoning"
+            if reasoning:
+                answer.thinking_tokens += 1
+                answer.is_thinking = True
+                self._thinking_since = self._thinking_since or token.time
+            elif answer.is_thinking:
+                self._end_thinking(token.time)
+            if not pieces or pieces[-1][0] != reasoning:
+                pieces.append((reasoning, []))
+            pieces[-1][1].append(token.event.text)
+        for reasoning, texts in pieces:
+            answer.add("".join(texts), reasoning=reasoning)
+        events = [token.event for token in tokens]
+        self.exchange.add(events)
+        return events
+
+    def note(self, latest: Outcome) -> None:
+        """Bring the figures of the exchange up to the tokens that it has; `latest` may have some more."""
+        self._count(latest)
+        exchange = self.exchange
+        exchange.stats["generated_tokens"] = self._stats_before.get("generated_tokens", 0) + self.speed.count
+        exchange.stats["reasoning_tokens"] = self.answer.thinking_tokens
+        exchange.thinking_s = self.answer.thinking_s
+        exchange.ends_at = latest.ends_at
+
+    def tick(self, now: float, figures: Figures | None) -> bool:
+        """Move what moves by itself; whether anything did."""
+        answer = self.answer
+        if answer.is_thinking and self._thinking_since is not None:
+            answer.thinking_s = self._thought_s + now - self._thinking_since
+            answer.activity = ""
+        elif answer.body.is_empty or (self.is_resumed and not self.has_begun):
+            what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
+            if what == "reading" and figures is not None and figures.prefill_total:
+                what += f" · {figures.prefill_done:,} of {counted(figures.prefill_total, 'token')}"
+            activity = f"{_SPINNER[int((now - self.started) * 10) % len(_SPINNER)]} {what}"
+            if activity == answer.activity:
+                return False
+            answer.activity = activity
+        elif answer.activity:
+            answer.activity = ""
+        else:
+            return False
+        answer.changed()
+        return True
+
+    def keep(self, latest: Outcome | None) -> None:
+        """Bring the exchange up to what was said so far, or in the end."""
+        exchange = self.exchange
+        exchange.thinking_s = self.answer.thinking_s
+        if latest is None:
+            exchange.text = "".join(self.answer.source)
+            exchange.token_ids, exchange.shown = [], (0, 0)  # those that are known may be those of less text
+            return
+        exchange.take(latest)
+        self._count(latest)
+
+    def _count(self, latest: Outcome) -> None:
+        """The figures of the exchange, those of its latest run being `latest`."""
+        exchange = self.exchange
+        exchange.stats = dict(latest.stats.to_dict())
+        if self.is_resumed and (before := self._stats_before):
+            # The answer is that of all runs, the prompt that of the first.
+            added = {name: before.get(name, 0) + exchange.stats[name] for name in _OF_ANSWER}
+            exchange.stats = {**before, **added}
+            exchange.stats.pop("decode_tokens_per_s", None)
+
+    def end(self, outcome: Outcome | None, now: float) -> None:
+        """The answer is over."""
+        answer = self.answer
+        answer.source = ["".join(answer.source)]  # thousands of short strings take ten times as much memory
+        if answer.is_thinking:
+            self._end_thinking(now)
+        self.keep(outcome)
+        if self.exchange.finish_reason is None:
+            self.exchange.finish_reason = str(FinishReason.CANCELLED)
+        if outcome is not None:
+            answer.settle_text(outcome.text)
+        silent = answer.body.is_empty and not answer.has_thought
+        answer.activity = "The model gave no text." if silent else ""
+        self.stats = outcome.stats if outcome is not None else None
+        unfinished = FinishReason.CANCELLED if self.has_begun else None  # an error: it was said elsewhere
+        reason = outcome.finish_reason if outcome is not None else unfinished
+        if reason == FinishReason.CANCELLED and not self.has_begun:
+            answer.activity = ""
+        answer.footer = footer_line(stats_of(self.exchange) if self.stats is not None else None, reason)
+        answer.changed()
+
+    def _end_thinking(self, now: float) -> None:
+        if self._thinking_since is not None:
+            self.answer.thinking_s = self._thought_s + now - self._thinking_since
+        self.answer.is_thinking = False
+
+
+def live_figures(
+    idle: Live,
+    backend: Backend,
+    running: Turn | None,
+    ended: Turn | None,
+    saved: TurnStats | None,
+    now: float,
+) -> Live:
+    """`idle` with the figures of the running turn, else of the answer that is looked at: of the turn that `ended` with
+    it, or only those that are `saved` with it."""
+    turn = running or ended
+    common = replace(
+        idle,
+        used=backend.used_tokens,
+        context=idle.info.context_length if idle.info else 0,
+        figures=backend.figures(),
+    )
+    if turn is None:
+        return _with_saved(common, saved) if saved is not None else common
+    latest = backend.last if running is not None and running.has_begun else None
+    stats = latest.stats if latest is not None else turn.stats
+    known = stats if stats is not None and stats.prompt_tokens else None
+    count = turn.speed.count
+    average = turn.stats.decode_tokens_per_s if turn.stats else turn.speed.average
+    return replace(
+        common,
+        phase=idle.phase if running is None else running.phase,
+        speed=average if running is None else turn.speed.now(now),
+        average=average,
+        history=turn.speed.history(),
+        ttft_s=turn.stats.ttft_s if turn.stats else turn.ttft_s,
+        waited_s=0.0 if running is None or running.has_begun else round(now - running.started, 1),
+        cached=known.cached_tokens if known else None,
+        computed=known.prefilled_tokens if known else None,
+        generated=count,
+        prefill_rate=known.prefilled_tokens / known.prefill_s if known and known.prefill_s > 0 else None,
+        used=max(common.used, known.prompt_tokens + count) if running and known else common.used,
+    )
+
+
+def _with_saved(live: Live, stats: TurnStats) -> Live:
+    """The figures that are saved with an answer."""
+    return replace(
+        live,
+        speed=stats.decode_tokens_per_s,
+        average=stats.decode_tokens_per_s,
+        ttft_s=stats.ttft_s,
+        cached=stats.cached_tokens,
+        computed=stats.prefilled_tokens,
+        generated=stats.generated_tokens,
+        is_saved=True,
+    )
+
+
+def answer_of(exchange: Exchange, *, show_thinking: bool | None) -> AnswerEntry:
+    """The entry of an answer that is over."""
+    entry = AnswerEntry(show_thinking=show_thinking)
+    entry.thinking_s = exchange.thinking_s
+    entry.thinking_tokens = int(exchange.stats.get("reasoning_tokens", 0))
+    if exchange.reasoning:
+        entry.add(exchange.reasoning, reasoning=True)
+    entry.add(exchange.text, reasoning=False)
+    known = set(FinishReason)
+    reason = (
+        FinishReason(exchange.finish_reason) if exchange.finish_reason in known else FinishReason.CANCELLED
+    )
+    entry.footer = footer_line(stats_of(exchange), reason)
+    return entry
+
+
+def stats_of(exchange: Exchange) -> TurnStats | None:
+    """The figures of an answer, where they were kept."""
+    return TurnStats.of(exchange.stats) if exchange.stats else None
+
+
+def footer_line(stats: TurnStats | None, reason: FinishReason | None) -> Line:
+    """The figures below an answer, then why it ended where that matters."""
+    parts: list[str] = []
+    if stats is not None and stats.generated_tokens:
+        parts.append(counted(stats.generated_tokens, "token"))
+        if stats.decode_tokens_per_s:
+            parts.append(rate_text(stats.decode_tokens_per_s))
+        parts.append(f"first token after {seconds_text(stats.ttft_s)}")
+    line: Line = [(" · ".join(parts), "muted")] if parts else []
+    if reason in _REASONS:
+        line += [(" · ", "muted")] if line else []
+        line.append((_REASONS[reason], "warning"))
+    return line

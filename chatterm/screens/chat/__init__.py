@@ -1,0 +1,1 @@
+"""The chat screen, one concern a file."""

@@ -1,0 +1,82 @@
+"""Every command of the chat screen: implements `chatterm.commands.actions.Actions`."""
+
+from functools import partial
+
+from chatterm.backends import worker
+from chatterm.backends.backend import EngineError, ModelChoice
+from chatterm.commands.reports import help_lines
+from chatterm.screens.chat.message_actions import MessageActions
+from chatterm.screens.chat.parts import LOADING
+from chatterm.screens.chat.preferences import Preferences
+from chatterm.screens.chat.session_actions import SessionActions
+
+
+class ChatActions(MessageActions, SessionActions, Preferences):
+    def show_help(self) -> None:
+        self.report("help", "Help", help_lines)
+
+    def show_stats(self) -> None:
+        from chatterm.conversation.stats import process_figures, stats_lines
+        from chatterm.conversation.turn import stats_of
+
+        talk, screen = self.conversation, self.screen
+        turn = stats_of(talk.path[-1]) if talk.path else None
+        figures = screen.backend.figures()
+        lines = partial(
+            stats_lines,
+            turn=turn,
+            session=talk.stats.copy(),
+            info=screen.info,
+            figures=figures,
+            process=talk.process.copy(),
+            machine=process_figures(screen.begun),
+        )
+        self.report("stats", "Statistics", lines)
+
+    def cache(self, what: str) -> None:
+        if what:
+            self._explain_cache()
+        else:
+            from chatterm.screens.cache import CacheScreen
+
+            self.screen.app.push_screen(CacheScreen(self.screen.backend.blocks))
+
+    def _explain_cache(self) -> None:
+        from chatterm.conversation.cache_why import TITLE, explained, why_lines
+
+        backend = self.screen.backend
+        models = (self.screen.model_name, backend.model) if self.screen.info is not None else ()
+        turns = explained(self.conversation.path, models, backend.token_text)
+        self.report("cache", TITLE, partial(why_lines, turns))
+
+    def toggle_panel(self) -> None:
+        self.screen.show_panel(not self.screen.panel.display)
+
+    def model(self, name: str) -> None:
+        if not name:
+            self.screen.submit(worker.Catalogue())
+            if not self.screen.is_idle:
+                wait = "the model is loaded" if self.screen.is_loading else "the answer is finished"
+                self.screen.hint(f"The list of models opens when {wait}.", 3.0)
+        elif self.screen.is_loading:
+            raise EngineError(LOADING)
+        else:
+            self.screen.switch_model(name)
+
+    def choose_model(self, choices: list[ModelChoice]) -> None:
+        """Show what there is."""
+        from chatterm.screens.models import ModelPicker
+
+        picker = ModelPicker(choices, self.screen.backend.model)
+        self.screen.app.push_screen(
+            picker, lambda name: self.screen.attempt(partial(self.model, name)) if name else None
+        )
+
+    def editor(self) -> None:
+        self.screen.composer.action_edit_outside()
+
+    def open_paste(self) -> None:
+        self.screen.composer.action_open_paste()
+
+    def quit(self) -> None:
+        self.screen.app.exit(0)

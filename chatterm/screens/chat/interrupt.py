@@ -1,0 +1,43 @@
+"""Ctrl+C: copies what is selected, else stops or takes back what was asked last; pressed again it quits."""
+
+from functools import partial
+from time import monotonic
+
+from chatterm.screens.chat.parts import ScreenPart
+
+_AGAIN = 3.0
+"""Seconds in which a second Ctrl+C quits."""
+
+
+class Interrupt(ScreenPart):
+    _armed_at: float | None = None
+    """When the press came after which another one quits."""
+
+    @property
+    def _is_armed(self) -> bool:
+        """An answer that has started since is what the next press is meant for."""
+        if self._armed_at is None or monotonic() - self._armed_at >= _AGAIN:
+            return False
+        latest = self.conversation.turn or self.conversation.ended
+        return latest is None or latest.started <= self._armed_at
+
+    def press(self) -> None:
+        screen, talk = self.screen, self.conversation
+        if text := screen.composer.selected_text or screen.get_selected_text():
+            screen.attempt(partial(screen.actions.copy_text, text))
+            screen.clear_selection()
+        elif self._is_armed:
+            screen.actions.quit()
+        elif talk.turn is not None and talk.waiting:
+            talk.stop()
+            screen.hint("Stopped; your next message is answered now. Ctrl+C stops that too.", _AGAIN)
+        else:
+            self._armed_at = monotonic()
+            if talk.turn is not None:
+                talk.stop()
+                screen.hint("Stopped. Ctrl+C again quits.", _AGAIN)
+            elif talk.waiting:
+                talk.take_back()
+                screen.hint("Your message was not sent. Ctrl+C again quits.", _AGAIN)
+            else:
+                screen.hint("Ctrl+C again quits.", _AGAIN)

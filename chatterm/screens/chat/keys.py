@@ -1,0 +1,134 @@
+"""The keys of the commands. Behind Ctrl+L a key does what it does with Alt, or what its function key does."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen, Screen
+
+from chatterm.commands.registry import COMMANDS, key_text, second_key
+from chatterm.markdown.lines import Line, cells, elided, padded
+from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+
+_TITLE = "Ctrl+L, then a key · Esc goes back"
+_COMMAND = re.compile(r"run_command\('(\w+)', (?:None|'(\w*)')\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """The second of two keys."""
+
+    key: str
+    label: str
+    action: str
+    """Of the chat screen."""
+
+
+def command_bindings() -> list[BindingType]:
+    """The keys of the commands."""
+    return [
+        Binding(key, f"run_command({command.name!r}, {argument!r})", command.help, priority=True)
+        for command in COMMANDS
+        for key, argument in command.keys.items()
+        if key not in ("escape", "ctrl+q")  # these mean more than their command
+    ]
+
+
+def ask_for_second_key(screen: Screen[None]) -> None:
+    """Show what there is behind the leader, and do what the next key means."""
+
+    async def act(chosen: Shortcut | None) -> None:
+        if chosen is not None:
+            await screen.run_action(chosen.action)
+
+    screen.app.push_screen(LeaderScreen(screen.BINDINGS), act)
+
+
+def shortcuts(bindings: Iterable[BindingType]) -> dict[str, Shortcut]:
+    """The second keys of these bindings, letters first."""
+    found = {}
+    for binding in bindings:
+        assert isinstance(binding, Binding)
+        for key in binding.key.split(","):
+            if (second := second_key(key)) is not None:
+                assert second not in found, f"{key} and another key are both {second} behind the leader"
+                found[second] = Shortcut(second, _label(binding), binding.action)
+    return {key: found[key] for key in sorted(found, key=lambda key: (not key.isalpha(), len(key), key))}
+
+
+def _label(binding: Binding) -> str:
+    command = _COMMAND.fullmatch(binding.action)
+    return f"/{command[1]} {command[2] or ''}".strip() if command else binding.description
+
+
+class LeaderScreen(ModalScreen[Shortcut | None]):
+    """Dismisses with what the next key means; with None where it means nothing."""
+
+    COMPONENT_CLASSES = STYLE_CLASSES
+    DEFAULT_CSS = """
+    LeaderScreen { align: center bottom; background: $background 50%; }
+    LeaderScreen > VerticalScroll {
+        width: 100%; height: auto; max-height: 90%; margin: 1 2; padding: 1 2; background: $surface;
+        scrollbar-gutter: stable; scrollbar-size-vertical: 1; scrollbar-background: $surface; scrollbar-color: $faint;
+    }
+    LeaderScreen.-low > VerticalScroll { max-height: 100%; margin: 0 2; padding: 0 2; }
+    """
+
+    def __init__(self, bindings: Iterable[BindingType]) -> None:
+        super().__init__()
+        self._shortcuts = shortcuts(bindings)
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=False):
+            yield ShortcutList(list(self._shortcuts.values()))
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.height < 20, "-low")
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        event.prevent_default()
+        if event.key in ("pageup", "pagedown"):
+            rows = self.query_one(VerticalScroll)
+            rows.scroll_relative(
+                y=(rows.size.height - 1) * (1 if event.key == "pagedown" else -1), animate=False
+            )
+            return
+        pressed = event.key if event.key == "space" else event.character or event.key
+        self.dismiss(self._shortcuts.get(pressed.lower() if event.is_printable else event.key))
+
+    def on_click(self) -> None:
+        self.dismiss(None)
+
+
+class ShortcutList(Canvas):
+    """All of them, in as many columns as there is room for."""
+
+    def __init__(self, found: list[Shortcut]) -> None:
+        super().__init__()
+        self._keys = [key_text(shortcut.key) for shortcut in found]
+        self._labels = [shortcut.label for shortcut in found]
+        self._key_cells = max(map(cells, self._keys)) + 2
+        self._cells = self._key_cells + max(map(cells, self._labels)) + 2
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.styles.height = len(self.build(event.size.width))
+
+    def build(self, width: int) -> list[Line]:
+        columns = max((width + 2) // self._cells, 1)
+        rows = -(-len(self._keys) // columns)
+        lines: list[Line] = [[(elided(_TITLE, width), "heading")], []]
+        for row in range(rows):
+            line: Line = []
+            for index in range(row, len(self._keys), rows):
+                entry: Line = [
+                    (self._keys[index].ljust(self._key_cells), "accent"),
+                    (self._labels[index], ""),
+                ]
+                line += padded(entry, self._cells, "")
+            lines.append(line)
+        return lines

@@ -1,0 +1,161 @@
+"""Commands about messages: answer, edit, go to another branch, select, copy, fold."""
+
+from functools import partial
+
+from chatterm.backends.backend import EngineError
+from chatterm.conversation.entries import AnswerEntry, UserEntry
+from chatterm.screens.chat.parts import LOADING, ScreenPart, undone_text
+from chatterm.terminal import clipboard
+from chatterm.terminal.sanitize import cleaned
+
+_NO_ANSWER = "There is no answer yet."
+
+
+class MessageActions(ScreenPart):
+    def retry(self) -> None:
+        self._refuse_without_model()
+        exchange = self.chosen_exchange()
+        if exchange is None:
+            raise EngineError("There is no answer to generate again.")
+        self.conversation.retry(exchange, self.screen.model_name)
+        self.screen.back_to_composer()
+
+    def resume(self) -> None:
+        self._refuse_without_model()
+        self.conversation.resume()
+        self.transcript.follow()
+
+    def answer_now(self) -> None:
+        turn = self.conversation.turn
+        if turn is None or not turn.answer.is_thinking:
+            raise EngineError("The model is not thinking.")
+        self.screen.worker_thread.answer_now()
+        self.screen.hint("Thinking stopped; the answer follows.", 2.0)
+
+    def stop(self) -> None:
+        if self.conversation.turn is not None:
+            self.conversation.stop()
+        elif self.conversation.waiting:
+            self.conversation.take_back()
+        elif self.screen.is_loading:
+            self.screen.worker_thread.abandon()
+            self.screen.hint("Loading is being stopped…", 3.0)
+        else:
+            self.screen.say("Nothing is running.")
+
+    def undo(self) -> None:
+        if not self.conversation.undo():
+            self.screen.say("There is nothing to undo.")
+
+    def redo(self) -> None:
+        text = self.conversation.redo()
+        if text is None:
+            raise EngineError("There is nothing to redo; /branch shows other versions of a message.")
+        self.screen.composer.take_away(cleaned(text))
+        self.transcript.follow()
+
+    def edit(self, which: str) -> None:
+        exchange = self.nth_exchange(which) if which else self.chosen_exchange()
+        if exchange is None:
+            raise EngineError("There is no message to edit yet.")
+        self.screen.writing.begin_edit(exchange)
+
+    def branch(self, where: str) -> None:
+        entry = self.selected
+        if not where:
+            undone = undone_text(len(self.conversation.undone))
+            self.screen.say(
+                "/branch prev and /branch next (Alt+Left, Alt+Right) switch between the alternatives."
+                + (f"\n{undone}" if undone else "")
+            )
+            return
+        there = self.conversation.step(entry, -1 if where == "prev" else 1)
+        if there is None:
+            raise EngineError(
+                "There is no other branch here; /retry and /edit create one."
+                if entry is None
+                else "This message has no alternatives; retry and edit create one."
+            )
+        if entry is not None:
+            self.transcript.select(there)
+
+    def select(self, where: str) -> None:
+        entry = self.transcript.neighbour(1 if where == "next" else -1)
+        if entry is None:
+            self.screen.back_to_composer()
+        else:
+            self.screen.select(entry)
+
+    def find(self, text: str) -> None:
+        if not self.conversation.path:
+            raise EngineError("There is nothing to search yet; /sessions searches earlier conversations.")
+        self.screen.finding.open(text)
+
+    def expand(self) -> None:
+        entry = self.selected
+        if not isinstance(entry, AnswerEntry):
+            answers = [e for e in self.transcript.entries if isinstance(e, AnswerEntry) and e.has_thought]
+            entry = answers[-1] if answers else None
+        if entry is None or not entry.has_thought:
+            raise EngineError("There is no thinking to expand.")
+        entry.show_thinking(not entry.is_open)
+        self.transcript.update()
+
+    def copy(self, what: str) -> None:
+        name, _, number = what.partition(" ")
+        if name == "all":
+            self._copy_all()
+        elif name == "code":
+            self.copy_code(number.strip() or "-1")
+        elif name:
+            self.copy_text(self.answer_of(self.nth_exchange(name)).source_text)
+        elif isinstance(self.selected, UserEntry | AnswerEntry):
+            self.copy_text(self.selected.source_text)
+        elif (exchange := self.chosen_exchange()) is not None:
+            self.copy_text(self.answer_of(exchange).source_text)
+        else:
+            raise EngineError(_NO_ANSWER)
+
+    def copy_code(self, number: str, entry: AnswerEntry | None = None) -> None:
+        """Copy a code block of this answer, of the selected one, or of the last one that has any."""
+        try:
+            index = int(number)
+        except ValueError:
+            raise EngineError(f"{number!r} is not a number; code blocks are numbered from 1.") from None
+        if entry is None and isinstance(self.selected, AnswerEntry):
+            entry = self.selected
+        answers = (
+            [entry] if entry is not None else [self.answer_of(e) for e in reversed(self.conversation.path)]
+        )
+        found = next((answer for answer in answers if answer.code(1) is not None), None)
+        if found is None:
+            raise EngineError("There is no code block to copy." if answers else _NO_ANSWER)
+        code = found.code(index)
+        if code is None:
+            raise EngineError(f"There is no code block {index} in that answer.")
+        self.copy_text(code)
+
+    def copy_text(self, text: str) -> None:
+        """To the terminal's clipboard and to the system's."""
+        if not text:
+            raise EngineError("There is nothing to copy: the message is empty.")
+        self.screen.app.copy_to_clipboard(text.encode("utf-8", "replace").decode())
+
+        def tell(program: str) -> None:
+            self.screen.hint(clipboard.copied_text(text, program), 3.0)
+
+        self.screen.in_thread(partial(self.screen.copy_with, text), tell)
+
+    def _copy_all(self) -> None:
+        from chatterm.sessions.export import to_markdown
+
+        path = self.conversation.path
+        if not path:
+            raise EngineError(_NO_ANSWER)
+        self.copy_text(to_markdown(self.screen.actions.session_info(), path))
+
+    def _refuse_without_model(self) -> None:
+        if self.screen.is_loading:
+            raise EngineError(LOADING)
+        if self.screen.info is None:
+            raise EngineError("No model is loaded; /model chooses one.")

@@ -1,0 +1,132 @@
+"""Commands about what a person prefers: system prompt, thinking, sampling, colours, the settings file."""
+
+from functools import partial
+from typing import Any
+
+from chatterm.backends import worker
+from chatterm.backends.backend import EngineError
+from chatterm.commands.reports import no_thinking, thinking_text
+from chatterm.conversation.entries import AnswerEntry
+from chatterm.markdown.lines import Line, wrap
+from chatterm.screens.chat.parts import ScreenPart
+from chatterm.screens.look import LookApp
+from chatterm.settings.settings import Settings
+from chatterm.terminal.sanitize import cleaned
+
+
+class Preferences(ScreenPart):
+    # --- of this conversation ---
+
+    def system(self, text: str) -> None:
+        screen = self.screen
+        if text:
+            system = None if text == "none" else text
+            screen.submit(worker.SetSystem(system))
+            screen.keeper.update(system=system)
+            said = "The new system prompt applies" if system else "No system prompt is used"
+            screen.say(f"{said} from the next message on.")
+        elif now := screen.backend.system:
+            self.report("system", "System prompt", partial(_text_lines, now))
+        else:
+            screen.say("There is no system prompt; /system TEXT sets one.")
+
+    def think(self, mode: str) -> None:
+        screen = self.screen
+        match mode:
+            case "on" if why := no_thinking(screen.info):
+                raise EngineError(why)
+            case "on" | "off" | "auto":
+                screen.submit(worker.SetThink(mode))
+                screen.keeper.update(think=mode)
+                screen.say(thinking_text(mode, screen.info))
+            case "show" | "hide":
+                self.show_thinking(mode == "show")
+                screen.say(
+                    "Thinking is always expanded." if mode == "show" else "Thinking is always collapsed."
+                )
+            case _:
+                screen.say(thinking_text(screen.backend.think, screen.info))
+
+    def show_thinking(self, opened: bool | None) -> None:
+        """Open, closed, or (None) open while it runs; in every answer."""
+        self.conversation.show_thinking = opened
+        for entry in self.transcript.entries:
+            if isinstance(entry, AnswerEntry):
+                entry.show_thinking(opened)
+        self.transcript.update()
+
+    def set_sampling(self, text: str) -> None:
+        from chatterm.commands.sampling import answer_to, in_force
+
+        chosen, settings = self.conversation.sampling, self.screen.settings.sampling
+        changed, lines = answer_to(text, chosen, settings, self.screen.info)
+        if not text:
+            from chatterm.commands.reports import sampling_lines
+
+            found = in_force(chosen, settings, self.screen.info).values()
+            self.report("set", "Sampling", partial(sampling_lines, found))
+            return
+        if changed is not None:
+            self.use_sampling(changed)
+            self.screen.keeper.update(sampling=changed)
+        self.screen.say(lines[0])
+
+    def use_sampling(self, chosen: dict[str, Any]) -> None:
+        """From the next answer on this is what was chosen for the conversation."""
+        self.conversation.sampling = dict(chosen)
+        self.screen.submit(worker.SetSampling({**self.screen.settings.sampling.given(), **chosen}))
+
+    # --- of the person ---
+
+    def theme(self, name: str) -> None:
+        app = self.screen.app
+        assert isinstance(app, LookApp)
+        if name:
+            self._keep_theme(name, app.use_theme(name))
+            return
+        from chatterm.screens.theme import ThemePicker
+
+        app.push_screen(ThemePicker(app.chosen_theme), lambda taken: self._keep_theme(taken, ""))
+
+    def _keep_theme(self, name: str | None, note: str) -> None:
+        """The next chat begins with this theme too."""
+        if name is None:
+            return
+        from chatterm.settings.file import store
+        from chatterm.settings.paths import config_path
+
+        path = config_path()
+        said = f"The theme is {name}, also for new chats (saved in {path}). {note}"
+        self.screen.in_thread(
+            partial(store, path, "screen", "theme", name), lambda _: self.screen.say(said.strip())
+        )
+
+    def settings(self) -> None:
+        from chatterm.screens.settings import SettingsScreen
+        from chatterm.settings.paths import config_path
+
+        path = config_path()
+
+        def show(settings: Settings) -> None:
+            self.screen.app.push_screen(SettingsScreen(settings, path, self.apply))
+
+        self.screen.in_thread(partial(Settings.load, path), show)
+
+    def apply(self, settings: Settings, table: str, name: str) -> None:
+        """The file states this setting anew: what can follow at once does. Raises SettingsError."""
+        screen = self.screen
+        screen.settings = settings
+        match table, name:
+            case "screen", "theme":
+                assert isinstance(screen.app, LookApp)
+                screen.app.use_theme(settings.screen.theme)
+            case "screen", "panel":
+                screen.show_panel(settings.screen.panel_wanted)
+            case "screen", "thinking":
+                self.show_thinking(settings.screen.thinking_open)
+            case "sampling", _:
+                self.use_sampling(self.conversation.sampling)
+
+
+def _text_lines(text: str, width: int) -> list[Line]:
+    return [line for row in cleaned(text).split("\n") for line in wrap([(row, "")], width)]

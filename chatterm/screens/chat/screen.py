@@ -1,0 +1,482 @@
+"""The chat screen: the widgets, the frames, what the worker reports and what the person types."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import ClassVar, TypeVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+
+from chatterm.backends import worker
+from chatterm.backends.backend import Backend, DraftCost, ModelInfo, Progress
+from chatterm.commands.registry import COMMANDS, LEADER, Command, is_command
+from chatterm.conversation.conversation import Conversation
+from chatterm.conversation.entries import Entry, NoticeEntry
+from chatterm.conversation.figures import Live, Watch, new_notes
+from chatterm.conversation.keeper import Keeper
+from chatterm.conversation.preset import NOTHING, Preset, PresetEntry
+from chatterm.conversation.turn import live_figures
+from chatterm.screens.chat.actions import ChatActions
+from chatterm.screens.chat.finding import Finding
+from chatterm.screens.chat.garbage import collect_now, collect_rarely
+from chatterm.screens.chat.interrupt import Interrupt
+from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
+from chatterm.screens.chat.parts import problem_text
+from chatterm.screens.chat.presence import Presence
+from chatterm.screens.chat.selection import MessageSelection
+from chatterm.screens.chat.titling import Titling
+from chatterm.screens.chat.writing import Writing
+from chatterm.settings.settings import Settings
+from chatterm.terminal import clipboard
+from chatterm.terminal.sanitize import cleaned, one_line
+from chatterm.terminal.wording import sentences
+from chatterm.widgets.canvas import STYLE_CLASSES
+from chatterm.widgets.completion import Completion
+from chatterm.widgets.composer import Composer
+from chatterm.widgets.find_bar import FindBar
+from chatterm.widgets.meter import ContextNote
+from chatterm.widgets.new_below import NewBelow
+from chatterm.widgets.remarks import Remarks
+from chatterm.widgets.side_panel import SidePanel
+from chatterm.widgets.status_line import StatusLine
+from chatterm.widgets.transcript import Transcript, message_hint
+from chatterm.widgets.welcome import Welcome
+
+T = TypeVar("T")
+
+_FRAME = 1 / 30
+"""Seconds between two looks into the mailbox, whatever the token rate."""
+_FIGURES = 0.2
+"""Seconds between two updates of the figures: nobody reads numbers that change faster."""
+_IDLE_FIGURES = 1.0
+"""The same while nothing is being answered."""
+_WIDE = 110
+"""Columns from which the figures stand beside the conversation."""
+_LOW, _SHORT = 20, 30
+"""Rows below which nothing is spent on margins, and below which remarks take the place of the context's note."""
+_REST = 1.0
+"""Seconds after an answer in which nobody minds a pause of some hundredths of a second."""
+_PAUSE = 0.6
+"""Seconds without a key after which it is said what a draft will cost."""
+_WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
+"""Seconds without a key, and since the first key, after which a draft is warmed: Enter may be the next one."""
+
+
+class ChatScreen(MessageSelection):
+    """One chat; implements `chatterm.conversation.conversation.View`. The commands are in `actions`."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *command_bindings(),
+        Binding("escape", "escape", "Stop or go back", priority=True),
+        Binding(LEADER, "leader", "Alt and function keys", priority=True),
+        Binding("ctrl+c", "interrupt", "Copy, stop or quit", priority=True),
+        Binding("pageup", "page(-1)", "Page up", priority=True),
+        Binding("pagedown", "page(1)", "Page down", priority=True),
+        Binding("end", "jump_down", "Go to the new text", priority=True, show=False),
+        Binding("ctrl+home", "edge(-1)", "First message", priority=True),
+        Binding("ctrl+end", "edge(1)", "Last message", priority=True),
+    ]
+
+    def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
+        super().__init__()
+        self.backend = backend
+        self.worker_thread = thread
+        self.keeper = keeper
+        self.conversation = Conversation(backend, thread, keeper, self)
+        self.actions = ChatActions(self)
+        self.writing = Writing(self)
+        self.interrupt = Interrupt(self)
+        self.finding = Finding(self)
+        self.titling = Titling(self)
+        self.titling.is_on = settings.sessions.titles
+        self.presence = Presence(self)
+        self.presence.notify = settings.screen.notify
+        self.conversation.show_thinking = settings.screen.thinking_open
+        self.copy_with: Callable[[str], str] = clipboard.copy
+        self.begun = monotonic()
+        self.is_loading = True
+        self.info: ModelInfo | None = None
+        self._progress: Progress | None = None
+        self._model = one_line(backend.model, limit=200)
+        self.settings = settings
+        self._watch = Watch()
+        self._cost: DraftCost | None = None
+        self._panel_wanted = settings.screen.panel_wanted
+        self._paint_after = 0.0
+        self._figures_after = 0.0
+        self._draft_at: float | None = None
+        self._warm_at: float | None = None
+        self._warm_latest = 0.0
+        self._problem = ""
+        self._preset = NOTHING
+        self._noted: set[str] = set()
+
+    def compose(self) -> ComposeResult:
+        completion = Completion(id="completion")
+        with Horizontal(id="columns"):
+            with Vertical(id="conversation"):
+                yield Welcome(id="welcome")
+                transcript = Transcript(id="transcript")
+                yield transcript
+                yield NewBelow(transcript)
+                yield FindBar()
+                yield completion
+                yield ContextNote(id="note")
+                yield Remarks(id="remarks")
+                yield Composer(
+                    completion=completion,
+                    history=self.settings.composer.history,
+                    on_draft=self.writing.keep_draft,
+                    id="composer",
+                )
+                yield StatusLine(id="status")
+            yield SidePanel(id="panel")
+
+    def on_mount(self) -> None:
+        self.transcript = self.query_one(Transcript)
+        self.composer = self.query_one(Composer)
+        self.panel = self.query_one(SidePanel)
+        self._completion = self.query_one(Completion)
+        self._note = self.query_one(ContextNote)
+        self._remarks = self.query_one(Remarks)
+        self._status = self.query_one(StatusLine)
+        self._welcome = self.query_one(Welcome)
+        self.transcript.display = False
+        self.composer.focus()
+        self._show_live(monotonic())
+        self.submit(worker.Open())
+        self.set_interval(_FRAME, self._frame)
+        # The worker begins once the first frame is out: importing the engine would hold it up.
+        self.call_after_refresh(self.set_timer, 0.05, self._begin_work)
+        self.actions.restore()
+
+    def _begin_work(self) -> None:
+        collect_rarely()
+        self.worker_thread.start()
+
+    def on_unmount(self) -> None:
+        """Save what was written since it was saved last."""
+        self.writing.keep_draft(self.composer.full_text)
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._place_panel(event.size.width)
+        self.set_class(event.size.height < _LOW, "-low")
+        self.set_class(event.size.height < _SHORT, "-short")
+
+    def show_panel(self, wanted: bool | None) -> None:
+        self._panel_wanted = wanted
+        self._place_panel(self.size.width)
+
+    def _place_panel(self, width: int) -> None:
+        room = width >= _WIDE if self._panel_wanted is None else self._panel_wanted and width >= 70
+        self.panel.display = room
+        self._status.keys_only(room)
+        if self._panel_wanted and not room:
+            self.hint("The stats panel needs 70 columns; see the line below instead.", 3.0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being loaded or answered, and nothing waits."""
+        return not self.is_loading and self.conversation.turn is None and not self.conversation.waiting
+
+    @property
+    def model_name(self) -> str:
+        return self.info.name if self.info else self._model
+
+    def submit(self, job: worker.Job) -> None:
+        self.worker_thread.submit(job)
+
+    def in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Do what waits for a disk or a program elsewhere, then go on here. An error is said."""
+
+        async def go() -> None:
+            try:
+                then(await asyncio.to_thread(work))
+            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
+                self.say(problem_text(error), "error")
+
+        self.run_worker(go())
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Do something; what cannot be done is said."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 (as above)
+            self.say(problem_text(error), "error")
+
+    def switch_model(self, name: str) -> None:
+        self.conversation.stop()
+        self.is_loading, self._model = True, one_line(name, limit=200)
+        self.conversation.forget()
+        self.submit(worker.Switch(name))
+
+    # --- from the worker ---
+
+    def _frame(self) -> None:
+        now = monotonic()
+        self._remarks.expire(now)
+        if self.hint_until and now > self.hint_until:
+            self.hint_until = 0.0
+            self.show_standing_hint()
+        if self._warm_at is not None and now > min(self._warm_at, self._warm_latest):
+            self._warm_at = None
+            self._prepare(worker.Prepare)
+        if self._draft_at is not None and now > self._draft_at:
+            self._draft_at = None
+            self._prepare(worker.Count)
+        reports = self.worker_thread.take()
+        turn = self.conversation.turn
+        if self.keeper.problem != self._problem:
+            self._say_problem()
+        self.titling.tick(now)
+        if not reports and turn is None:
+            if now >= self._figures_after:  # idle work goes on
+                is_warming = self._show_live(now).is_warming
+                self._figures_after = now + (_FIGURES if is_warming else _IDLE_FIGURES)
+            return
+        tokens = [report for report in reports if isinstance(report, worker.Token)]
+        told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
+        for report in reports:
+            if isinstance(report, worker.Begun):
+                self.conversation.begun(report.before)
+        self.conversation.take(tokens)
+        moved = self.conversation.tick(now)
+        for report in reports:
+            if not isinstance(report, worker.Token):
+                self._report(report, now)
+        if tokens:
+            self.transcript.new_text()
+        if tokens or moved or told:
+            self._paint(now, last=self.conversation.turn is None)
+        if told or now >= self._figures_after:
+            self._figures_after = now + _FIGURES
+            self._show_live(now)
+
+    def _paint(self, now: float, *, last: bool) -> None:
+        """Show what has changed; leave at least two thirds of the time to everything else."""
+        if last or now >= self._paint_after:
+            begun = monotonic()
+            self.transcript.update()
+            self._paint_after = now + 3 * (monotonic() - begun)
+
+    def _report(self, report: worker.Report, now: float) -> None:
+        match report:
+            case worker.Loading(progress):
+                self._progress = progress
+            case worker.Loaded(info):
+                self.info = replace(info, name=one_line(info.name, limit=200))
+                self.is_loading, self._progress = False, None
+                collect_rarely()
+            case worker.Answered(outcome):
+                self.presence.answered(self.conversation.turn, now)
+                self.conversation.answered(outcome, now)
+                self.titling.answered(now)
+                self.set_timer(_REST, self._tidy)
+            case worker.Failed(job, message):
+                self._failed(job, message, now)
+            case worker.Done(job, value):
+                self._done(job, value)
+        for note in new_notes(self.backend.figures(), self._noted):
+            self.say(note)
+        if self.info is not None and not self.is_loading:
+            self.conversation.next(self.model_name)
+
+    def _tidy(self) -> None:
+        """Search for garbage while nothing happens, so that it need not be done while something does."""
+        if self.is_idle:
+            collect_now()
+
+    def _failed(self, job: object, message: str, now: float) -> None:
+        match job:
+            case worker.Open() | worker.Switch():
+                self.is_loading, self._progress = False, None
+                if self.backend.info is None:
+                    self.info = None
+                self._model = one_line(self.backend.model, limit=200)
+                if self.info is None:
+                    while self.conversation.waiting:
+                        self.conversation.take_back()
+                    message = sentences(message, "/model loads another model, /quit exits")
+            case worker.Send() | worker.Resume():
+                self.conversation.failed(now)
+            case worker.LoadPath():
+                self.conversation.forget()
+                if self.info is None:
+                    return  # that was said already
+            case worker.Count() | worker.Prepare() | worker.MakeTitle():
+                return  # sending it will say so
+        self.say(message, "error")
+
+    def _done(self, job: object, value: object) -> None:
+        match job:
+            case worker.Switch():
+                self.conversation.hold_again()
+                self.keeper.update(model=self.backend.model)
+                history = " The history is kept; its cache is rebuilt." if self.conversation.path else ""
+                self.tell(f"Now chatting with {self.model_name}.{history}")
+            case worker.Count(draft) if isinstance(value, DraftCost) and draft == self.composer.sending_text:
+                self._cost = value
+            case worker.MakeTitle() if value is False:
+                self.titling.refused()
+            case worker.Catalogue():
+                self.actions.choose_model(value if isinstance(value, list) else [])
+
+    # --- what is shown ---
+
+    def say(self, text: str, kind: str = "notice") -> None:
+        """Say something at the composer: an error, or what was done."""
+        self._remarks.say(text, kind, self.composer.text, monotonic())
+
+    def tell(self, text: str) -> None:
+        """Note something in the conversation that belongs to its story."""
+        self.add(NoticeEntry(text))
+
+    def _say_problem(self) -> None:
+        self._problem, before = self.keeper.problem, self._problem
+        self._remarks.stand(self._problem)
+        if before and not self._problem:
+            self.say("The conversation is saved again.")
+
+    def add(self, entry: Entry) -> None:
+        self._open_transcript()
+        self.transcript.add(entry)
+        self.transcript.look_at(entry)
+
+    def show_path(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            self._open_transcript()
+        self.transcript.show_path(entries)
+        if (turn := self.conversation.turn) is not None:
+            if not turn.has_begun:
+                self.transcript.end_with(turn.answer)
+            self.transcript.follow()
+        self.show_standing_hint()
+
+    def _open_transcript(self) -> None:
+        self._welcome.display = False
+        self.transcript.display = True
+
+    def give_back(self, text: str) -> None:
+        self.composer.put_back(cleaned(text))
+
+    def hint(self, text: str, seconds: float) -> None:
+        """Say something below the composer for a moment."""
+        self.hint_until = monotonic() + seconds
+        self._status.hint(text)
+
+    def show_standing_hint(self) -> None:
+        if self.hint_until:
+            return
+        selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
+        self._status.hint(selected or self.writing.hint)
+
+    def _show_live(self, now: float) -> Live:
+        talk = self.conversation
+        phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
+        idle = Live(phase, self._model, self.info, self._progress, title=self.actions.title)
+        figures = live_figures(idle, self.backend, talk.turn, talk.ended_here, talk.saved_stats, now)
+        live = self._watch.see(figures, now)
+        self._status.show(live)
+        self.panel.show(live)
+        if (preset := Preset.of(self.backend.system, talk.sampling)) != self._preset:
+            self._preset = preset
+            self.transcript.show_head(*([PresetEntry(preset)] if preset else []))
+        self._welcome.show(live, preset)
+        self._note.show(live, self._cost)
+        self.presence.show(live)
+        return live
+
+    # --- from the person ---
+
+    @on(Composer.Changed)
+    def _typed(self) -> None:
+        text = self.composer.text
+        self._remarks.written(text, monotonic())
+        if self._cost is not None:  # it was that of another text
+            self._cost = None
+            self._show_live(monotonic())
+        if not text.strip() or is_command(text):
+            self._draft_at = self._warm_at = None
+            return
+        now = monotonic()
+        self._draft_at = now + _PAUSE
+        if self.settings.composer.prepare_drafts:
+            if self._warm_at is None:
+                self._warm_latest = now + _WARM_LATEST
+            self._warm_at = now + _WARM_PAUSE
+
+    def _prepare(self, job: type[worker.Prepare | worker.Count]) -> None:
+        if self.conversation.turn is None and self.info is not None and not self.is_loading:
+            self.writing.aim()
+            self.submit(job(self.composer.sending_text))
+
+    @on(Completion.Chosen)
+    def _clicked(self, message: Completion.Chosen) -> None:
+        self.composer.choose(message.suggestion)
+        self.composer.focus()
+
+    @on(Composer.Problem)
+    def _composer_problem(self, message: Composer.Problem) -> None:
+        self.say(message.text, "error")
+
+    @on(Composer.Submitted)
+    def _submitted(self, message: Composer.Submitted) -> None:
+        self._completion.close()
+        self.writing.submitted(message.text, message.recall)
+
+    def action_run_command(self, name: str, argument: str | None) -> None:
+        command = next(command for command in COMMANDS if command.name == name)
+        self.choose(command, argument)
+
+    def choose(self, command: Command, argument: str | None) -> None:
+        """Run a command, or write it into the composer where it wants an argument (None)."""
+        if argument is not None:
+            self.attempt(partial(command.run, self.actions, argument))
+            return
+        self.writing.begin_command(command)
+
+    # --- keys ---
+
+    def action_escape(self) -> None:
+        talk = self.conversation
+        if self._completion.display:
+            self._completion.close()
+        elif self.finding.is_open:
+            self.finding.close()
+        elif self.transcript.selected is not None:
+            self.back_to_composer()
+        elif talk.turn is not None:
+            talk.stop()
+        elif talk.waiting:
+            talk.take_back()
+        elif self.writing.give_up():
+            pass
+        elif self.is_loading:
+            self.hint("The model is still loading; /stop cancels it.", 3.0)
+        else:
+            self._remarks.dismiss()
+            self.clear_selection()
+
+    def action_interrupt(self) -> None:
+        self.interrupt.press()
+
+    def action_leader(self) -> None:
+        ask_for_second_key(self)
+
+    def action_page(self, step: int) -> None:
+        self.transcript.page(step)
+
+    def on_find_bar_typed(self, message: FindBar.Typed) -> None:
+        self.finding.look_for(message.text)
+
+    def on_find_bar_stepped(self, message: FindBar.Stepped) -> None:
+        self.finding.step(message.step)
+
+    def action_edge(self, step: int) -> None:
+        self.transcript.edge(step)

@@ -1,0 +1,86 @@
+"""The selected message of the chat screen: how it is chosen, what clicks and keys on it do."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from textual import events
+from textual.screen import Screen
+
+from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
+from chatterm.widgets.composer import Composer
+from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript
+
+if TYPE_CHECKING:
+    from chatterm.conversation.conversation import Conversation
+    from chatterm.screens.chat.actions import ChatActions
+
+
+class MessageSelection(Screen[None]):
+    """A screen with a transcript and a composer; the transcript has the focus while a message is selected."""
+
+    transcript: Transcript
+    composer: Composer
+    conversation: "Conversation"
+    actions: "ChatActions"
+    hint_until = 0.0
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Do something; what cannot be done is said."""
+        raise NotImplementedError
+
+    def show_standing_hint(self) -> None:
+        """Say below the composer what there is to know for longer than a moment."""
+        raise NotImplementedError
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """End is the composer's, but where text has come below what is read and none stands behind the cursor."""
+        if action == "jump_down":
+            at_end = self.composer.cursor_location == self.composer.document.end
+            return self.is_mounted and self.transcript.has_news and at_end
+        return super().check_action(action, parameters)
+
+    def action_jump_down(self) -> None:
+        self.transcript.follow()
+
+    def select(self, entry: Entry) -> None:
+        self.transcript.select(entry)
+        self.transcript.focus()
+        self.hint_until = 0.0
+        self.show_standing_hint()
+
+    def back_to_composer(self) -> None:
+        self.transcript.select(None)
+        self.composer.focus()
+        self.show_standing_hint()
+
+    def on_transcript_clicked(self, message: Transcript.Clicked) -> None:
+        entry, click = message.entry, message.click
+        match click.what:
+            case "prev" | "next":
+                self.attempt(partial(self._step, entry, -1 if click.what == "prev" else 1))
+            case "copy" if isinstance(entry, AnswerEntry):
+                self.attempt(partial(self.actions.copy_code, str(click.number), entry))
+            case _ if entry is self.transcript.selected or not isinstance(entry, UserEntry | AnswerEntry):
+                self.back_to_composer()
+            case _:
+                self.select(entry)
+
+    def _step(self, entry: Entry, side: int) -> None:
+        was_selected = entry is self.transcript.selected
+        there = self.conversation.step(entry, side)
+        if was_selected and there is not None:
+            self.transcript.select(there)
+
+    def on_key(self, event: events.Key) -> None:
+        """A key that means nothing to the selected message goes on in the composer."""
+        known = event.key in MESSAGE_KEYS or event.character is None or not event.is_printable
+        if self.focused is self.transcript and not known:
+            event.stop()
+            self.back_to_composer()
+            self.composer.insert(event.character or "")
+
+    def on_paste(self, event: events.Paste) -> None:
+        """So does what is pasted; what comes as far as here the composer has not had."""
+        self.back_to_composer()
+        self.composer.post_message(events.Paste(event.text))

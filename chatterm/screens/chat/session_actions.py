@@ -1,0 +1,155 @@
+"""Commands about sessions: begin, find and open, name, write to a file, read from one."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from chatterm.backends import worker
+from chatterm.backends.backend import EngineError
+from chatterm.conversation.preset import Preset
+from chatterm.screens.chat.parts import ScreenPart, file_path
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.titles import given_title, pick, title_of
+from chatterm.sessions.tree import Tree
+from chatterm.terminal.sanitize import cleaned
+
+
+class SessionActions(ScreenPart):
+    _title = ""
+    """That of the session, where it is known."""
+
+    @property
+    def title(self) -> str:
+        """That of the session, else the first words; "" before it begins."""
+        first = next(iter(self.conversation.path), None)
+        return self._title or (title_of(first.user) if first is not None else "")
+
+    def reset(self) -> None:
+        self.screen.back_to_composer()
+        self.conversation.clear()
+        self.transcript.clear()
+        self._title = ""
+        kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
+        self.screen.tell("A new conversation." + kept + self._kept())
+
+    def sessions(self, name: str) -> None:
+        store = self.screen.keeper.store
+        if store is None:
+            raise EngineError("Conversations are not saved here (see /settings), so there are none to open.")
+        if name:
+            self.screen.in_thread(lambda: pick(store.find(""), name).id, self.open_session)
+            return
+        from chatterm.screens.sessions import SessionPicker
+
+        self.screen.app.push_screen(SessionPicker(store, self.screen.keeper.session), self._picked)
+
+    def _picked(self, session: str | None) -> None:
+        if session is not None:
+            self.open_session(session)
+
+    def restore(self) -> None:
+        """What was there when the program ended: the session, the draft, the messages of before."""
+        screen, session = self.screen, self.screen.keeper.session
+        store = screen.keeper.store
+        if store is None:
+            return
+        screen.in_thread(lambda: list(map(cleaned, store.prompts())), screen.composer.load_history)
+        if session is not None:
+            screen.in_thread(partial(store.load, session), lambda found: self.show_session(session, *found))
+        else:
+            screen.in_thread(store.new_draft, screen.writing.show_draft)
+
+    def open_session(self, session: str) -> None:
+        """Go on with a session of the store."""
+        store = self.screen.keeper.store
+        if store is None or session == self.screen.keeper.session:
+            return
+
+        def opened(found: tuple[SessionInfo, Tree, str]) -> None:
+            info, tree, draft = found
+            self._take_settings(info)
+            self.show_session(session, info, tree, draft)
+
+        self.screen.in_thread(partial(store.load, session), opened)
+
+    def show_session(self, session: str | None, info: SessionInfo, tree: Tree, draft: str) -> None:
+        """From now on this is the conversation."""
+        self.screen.writing.end_edit()
+        self._title = info.title
+        self.transcript.clear()
+        self.conversation.open(session, tree)
+        self.screen.writing.show_draft(draft)
+        self.transcript.follow()
+        if tree.head is not None and tree[tree.head].finish_reason is None:
+            self.screen.tell("The last answer was cut off when the program ended; /continue resumes it.")
+
+    def _take_settings(self, info: SessionInfo) -> None:
+        """The session goes on with what it was held with."""
+        screen = self.screen
+        screen.submit(worker.SetThinkCache(info.think_cache))
+        screen.actions.use_sampling(info.sampling)
+        if info.system != screen.backend.system:
+            screen.submit(worker.SetSystem(info.system))
+        if info.think != screen.backend.think:
+            screen.submit(worker.SetThink(info.think))
+        if info.model and info.model != screen.backend.model and not screen.is_loading:
+            screen.switch_model(info.model)
+
+    def session_info(self) -> SessionInfo:
+        """What there is to say about this session in an export."""
+        path = self.conversation.path
+        created = path[0].created if path else 0.0
+        return replace(self.conversation.new_info(), title=self.title, created=created)
+
+    def rename(self, title: str) -> None:
+        title = given_title(title)
+        if self.screen.keeper.session is None:
+            raise EngineError("This conversation is not saved yet; send a message first.")
+        self.screen.keeper.update(title=title)
+        self._title = title
+        self.screen.say(f"This conversation is now called {title!r}.")
+
+    def retitle(self, session: str, before: str, title: str) -> None:
+        """The model has made a title; one that a person gave stays."""
+        store = self.screen.keeper.store
+        if store is not None and self.screen.keeper.session == session and self.title == before:
+            store.retitle(session, before, title)
+            self._title = title
+
+    def export(self, text: str) -> None:
+        from chatterm.sessions.export import FORMATS, exported, file_name, format_of, write_export
+
+        name, _, rest = text.partition(" ")
+        chosen = next((form for form in FORMATS if form == name), None)
+        target = rest.strip() if chosen else text
+        if not self.conversation.path:
+            raise EngineError("There is nothing to export yet.")
+        info, tree = self.session_info(), self.conversation.tree
+        place = file_path(target) if target else None
+        form = chosen or (format_of(place) if place else "md")
+        path = place or Path(file_name(info, form))
+
+        def write() -> Path:
+            free, number = path, 2
+            while not target and free.exists():  # a name of our own choice gives way
+                free, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+            write_export(free, exported(info, tree, form))
+            return free.absolute()
+
+        self.screen.in_thread(write, lambda written: self.screen.say(f"Saved to {written}."))
+
+    def import_session(self, path: str) -> None:
+        from chatterm.sessions.export import read_import
+
+        self.screen.in_thread(partial(read_import, file_path(path)), self._imported)
+
+    def _imported(self, found: tuple[SessionInfo, Tree]) -> None:
+        info, tree = found
+        store = self.screen.keeper.store
+        session = store.add(info, tree.exchanges, tree.head) if store is not None else None
+        self.show_session(session, info, tree, "")
+
+    def _kept(self) -> str:
+        return (
+            " The previous one is saved; /sessions opens it." if self.screen.keeper.store is not None else ""
+        )

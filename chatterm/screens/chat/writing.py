@@ -1,0 +1,127 @@
+"""What is written in the composer: messages, commands, an earlier message anew; and what is put aside meanwhile."""
+
+from functools import partial
+
+from chatterm.commands.registry import Command, is_command, parse
+from chatterm.screens.chat.parts import ScreenPart, undone_text
+from chatterm.sessions.records import Exchange
+from chatterm.terminal.sanitize import cleaned
+
+_EDITING = "Enter sends this as a new branch; Esc leaves the message unchanged"
+
+
+class Writing(ScreenPart):
+    editing: Exchange | None = None
+    """The message that is being written anew."""
+    _shelved = ""
+    """What stood in the composer before something else came into it."""
+
+    @property
+    def is_editing(self) -> bool:
+        return self.editing is not None
+
+    @property
+    def hint(self) -> str:
+        """What to know about the text in the composer."""
+        return _EDITING if self.is_editing else undone_text(len(self.conversation.undone))
+
+    def submitted(self, text: str, recall: str) -> None:
+        """Enter was pressed. `recall` is what the history of the composer keeps."""
+        screen = self.screen
+        if not text.strip():
+            return
+        if is_command(text):
+            screen.attempt(partial(self._run, text.strip()))
+        elif screen.info is None and not screen.is_loading:
+            screen.say("No model is loaded. /model loads one; your text is kept.", "error")
+        elif self.editing is not None:
+            screen.attempt(partial(self._send_edit, self.editing, text.strip("\n"), recall))
+        else:
+            screen.composer.take_sent()
+            screen.keeper.draft("")
+            screen.keeper.add_prompt(recall)
+            waits = "the model" if screen.is_loading else "the answer" if self.conversation.turn else ""
+            self.conversation.send(text.strip("\n"), note=f"waits for {waits}" if waits else "")
+            if not waits:
+                self.conversation.next(screen.model_name)
+
+    def _run(self, text: str) -> None:
+        command, argument = parse(text)
+        if self.is_editing:
+            self.screen.composer.put("")
+            self.end_edit()
+        else:
+            self._unshelve()
+        command.run(self.screen.actions, argument)
+
+    def _send_edit(self, exchange: Exchange, text: str, recall: str) -> None:
+        self.conversation.edit(exchange, text, self.screen.model_name)
+        self.screen.keeper.add_prompt(recall)
+        self.end_edit()
+
+    def begin_edit(self, exchange: Exchange) -> None:
+        """Its text comes into the composer; Enter makes a new branch of it."""
+        self._shelve()
+        self._mark(exchange)
+        self.transcript.select(self.conversation.entries_of(exchange)[0])  # brings it into view
+        self.screen.back_to_composer()
+        self.screen.composer.put(cleaned(exchange.user))
+
+    def _mark(self, editing: Exchange | None) -> None:
+        """Exactly the message that is being written anew is marked as that."""
+        for exchange in filter(None, (self.editing, editing)):
+            entry, _ = self.conversation.entries_of(exchange)
+            entry.is_edited = exchange is editing
+            entry.changed()
+        self.editing = editing
+        self.transcript.update()
+
+    def end_edit(self) -> None:
+        if self.editing is not None:
+            self._mark(None)
+            self._unshelve()
+            self.aim()
+            self.screen.show_standing_hint()
+
+    def aim(self) -> None:
+        """The backend's history becomes what stands before the text in the composer, where there is a backend."""
+        if self.screen.info is not None and not self.screen.is_loading:
+            self.conversation.aim(self.editing)
+
+    def begin_command(self, command: Command) -> None:
+        """The command comes into the composer, for its argument."""
+        self._shelve()
+        self.aim()
+        self.screen.back_to_composer()
+        self.screen.composer.put(f"/{command.name} ")
+
+    def give_up(self) -> bool:
+        """Escape: what was put aside comes back. False when there is nothing to give up."""
+        if self.is_editing:
+            self.end_edit()
+        elif is_command(self.screen.composer.text):
+            self._unshelve()
+        else:
+            return False
+        return True
+
+    def keep_draft(self, text: str, *, leaving: bool = False) -> None:
+        """Save what is being written; after an error (`leaving`) an edit as well, which is not there the next time."""
+        if (leaving or not self.is_editing) and not is_command(text):
+            self.screen.keeper.draft(text)
+
+    def show_draft(self, draft: str) -> None:
+        """What was being written when the program ended."""
+        if draft and not self.screen.composer.text:
+            self.screen.composer.put(cleaned(draft))
+
+    def _shelve(self) -> None:
+        text = self.screen.composer.full_text
+        if self.is_editing:
+            self._mark(None)
+        elif text.strip() and not is_command(text):
+            self._shelved = text
+
+    def _unshelve(self) -> None:
+        text, self._shelved = self._shelved, ""
+        self.screen.composer.put(text)

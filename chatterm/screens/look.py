@@ -1,0 +1,80 @@
+"""The look of the application: its theme, and what the terminal can show of it."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from textual.app import App
+from textual.filter import NoColor
+
+from chatterm.settings.settings import Glyphs
+from chatterm.settings.themes import DEFAULT_THEME, TERMINAL_THEME, load_theme
+from chatterm.terminal.driver import terminal_driver
+from chatterm.terminal.glyphs import ascii_filter
+
+_PLAIN_TERMINALS = ("linux", "vt", "cons", "sun", "wsvt", "xterm-mono", "dumb")
+"""How the names of terminals begin that have few glyphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """What a terminal can show."""
+
+    colours: bool = True
+    """False: NO_COLOR asks for none."""
+    shades: bool = True
+    """Whether it knows more than sixteen colours."""
+    unicode: bool = True
+
+
+def this_terminal(environment: Mapping[str, str] = os.environ, encoding: str | None = None) -> Terminal:
+    """The terminal that this process runs in."""
+    from rich.console import Console
+
+    if encoding is None:
+        encoding = getattr(sys.__stderr__, "encoding", None) or "ascii"
+    system = Console(force_terminal=True, _environ=environment).color_system
+    term = environment.get("TERM", "").lower()
+    # Without any locale Python assumes UTF-8, and so do terminals; LC_ALL=C is somebody's wish.
+    plain = environment.get("LC_ALL") in ("C", "POSIX") or term.startswith(_PLAIN_TERMINALS)
+    utf8 = encoding.lower().replace("-", "") in ("utf8", "utf16", "utf16le", "cp65001")
+    return Terminal(
+        colours="NO_COLOR" not in environment,
+        shades=system not in (None, "standard", "windows"),
+        unicode=utf8 and not plain,
+    )
+
+
+class LookApp(App[int]):
+    """An application in one of the themes. The defaults are a terminal that can do everything."""
+
+    def __init__(
+        self, *, theme: str = DEFAULT_THEME, glyphs: Glyphs = "auto", terminal: Terminal | None = None
+    ) -> None:
+        """Raises SettingsError where the theme does not exist or its file is wrong."""
+        load_theme(theme)
+        self.terminal = terminal or Terminal()
+        super().__init__(driver_class=terminal_driver(), ansi_color=None if self.terminal.colours else True)
+        if not (self.terminal.colours or self.no_color):
+            self.no_color = True
+            self._filters.append(NoColor())
+        if glyphs == "ascii" or (glyphs == "auto" and not self.terminal.unicode):
+            self._filters.append(ascii_filter())
+        self.chosen_theme = theme
+        self.use_theme(theme)
+
+    def use_theme(self, name: str) -> str:
+        """Show everything in this theme from now on. A note for the person comes back; "" where there is none.
+
+        Raises SettingsError where it does not exist or its file is wrong.
+        """
+        theme = load_theme(name)
+        self.chosen_theme = name
+        full = self.terminal.colours and self.terminal.shades
+        shown = theme if full else load_theme(TERMINAL_THEME)
+        self.register_theme(shown)
+        self.theme = shown.name
+        if not self.terminal.colours:
+            return "NO_COLOR is set, so themes show no colours."
+        return "" if full else "This terminal has 16 colours, so every theme uses those."

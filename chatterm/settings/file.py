@@ -1,0 +1,131 @@
+"""The text of the settings file: where a setting stands, and how one is changed. Comments stay as they are."""
+
+import json
+import os
+import re
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chatterm.settings.settings import SettingsError, parse_settings, read_source
+
+Lines = tuple[int, int]
+"""The first line (from 0) and the one behind the last."""
+
+
+def statement_lines(source: str, keys: tuple[str, ...]) -> Lines | None:
+    """The lines of the statement that sets `keys`; None where there is none. `source` is TOML.
+
+    Every start of the file that parses is read: the setting stands where it appears for the first time. So it does
+    not matter how it is written (below its table, as `table.key`, over several lines).
+    """
+    rows = source.split("\n")
+    whole = 0  # lines that are TOML by themselves
+    for end in range(1, len(rows) + 1):
+        try:
+            tables = tomllib.loads("\n".join(rows[:end]))
+        except tomllib.TOMLDecodeError:
+            continue
+        if _has(tables, keys):
+            return whole, end
+        whole = end
+    return None
+
+
+def _has(tables: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    node: object = tables
+    for key in keys:
+        if not isinstance(node, Mapping) or key not in node:
+            return False
+        node = node[key]
+    return True
+
+
+def toml_value(value: object) -> str:
+    """`value` (text, number, boolean, list of texts) as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    if isinstance(value, str):  # a JSON string is a TOML string, but for DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def changed(source: str, table: str, key: str, value: object | None, path: Path) -> str:
+    """`source` with `table.key` set to `value`; None takes it out. Raises SettingsError."""
+    wanted = tomllib.loads(source)
+    section = wanted.setdefault(table, {})
+    if value is None:
+        section.pop(key, None)
+    else:
+        section[key] = list(value) if isinstance(value, tuple) else value
+    text = _edited(source, table, key, None if value is None else toml_value(value))
+    try:
+        right = _without_empty(tomllib.loads(text)) == _without_empty(wanted)
+    except tomllib.TOMLDecodeError:
+        right = False
+    if not right:
+        raise SettingsError(
+            f"{path}: {table}.{key} is written in a form that cannot be changed here; use: chatterm config edit"
+        )
+    return text
+
+
+def _edited(source: str, table: str, key: str, value: str | None) -> str:
+    rows = source.split("\n")
+    if (span := statement_lines(source, (table, key))) is not None:
+        first, last = span
+        if value is None:
+            return "\n".join(rows[:first] + rows[last:])
+        left = rows[first].split("=", 1)[0].rstrip()
+        comment = re.search(r"\s+#[^\"']*\Z", rows[last - 1])
+        rows[first:last] = [f"{left} = {value}{comment[0] if comment else ''}"]
+        return "\n".join(rows)
+    if value is None:
+        return source
+    header = re.compile(rf"\s*\[\s*{re.escape(table)}\s*\]\s*(#.*)?")
+    for number, row in enumerate(rows):
+        if header.fullmatch(row):
+            rows.insert(number + 1, f"{key} = {value}")
+            return "\n".join(rows)
+    start = source.rstrip("\n")
+    return f"{start}\n\n[{table}]\n{key} = {value}\n" if start else f"[{table}]\n{key} = {value}\n"
+
+
+def _without_empty(tables: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values for name, values in tables.items() if values != {}}
+
+
+def store(path: Path, table: str, key: str, value: object | None) -> None:
+    """Change one setting in the file; None goes back to the default. The file is replaced as a whole.
+
+    Raises SettingsError: the file is wrong already, the value is, or it cannot be written. It is then as it was.
+    """
+    source = read_source(path)
+    parse_settings(source, path)
+    text = changed(source, table, key, value, path)
+    parse_settings(text, path)
+    write(path, text)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the file, at once and whole. Raises SettingsError."""
+    target = path.resolve()  # a link into a folder of dotfiles stays a link
+    scratch = ""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=".config-")
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        with suppress(FileNotFoundError):
+            os.chmod(scratch, target.stat().st_mode & 0o777)  # noqa: PTH101
+        os.replace(scratch, target)  # noqa: PTH105
+    except OSError as error:
+        with suppress(OSError):
+            if scratch:
+                os.unlink(scratch)  # noqa: PTH108
+        raise SettingsError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -1,0 +1,135 @@
+"""Settings as a person reads and writes them."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from chatterm.settings.file import toml_value
+from chatterm.settings.settings import Settings, SettingsError
+from chatterm.settings.themes import theme_names
+
+_WIDTH = 100
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """By name: the string that follows each field of the dataclass `kind` in its source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            value = following.value if isinstance(following, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                docs[statement.target.id] = inspect.cleandoc(value.value)
+    return docs
+
+
+def described(settings: Settings, path: Path, *, exists: bool) -> str:
+    """All settings as a TOML file. What is at its default is a comment."""
+    note = "" if exists else " (this file does not exist yet; these are the defaults)"
+    lines = [f"# {path}{note}"]
+    for table in fields(Settings):
+        values = getattr(settings, table.name)
+        kind = type(values)
+        lines += ["", f"[{table.name}]  # {inspect.getdoc(kind)}"]
+        docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
+        for part in fields(kind):
+            value = getattr(values, part.name)
+            text = f"{docs[part.name]} {_choices(table.name, part.name, hints[part.name])}".strip()
+            lines += ["", *textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")]
+            if value in (None, ()):
+                lines.append(f"#{part.name} =")
+            else:
+                unset = "#" if value == getattr(default, part.name) else ""
+                lines.append(f"{unset}{part.name} = {toml_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _choices(table: str, name: str, kind: Any) -> str:
+    found = choices(table, name, kind) if _parts(kind)[0] is not bool else ()
+    return f"One of {', '.join(map(str, found))}." if found else ""
+
+
+def choices(table: str, name: str, kind: Any) -> tuple[Any, ...]:
+    """Every value that this setting can have; () where there are too many to list."""
+    if (table, name) == ("screen", "theme"):
+        return tuple(theme_names())
+    part = _parts(kind)[0]
+    if part is bool:
+        return (True, False)
+    return get_args(part) if get_origin(part) is Literal else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One setting there is."""
+
+    table: str
+    name: str
+    doc: str
+    choices: tuple[Any, ...]
+    default: Any
+
+    def value(self, settings: Settings) -> Any:
+        return getattr(getattr(settings, self.table), self.name)
+
+
+def table_docs() -> dict[str, str]:
+    """By table: what it is about."""
+    return {name: inspect.getdoc(kind) or "" for name, kind in get_type_hints(Settings).items()}
+
+
+def known_settings() -> list[Known]:
+    """All of them, in the order of the file."""
+    found = []
+    for table in fields(Settings):
+        kind = get_type_hints(Settings)[table.name]
+        docs, hints, default = field_docs(kind), get_type_hints(kind), kind()
+        for part in fields(kind):
+            offered = choices(table.name, part.name, hints[part.name])
+            found.append(Known(table.name, part.name, docs[part.name], offered, getattr(default, part.name)))
+    return found
+
+
+def _parts(kind: Any) -> Sequence[Any]:
+    union = get_origin(kind) in (Union, UnionType)
+    return [part for part in get_args(kind) if part is not type(None)] if union else [kind]
+
+
+def find(key: str) -> tuple[str, str]:
+    """The table and the name of a setting; the table may be left out. Raises SettingsError."""
+    table, _, name = key.rpartition(".")
+    known = [
+        (t.name, part) for t in fields(Settings) for part in get_type_hints(get_type_hints(Settings)[t.name])
+    ]
+    found = [(t, part) for t, part in known if part == name and table in ("", t)]
+    if len(found) == 1:
+        return found[0]
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, [f"{t}.{part}" for t, part in known], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "chatterm config lists them all."
+    raise SettingsError(f"Unknown setting {key}; {hint}")
+
+
+def parsed(table: str, name: str, words: Sequence[str]) -> object:
+    """What a command line says, as the setting wants it; what cannot be read stays text (and is refused later)."""
+    kind = _parts(get_type_hints(get_type_hints(Settings)[table])[name])[0]
+    if get_origin(kind) is tuple:
+        return tuple(words)
+    text = " ".join(words)
+    if kind is bool:
+        return {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}.get(
+            text.lower(), text
+        )
+    if kind in (int, float):
+        try:
+            return int(text) if kind is int else float(text)
+        except ValueError:
+            return text
+    return text

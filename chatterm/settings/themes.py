@@ -1,0 +1,109 @@
+"""Colour themes: one TOML file each, in themes/ and in the folder of the person's own."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chatterm.settings.paths import user_themes
+from chatterm.settings.settings import SettingsError, not_toml, read_source
+from chatterm.terminal.sanitize import one_line
+
+if TYPE_CHECKING:
+    from textual.theme import Theme
+
+FOLDER = Path(__file__).resolve().parents[2] / "themes"
+STYLESHEET = FOLDER / "chatterm.tcss"
+DEFAULT_THEME = "graphite"
+TERMINAL_THEME = "terminal"
+"""The sixteen colours of the terminal itself."""
+_TABLES = ("colors", "variables")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+
+
+def theme_names(own: Path | None = None) -> list[str]:
+    """Every theme there is, sorted; `own` is the folder of the person's own."""
+    return sorted(_files(user_themes() if own is None else own))
+
+
+def load_theme(name: str, own: Path | None = None) -> "Theme":
+    """Read one theme. A file in `own` goes before one of ours of the same name, and states only what differs from
+    its `base`. Raises SettingsError (one line): no such theme, or its file is wrong."""
+    from textual.theme import BUILTIN_THEMES, Theme
+
+    files = _files(user_themes() if own is None else own)
+    if name not in files:
+        shown = one_line(name, limit=60)
+        raise SettingsError(f"Unknown theme {shown!r}; choose one of: {', '.join(sorted(files))}.")
+    data = _read(files[name])
+    ansi = data.get("ansi", False)
+    return Theme(
+        name=name,
+        dark=data["dark"],
+        ansi=ansi,
+        # Textual wants more of such a theme than of others.
+        variables=(BUILTIN_THEMES["ansi-dark"].variables if ansi else {}) | data["variables"],
+        **data["colors"],
+    )
+
+
+def _files(own: Path) -> dict[str, Path]:
+    found = {path.stem: path for path in FOLDER.glob("*.toml")}
+    try:
+        found |= {path.stem: path for path in own.glob("*.toml") if _NAME.fullmatch(path.stem)}
+    except OSError:  # a folder that cannot be read holds no themes
+        return found
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The file as `dark`, `ansi`, `colors`, `variables`, all complete. Raises SettingsError."""
+    source = read_source(path)
+    try:
+        data = tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise not_toml(path, source, error) from error
+    if path.parent == FOLDER:
+        return data
+    base = data.get("base", DEFAULT_THEME)
+    known = sorted(file.stem for file in FOLDER.glob("*.toml"))
+    if base not in known:
+        raise _wrong(path, source, ("base",), f"base must be one of {', '.join(known)}.")
+    full = tomllib.loads(read_source(FOLDER / f"{base}.toml"))
+    if not isinstance(data.get("dark", True), bool):
+        raise _wrong(path, source, ("dark",), "dark must be true or false.")
+    for key in data:
+        if key not in ("base", "dark", *_TABLES):
+            known_keys = ", ".join(("base", "dark", *_TABLES))
+            text = f"unknown key {one_line(key, 60)}; choose one of: {known_keys}."
+            raise _wrong(path, source, (key,), text)
+    for table in _TABLES:
+        full[table] |= _colours(path, source, table, data.get(table, {}), full[table])
+    return full | {"dark": data.get("dark", full["dark"])}
+
+
+def _colours(
+    path: Path, source: str, table: str, given: object, known: Mapping[str, str]
+) -> Mapping[str, str]:
+    from textual.color import Color, ColorParseError
+
+    if not isinstance(given, dict):
+        raise _wrong(path, source, (table,), f"{table} is a table: write [{table}] and its colours below it.")
+    for name, value in given.items():
+        if name not in known:
+            text = f"unknown colour {one_line(name, 60)}; choose one of: {', '.join(known)}."
+            raise _wrong(path, source, (table, name), text)
+        try:
+            Color.parse(value if isinstance(value, str) else "")
+        except ColorParseError:
+            text = f'{name} is {one_line(str(value), 60)!r}; it must be a colour, as in "#82b8cf".'
+            raise _wrong(path, source, (table, name), text) from None
+    return given
+
+
+def _wrong(path: Path, source: str, keys: tuple[str, ...], text: str) -> SettingsError:
+    from chatterm.settings.file import statement_lines
+
+    lines = statement_lines(source, keys)
+    return SettingsError(f"{path}, line {lines[0] + 1 if lines else 1}: {text}")

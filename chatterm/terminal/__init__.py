@@ -1,0 +1,1 @@
+"""The terminal around the application: keys, clipboard, title, safe text, words."""

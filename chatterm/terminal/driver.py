@@ -1,0 +1,182 @@
+"""The keyboard: bytes that are no UTF-8 do no harm, and a long paste is taken whole (Textual reads it character by
+character, which takes seconds for a megabyte and slows the screen down meanwhile)."""
+
+import os
+import selectors
+import sys
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from textual import events
+from textual._xterm_parser import XTermParser
+from textual.message import Message
+
+from chatterm.terminal.title import RESTORE_TITLE, SAVE_TITLE, has_title, title_sequence
+
+if TYPE_CHECKING:
+    from textual.driver import Driver
+
+_BEGIN, _END = "\x1b[200~", "\x1b[201~"
+_PATIENCE = 50
+"""Tenths of a second without input after which a paste that never ended has ended."""
+
+
+@runtime_checkable
+class TitledDriver(Protocol):
+    """A driver whose terminal has a window with a title."""
+
+    def show_title(self, title: str) -> None:
+        """Make it the window's title, until the program leaves or lets another one in."""
+
+    def write(self, data: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pasted:
+    """What stood between the marks of a bracketed paste."""
+
+    text: str
+
+
+class PasteReader:
+    """Takes bracketed pastes out of what a terminal sends."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] | None = None
+        """The paste so far; None outside of one."""
+        self._tail = ""
+        """The last characters of it, where the end mark may have begun."""
+
+    @property
+    def is_inside(self) -> bool:
+        return self._parts is not None
+
+    def feed(self, data: str) -> Iterator[str | Pasted]:
+        """`data` in order: keys as they came, each paste whole once its end is there."""
+        while data:
+            if self._parts is None:
+                keys, begin, data = data.partition(_BEGIN)
+                if begin:
+                    self._parts, self._tail = [], ""
+                if keys:
+                    yield keys
+                continue
+            text, end, rest = (self._tail + data).partition(_END)
+            if end:
+                self._parts.append(text)
+                yield self.flush()
+            elif text:
+                kept = next((n for n in range(len(_END) - 1, 0, -1) if text.endswith(_END[:n])), 0)
+                self._parts.append(text[: len(text) - kept])
+                self._tail = text[len(text) - kept :]
+            data = rest
+
+    def flush(self) -> Pasted:
+        """The paste as far as it has come."""
+        text, self._parts, self._tail = "".join(self._parts or ()), None, ""
+        return Pasted(text)
+
+
+class Keyboard:
+    """Turns what a terminal sends into events."""
+
+    def __init__(self, debug: bool = False) -> None:
+        self._debug = debug
+        self._parser = XTermParser(debug)
+        self._pastes = PasteReader()
+        self._quiet = 0
+
+    def feed(self, data: str) -> Iterator[Message]:
+        """`data` has come."""
+        self._quiet = 0
+        for part in self._pastes.feed(data):
+            if isinstance(part, Pasted):
+                # An Escape that waits for the rest of a sequence was pressed before the paste, and means itself.
+                if self._parser._timeout_time is not None:
+                    self._parser._timeout_time = 0.0
+                    yield from self._known(self._parser.tick())
+                yield events.Paste(part.text)
+            else:
+                for character in part:  # one by one: a sequence that means nothing takes nothing else along
+                    yield from self._known(self._parser.feed(character))
+
+    def tick(self, *, is_quiet: bool) -> Iterator[Message]:
+        """Time has passed: a tenth of a second without input, where it `is_quiet`."""
+        if is_quiet and self._pastes.is_inside:
+            self._quiet += 1
+            if self._quiet > _PATIENCE:
+                yield events.Paste(self._pastes.flush().text)
+        yield from self._known(self._parser.tick())
+
+    def _known(self, found: Iterable[Message]) -> Iterator[Message]:
+        """`found`. Textual's parser fails for some sequences that few terminals send."""
+        try:
+            yield from found
+        except Exception:  # noqa: BLE001 (it stays failed: the generator in it is over)
+            self._parser = XTermParser(self._debug)
+
+
+def terminal_driver() -> "type[Driver] | None":
+    """The driver for this platform; None leaves the choice to Textual."""
+    if sys.platform == "win32" or "TEXTUAL_DRIVER" in os.environ:
+        return None
+    from textual.drivers.linux_driver import LinuxDriver
+
+    class TerminalDriver(LinuxDriver):
+        _title = ""
+        _titled = has_title(os.environ)
+
+        def show_title(self, title: str) -> None:
+            if title != self._title and self._titled:
+                self._title = title
+                self.write(title_sequence(title))
+
+        def start_application_mode(self) -> None:
+            super().start_application_mode()  # type: ignore[no-untyped-call]
+            if self._titled:
+                self.write(SAVE_TITLE + (title_sequence(self._title) if self._title else ""))
+
+        def stop_application_mode(self) -> None:
+            if self._titled:
+                self.write(RESTORE_TITLE)
+            super().stop_application_mode()
+
+        def _run_input_thread(self) -> None:
+            """Without a keyboard nobody can do anything: an error is told, and reading goes on."""
+            while not self.exit_event.is_set():
+                try:
+                    self.run_input_thread()
+                    break
+                except Exception as error:  # noqa: BLE001 (whatever it is)
+                    self._app.call_later(self._app._handle_exception, error)
+                    self.exit_event.wait(0.1)
+
+        def run_input_thread(self) -> None:
+            """Turn what the terminal sends into events until the application ends."""
+            keyboard = Keyboard(self._debug)
+            decoder = getincrementaldecoder("utf-8")(errors="replace")
+            with selectors.SelectSelector() as selector:
+                selector.register(self.fileno, selectors.EVENT_READ)
+                while not self.exit_event.is_set():
+                    # The timeout is what tells an Escape key from the start of a sequence.
+                    has_come = bool(selector.select(0.1))
+                    if has_come:
+                        data = _read(self.fileno)
+                        if not data:  # the terminal is gone, and with it the person
+                            self._app.call_later(self._app.exit, 0)
+                            return
+                        for event in keyboard.feed(decoder.decode(data)):
+                            self.process_message(event)
+                    for event in keyboard.tick(is_quiet=not has_come):
+                        self.process_message(event)
+
+    return TerminalDriver
+
+
+def _read(fileno: int) -> bytes:
+    try:
+        return os.read(fileno, 1 << 16)
+    except OSError:
+        return b""

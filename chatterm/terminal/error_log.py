@@ -1,0 +1,46 @@
+"""Where errors that nobody foresaw are written down: a file that never grows large."""
+
+import os
+import traceback
+from pathlib import Path
+from time import strftime
+
+from chatterm.terminal.sanitize import one_line, visible
+
+_LARGEST = 200_000
+"""Bytes of the file from which its older half goes."""
+_LONGEST = 20_000
+"""Characters of one traceback that are kept, from its end."""
+
+
+def log_path() -> Path:
+    """Beside the sessions where CHATTERM_DATA says where these are, else where this platform keeps logs."""
+    if chosen := os.environ.get("CHATTERM_DATA"):
+        return Path(chosen).expanduser() / "errors.log"
+    from platformdirs import user_log_path
+
+    return user_log_path("chatterm", appauthor=False) / "errors.log"
+
+
+def write_down(error: BaseException) -> str:
+    """Append the traceback, without any variables: they may hold what somebody wrote. One line on where it is."""
+    path = log_path()
+    text = visible("".join(traceback.format_exception(error)))[-_LONGEST:]
+    entry = f"--- {strftime('%Y-%m-%d %H:%M:%S')}\n{text}\n".encode("utf-8", "replace")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        before = path.read_bytes() if path.exists() else b""
+        if len(before) + len(entry) > _LARGEST:
+            before = before[-_LARGEST // 2 :]
+            before = before[before.find(b"\n--- ") + 1 :]
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(before + entry)
+    except OSError as problem:
+        return f"Details could not be written to {path}: {problem.strerror or problem}."
+    return f"Details are in {path}."
+
+
+def error_line(error: BaseException) -> str:
+    """What happened, in one line."""
+    said = one_line(str(error), limit=160).rstrip(".")
+    return f"An unexpected error: {type(error).__name__}{': ' if said else ''}{said}."

@@ -1,0 +1,184 @@
+"""Puts an engine's pieces together: what the machine, the model and the memory left for them allow."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention import AttentionBackend
+from engine.attention.choose import choose_attention, make_backend
+from engine.cache.blocks import BlockManager
+from engine.cache.host_memory import HostKV
+from engine.cache.kv_cache import KVCache
+from engine.cache.offload import HostTier
+from engine.cache.sizing import (
+    KVPlan,
+    is_out_of_memory,
+    kv_refused,
+    kv_share,
+    most_prefill_rows,
+    plan_kv,
+    reserved_bytes,
+    spill_bytes,
+)
+from engine.execute.cuda.decode_runner import Lane
+from engine.execute.cuda.graphs import Graphs
+from engine.execute.runner import Runner
+from engine.kernels.native.library import NativeError, default_threads
+from engine.machine.device import FULL_SPEED, available_memory
+from engine.schedule.idle_pace import IdlePace
+from engine.schedule.scheduler import Scheduler
+from models.reference.decoder import DecoderModel
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an engine is built. What is None depends on the machine."""
+
+    context: int | None = None
+    """Tokens of a conversation; None: as many as the model and the memory allow."""
+    attention: str = "auto"
+    """The name of a backend."""
+    graphs: bool = True
+    """CUDA graphs; without them steps run kernel by kernel."""
+    fused: bool = True
+    """Kernels of our own; without them steps run through the plain modules."""
+    lane: bool = True
+    """On a GPU one sequence decodes ahead of the host; without it as prompts do."""
+    threads: int | None = None
+    """Of a CPU; None: `default_threads`."""
+    spill_gb: float | None = None
+    """Of host memory for what a GPU evicts; None: a share of it."""
+    spill: int | None = None
+    """The same in bytes, and on a CPU too."""
+    free: int | None = None
+    """Bytes that the weights have left of the memory; None: what is free now."""
+    block_size: int | None = None
+    """Rows of a block; None: what suits the attention."""
+    num_blocks: int | None = None
+    """None: what the memory gives."""
+    max_chunk: int | None = None
+    """Prefill rows in a step."""
+
+
+@dataclass(slots=True)
+class Pieces:
+    """They belong to the loop thread."""
+
+    cache: KVCache
+    blocks: BlockManager
+    scheduler: Scheduler
+    backend: AttentionBackend
+    runner: Runner
+    lane: Lane | None
+    context_length: int
+    threads: int
+    notes: tuple[str, ...]
+    """Lines for people: what does not work here, and what that means."""
+
+    @property
+    def attention_name(self) -> str:
+        """What attends, for people."""
+        return "native" if self.runner.all_native else self.backend.name
+
+    @property
+    def decode_name(self) -> str:
+        """The program of a decode step, for people."""
+        return self.lane.name if self.lane is not None else self.runner.name
+
+
+def assemble(
+    model: DecoderModel, device: torch.device, dtype: torch.dtype, options: Options, notes: tuple[str, ...]
+) -> Pieces:
+    """Everything around `model`. Raises EngineError when nothing fits or the attention backend does not work here."""
+    config = model.config
+    max_chunk = options.max_chunk or most_prefill_rows(device)
+    choice = choose_attention(options.attention, device, dtype, config.head_dim)
+    block_size = options.block_size or choice.block_size
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    reserve = reserved_bytes(config, max_chunk, dtype, device)
+    free = available_memory(device) if options.free is None else options.free
+    plan = plan_kv(per_token, block_size, free, model.positions, options.context, kv_share(device), reserve)
+    blocks = options.num_blocks or plan.num_blocks
+    cache = _allocate(model, blocks, block_size, dtype, device, plan, per_token)
+    cache.host = _host_memory(cache, options, device)
+    tier = HostTier(cache.host.grow) if cache.host is not None else None
+    manager = BlockManager(blocks, block_size, cache.carry_out, tier)
+    backend = make_backend(choice, cache, config.num_attention_heads // config.num_key_value_heads)
+    pieces = Pieces(
+        cache,
+        manager,
+        Scheduler(manager, max_chunk, IdlePace().rows),
+        backend,
+        Runner(model, backend, device),
+        None,
+        plan.context_length,
+        options.threads or default_threads(),
+        (*notes, choice.note) if choice.note else notes,
+    )
+    if device.type == "cuda":
+        _speed_up_gpu(pieces, model, device, options)
+    elif options.fused:
+        try:
+            pieces.runner.go_native(model, cache, pieces.threads)
+        except NativeError as error:
+            pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
+    return pieces
+
+
+def _allocate(
+    model: DecoderModel,
+    blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    plan: KVPlan,
+    per_token: int,
+) -> KVCache:
+    config = model.config
+    try:
+        return KVCache(
+            config.num_hidden_layers,
+            blocks,
+            block_size,
+            config.num_key_value_heads,
+            config.head_dim,
+            dtype,
+            device,
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise kv_refused(plan, per_token, block_size, available_memory(device)) from None
+
+
+def _host_memory(cache: KVCache, options: Options, device: torch.device) -> HostKV | None:
+    most = options.spill
+    if most is None and device.type == "cuda":
+        most = spill_bytes(options.spill_gb, cache.nbytes, available_memory(_CPU))
+    return HostKV(cache.kv, cache.block_size, most) if most else None
+
+
+def _speed_up_gpu(pieces: Pieces, model: DecoderModel, device: torch.device, options: Options) -> None:
+    """Fused kernels, graphs and the lane, where this GPU has what they need."""
+    if torch.cuda.get_device_capability(device) < FULL_SPEED:
+        return
+    graphs = Graphs() if options.graphs else None
+    try:
+        if options.fused:
+            pieces.runner.fuse(model)
+            if graphs is not None:
+                pieces.runner.record(model, pieces.cache, pieces.context_length, graphs)
+        if options.lane:
+            pieces.lane = Lane(
+                model, pieces.cache, pieces.backend.name, pieces.context_length, graphs, options.fused
+            )
+            pieces.lane.prepare()
+    except Exception as error:  # noqa: BLE001 - without them there is still the plain way
+        pieces.runner = Runner(model, pieces.backend, device)
+        pieces.lane = None
+        why = (str(error).splitlines() or [repr(error)])[0][:200]
+        pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)
+    if graphs is not None and graphs.problem is not None:
+        pieces.notes += (f"CUDA graphs are off, so decoding is slower ({graphs.problem}).",)

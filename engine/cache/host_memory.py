@@ -1,0 +1,183 @@
+"""The host memory behind the slots of `engine/cache/offload.py`, and whether bringing blocks back is worth it."""
+
+from collections import deque
+from contextlib import suppress
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.cache.offload import HostTier, Restore, Spill
+from engine.events import SpillFigures
+from models.weights.staging import pin
+
+PIECE_BYTES = 64 * 1024**2
+"""Memory is taken in such pieces: while one is pinned the device gets no new work."""
+AHEAD_BYTES = 1024**3
+"""So much is pinned before it is needed: pinning takes some 0.3 s a GB, and nobody shall wait for it."""
+FASTER = 1.2
+"""So much faster than computing a token must bringing it back be."""
+ENOUGH_ROWS = 256
+"""Chunks of fewer rows do not tell how fast prompts are computed."""
+
+
+class HostKV:
+    """Copies of KV blocks in host memory: pinned beside a GPU, plain beside a CPU (which is for tests).
+
+    Every copy is enqueued on the current stream, as all that reads and writes the cache: the order in which they
+    are asked for is the order in which they happen, and nobody waits.
+    """
+
+    def __init__(self, kv: Tensor, block_size: int, most_bytes: int) -> None:
+        """`kv` is the cache [2, layers, slots, heads, dim]; at most `most_bytes` of host memory are taken."""
+        self._kv = kv
+        self._size = block_size
+        self._shape = (*kv.shape[:2], block_size, *kv.shape[3:])
+        self.block_bytes = kv[:, :, :block_size].nbytes
+        self._most = most_bytes // self.block_bytes
+        self._each = max(PIECE_BYTES // self.block_bytes, 1)
+        self._pieces: list[Tensor] = []
+        self._taken = 0
+        """Blocks of all pieces, the ready ones too."""
+        self._ready: deque[Tensor] = deque()
+        """Pieces that were pinned ahead."""
+        self._pinned = kv.device.type == "cuda"
+        self._pinning = Thread()
+        self._over = False
+        self._staging: Tensor | None = None
+        self.costs = Costs()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that are taken."""
+        return self._taken * self.block_bytes
+
+    def prepare(self, wait: bool = False) -> None:
+        """Blocks will have to go soon: a thread pins memory for them. Returns at once unless told to wait."""
+        if self._pinned and not self._pinning.is_alive() and not self._is_far_ahead:
+            self._pinning = Thread(target=self._pin_ahead, name="pin", daemon=True)
+            with suppress(RuntimeError):  # the system gives no more threads now
+                self._pinning.start()
+        if wait and self._pinning.is_alive():
+            self._pinning.join()
+
+    def grow(self) -> int:
+        """One more piece: its slots. 0 when none is ready yet, all is taken that may be, or the system refuses."""
+        if self._pinned and self._staging is None and not self._over:
+            try:
+                self._staging = torch.empty(self._shape, dtype=self._kv.dtype, device=self._kv.device)
+            except RuntimeError:  # there is no room on the device itself
+                self._over = True
+        if self._over:
+            return 0
+        self.prepare()
+        piece = self._ready.popleft() if self._ready else None if self._pinned else self._take()
+        if piece is None:
+            return 0
+        self._pieces.append(piece)
+        return len(piece)
+
+    @property
+    def _is_far_ahead(self) -> bool:
+        enough = len(self._ready) * self._each * self.block_bytes >= AHEAD_BYTES
+        return self._over or enough or self._taken >= self._most
+
+    def _pin_ahead(self) -> None:
+        while not self._is_far_ahead and (piece := self._take()) is not None:
+            self._ready.append(piece)
+
+    def _take(self) -> Tensor | None:
+        """Take the memory of one more piece."""
+        count = min(self._each, self._most - self._taken)
+        if count <= 0:
+            return None
+        try:
+            # Written to first: the system finds the pages without holding up the device.
+            piece = torch.empty((count, *self._shape), dtype=self._kv.dtype).zero_()
+            refused = self._pinned and not pin(piece)
+        except (RuntimeError, MemoryError):
+            refused = True
+        if refused:
+            self._most = self._taken
+            return None
+        self._taken += count
+        return piece
+
+    def carry_out(self, copy: Spill | Restore) -> None:
+        """Copy a block one way or the other, all its rows."""
+        block = self._kv[:, :, copy.block * self._size : (copy.block + 1) * self._size]
+        piece, place = divmod(copy.slot, self._each)
+        host = self._pieces[piece][place]
+        if isinstance(copy, Restore):
+            self._copy(host, block)
+            return
+        self._copy(block, host)
+        if self._staging is not None and self.costs.brought is None:
+            self._measure(host, block)
+
+    def _copy(self, source: Tensor, target: Tensor) -> None:
+        # A block lies in 2 * layers parts: put together on the device, they cross the bus as one.
+        if self._staging is not None:
+            source = self._staging.copy_(source, non_blocking=True)
+        target.copy_(source, non_blocking=True)
+
+    def _measure(self, host: Tensor, block: Tensor) -> None:
+        """What it takes to bring back a token, from a block that has just been spilled; once, some milliseconds."""
+        times = []
+        for _ in range(3):
+            torch.cuda.synchronize(self._kv.device)
+            began = perf_counter()
+            for _ in range(4):
+                self._copy(host, block)
+            torch.cuda.synchronize(self._kv.device)
+            times.append((perf_counter() - began) / 4)
+        self.costs.brought = min(times) / self._size
+
+    def figures(self, tier: HostTier) -> SpillFigures:
+        """What `tier`, the index of this memory, holds, and what bringing it back costs."""
+        return SpillFigures(
+            blocks=len(tier),
+            bytes=self.nbytes,
+            restored_tokens=tier.restored_rows,
+            brought_s=self.costs.brought,
+            computed_s=self.costs.computed,
+            is_used=self.costs.worth_it,
+        )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._over = True
+        if self._pinning.is_alive():
+            self._pinning.join()
+        if self._staging is not None:
+            with suppress(RuntimeError):  # a device that has failed copies nothing any more
+                torch.cuda.synchronize(self._kv.device)
+        if self._pinned:
+            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            for piece in [*self._pieces, *self._ready]:
+                cudart.cudaHostUnregister(piece.data_ptr())
+        self._pieces.clear()
+        self._ready.clear()
+        self._taken = self._most = 0
+
+
+class Costs:
+    """What a token of a prompt takes, in seconds; None: not measured yet."""
+
+    def __init__(self) -> None:
+        self.brought: float | None = None
+        """Brought back from host memory."""
+        self.computed: float | None = None
+        """Computed, in the fastest chunk so far."""
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether blocks shall be brought back, as far as is known."""
+        return self.brought is None or self.computed is None or self.brought * FASTER <= self.computed
+
+    def saw(self, rows: int, seconds: float) -> None:
+        """A chunk of `rows` rows was computed in so long."""
+        if rows >= ENOUGH_ROWS:
+            self.computed = min(seconds / rows, self.computed or seconds)

@@ -1,0 +1,93 @@
+"""The tensors behind the block ids."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from engine.cache.blocks import Copy, RowCopy
+from engine.cache.host_memory import HostKV
+
+
+class KVCache:
+    """K and V of every layer in slots; block b holds the slots from b * block_size on.
+
+    `kv` has shape [2, layers, num_blocks * block_size, num_kv_heads, head_dim]; `k` and `v` are its two halves.
+    The memory is taken once and never grows.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (2, num_layers, num_blocks * block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self.kv = torch.empty(shape, dtype=dtype, device=device)
+        self.k, self.v = self.kv.unbind()
+        self.host: HostKV | None = None
+        """What takes evicted blocks."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V together."""
+        return self.kv.nbytes
+
+    def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
+        """Where rows `start` to `stop` of a block table lie, as few contiguous (first, end) runs of slots."""
+        if start >= stop:
+            return []
+        size = self.block_size
+        here = blocks[start // size : (stop - 1) // size + 1]
+        # A decode step asks for the whole table, and thousands of blocks are usually one run: look for the ends only.
+        ends = [i for i, (one, after) in enumerate(pairwise(here), 1) if after != one + 1]
+        runs = [
+            (here[begin] * size, (here[end - 1] + 1) * size)
+            for begin, end in zip([0, *ends], [*ends, len(here)], strict=True)
+        ]
+        runs[0] = (runs[0][0] + start % size, runs[0][1])
+        runs[-1] = (runs[-1][0], runs[-1][1] - (-stop) % size)
+        return runs
+
+    def carry_out(self, copy: Copy) -> None:
+        """Copy rows from block to block (copy-on-write), or a block from or to host memory."""
+        if isinstance(copy, RowCopy):
+            source, target = copy.source * self.block_size, copy.target * self.block_size
+            if self.kv.device.type == "cuda":
+                self.copy_rows([(source, source + copy.rows)], [(target, target + copy.rows)])
+            else:  # slices are faster there
+                self.kv[:, :, target : target + copy.rows] = self.kv[:, :, source : source + copy.rows]
+        else:
+            assert self.host is not None
+            self.host.carry_out(copy)
+
+    def copy_rows(self, source: Sequence[tuple[int, int]], target: Sequence[tuple[int, int]]) -> None:
+        """Copy the rows in the slot runs `source` to the slot runs `target`, in order; the runs must not overlap."""
+        sources, targets = _indices(source), _indices(target)
+        if sources.numel() != targets.numel():
+            raise ValueError(f"{sources.numel()} rows do not fit into {targets.numel()}")
+        slots = torch.stack((sources, targets)).to(self.kv.device, non_blocking=True)
+        if self.kv.device.type == "cuda":
+            from engine.kernels.triton.copy_rows import copy_rows
+
+            copy_rows(self.kv, slots)
+        else:
+            copy_rows_reference(self.kv, slots)
+
+
+def copy_rows_reference(kv: Tensor, slots: Tensor) -> None:
+    """The rows at slots[0] go to slots[1] in every layer, K and V: the twin of `engine/kernels/triton/copy_rows.py`.
+
+    kv [2, layers, slots, num_kv_heads, head_dim], slots int64 [2, n].
+    """
+    kv.index_copy_(2, slots[1], kv.index_select(2, slots[0]))
+
+
+def _indices(runs: Sequence[tuple[int, int]]) -> Tensor:
+    return torch.cat([torch.arange(first, end) for first, end in runs])

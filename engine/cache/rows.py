@@ -1,0 +1,101 @@
+"""The rows of a sequence: which token, at which position, computed with what in view.
+
+Usually row i is token i at position i and its key in the prefix index is the token id. The `mask` policy takes a
+think span out of the table, so that the rows after it keep later positions, and marks where it was:
+
+    stream     p0 p1 <t> r0 </t> a0 a1 | u0         (the answer a0 a1 was computed with the think span in view,
+    rows       p0 p1             a0 a1   u0          the next turn u0 is computed without)
+    positions   0  1              5  6    7
+    keys       p0 p1       (a0, think) a1 (u0, ())
+
+The two marks make the keys as telling as the whole stream and its mask, so a prompt without marks, which is what
+the `exact` policy sends, never finds such rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.cache.prefix_index import Key
+
+
+@dataclass(slots=True)
+class Rows:
+    """Parallel lists, one entry a row."""
+
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)
+    next_position: int = 0
+    mark: tuple[int, ...] | None = None
+    """Put on the key of the next row: what is hidden right before it."""
+    edges: list[int] = field(default_factory=list, compare=False)
+    """Of a prompt where its parts end: the first message with what the template writes around it, the answer to it,
+    the next message, ..."""
+    masked_until: int = 0
+    """Rows before this one belong to turns with a hidden think span: prefill cannot make them again."""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int]) -> "Rows":
+        """Rows of a plain prompt: nothing hidden."""
+        rows = cls()
+        rows.extend(token_ids)
+        return rows
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def append(self, token_id: int) -> None:
+        """One more token, seen by everything after it."""
+        self.token_ids.append(token_id)
+        self.positions.append(self.next_position)
+        self.keys.append(token_id if self.mark is None else (token_id, self.mark))
+        self.next_position += 1
+        self.mark = None
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """More tokens, seen by everything after them."""
+        for token_id in token_ids:
+            self.append(token_id)
+
+    @property
+    def message_start(self) -> int:
+        """Where the last message of a prompt begins, with what the template writes before it."""
+        return self.edges[-1] if self.edges else 0
+
+    def copy(self) -> "Rows":
+        """Rows that can grow on their own."""
+        return Rows(
+            self.token_ids.copy(),
+            self.positions.copy(),
+            self.keys.copy(),
+            self.next_position,
+            self.mark,
+            self.edges.copy(),
+            self.masked_until,
+        )
+
+    def prefix(self, count: int) -> "Rows":
+        """The first `count` rows, to be warmed; they are not meant to grow."""
+        return Rows(
+            self.token_ids[:count], self.positions[:count], self.keys[:count], masked_until=self.masked_until
+        )
+
+    def hide(self, start: int, end: int) -> "Rows":
+        """These rows without rows `start` to `end`, as later turns shall see them.
+
+        Raises ValueError when that is no proper span or hides a row that carries a mark itself.
+        """
+        if not 0 < start < end <= len(self):
+            raise ValueError(f"rows {start} to {end} are no span within {len(self)} rows")
+        if self.masked_until > start:
+            raise ValueError("the span reaches into an earlier masked turn")
+        hidden = Rows(
+            self.token_ids[:start], self.positions[:start], self.keys[:start], self.positions[start]
+        )
+        hidden.mark = tuple(self.token_ids[start:end])
+        hidden.next_position = self.positions[end] if end < len(self) else self.next_position
+        hidden.extend(self.token_ids[end:])
+        # Without an answer there is no row that saw the span, only a gap in the positions.
+        hidden.mark = () if end < len(self) else (start - end,)
+        hidden.masked_until = len(hidden)
+        return hidden

@@ -1,0 +1,147 @@
+"""How much KV cache there is, and so how long a context can be."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import EngineError
+from models.families.config import ModelConfig
+from models.units import bytes_text
+
+DEFAULT_SHARE = 0.5
+"""Of the memory that is free once the weights are loaded; the rest is for activations and other programs."""
+GPU_SHARE = 0.9
+"""The same where a chat has the device to itself, once the reserve is taken off; the rest is for what cannot be
+foreseen: gaps in the allocator's memory, a window of the desktop."""
+SAMPLING_BYTES = 40
+"""A number of the vocabulary: logits in the model's dtype and in fp32, sorted, with int64 indices, summed up."""
+SPILL_SHARE = 0.25
+"""Of the free host memory that blocks which a GPU evicts may take, where nobody says how much."""
+MOST_SPILL_SHARE = 0.75
+"""The same, whatever somebody says: it is pinned, and the system cannot take it back."""
+SPILL_CACHES = 4
+"""So many times what the KV cache holds is enough of it."""
+GRAPH_BYTES = 256 * 1024**2
+"""What graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """`context_length` in tokens, and the blocks of the cache."""
+
+    context_length: int
+    num_blocks: int
+
+
+def kv_share(device: torch.device) -> float:
+    """The share of the free memory of a device that a KV cache may take."""
+    return GPU_SHARE if device.type == "cuda" else DEFAULT_SHARE
+
+
+def plan_kv(
+    bytes_per_token: int,
+    block_size: int,
+    available: int,
+    model_limit: int,
+    requested: int | None,
+    share: float = DEFAULT_SHARE,
+    reserve: int = 0,
+) -> KVPlan:
+    """Size the cache for one context of `requested` tokens (default: what the model was made for, or what fits).
+
+    Of the `available` bytes `reserve` are left alone (activations, graphs), and of the others `share` is used. Up
+    to twice the context is taken, so that a conversation and its branches fit side by side. Raises EngineError
+    when the request is longer than the model allows or than the memory holds.
+    """
+    if requested is not None and requested < 16:
+        raise EngineError(f"--context is {requested}; it must be 16 tokens or more.")
+    if requested is not None and requested > model_limit:
+        raise EngineError(
+            f"--context is {requested:,}, but this model was made for {model_limit:,} tokens. Use at most that."
+        )
+    usable = int(max(available - reserve, 0) * share)
+    fits = _fitting(usable, bytes_per_token, block_size)
+    if fits < min(requested or 16, model_limit):
+        wanted = requested or 16
+        besides = f" and {bytes_text(reserve)} to compute with" if reserve else ""
+        raise EngineError(
+            f"Too little memory: a context of {wanted:,} tokens needs {bytes_text(wanted * bytes_per_token)} for "
+            f"its KV cache{besides}; {bytes_text(available)} are free, {bytes_text(usable)} can be used for the "
+            f"cache. {_way_out(fits)}"
+        )
+    context = min(requested or model_limit, fits)
+    # One block more than the context fills: room for a copy-on-write while a full context is held.
+    blocks = -(-min(2 * context, fits) // block_size) + 1
+    return KVPlan(context, blocks)
+
+
+def spill_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> int:
+    """Most bytes of the `available` host memory for blocks that a GPU evicts; `requested_gb` None: a modest share."""
+    if requested_gb is None:
+        return min(int(available * SPILL_SHARE), SPILL_CACHES * kv_bytes)
+    return min(int(requested_gb * 1e9), int(available * MOST_SPILL_SHARE))
+
+
+def kv_refused(plan: KVPlan, bytes_per_token: int, block_size: int, available: int) -> EngineError:
+    """The line for a cache that was planned and then could not be allocated; `available` bytes are free now."""
+    fits = _fitting(available // 2, bytes_per_token, block_size)
+    return EngineError(
+        f"Out of memory: the KV cache of {bytes_text(plan.num_blocks * block_size * bytes_per_token)} could not be "
+        f"allocated, {bytes_text(available)} are free now. {_way_out(min(fits, plan.context_length))}"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or of torch says that memory ran out, on a CPU or on a GPU."""
+    # torch's CPU allocator has no error of its own, and neither have cuBLAS and the CUDA runtime.
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    known = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in known)
+
+
+def activation_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype) -> int:
+    """Bytes that the plain modules hold at most while they compute `max_chunk` tokens and sample one.
+
+    Counted from what is alive at the two widest places of a layer, a token, in numbers (h hidden_size, i
+    intermediate_size, q and k the widths of all query and key heads, d head_dim):
+
+    - the rotation in SelfAttention: the layer's input and its residual, which DecoderModel.forward holds, the new
+      residual and the normed input (4 h); the projection (q + 2 k); q and k normed, multiplied and rolled
+      (3 (q + k)). The attention itself holds less: the rotated q and k, its output and one more copy of q.
+    - the end of the MLP: the same 4 h, what attention added and the output (6 h); gate and up (2 i), silu (i).
+
+    The rotation adds 4 d and the token's id and position 16 bytes; sampling adds SAMPLING_BYTES a number of the
+    vocabulary. What an attention backend takes beyond its output (the mask of sdpa, say) is not included, nor are
+    the workspaces of cuBLAS.
+    """
+    h, i, d = config.hidden_size, config.intermediate_size, config.head_dim
+    q, k = config.num_attention_heads * d, config.num_key_value_heads * d
+    attention = 4 * h + q + 2 * k + 3 * (q + k)
+    mlp = 6 * h + 3 * i
+    a_token = (max(attention, mlp) + 4 * d) * dtype.itemsize + 16
+    return max_chunk * a_token + SAMPLING_BYTES * config.vocab_size
+
+
+def most_prefill_rows(device: torch.device) -> int:
+    """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once.
+
+    A GPU has the work of many rows done in some milliseconds.
+    """
+    return 4096 if device.type == "cuda" else 512
+
+
+def reserved_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of the device's memory to leave free beside weights and KV.
+
+    On a GPU the activations and GRAPH_BYTES; a CPU's share for the KV (`kv_share`) leaves enough for everything.
+    """
+    return activation_bytes(config, max_chunk, dtype) + GRAPH_BYTES if device.type == "cuda" else 0
+
+
+def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:
+    """Tokens of a context whose cache takes at most `usable` bytes, the spare block included."""
+    return usable // bytes_per_token // block_size * block_size - block_size
+
+
+def _way_out(fits: int) -> str:
+    return (f"Use --context {fits} or less, or close" if fits >= 16 else "Close") + " other programs."

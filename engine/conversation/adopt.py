@@ -1,0 +1,88 @@
+"""Turns that come from elsewhere, a session or a file: what they claim about tokens is checked before it is used."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from engine.conversation.prompt import PromptFormat
+from engine.conversation.turns import Answer, Turn
+from engine.events import FinishReason
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Adopter:
+    """Makes turns from elsewhere this model's own."""
+
+    engine: "Engine"
+    format: PromptFormat
+    think: bool | None
+    """The setting that holds where a turn does not tell its own."""
+    params: SamplingParams
+    """What an answer without a finish reason was sampled with."""
+
+    def adopted(self, turn: Turn) -> Turn:
+        """`turn` with tokens that this model knows its answer by.
+
+        Token ids are kept where they spell exactly what the answer shows and hold no control tokens but the markers
+        of the think span and the end of turn; otherwise its text is tokenised. An opening is kept where it is one
+        of the template's.
+        """
+        opening = list(turn.opening) if self.format.is_opening(turn.opening) else []
+        answer = turn.answer
+        if answer.token_ids and all(0 <= id < self.engine.vocab_size for id in answer.token_ids):
+            inside = self.format.inside(thinking_of(self.format, opening, self.think))
+            kept, answer = self._checked(answer, inside)
+            if kept:
+                return Turn(turn.user, answer, opening)
+        ids = self.format.answer_ids(answer.text)
+        reason = answer.finish_reason or FinishReason.CANCELLED
+        answer = replace(answer, token_ids=ids, shown=(0, len(ids)), finish_reason=reason, ends_at=None)
+        # Stopped before its first token: nothing of it is in the history, but it may yet go on from its prompt.
+        return Turn(turn.user, answer, [] if ids else opening)
+
+    def _checked(self, claimed: Answer, inside: bool) -> tuple[bool, Answer]:
+        """Whether the ids of an answer can be kept, and the answer as they tell it.
+
+        One without a finish reason was cut off by a crash: the journal has nothing but its ids, and they are our own.
+        """
+        cut, ids = claimed.finish_reason is None, list(claimed.token_ids)
+        tokenizer = self.engine.tokenizer
+        ended = ids[-1] in tokenizer.stop_ids and (cut or claimed.finish_reason is FinishReason.EOS)
+        said = ids[:-1] if ended else ids
+        output = self.engine.output(self.params if cut else SamplingParams(), inside)
+        told = Answer()
+        for event in output.replay(said):
+            told.add(event.text, event.kind)
+        told.add(output.flush(), output.kind)
+        answer = replace(claimed, token_ids=ids)
+        if cut:
+            answer.text, answer.reasoning = told.text, told.reasoning
+            answer.finish_reason = _finish(ended, output.stopped, len(ids) == claimed.ends_at)
+            answer.ends_at = claimed.ends_at if answer.finish_reason is FinishReason.CANCELLED else None
+        span, markers = output.thinking.span, output.thinking.markers
+        answer.shown = self.format.answer_span(ids, answer.text, span[1] if span else 0)
+        stopped = claimed.finish_reason is FinishReason.STOP and told.text.startswith(claimed.text)
+        return (
+            (told.text == answer.text or stopped)
+            and told.reasoning == answer.reasoning
+            and self.format.is_said_by(answer.content_ids, answer.text)
+            and (cut or all(tokenizer.is_text(id) for at, id in enumerate(said) if at not in markers))
+        ), answer
+
+
+def _finish(ended: bool, stopped: bool, is_long: bool) -> FinishReason:
+    """How an answer ended that a crash cut off: maybe it was complete."""
+    if ended:
+        return FinishReason.EOS
+    if stopped:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if is_long else FinishReason.CANCELLED
+
+
+def thinking_of(format: PromptFormat, opening: list[int], think: bool | None) -> bool | None:
+    """The setting under which a turn with this `opening` was generated; `think` where that is not told."""
+    settings = (think, None, False, True)
+    return next((setting for setting in settings if format.opening(setting) == opening), think)

@@ -1,0 +1,87 @@
+"""A short answer that is no part of the conversation: computed while nobody waits, and forgotten afterwards."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.cache.rows import Rows
+from engine.conversation.prompt import PromptFormat
+from engine.events import FinishReason
+from engine.params import SamplingParams
+from engine.schedule.sequence import Priority, Sequence
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+@dataclass(slots=True)
+class _Task:
+    sequence: Sequence
+    shared: int
+    """Rows at its start that are the conversation's, too."""
+
+
+class Aside:
+    """One question at a time. Nobody ever waits for it: `stop` it before anything of the conversation is computed, so
+    that it is never in one batch with that."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._format: PromptFormat | None = None
+        """Not the conversation's: it remembers what it tokenised."""
+        self._task: _Task | None = None
+
+    @property
+    def is_running(self) -> bool:
+        task = self._task
+        return task is not None and not task.sequence.finished.is_set() and not task.sequence.cancelled
+
+    def ask(self, text: str, history: Rows, max_tokens: int) -> None:
+        """Have the model answer `text`, without thinking; `said` tells what it said. Returns at once.
+
+        `history` is the conversation in use. Raises ModelError where the template fails.
+        """
+        self.stop()
+        self._forget()
+        engine = self._engine
+        self._format = self._format or PromptFormat(engine.tokenizer)
+        rows = Rows.of(self._format.segments(None, [text], [], generate=True, think=False)[0])
+        if len(rows) + max_tokens >= min(engine.context_length, engine.max_positions):
+            return
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        output = engine.output(params, self._format.inside(False))
+        pairs = zip(rows.keys, history.keys, strict=False)
+        shared = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), len(history))
+        self._task = _Task(Sequence(rows, Priority.IDLE, params, output), shared)
+        engine.submit(self._task.sequence)
+
+    @property
+    def said(self) -> str | None:
+        """What the model answered; None while it has not, or where it was interrupted. From any thread."""
+        task = self._task
+        if task is None or not task.sequence.finished.is_set():
+            return None
+        sequence = task.sequence
+        if sequence.error is not None or sequence.finish_reason not in (
+            FinishReason.EOS,
+            FinishReason.LENGTH,
+        ):
+            return None
+        return self._engine.tokenizer.decode(_answer(sequence), skip_special=True)
+
+    def stop(self) -> None:
+        """End it within one step. Returns at once."""
+        if self._task is not None:
+            self._engine.cancel(self._task.sequence)
+
+    def _forget(self) -> None:
+        """What it had cached makes room for conversations."""
+        task, self._task = self._task, None
+        if task is not None and task.sequence.finished.is_set():
+            sequence = task.sequence
+            self._engine.forget(sequence.rows.prefix(sequence.reached), task.shared)
+
+
+def _answer(sequence: Sequence) -> list[int]:
+    """Its tokens behind the think span, if the model thought all the same."""
+    span = sequence.output.thinking.span if sequence.output is not None else None
+    return sequence.generated[span[1] if span is not None else 0 :]

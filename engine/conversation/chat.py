@@ -1,0 +1,450 @@
+"""Conversations: turns, and what the next prompt is."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import takewhile
+from threading import Thread
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+from engine.cache.rows import Rows
+from engine.conversation.adopt import Adopter, thinking_of
+from engine.conversation.history import History, IdleWork, ThinkCache
+from engine.conversation.prompt import PromptFormat
+from engine.conversation.turns import Answer, Turn, gone_on, is_same, joined
+from engine.conversation.why import Explainer, Question
+from engine.errors import EngineError, check_room
+from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
+from engine.params import SamplingParams
+from engine.schedule.scheduler import MaskedRowsEvictedError
+from engine.schedule.sequence import Sequence
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+__all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
+
+Think = Literal["auto", "on", "off"]
+
+_LONG_DRAFT = 5000
+"""Characters from which on fewer continuations of a draft are looked at: each is tokenised."""
+
+
+class Chat:
+    """A conversation with an engine. One answer at a time; `stop` may be called from any thread.
+
+    The history is always what the chat template renders (`exact`), or what was generated with the think spans
+    masked out (`mask`): see `engine/cache/rows.py`.
+    """
+
+    def __init__(
+        self,
+        engine: "Engine",
+        system: str | None = None,
+        think: Think = "auto",
+        think_cache: ThinkCache = "exact",
+    ) -> None:
+        """Raises EngineError when the model has no chat template or an argument is none of its values."""
+        self._engine = engine
+        self._format = PromptFormat(engine.tokenizer)
+        self.thinks = self._format.thinks()
+        self.think = think
+        self._history = History(engine, self._format, system, think_cache)
+        self._idle = IdleWork(engine, self._history)
+        self.think_cache = think_cache
+        self.turns: list[Turn] = []
+        self._running: Sequence | None = None
+        self._stopped = False
+        self._hurried: Sequence | None = None
+        self._explainer = Explainer()
+        self._question: Question | None = None
+        self._asked: Sequence | None = None
+        """The sequence that computed the prompt of the running answer."""
+        self._draft = ""
+        """What was warmed last of a message that is being typed."""
+
+    @property
+    def last(self) -> Answer | None:
+        """The latest answer, also while it runs; None before the first."""
+        return self.turns[-1].answer if self.turns else None
+
+    @property
+    def think(self) -> Think:
+        """Whether to think; the next answer obeys. Setting it raises EngineError for any other value."""
+        return self._think
+
+    @think.setter
+    def think(self, think: Think) -> None:
+        if think not in ("auto", "on", "off"):
+            raise EngineError(f"think is {think!r}; it must be auto, on or off.")
+        self._think: Think = think
+
+    @property
+    def think_cache(self) -> ThinkCache:
+        """What becomes of think spans in the history. Setting it raises EngineError for any other value."""
+        return self._history.policy
+
+    @think_cache.setter
+    def think_cache(self, think_cache: ThinkCache) -> None:
+        if think_cache not in ("exact", "mask"):
+            raise EngineError(f"think_cache is {think_cache!r}; it must be exact or mask.")
+        self._history.policy = think_cache
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt; the next message obeys."""
+        return self._history.system
+
+    @system.setter
+    def system(self, system: str | None) -> None:
+        self._history.system = system
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of the context that the history takes."""
+        return len(self.history)
+
+    @property
+    def present_tokens(self) -> int | None:
+        """How many tokens of the history are present while idle work is at them; None: all, or an answer runs."""
+        return self._idle.present
+
+    @property
+    def history(self) -> Rows:
+        """The rows of the conversation so far; none before it begins."""
+        return self._history.rows(self.turns) if self.turns or self.system else Rows()
+
+    # -- the conversation
+
+    def send(self, text: str, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Ask, and yield the answer's tokens. Closing the generator cancels; what was produced is kept.
+
+        On the first `next()`: ContextFullError when the prompt does not fit, EngineError for an empty message,
+        ModelError when the template fails. The conversation is then as it was.
+        """
+        self._stopped = False  # what is stopped from now on is this answer
+        return self._send(text, params)
+
+    def retry(self, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Answer the last message once more; the earlier answer is replaced. Raises as `send` does."""
+        self._stopped = False
+        return self._retry(params)
+
+    def resume(self, params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Go on from exactly where the last answer ended: the same tokens, then new ones, `max_tokens` at most.
+
+        The events are only the new ones. What was cached of the answer is not computed again. Sampling goes on with
+        the answer's own seed where `params` has none, and `max_tokens` of an answer that a crash cut off is what was
+        left of it. Raises EngineError on the first `next()` when the answer is complete or there is none,
+        ContextFullError when nothing more fits.
+        """
+        self._stopped = False
+        return self._resume(params)
+
+    def stop(self) -> None:
+        """End the answer that was asked for last within one step; what was produced is kept."""
+        self._stopped = True
+        running = self._running
+        if running is not None:
+            self._engine.cancel(running)
+
+    def answer_now(self) -> None:
+        """End the thinking of the running answer, from any thread: the tokens that close the think span follow, then
+        the answer, in the same iterator. Nothing happens when it is not thinking.
+        """
+        running = self._running
+        if running is not None and running.output is not None and running.output.thinking.inside:
+            self._hurried = running
+            self._engine.cancel(running)
+
+    def load(self, turns: Iterable[Turn], params: SamplingParams | None = None) -> None:
+        """The history becomes these turns. `settle` makes them present.
+
+        Answers keep their token ids where these are tokens of this model that spell the answer's text and nothing else
+        (`engine/conversation/adopt.py`); others, and those without, are tokenised from their text. An answer without
+        a finish reason was cut off by a crash, when it was sampled with `params`: it may have been complete.
+        """
+        self._idle.stop()
+        known = dict(enumerate(self.turns))
+        adopter = Adopter(self._engine, self._format, self._thinking, params or SamplingParams())
+        self.turns = [
+            known[index] if is_same(known.get(index), turn) else adopter.adopted(turn)
+            for index, turn in enumerate(turns)
+        ]
+
+    def undo(self) -> bool:
+        """Drop the last message and its answer. False when there is none."""
+        if not self.turns:
+            return False
+        self.turns = self.turns[:-1]
+        return True
+
+    def reset(self) -> None:
+        """Forget every turn; the system prompt and the settings stay."""
+        self._idle.stop()
+        self.turns = []
+
+    def count(self, draft: str) -> DraftCost:
+        """What sending `draft` would take. Raises ModelError when the template fails."""
+        history = self._history.rows(self.turns)
+        rows = self._history.prompt(self.turns, draft, self._thinking)
+        new = len(rows) - self._engine.cached_rows(rows)
+        return DraftCost(
+            tokens=max(len(rows) - len(history), 0),
+            new=max(new, 1),  # the last row is always computed: its logits are needed
+            free=self._engine.context_length - len(rows),
+        )
+
+    # -- idle work
+
+    def settle(self, wait: bool = False) -> None:
+        """Warm the history as the next turn will see it, in idle time. Returns at once unless told to `wait`."""
+        self._idle.warm(self.turns, self._history.rows(self.turns), wait)
+
+    def prepare(self, draft: str, wait: bool = False, params: SamplingParams | None = None) -> None:
+        """Warm a message that is still being typed, up to the last token that typing on cannot change.
+
+        With `params`, those of the next `send`, it is warmed as if Enter came now, and the first token of the answer
+        is drawn: where Enter does come then, the answer is there at once. Typing on costs the tokens of the glue.
+        """
+        if not draft.strip():
+            return self.settle(wait)
+        self._draft = draft
+        if params is not None and not params.stop and params.max_tokens != 1:
+            rows = self._history.prompt(self.turns, draft, self._thinking)
+            if not rows.masked_until:
+                output = self._engine.output(params, self._format.inside(self._thinking))
+                return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
+        # The draft itself comes last: what a message was tokenised to is remembered until the next one.
+        typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
+        tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
+        together = zip(*(rows.keys for rows in tails), strict=False)
+        same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
+        return self._idle.warm(self.turns, tails[-1].prefix(same), wait, tails[-1].message_start)
+
+    # -- how it is done
+
+    def _send(self, text: str, params: SamplingParams | None) -> Iterator[TokenEvent]:
+        if not text.strip():
+            raise EngineError("The message is empty; write something first.")
+        yield from self._answer(self.turns, text, params)
+
+    def _retry(self, params: SamplingParams | None) -> Iterator[TokenEvent]:
+        if not self.turns:
+            raise EngineError("There is no message to answer again; send one first.")
+        yield from self._answer(self.turns[:-1], self.turns[-1].user, params)
+
+    def _resume(self, params: SamplingParams | None) -> Iterator[TokenEvent]:
+        if not self.turns:
+            raise EngineError("There is no answer to continue; send a message first.")
+        *before, turn = self.turns
+        if turn.answer.is_complete:
+            raise EngineError("The answer is already complete; retry it or send a message.")
+        yield from self._answer(before, turn.user, params, turn)
+
+    def _follow(self, sequence: Sequence) -> None:
+        """From now on `stop` ends this sequence; if it was called already, it ends at once."""
+        self._running = sequence
+        if self._stopped:
+            self._engine.cancel(sequence)
+
+    def _answer(
+        self, before: list[Turn], text: str, params: SamplingParams | None, unfinished: Turn | None = None
+    ) -> Iterator[TokenEvent]:
+        """Answer `text`, or go on with the `unfinished` turn that did."""
+        params = params or self._engine.default_params()
+        draft, self._draft = self._draft, ""
+        asks = Question(tuple(before), text, self.system, self.think_cache, draft)
+        self._question = asks if unfinished is None else None
+        if unfinished is not None:
+            self._idle.stop()
+        elif (begun := self._begun(before, text, params)) is not None:
+            sequence, turn, events, figures = begun
+            return (yield from self._run(before, turn, sequence, events, figures))
+        for exact in (False, False, True):
+            sequence, turn = self._start(before, text, params, exact, unfinished)
+            given = sequence.earlier
+            try:
+                return (yield from self._run(before, turn, sequence))
+            except MaskedRowsEvictedError:
+                if len(turn.answer.token_ids) > given:
+                    raise EngineError(
+                        "The conversation was evicted from the KV cache during the answer; send a message to continue."
+                    ) from None
+        raise EngineError("The conversation could not be restored to the KV cache; start a new conversation.")
+
+    def _start(
+        self, before: list[Turn], text: str, params: SamplingParams, exact: bool, unfinished: Turn | None
+    ) -> tuple[Sequence, Turn]:
+        """Queue the prompt; rows of masked turns that were evicted are computed again first."""
+        think = self._thinking
+        if unfinished is not None:
+            think = thinking_of(self._format, unfinished.opening, think)
+        rows = self._history.prompt(before, text, think, exact)
+        earlier = [] if unfinished is None else unfinished.answer.token_ids
+        if rows.masked_until and (
+            rows.next_position + len(earlier) >= self._engine.max_positions
+            or not self._history.restore(before, self._follow, origin=-self._idle.pause)
+        ):
+            rows = self._history.prompt(before, text, think, exact=True)
+        self._engine.keep(rows)
+        turn = Turn(text, Answer(), self._format.opening(think))
+        output = self._engine.output(params, inside_think=self._format.inside(think))
+        if unfinished is not None:
+            turn.answer.token_ids = list(earlier)
+            for event in output.replay(earlier):
+                turn.answer.add(event.text, event.kind)
+            rows.extend(earlier)
+            params = gone_on(params, unfinished.answer)
+        check_room(len(rows) + 1, self._engine.context_length, goes_on=unfinished is not None)
+        given, origin = turn.answer.token_ids, -self._idle.pause
+        self._asked = self._engine.start(rows, params, output, given, origin, self._follow)
+        return self._asked, turn
+
+    def _wanted(self, before: list[Turn], text: str, params: SamplingParams) -> object:
+        """All that an answer depends on."""
+        return list(before), text, params, self._thinking, self.system, self.think_cache
+
+    def _begun(
+        self, before: list[Turn], text: str, params: SamplingParams
+    ) -> tuple[Sequence, Turn, list[TokenEvent], TurnStats] | None:
+        """Go on from the first token where `prepare` has drawn it: the sequence, its turn, that token, its figures."""
+        began = perf_counter()
+        taken = self._idle.take(self._wanted(before, text, params), self._follow)
+        if taken is None:
+            return None
+        drawn, left = taken
+        output = self._engine.output(params, self._format.inside(self._thinking))
+        events = output.replay(drawn.generated)
+        self._asked = drawn
+        params = replace(params, seed=drawn.seed)
+        waited = perf_counter() - began
+        present = drawn.prompt_tokens - left
+        stats = replace(
+            drawn.stats(),
+            cached_tokens=present,
+            prefilled_tokens=left,
+            warmed_tokens=present - drawn.found.reused,
+            ttft_s=waited,
+            prefill_s=waited,
+        )
+        turn = Turn(text, Answer(), self._format.opening(self._thinking))
+        return self._engine.go_on(drawn, params, output), turn, events, stats
+
+    def _run(
+        self,
+        before: list[Turn],
+        turn: Turn,
+        sequence: Sequence,
+        closing: Iterable[TokenEvent] = (),
+        first: TurnStats | None = None,
+    ) -> Iterator[TokenEvent]:
+        """The events of a sequence: first the `closing` ones, of tokens that it began with and that are new.
+
+        `first` are the figures of these, or of the thinking where that was ended by `answer_now`.
+        """
+        answer = turn.answer
+        given = len(answer.token_ids)
+        began = False
+        answer.seed = sequence.seed
+
+        def taken(event: TokenEvent) -> TokenEvent:
+            nonlocal began
+            if not began:
+                self.turns, began = [*before, turn], True
+            answer.token_ids.append(event.token_id)
+            answer.add(event.text, event.kind)
+            answer.stats = joined(first, sequence)
+            return event
+
+        try:
+            while True:
+                answer.ends_at = sequence.params.max_tokens if sequence.params is not None else None
+                self._follow(sequence)
+                for event in closing:
+                    yield taken(event)
+                for event in self._engine.events(sequence):
+                    yield taken(event)
+                if self._hurried is not sequence or self._stopped:
+                    return
+                if sequence.finish_reason is not FinishReason.CANCELLED:
+                    return  # it had ended before
+                hurried = self._hurry(sequence)
+                if hurried is None:
+                    sequence.finish_reason = FinishReason.CONTEXT_FULL
+                    return
+                first = joined(first, sequence)
+                sequence, closing = hurried
+        finally:
+            self._engine.cancel(sequence)
+            finish = (before, turn, sequence, given, first)
+            if self._engine.on_loop_thread:  # collected as garbage there, where nobody may wait
+                Thread(target=self._finish, args=finish, name="finish").start()
+            else:
+                self._finish(*finish)
+
+    def _hurry(self, thinking: Sequence) -> tuple[Sequence, list[TokenEvent]] | None:
+        """Go on from a sequence that was ended in its thinking: its tokens, those that close the span, the answer.
+
+        Returns the new sequence and the events of the tokens that were put in; None when these have no room.
+        """
+        assert thinking.output is not None
+        assert thinking.params is not None
+        before, said = thinking.output.thinking, thinking.generated
+        start = before.span[0] if before.span else 0
+        marker = 1 if said[start : start + 1] == [before.start] else 0
+        closing = self._format.closing(said[start + marker :]) if before.inside else []
+        params = replace(thinking.params, seed=thinking.seed)
+        output = self._engine.output(params, inside_think=before.span is not None and not marker)
+        output.replay(said)
+        events = output.replay(closing)
+        rows = thinking.rows.copy()
+        rows.extend(closing)
+        if len(rows) >= self._engine.context_length or rows.next_position >= self._engine.max_positions:
+            return None
+        if params.max_tokens is not None:
+            params = replace(params, max_tokens=params.max_tokens + len(closing))
+        return self._engine.start(rows, params, output, said + closing, thinking.origin), events
+
+    def _finish(
+        self, before: list[Turn], turn: Turn, sequence: Sequence, given: int, first: TurnStats | None
+    ) -> None:
+        """Note how an answer ended that had `given` tokens when it began."""
+        self._engine.wait(sequence)
+        self._running = None
+        self._idle.pause = self._engine.new_pause()
+        nothing = len(sequence.generated) == given
+        if nothing and (sequence.error is not None or len(self.turns) > len(before)):
+            return  # nothing was said: a retry that was stopped so early leaves the earlier answer
+        answer = turn.answer
+        while not sequence.events.empty():  # what was produced but not taken any more
+            if (event := sequence.events.get()) is not None:
+                answer.add(event.text, event.kind)
+        if sequence.output is not None:
+            answer.add(sequence.tail, sequence.output.kind)
+        answer.token_ids = list(sequence.generated)
+        answer.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
+        answer.ends_at = None
+        answer.stats = joined(first, sequence)
+        self._explain(turn)
+        span = sequence.output.thinking.span if sequence.output else None
+        answer.shown = self._format.answer_span(answer.token_ids, answer.text, span[1] if span else 0)
+        self.turns = [*before, turn]
+        if self.think_cache == "mask":
+            with suppress(EngineError):  # the answer is there; the next turn tries again
+                self._history.hide_last(self.turns)
+
+    def _explain(self, turn: Turn) -> None:
+        """Note in the figures of a finished answer why no more of its prompt was reused."""
+        question, asked, self._asked = self._question, self._asked, None  # freed now, while nobody waits
+        if question is not None and asked is not None and asked.admitted:
+            stats = turn.answer.stats
+            turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.found)
+        self._explainer.add([turn])
+
+    # -- rows
+
+    @property
+    def _thinking(self) -> bool | None:
+        return {"auto": None, "on": True, "off": False}[self.think]

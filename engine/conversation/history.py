@@ -1,0 +1,255 @@
+"""What the turns of a conversation are in rows of the KV cache, and how they get there."""
+
+from collections.abc import Sequence as Items
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from threading import Thread
+from typing import TYPE_CHECKING, Literal
+
+from engine.cache.blocks import OutOfBlocksError
+from engine.cache.rows import Rows
+from engine.conversation.prompt import PromptFormat
+from engine.conversation.turns import Turn, after, spoken
+from engine.errors import EngineError
+from engine.events import FinishReason
+from engine.params import SamplingParams
+from engine.schedule.output import Output
+from engine.schedule.scheduler import MaskedRowsEvictedError
+from engine.schedule.sequence import Priority, Sequence
+
+if TYPE_CHECKING:
+    from engine.engine import Engine, Follow
+
+ThinkCache = Literal["exact", "mask"]
+
+
+class History:
+    """Makes rows of turns: what the chat template renders (`exact`), or what was generated, think spans hidden."""
+
+    def __init__(
+        self, engine: "Engine", format: PromptFormat, system: str | None, policy: ThinkCache
+    ) -> None:
+        self._engine = engine
+        self._format = format
+        self.system = system
+        self.policy = policy
+
+    def prompt(self, turns: Items[Turn], text: str, think: bool | None, exact: bool = False) -> Rows:
+        """The rows of the prompt that asks for an answer to `text`; `exact`: whatever the policy."""
+        users = [*(turn.user for turn in turns), text]
+        answers = [turn.answer for turn in turns]
+        segments = self._format.segments(self.system, users, answers, generate=True, think=think)
+        return self._rows(turns, segments, exact)
+
+    def rows(self, turns: Items[Turn]) -> Rows:
+        """The rows that the next prompt begins with, whatever is asked."""
+        return self._rows(turns, self._segments(turns), False)
+
+    def restore(
+        self,
+        turns: Items[Turn],
+        follow: "Follow | None" = None,
+        priority: Priority = Priority.PERSON,
+        origin: int = 0,
+    ) -> bool:
+        """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
+        segments = self._segments(turns)
+        masked = self._masked(turns, segments)
+        if self._engine.cached_rows(masked) >= masked.masked_until:
+            return True
+        rows: Rows | None = Rows()
+        for turn, segment in zip(turns, segments, strict=False):
+            rows = self._hide(rows, turn, segment, follow, priority, origin) if rows is not None else None
+        return rows is not None
+
+    def hide_last(self, turns: Items[Turn]) -> None:
+        """Hide the think span of the latest turn, unless turns before it would have to be computed for that.
+
+        An answer that may go on keeps its rows as cache besides. Raises EngineError when that fails.
+        """
+        *before, turn = turns
+        segments = self._segments(turns)
+        rows = self._masked(before, segments)
+        if self._engine.cached_rows(rows) >= rows.masked_until:
+            self._hide(rows, turn, segments[len(before)], keep_rows=not turn.answer.is_complete)
+
+    def _segments(self, turns: Items[Turn]) -> list[list[int]]:
+        users, answers = [turn.user for turn in turns], [turn.answer for turn in turns]
+        return self._format.segments(self.system, users, answers, generate=False)
+
+    def _rows(self, turns: Items[Turn], segments: list[list[int]], exact: bool) -> Rows:
+        if self.policy == "mask" and not exact:
+            rows = self._masked(turns, segments)
+            rows.extend(after(rows, segments[-1]))
+            if rows.next_position < self._engine.max_positions:
+                return rows
+        rows = Rows()
+        for turn, segment in zip(turns, segments, strict=False):
+            rows.extend(segment)
+            rows.edges.append(len(rows))
+            rows.extend(turn.answer.content_ids)
+            rows.edges.append(len(rows))
+        rows.extend(segments[-1])
+        return rows
+
+    def _masked(self, turns: Items[Turn], segments: list[list[int]]) -> Rows:
+        """The rows of `turns` with every think span hidden."""
+        rows, edges = Rows(), []
+        for turn, segment in zip(turns, segments, strict=False):
+            rows, start, end = spoken(rows, turn, segment)
+            rows = rows.hide(start, end) if end > start else rows
+            edges += [start, len(rows)]
+        rows.edges = edges
+        return rows
+
+    def _hide(
+        self,
+        before: Rows,
+        turn: Turn,
+        segment: list[int],
+        follow: "Follow | None" = None,
+        priority: Priority = Priority.PERSON,
+        origin: int = 0,
+        keep_rows: bool = False,
+    ) -> Rows | None:
+        """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
+        rows, start, end = spoken(before, turn, segment)
+        if start == end:
+            return rows
+        engine = self._engine
+        if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
+            return None
+        try:
+            return engine.hide(rows, start, end, follow, priority, origin, keep_rows)
+        except (OutOfBlocksError, MaskedRowsEvictedError):
+            return None
+
+
+@dataclass(slots=True)
+class _Task:
+    """One piece of idle work. `sequence` is the one to cancel."""
+
+    rows: Rows = field(default_factory=Rows)
+    draft_start: int = 0
+    """The rows from this one on are those of a draft: what typing on does not use of them is forgotten."""
+    sequence: Sequence | None = None
+    cancelled: bool = False
+    asked: object = None
+    """What the first token was drawn for, with which sampling; None where rows are only warmed."""
+
+
+class IdleWork:
+    """Warms rows while nobody waits. One thing at a time: what comes next ends what was there."""
+
+    def __init__(self, engine: "Engine", history: History) -> None:
+        self._engine = engine
+        self._history = history
+        self._task = _Task()
+        self._reached = 0
+        self.pause = engine.new_pause()
+        """The number of the time since the last answer ended."""
+
+    @property
+    def present(self) -> int | None:
+        """How many rows there are of those that were to be warmed last; None: all, or somebody waits for them."""
+        sequence = self._task.sequence
+        if sequence is None or self._task.cancelled:
+            return None
+        short = (FinishReason.CANCELLED, FinishReason.CONTEXT_FULL)
+        if sequence.finished.is_set() and sequence.error is None and sequence.finish_reason not in short:
+            return None
+        if sequence.admitted:  # until then there are as many as of the draft before
+            self._reached = sequence.computed or sequence.reached
+        return self._reached
+
+    def warm(self, turns: Items[Turn], rows: Rows, wait: bool, draft_start: int | None = None) -> None:
+        """Make `rows`, which begin with `turns`, present. Returns at once unless told to `wait`.
+
+        The rows from `draft_start` on are those of a message that is being typed.
+        """
+        self.stop()
+        engine = self._engine
+        if not rows or len(rows) > engine.context_length:
+            return
+        task = self._begin(_Task(rows, len(rows) if draft_start is None else draft_start))
+        if rows.masked_until and engine.cached_rows(rows) < rows.masked_until:
+            # One masked turn after the other: somebody has to wait for each.
+            thread = Thread(target=self._restore, args=(task, list(turns), rows), name="restore", daemon=True)
+            thread.start()
+            if wait:
+                thread.join()
+            return
+        sequence = Sequence(rows, Priority.IDLE, origin=self.pause)
+        self._follow(task, sequence)
+        engine.submit(sequence)
+        if wait:
+            engine.wait(sequence)
+
+    def draw(self, asked: object, rows: Rows, params: SamplingParams, output: Output, wait: bool) -> None:
+        """Make the prompt `rows` present and draw the first token of its answer, for `take` with the same `asked`.
+
+        Returns at once unless told to `wait`. For prompts without masked turns.
+        """
+        task = self._task
+        if task.asked == asked and not task.cancelled:
+            if wait and task.sequence is not None:
+                self._engine.wait(task.sequence)
+            return
+        self.stop()
+        engine = self._engine
+        if len(rows) + 1 >= engine.context_length or rows.next_position + 1 >= engine.max_positions:
+            return
+        sequence = Sequence(rows, Priority.IDLE, replace(params, max_tokens=1), output, origin=self.pause)
+        self._begin(_Task(rows, rows.message_start, sequence, asked=asked))
+        engine.submit(sequence)
+        if wait:
+            engine.wait(sequence)
+
+    def take(self, asked: object, follow: "Follow") -> tuple[Sequence, int] | None:
+        """What was drawn for `asked`, and how many rows were not there yet: a person waits for these now.
+
+        None when it is not there; then idle work has ended, as with `stop`.
+        """
+        task, sequence = self._task, self._task.sequence
+        if sequence is None or task.cancelled or task.asked is None or task.asked != asked:
+            self.stop()
+            return None
+        self._task = _Task()
+        is_done, is_admitted, computed = sequence.finished.is_set(), sequence.admitted, sequence.computed
+        if not is_done:
+            self._engine.promote(sequence)
+        follow(sequence)
+        self._engine.wait(sequence)
+        left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.found.rows)
+        if sequence.finish_reason is not FinishReason.LENGTH or sequence.error is not None:
+            return None  # cancelled, or the answer ends with its first token: rare enough to go the usual way
+        return sequence, left
+
+    def stop(self) -> None:
+        """End the work within one step. Returns at once."""
+        task = self._task
+        task.cancelled = True
+        if task.sequence is not None:
+            self._engine.cancel(task.sequence)
+
+    def _begin(self, task: _Task) -> _Task:
+        """From now on this is the work; what was typed before it and is not part of it is forgotten."""
+        before, self._task = self._task, task
+        if before.sequence is not None:
+            self._engine.supersede(before.sequence, before.rows, before.draft_start, task.rows)
+        self._engine.keep(task.rows)
+        return task
+
+    def _restore(self, task: _Task, turns: list[Turn], rows: Rows) -> None:
+        def follow(sequence: Sequence) -> None:
+            self._follow(task, sequence)
+
+        with suppress(EngineError):  # the next message does it, and says what is wrong
+            pause = self.pause
+            if self._history.restore(turns, follow, Priority.IDLE, pause) and not task.cancelled:
+                self._engine.warm_rows(rows, follow, Priority.IDLE, pause)
+
+    def _follow(self, task: _Task, sequence: Sequence) -> None:
+        task.sequence = sequence
+        if task.cancelled:
+            self._engine.cancel(sequence)

@@ -1,0 +1,321 @@
+"""What the next prompt is in tokens, assembled from a chat template and from the ids that were sampled.
+
+The template is rendered with a placeholder for each message, which cuts it into glue. Glue and typed text are
+tokenised; an answer contributes the ids that were sampled, never a second tokenisation of its text:
+
+    "<|im_start|>user\\n" U "<|im_end|>\\n<|im_start|>assistant\\n" | ids of A | "<|im_end|>\\n<|im_start|>user\\n" ...
+    `---------------------- one segment ------------------------´              `---------- the next ----------
+
+So a conversation of n answers is n + 1 segments of tokens with the answers between them. Where no sampled ids stand
+they are the tokens of the rendered text:
+
+- A segment behind an answer is tokenised as text that goes on, not as the beginning of one.
+- Sampled ids may spell spaces that the template writes around an answer (SentencePiece's first word begins with
+  one). Then the glue does without these.
+- What stands around an answer without ids is tokenised as one text.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
+
+from engine.conversation.turns import Answer
+from engine.errors import EngineError
+from models.text.tokenizer import Message, Piece, Tokenizer
+
+_Text = tuple[tuple[Piece, ...], int | None]
+"""Pieces, and the token that stands before them."""
+
+_EDGE = 4
+"""Tokens at either end of an answer that are looked at for spaces."""
+
+
+class PromptFormat:
+    """A model's chat template and tokenizer as the maker of prompts. Remembers what it tokenised."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises EngineError when the model has no chat template."""
+        if not tokenizer.has_chat_template:
+            raise EngineError(
+                "This model has no chat template, so it cannot chat; use an instruction-tuned model "
+                "(its name often ends in -Instruct)."
+            )
+        self._tokenizer = tokenizer
+        self._ids: dict[_Text, list[int]] = {}
+        self._older_ids: dict[_Text, list[int]] = {}
+        self._contents: dict[tuple[str, str, bool], str] = {}
+        self._lead = self._leading_spaces()
+        asked = {think: self._asked(think) for think in (None, True, False)}
+        self._openings = {think: self._opening(ids) for think, ids in asked.items()}
+        self._inside = {think: self.opens_think(ids) for think, ids in asked.items()}
+
+    def thinks(self) -> bool:
+        """Whether the template and the vocabulary know a think span."""
+        if self._tokenizer.think_start is None or self._tokenizer.think_end is None:
+            return False
+        user: list[Message] = [{"role": "user", "content": "x"}]
+        texts = {
+            self._tokenizer.render(user, add_generation_prompt=True, enable_thinking=think)
+            for think in (None, True, False)
+        }
+        return len(texts) > 1 or any("<think>" in text for text in texts)
+
+    def segments(
+        self,
+        system: str | None,
+        users: Sequence[str],
+        answers: Sequence[Answer],
+        *,
+        generate: bool,
+        think: bool | None = None,
+    ) -> list[list[int]]:
+        """The token ids before, between and after the `answers` to `users`.
+
+        With `generate` the last message waits for its answer: len(users) segments, the last one ends in the
+        generation prompt. Without, every message has been answered, and the last of len(users) + 1 segments is
+        what stands before the next message, whatever that will be.
+        Raises ModelError when the template fails, EngineError when it drops a message.
+        """
+        messages = [("system", system)] if system else []
+        for text in users:
+            messages += [("user", text), ("assistant", "")]
+        if generate:
+            messages.pop()
+        else:
+            messages.append(("user", ""))
+        glue = self._glue([role for role, _ in messages], generate, think)
+        contents: dict[tuple[str, str, bool], str] = {}
+        left = iter(answers)
+        parts: list[list[Piece]] = [[Piece(glue[0], typed=False)]]
+        follows: list[int | None] = [None]
+        for index, ((role, text), after) in enumerate(zip(messages, glue[1:], strict=True)):
+            if role == "assistant":
+                answer = next(left)
+                before = parts[-1].pop().text
+                parts[-1].append(
+                    Piece(before[: len(before) - self._spoken_before(answer, before)], typed=False)
+                )
+                parts.append([])
+                follows.append(next(reversed(answer.content_ids), None))
+                after = after[self._spoken_after(answer, after, contents) :]
+            elif text:
+                content = self._content(role, text, role == "user" and index == 1 and bool(system), contents)
+                parts[-1].append(Piece(content, typed=True))
+            parts[-1].append(Piece(after, typed=False))
+        if not generate:
+            parts[-1].pop()  # what comes after the next message
+        # Only what this call and the one before were made of is remembered: drafts come and go.
+        # Another thread may be here too: what is shared is looked at once and replaced whole.
+        known, ids = {**self._older_ids, **self._ids}, dict[_Text, list[int]]()
+        segments = self._segments(parts, follows, known, ids)
+        self._ids, self._older_ids, self._contents = ids, self._ids, contents
+        return segments
+
+    def opening(self, think: bool | None) -> list[int]:
+        """What the generation prompt writes before an answer and the history leaves out, in tokens."""
+        return self._openings[think]
+
+    def inside(self, think: bool | None) -> bool:
+        """Whether the generation prompt opens a think span; what people write in their messages opens none."""
+        return self._inside[think]
+
+    def closing(self, thought: Sequence[int]) -> list[int]:
+        """The tokens that end a think span and lead over to the answer, as the template writes them.
+
+        `thought` is what stands in the span after its opening marker.
+        """
+        start, end = self._tokenizer.think_start, self._tokenizer.think_end
+        if start is None or end is None:
+            return []
+        empty = self._openings[False]
+        known = start in empty and end in empty
+        if known and not thought:
+            return empty[empty.index(start) + 1 :]
+        then = self._tokenizer.decode(empty[empty.index(end) + 1 :]) if known else "\n\n"
+        break_before = "" if self._tokenizer.decode(thought).endswith("\n") else "\n"
+        closing = f"{break_before}{self._tokenizer.decode([end], skip_special=False)}{then}"
+        return self._tokenizer.encode_pieces([Piece(closing, typed=False)], thought[-1] if thought else start)
+
+    def answer_ids(self, text: str) -> list[int]:
+        """The tokens of an answer that is only known as text, as the template writes it."""
+        content = Piece(self._content("assistant", text), typed=True)
+        if not content.text:
+            return []
+        before = self._glue(["user", "assistant", "user"], False, None)[1]
+        encode = self._tokenizer.encode_pieces
+        alone = encode([Piece(before.removesuffix(self._lead), typed=False)])
+        together = encode([Piece(before, typed=False), content])
+        if together[: len(alone)] == alone:
+            return together[len(alone) :]
+        return encode([content], next(reversed(alone), None))
+
+    def is_said_by(self, ids: Sequence[int], text: str) -> bool:
+        """Whether `ids` spell an answer with this text as the history shows it, and nothing else."""
+        return self._content("assistant", text).strip() == self._tokenizer.decode(ids).strip()
+
+    def is_opening(self, ids: Sequence[int]) -> bool:
+        """Whether the template may write this between a message and its answer."""
+        return any(list(ids) == opening for opening in self._openings.values())
+
+    def _asked(self, think: bool | None) -> list[int]:
+        return self.segments(None, ["x"], [], generate=True, think=think)[-1]
+
+    def _opening(self, asked: list[int]) -> list[int]:
+        answered = self.segments(None, ["x"], [Answer()], generate=False)[0]
+        return asked[len(answered) :] if asked[: len(answered)] == answered else []
+
+    def answer_span(self, ids: Sequence[int], text: str, start: int = 0) -> tuple[int, int]:
+        """Which of the sampled `ids` of an answer the history shows, where the answer's text was `text`.
+
+        The text begins after `start` ids of thinking. The template may trim an answer; then so many whole tokens are
+        left out at its ends.
+        """
+        shown = self._content("assistant", text)
+        if not shown:
+            return start, start
+        first, end = self._span(ids[start:], text, shown)
+        return start + first, start + end
+
+    def _span(self, ids: Sequence[int], text: str, shown: str) -> tuple[int, int]:
+        decode, stream = self._tokenizer.decode, self._tokenizer.stream()
+        ends, length = [], 0
+        for id in ids:
+            length += len(stream.push(id))
+            ends.append(length)
+        at = max(decode(ids).find(text), 0) + max(text.rfind(shown), 0)
+        first = next((i for i, end in enumerate(ends) if end > at), 0)
+        last = next((i for i, end in enumerate(ends) if end >= at + len(shown)), len(ids) - 1)
+        # A character's text counts for the token that completes it: up to three before may belong to it.
+        for begin in range(first, max(first - 4, -1), -1):
+            if shown in decode(ids[begin : last + 1]):
+                return begin, last + 1
+        return first, last + 1
+
+    def opens_think(self, prompt: Sequence[int]) -> bool:
+        """Whether `prompt` ends within a think span that it opened itself."""
+        start, end = self._tokenizer.think_start, self._tokenizer.think_end
+        for id in reversed(prompt):
+            if id == end or start is None:
+                return False
+            if id == start:
+                return True
+        return False
+
+    # -- text
+
+    def _glue(self, roles: Sequence[str], generate: bool, think: bool | None) -> list[str]:
+        """What the template writes around the messages: len(roles) + 1 texts."""
+        slots = [f"\ue000{index}\ue001" for index in range(len(roles))]
+        messages: list[Message] = [
+            {"role": role, "content": slot} for role, slot in zip(roles, slots, strict=True)
+        ]
+        text = self._tokenizer.render(messages, add_generation_prompt=generate, enable_thinking=think)
+        glue = []
+        for slot in slots:
+            before, found, text = text.partition(slot)
+            if not found:
+                raise EngineError(
+                    "The model's chat template leaves out messages, so this model cannot chat here."
+                )
+            glue.append(before)
+        return [*glue, text]
+
+    def _content(
+        self,
+        role: str,
+        text: str,
+        after_system: bool = False,
+        used: dict[tuple[str, str, bool], str] | None = None,
+    ) -> str:
+        """`text` as the template writes it: some strip it, some rewrite it. It is remembered, in `used` if given."""
+        key = (role, text, after_system)
+        content = self._contents.get(key)
+        if content is None:
+            slot = "\ue000"
+            before, after = self._around(role, slot, after_system).split(slot, 1)
+            whole = self._around(role, text, after_system)
+            fits = (
+                whole.startswith(before) and whole.endswith(after) and len(whole) >= len(before) + len(after)
+            )
+            content = whole[len(before) : len(whole) - len(after)] if fits else text
+        (self._contents if used is None else used)[key] = content
+        return content
+
+    def _around(self, role: str, text: str, after_system: bool) -> str:
+        message: Message = {"role": role, "content": text}
+        ask: Message = {"role": "user", "content": "x"}
+        system: Message = {"role": "system", "content": "x"}
+        user = [system, message] if after_system else [message]
+        messages = {"user": user, "system": [message, ask], "assistant": [ask, message, ask]}[role]
+        return self._tokenizer.render(messages, add_generation_prompt=False)
+
+    def _leading_spaces(self) -> str:
+        """What the history has before an answer and the generation prompt has not, where it is only spaces."""
+        asked = self._glue(["user"], True, None)[1]
+        answered = self._glue(["user", "assistant", "user"], False, None)[1]
+        lead = answered.removeprefix(asked)
+        return lead if answered.startswith(asked) and lead.isspace() else ""
+
+    def _spoken_before(self, answer: Answer, before: str) -> int:
+        """How many characters at the end of the glue `before` an answer its ids spell themselves."""
+        if not self._lead or not before.endswith(self._lead):
+            return 0
+        start = self._tokenizer.decode(answer.content_ids[:_EDGE], goes_on=True)
+        return len(self._lead) if start.startswith(self._lead) else 0
+
+    def _spoken_after(self, answer: Answer, after: str, used: dict[tuple[str, str, bool], str]) -> int:
+        """How many characters at the start of the glue `after` an answer its ids spell themselves: spaces, where the
+        template leaves out those of the answer.
+        """
+        if not after[:1].isspace():
+            return 0
+        end = self._tokenizer.decode(answer.content_ids[-_EDGE:], goes_on=True)
+        trail = end[len(end.rstrip()) :]
+        if not trail:
+            return 0
+        content = self._content("assistant", answer.text, used=used)
+        trail = trail[len(content) - len(content.rstrip()) :]
+        return next(size for size in range(len(trail), -1, -1) if after.startswith(trail[:size]))
+
+    # -- tokens
+
+    def _segments(
+        self,
+        parts: Sequence[Sequence[Piece]],
+        follows: Sequence[int | None],
+        known: dict[_Text, list[int]],
+        used: dict[_Text, list[int]],
+    ) -> list[list[int]]:
+        """The tokens of every part; those between which no ids stand are tokenised as one text, then cut.
+
+        `follows`: the last of the ids before each part; None where there are none.
+        """
+
+        def encode(pieces: Sequence[Piece], after: int | None) -> list[int]:
+            text = (tuple(pieces), after)
+            ids = used[text] = known.get(text) or self._tokenizer.encode_pieces(pieces, after)
+            return ids
+
+        segments: list[list[int]] = []
+        begin = 0
+        for end in [index for index in range(1, len(parts)) if follows[index] is not None] + [len(parts)]:
+            group = [encode(parts[begin], follows[begin])]
+            for part in parts[begin + 1 : end]:
+                group.append(encode(part, next(reversed(group[-1]), None)))
+            if len(group) > 1:
+                whole = encode([*chain(*parts[begin:end])], follows[begin])
+                group = group if [*chain(*group)] == whole else self._cut(whole, group)
+            segments += group
+            begin = end
+        return segments
+
+    def _cut(self, whole: list[int], alone: Sequence[Sequence[int]]) -> list[list[int]]:
+        """`whole` cut where these parts of its text end, or before the token that spans the end."""
+
+        def lengths(ids: Sequence[int]) -> list[int]:
+            return [len(self._tokenizer.decode([id], skip_special=False, goes_on=True)) for id in ids]
+
+        reached = [*accumulate(lengths(whole))]
+        ends = accumulate(sum(lengths(ids)) for ids in alone[:-1])
+        cuts = [bisect_right(reached, end) for end in ends]
+        return [whole[first:last] for first, last in pairwise([0, *cuts, len(whole)])]

@@ -1,0 +1,113 @@
+"""Turns of a conversation: a message, its answer in tokens, and the rows that they make."""
+
+from dataclasses import dataclass, field, replace
+
+from engine.cache.rows import Rows
+from engine.events import FinishReason, Kind, TurnStats
+from engine.params import SamplingParams
+from engine.schedule.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer, whole or as far as it has come (`finish_reason` is None while it runs)."""
+
+    text: str = ""
+    reasoning: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    """Every token of it, markers and end of turn included."""
+    finish_reason: FinishReason | None = None
+    stats: TurnStats = field(default_factory=TurnStats)
+    """Of the latest run: an answer that was continued has the figures of what was added."""
+    shown: tuple[int, int] = (0, 0)
+    """Which of `token_ids` the history shows: not the thinking, not the end of turn."""
+    seed: int | None = None
+    """With the number of tokens it is the state of sampling. None: nothing is known of it."""
+    ends_at: int | None = None
+    """While it runs: the number of tokens at which `max_tokens` ends it; None without a limit, and once it is over."""
+
+    def add(self, text: str, kind: Kind) -> None:
+        """One more piece of text."""
+        if kind == "reasoning":
+            self.reasoning += text
+        else:
+            self.text += text
+
+    @property
+    def content_ids(self) -> list[int]:
+        """The tokens that are part of the history."""
+        return self.token_ids[self.shown[0] : self.shown[1]]
+
+    @property
+    def is_complete(self) -> bool:
+        """The model ended it, or a stop string did: there is nothing to go on with."""
+        return self.finish_reason in (FinishReason.EOS, FinishReason.STOP)
+
+
+@dataclass(slots=True)
+class Turn:
+    """A message and its answer."""
+
+    user: str
+    answer: Answer
+    opening: list[int] = field(default_factory=list)
+    """What the generation prompt put before the answer and the history leaves out (an empty think span)."""
+
+
+def spoken(before: Rows, turn: Turn, segment: list[int]) -> tuple[Rows, int, int]:
+    """The rows of a turn as it was generated after `before`, and where the think span lies in them."""
+    answer = turn.answer
+    rows = before.copy()
+    rows.extend(after(before, segment))
+    start = len(rows)
+    rows.extend(turn.opening)
+    end = len(rows) + answer.shown[0]
+    ended = answer.finish_reason is FinishReason.EOS
+    rows.extend(answer.token_ids if ended else answer.token_ids[: answer.shown[1]])
+    return rows, start, end
+
+
+def after(rows: Rows, segment: list[int]) -> list[int]:
+    """`segment` without the end of turn that it begins with, where the model has already written it."""
+    if rows.token_ids and segment and rows.token_ids[-1] == segment[0]:
+        return segment[1:]
+    return segment
+
+
+def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
+    """The figures of an answer that took two prompts: the second one only went on from the first, if there was one."""
+    then = last.stats()
+    if first is None:
+        return then
+    lost = first.prompt_tokens - last.found.rows if last.admitted else 0  # evicted between the two
+    cached = first.cached_tokens - min(max(lost, 0), first.cached_tokens)
+    return replace(
+        first,
+        cached_tokens=cached,
+        warmed_tokens=min(first.warmed_tokens, cached),
+        prefilled_tokens=first.prompt_tokens - cached,
+        generated_tokens=first.generated_tokens + then.generated_tokens,
+        reasoning_tokens=first.reasoning_tokens + then.reasoning_tokens,
+        ttft_s=first.ttft_s or then.ttft_s,
+        decode_s=first.decode_s + (then.ttft_s if first.ttft_s else 0.0) + then.decode_s,
+    )
+
+
+def gone_on(params: SamplingParams, answer: Answer) -> SamplingParams:
+    """`params` for going on with an answer: its random numbers, and `max_tokens` counts what is there."""
+    limit = params.max_tokens
+    if limit is not None:
+        limit = answer.ends_at or limit + len(answer.token_ids)
+    return replace(params, max_tokens=limit, seed=answer.seed if params.seed is None else params.seed)
+
+
+def is_same(known: Turn | None, turn: Turn) -> bool:
+    """Whether `turn` is one that the chat holds already."""
+    return (
+        known is not None
+        and turn.answer.finish_reason is not None
+        and known.user == turn.user
+        and known.opening == turn.opening
+        and known.answer.token_ids == turn.answer.token_ids
+        and known.answer.text == turn.answer.text
+    )

@@ -1,0 +1,147 @@
+"""Why no more of a prompt was reused than that: where it parts from what the cache held, and what made it part."""
+
+from bisect import bisect_right
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+
+from engine.cache.prefix_hit import Found
+from engine.cache.prefix_index import Key
+from engine.cache.rows import Rows
+from engine.conversation.turns import Turn
+from engine.events import Cause, Parting, TurnStats
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a prompt was made of."""
+
+    before: tuple[Turn, ...]
+    text: str
+    system: str | None = None
+    policy: str = "exact"
+    draft: str = ""
+    """What had been typed of `text` when it was warmed last; "" where it never was."""
+
+    @property
+    def users(self) -> list[str]:
+        """Every message."""
+        return [*(turn.user for turn in self.before), self.text]
+
+
+class Explainer:
+    """Compares the prompts of a chat, one after the other, with what was found of them in the cache."""
+
+    def __init__(self) -> None:
+        self._previous: Question | None = None
+        self._known: set[int] = set()
+        """Hashes of the turns that earlier prompts held: their rows have been computed."""
+
+    def add(self, turns: Items[Turn]) -> None:
+        """The rows of these turns have been computed."""
+        self._known.update(map(_hash, turns))
+
+    def explain(self, stats: TurnStats, question: Question, rows: Rows, found: Found) -> TurnStats:
+        """`stats` of an answer with the reasons. `rows` are those of the prompt and maybe more."""
+        keys = rows.keys[: stats.prompt_tokens]
+        explained = replace(
+            stats,
+            parting=self._history(question, keys, rows.edges, bool(rows.masked_until), found),
+            draft_parting=_draft(question, keys, found),
+        )
+        self._previous = question
+        self.add(question.before)
+        return explained
+
+    def _history(
+        self, question: Question, keys: Items[Key], edges: Items[int], masked: bool, found: Found
+    ) -> Parting | None:
+        row, held = found.reused, found.beside
+        if row >= len(keys) - 1:  # the last row is computed for every answer
+            return None
+        place = bisect_right(edges, row)
+        message, in_answer = divmod(place, 2)
+        start = edges[place - 1] if place else 0
+        cached = _token(held)
+        if not in_answer:
+            cause = self._in_message(question, message, row == start, held)
+        elif held is None and row == edges[-1] - 1 and _ends_uncomputed(question.before[message], masked):
+            cause = None
+        else:
+            cause, cached = self._in_answer(question, message, row - start, keys[row], held, masked)
+        if cause is None:
+            return None
+        wanted = _token(keys[row])
+        cached = cached if cached != wanted else -1  # the same token, computed with something else in view
+        if cause is Cause.SYSTEM:
+            return Parting(row, 0, False, cached, wanted, cause)
+        if cause is Cause.TRIMMED:  # what stands there is the template's, but it belongs to the answer before
+            return Parting(row, message, True, cached, wanted, cause)
+        return Parting(row, message + 1, bool(in_answer), cached, wanted, cause)
+
+    def _in_answer(
+        self, question: Question, message: int, offset: int, wanted: Key, held: Key | None, masked: bool
+    ) -> tuple[Cause, int]:
+        """The cause, and what the cache held, for a row of the answer to a message."""
+        turn = question.before[message]
+        if _hash(turn) not in self._known:
+            return Cause.OPENED, _token(held)
+        if self._is_switched(question):
+            return Cause.POLICY, _token(held)
+        said = [*turn.opening, *turn.answer.token_ids]
+        thought = len(turn.opening) + turn.answer.shown[0]
+        if not masked and offset < thought and said[offset] != wanted:
+            return Cause.THINKING, said[offset]
+        return (Cause.BRANCH if held is not None else Cause.EVICTED), _token(held)
+
+    def _in_message(self, question: Question, message: int, at_start: bool, held: Key | None) -> Cause | None:
+        """The cause for a row of a message, or of what the template writes around it."""
+        previous, users = self._previous, question.users
+        is_new = message == len(question.before)
+        if held is not None and previous is not None:
+            if message == 0 and previous.system != question.system:
+                return Cause.SYSTEM
+            if at_start and message and held in _unseen(question.before[message - 1]):
+                return Cause.TRIMMED
+            pairs = enumerate(zip(previous.users, users, strict=False))
+            if message == next((index for index, (before, now) in pairs if before != now), None):
+                return Cause.EDITED
+        if is_new:
+            return None  # it had never been sent
+        if _hash(question.before[message]) not in self._known:
+            return Cause.OPENED
+        if self._is_switched(question):
+            return Cause.POLICY
+        return Cause.BRANCH if held is not None else Cause.EVICTED
+
+    def _is_switched(self, question: Question) -> bool:
+        return self._previous is not None and self._previous.policy != question.policy
+
+
+def _ends_uncomputed(turn: Turn, masked: bool) -> bool:
+    """Whether the history shows the very last token of an answer: the next prompt is what computes it."""
+    return masked or turn.answer.shown[1] == len(turn.answer.token_ids)
+
+
+def _unseen(turn: Turn) -> list[int]:
+    """The token that was generated right behind what the history shows of an answer, in a list, if there was one."""
+    end = turn.answer.shown[1]
+    return turn.answer.token_ids[end : end + 1]
+
+
+def _draft(question: Question, keys: Items[Key], found: Found) -> Parting | None:
+    changed = question.draft and not question.text.startswith(question.draft)
+    if not changed or found.beside_warm is None or found.rows >= len(keys):
+        return None
+    message = len(question.before) + 1
+    cached, wanted = _token(found.beside_warm), _token(keys[found.rows])
+    return Parting(found.rows, message, False, cached, wanted, Cause.DRAFT)
+
+
+def _token(key: Key | None) -> int:
+    """The token of a key (see `engine/cache/rows.py`); -1 for none."""
+    token = key[0] if isinstance(key, tuple) else key
+    return token if isinstance(token, int) else -1
+
+
+def _hash(turn: Turn) -> int:
+    return hash((turn.user, tuple(turn.answer.token_ids)))

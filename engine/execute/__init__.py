@@ -1,0 +1,1 @@
+"""What computes a step: the batch, and the executors that run it."""

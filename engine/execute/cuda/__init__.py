@@ -1,0 +1,1 @@
+"""The executor of NVIDIA GPUs: Triton kernels, CUDA graphs, the decode runner."""

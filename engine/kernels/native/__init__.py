@@ -1,0 +1,1 @@
+"""Native kernels for CPUs in C++, and the library that they become."""

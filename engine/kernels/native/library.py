@@ -1,0 +1,319 @@
+"""The library of native kernels (engine/kernels/native): finding it, its functions, its threads.
+
+The library is optional: without a compiler at install there is none, and `problem()` says why.
+"""
+
+import ctypes
+import importlib.util
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from types import ModuleType
+from typing import Any, ClassVar
+
+from engine.errors import EngineError
+
+FOLDER = Path(__file__).parent
+VARIANT_NAMES = {
+    "portable": "portable C++",
+    "avx2": "AVX2",
+    "avxvnni": "AVX2 with VNNI",
+    "avx512": "AVX-512 with VNNI",
+}
+"""Variants of the kernels for people."""
+PARTS = ("embed", "qkv", "attention", "output", "gate_up", "down", "head")
+"""The parts of a decode step that the library can time."""
+
+
+class Matrix(ctypes.Structure):
+    """ct_matrix: rows of a weight in memory."""
+
+    _fields_: ClassVar = [
+        ("data", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+
+class Linear(ctypes.Structure):
+    """ct_linear: matrices over the same input, side by side in the output."""
+
+    _fields_: ClassVar = [
+        ("parts", Matrix * 3),
+        ("bias", ctypes.c_void_p),
+        ("count", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """ct_layer"""
+
+    _fields_: ClassVar = [
+        ("input_norm", ctypes.c_void_p),
+        ("head_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("qkv", Linear),
+        ("output", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+    ]
+
+
+class Model(ctypes.Structure):
+    """ct_model"""
+
+    _fields_: ClassVar = [
+        ("layers", ctypes.POINTER(Layer)),
+        ("final_norm", ctypes.c_void_p),
+        ("rotary", ctypes.c_void_p),
+        ("embedding", Matrix),
+        ("head", Linear),
+        ("layer_count", ctypes.c_int32),
+        ("hidden", ctypes.c_int32),
+        ("inner", ctypes.c_int32),
+        ("q_heads", ctypes.c_int32),
+        ("kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("positions", ctypes.c_int32),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class Cache(ctypes.Structure):
+    """ct_cache"""
+
+    _fields_: ClassVar = [
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("slots", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+    ]
+
+
+class Input(ctypes.Structure):
+    """ct_input"""
+
+    _fields_: ClassVar = [
+        ("table", ctypes.c_void_p),
+        ("blocks", ctypes.c_int32),
+        ("token", ctypes.c_int32),
+        ("row", ctypes.c_int32),
+        ("position", ctypes.c_int32),
+    ]
+
+
+class Chunk(ctypes.Structure):
+    """ct_chunk"""
+
+    _fields_: ClassVar = [
+        ("table", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("blocks", ctypes.c_int32),
+        ("row", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    ]
+
+
+class Times(ctypes.Structure):
+    """ct_times: seconds in each part of a step."""
+
+    _fields_: ClassVar = [(name, ctypes.c_double) for name in PARTS]
+
+
+_Pointer, _Int = ctypes.c_void_p, ctypes.c_int32
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ct_source_hash": (ctypes.c_char_p, ()),
+    "ct_variants": (_Int, ()),
+    "ct_variant_name": (ctypes.c_char_p, (_Int,)),
+    "ct_variant_works": (_Int, (_Int,)),
+    "ct_best_variant": (_Int, ()),
+    "ct_pool_create": (_Pointer, (_Int,)),
+    "ct_pool_threads": (_Int, (_Pointer,)),
+    "ct_pool_alone": (None, (_Pointer, _Int)),
+    "ct_pool_destroy": (None, (_Pointer,)),
+    "ct_decoder_create": (
+        _Pointer,
+        (
+            ctypes.POINTER(Model),
+            ctypes.POINTER(Cache),
+            _Pointer,
+            _Int,
+            ctypes.POINTER(ctypes.c_char_p),
+        ),
+    ),
+    "ct_decoder_destroy": (None, (_Pointer,)),
+    "ct_decoder_run": (ctypes.c_char_p, (_Pointer, ctypes.POINTER(Input), _Pointer, ctypes.POINTER(Times))),
+    "ct_decoder_run_chunk": (
+        ctypes.c_char_p,
+        (_Pointer, ctypes.POINTER(Chunk), _Pointer, ctypes.POINTER(Times)),
+    ),
+    "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
+    "ct_product": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Pointer, _Pointer)),
+    "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
+    "ct_read": (ctypes.c_uint64, (_Pointer, _Pointer, ctypes.c_int64)),
+}
+"""Result and arguments of every function of chatterm_native.h."""
+
+
+class NativeError(EngineError):
+    """The library is not there, or cannot do what was asked; the text is the middle of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The loaded library and what this machine runs of it."""
+
+    functions: Any
+    """A ctypes.CDLL with typed functions; calls release the interpreter's lock."""
+    variants: dict[str, int]
+    """Numbers of the variants that work here, by name, the best last."""
+
+    @property
+    def best(self) -> int:
+        """The fastest variant of this machine."""
+        return int(self.functions.ct_best_variant())
+
+    @property
+    def best_name(self) -> str:
+        """The same for people."""
+        name = next(name for name, number in self.variants.items() if number == self.best)
+        return VARIANT_NAMES[name]
+
+
+@cache
+def library() -> Library:
+    """The library beside its sources. Raises NativeError when there is none that fits."""
+    return open_library(FOLDER / compile_module().library_name())
+
+
+def open_library(path: Path) -> Library:
+    """The library in a file. Raises NativeError when it is none or was made from other sources."""
+    if sys.byteorder != "little":
+        raise NativeError("the native kernels are for little-endian machines")
+    if not path.exists():
+        raise NativeError("the native kernels are not built; install a C++ compiler and then chatterm again")
+    try:
+        functions = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(functions, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise NativeError(
+            f"the native kernels cannot be loaded ({' '.join(str(error).split())[:200]})"
+        ) from None
+    # Structs of another state of the sources would be read at the wrong places.
+    if functions.ct_source_hash().decode() != compile_module().source_hash():
+        raise NativeError("the native kernels were built from other sources; install chatterm again")
+    works = [number for number in range(functions.ct_variants()) if functions.ct_variant_works(number)]
+    return Library(functions, {functions.ct_variant_name(number).decode(): number for number in works})
+
+
+def problem() -> str | None:
+    """Why there are no native kernels here, as the middle of a sentence; None where there are."""
+    try:
+        library()
+    except NativeError as error:
+        return str(error)
+    return None
+
+
+@cache
+def compile_module() -> ModuleType:
+    """engine/kernels/native/compile.py; by its path, for the packages above it import more than it needs."""
+    spec = importlib.util.spec_from_file_location("chatterm_compile_native", FOLDER / "compile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+class Pool:
+    """A team of threads in the library. They spin for some 100 µs after a step and then sleep."""
+
+    def __init__(self, threads: int | None = None, using: Library | None = None) -> None:
+        """`threads` counts the caller (None: `default_threads`). Raises NativeError when they cannot be started."""
+        self.library = using or library()
+        functions = self.library.functions
+        self.threads = threads or default_threads()
+        self.alone = False
+        self._handle = functions.ct_pool_create(self.threads)
+        if not self._handle:
+            raise NativeError(f"{self.threads} threads cannot be started")
+        self._lock = Lock()
+        self._process = os.getpid()
+        # At the end of the program a thread may still be within a step; the system ends them all.
+        weakref.finalize(self, _destroy_pool, functions, self._handle, self._process).atexit = False
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        """The handle, for one call at a time. Raises NativeError in a forked process, which has no such threads."""
+        if os.getpid() != self._process:
+            raise NativeError("the threads of the native kernels did not come along into the forked process")
+        with self._lock:
+            yield self._handle
+
+    def set_alone(self, alone: bool) -> None:
+        """Whether callers compute by themselves from now on; the results are the same to the bit."""
+        with self.held() as handle:
+            self.library.functions.ct_pool_alone(handle, alone)
+        self.alone = alone
+
+
+def _destroy_pool(functions: Any, handle: int, process: int) -> None:
+    if os.getpid() == process:
+        functions.ct_pool_destroy(handle)
+
+
+def default_threads() -> int:
+    """Physical cores that this process may use; one is left to the screen where there are more than two."""
+    cores = physical_cores()
+    return cores - 1 if cores > 2 else cores
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises EngineError for a number that this machine has no processors for."""
+    most = os.cpu_count() or 1
+    if threads is not None and not 1 <= threads <= most:
+        raise EngineError(f"--threads is {threads}; it must be from 1 to {most} on this machine.")
+
+
+def physical_cores() -> int:
+    """Physical cores among the processors of this process, at least one, within the quota of a container."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cores = {_core_of(processor) for processor in os.sched_getaffinity(0)}
+    quota = _cgroup_processors(Path("/sys/fs/cgroup/cpu.max"))
+    return max(1, min(len(cores), quota or len(cores)))
+
+
+def _core_of(processor: int) -> str:
+    """What the processors of one core have in common."""
+    path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return str(processor)
+
+
+def _cgroup_processors(path: Path) -> int | None:
+    """Processors that a container may keep busy, rounded up; None without a limit."""
+    try:
+        quota, period = path.read_text(encoding="ascii").split()
+        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

@@ -1,0 +1,35 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+"""Rows of the KV cache to other slots, every layer and K and V in one launch.
+
+The plain twin is `engine.cache.kv_cache.copy_rows_reference`.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit(do_not_specialize=["count"])
+def _copy_kernel(kv, slots, count, plane_stride, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """One row of one plane; a plane is K or V of one layer."""
+    row, plane = tl.program_id(0), tl.program_id(1)
+    source, target = tl.load(slots + row), tl.load(slots + count + row)
+    # A cache may have more than 2**31 elements; the slots are int64 already.
+    at = kv + plane.to(tl.int64) * plane_stride
+    element = tl.arange(0, PADDED)
+    inside = element < WIDTH
+    tl.store(at + target * WIDTH + element, tl.load(at + source * WIDTH + element, inside), inside)
+
+
+def copy_rows(kv: Tensor, slots: Tensor) -> None:
+    """The rows at slots[0] go to slots[1]; no slot may be in both.
+
+    kv [2, layers, slots, num_kv_heads, head_dim], contiguous; slots int64 [2, n], contiguous.
+    """
+    width = kv.shape[3] * kv.shape[4]
+    planes, rows = kv.shape[0] * kv.shape[1], slots.shape[1]
+    if rows == 0:
+        return
+    _copy_kernel[(rows, planes)](
+        kv, slots, rows, kv.stride(1), WIDTH=width, PADDED=triton.next_power_of_2(width), num_warps=4
+    )

@@ -1,0 +1,127 @@
+"""What lies between the products of a prompt's layers, one kernel for each place.
+
+The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/layers.py`, the rotation in
+`models/reference/rope.py`. Norms and rotation round where those round; the gated product is rounded once.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    total,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EPS: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    """out = RMSNorm(total) with total = x + residual, or x where not ADD; all [T, SIZE], weight [SIZE].
+
+    One program a row; BLOCK is the power of two from SIZE on.
+    """
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    at = tl.program_id(0).to(tl.int64) * SIZE + columns
+    value = tl.load(x + at, mask=inside, other=0.0)
+    if ADD:
+        value = (value.to(tl.float32) + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)).to(
+            value.dtype
+        )
+        tl.store(total + at, value, mask=inside)
+    wide = value.to(tl.float32)
+    unit = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + EPS)).to(value.dtype).to(tl.float32)
+    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, (unit * scale).to(value.dtype), mask=inside)
+
+
+@triton.jit
+def position_kernel(
+    heads,
+    norm_weight,
+    rotary,
+    positions,
+    HEADS: tl.constexpr,
+    ALL: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EPS: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Norm and rotate the first HEADS of heads [T, ALL, D] in place: those of q and k.
+
+    norm_weight [HEADS, D]; rotary [positions, D]: cos beside sin; positions int64 [T]. A program takes BLOCK heads of
+    one token, as two halves: what is rotated together lies in one thread, so nothing is overwritten before it is read.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    there = head < HEADS
+    columns = tl.arange(0, D // 2)[None, :]
+    at = heads + (token * ALL + head) * D + columns
+    angle = rotary + tl.load(positions + token) * D + columns
+    a = tl.load(at, mask=there, other=0.0)
+    b = tl.load(at + D // 2, mask=there, other=0.0)
+    dtype: tl.constexpr = a.dtype
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt((tl.sum(a * a, 1, keep_dims=True) + tl.sum(b * b, 1, keep_dims=True)) / D + EPS)
+        weight = norm_weight + head * D + columns
+        a = (a * scale).to(dtype).to(tl.float32) * tl.load(weight, mask=there, other=0.0).to(tl.float32)
+        b = (b * scale).to(dtype).to(tl.float32) * tl.load(weight + D // 2, mask=there, other=0.0).to(
+            tl.float32
+        )
+        a, b = a.to(dtype).to(tl.float32), b.to(dtype).to(tl.float32)
+    cosine, sine = tl.load(angle).to(tl.float32), tl.load(angle + D // 2).to(tl.float32)
+    first = (a * cosine).to(dtype).to(tl.float32) - (b * sine).to(dtype).to(tl.float32)
+    second = (b * cosine).to(dtype).to(tl.float32) + (a * sine).to(dtype).to(tl.float32)
+    tl.store(at, first.to(dtype), mask=there)
+    tl.store(at + D // 2, second.to(dtype), mask=there)
+
+
+@triton.jit
+def gate_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """out [T, SIZE] = silu(gate) * up of gate_up [T, 2 SIZE]; programs [T, cdiv(SIZE, BLOCK)]."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    at = gate_up + row * 2 * SIZE + columns
+    gate = tl.load(at, mask=inside, other=0.0)
+    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
+    wide = gate.to(tl.float32)
+    tl.store(out + row * SIZE + columns, (wide / (1.0 + tl.exp(-wide)) * up).to(gate.dtype), mask=inside)
+
+
+@triton.jit
+def write_kernel(
+    k,
+    v,
+    cache_k,
+    cache_v,
+    span,
+    table,
+    STRIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write K and V of the last tokens of a step into the cache, one program a token.
+
+    k and v [TOKENS, WIDTH], STRIDE apart; cache_k and cache_v [slots, WIDTH]; span int64 [2]: the first row, and how
+    many; table int32 [blocks]. The tokens before them are padding. PADDED is the power of two from WIDTH on.
+    """
+    token = tl.program_id(0)
+    start = tl.load(span)
+    row = start + token - TOKENS + tl.load(span + 1)
+    real = row >= start
+    slot = tl.load(table + row // BLOCK, mask=real, other=0).to(tl.int64) * BLOCK + row % BLOCK
+    columns = tl.arange(0, PADDED)
+    inside = (columns < WIDTH) & real
+    source, target = token.to(tl.int64) * STRIDE + columns, slot * WIDTH + columns
+    tl.store(cache_k + target, tl.load(k + source, mask=inside), mask=inside)
+    tl.store(cache_v + target, tl.load(v + source, mask=inside), mask=inside)

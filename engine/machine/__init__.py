@@ -1,0 +1,1 @@
+"""This machine: its devices, its memory's bandwidth, the speed to expect, what `doctor` tells."""

@@ -1,0 +1,207 @@
+"""The decode speed to expect: bytes that a token must read, over the bandwidth of the memory."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.cache.sizing import kv_share, most_prefill_rows, plan_kv, reserved_bytes
+from engine.errors import EngineError
+from models.families.config import ModelConfig, RopeParameters
+from models.hub.catalogue import HUB_FILES, WHEELS
+from models.load import INT4_BYTES, build_model, needed_bytes
+from models.reference.decoder import DecoderModel
+from models.reference.layers import choose_product
+
+CONTEXT = 512
+"""Tokens in the KV cache that a decoded token attends to."""
+CONVERSATION = 4096
+"""Tokens of a conversation, for which there must be memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How fast a decode program is: the fraction of the bandwidth it reaches, and what a layer costs besides."""
+
+    efficiency: float
+    layer_s: float
+    """Seconds a layer for launching kernels and waiting for them."""
+
+
+NATIVE = "native kernels"
+PROGRAMS = {
+    # Both fitted to an H100: 630 us for a token of Qwen3-0.6B and 5.38 ms for one of 8B, where 3.0 TB/s are copied.
+    "fused kernels, CUDA graph": Program(0.99, 7.4e-6),
+    "plain modules, CUDA graph": Program(0.85, 40e-6),
+    "plain modules": Program(0.85, 400e-6),
+    # bf16 on two cores with AVX-512: 75 tokens/s of 275 MB where memory is read at 46 GB/s.
+    "plain modules, CPU": Program(0.45, 0.0),
+    # Q4_1 on the same: 300 tokens/s of 110 MB, KV included.
+    NATIVE: Program(0.7, 0.0),
+}
+
+
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> ModelConfig:
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=151_936,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=tied,
+        rope_parameters=RopeParameters(1e6),
+    )
+
+
+MODELS = {
+    "smollm2": ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=49_152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        rope_parameters=RopeParameters(1e5),
+    ),
+    "qwen3:0.6b": _qwen3(1024, 3072, 28, 16, True),
+    "qwen3:1.7b": _qwen3(2048, 6144, 28, 16, True),
+    "qwen3:4b": _qwen3(2560, 9728, 36, 32, True),
+    "qwen3:8b": _qwen3(4096, 12288, 36, 32, False),
+}
+"""The shapes of some models of the catalogue, by their names there."""
+
+_MORE_MODELS = {
+    "qwen3:14b": _qwen3(5120, 17_408, 40, 40, False),
+    "qwen3:32b": _qwen3(5120, 25_600, 64, 64, False),
+}
+"""Those of the others."""
+
+CRAWLS = 5.0
+"""Tokens/s below which nobody wants to chat: people read about as fast."""
+RUNS_WELL = 15.0
+"""Tokens/s from which nobody waits: faster than people read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What to expect of one model."""
+
+    name: str
+    parameters: int
+    """As in its checkpoint; an output layer tied to the embedding counts once."""
+    weight_bytes: int
+    """As computed with."""
+    context: int
+    """Tokens that a conversation can hold in the memory that is free; 0 when the model does not fit."""
+    tokens_per_s: float | None
+    """Decoding at a context of CONTEXT tokens, batch 1; None where the bandwidth is unknown."""
+    memory_bytes: int
+    """What the weights and a conversation of CONVERSATION tokens take."""
+    download_bytes: int | None = None
+    """What is fetched for it; None for a model of no catalogue."""
+    int4_tokens_per_s: float | None = None
+    """The same speed with `--quantize int4`, where that makes a difference."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether its weights and a short conversation fit in the memory that is free."""
+        return self.context > 0
+
+    @property
+    def crawls(self) -> bool:
+        """Whether it fits and is too slow to chat with."""
+        return self.fits and self.tokens_per_s is not None and self.tokens_per_s < CRAWLS
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What the speed of a model depends on beside the model."""
+
+    device: torch.device
+    dtype: torch.dtype
+    program: Program
+    keeps_blocks: bool
+    """Whether quantised weights are read as they are: by the native kernels of a CPU."""
+    bandwidth: float | None
+    """Bytes/s that `device` reads; None where nobody knows."""
+    free: int | None
+    """Bytes of its memory."""
+
+
+def catalogue_speed(name: str, here: Here) -> Speed:
+    """The speed of a model of the catalogue."""
+    file = HUB_FILES.get(name)
+    wheel = WHEELS.get(name)
+    config = {**MODELS, **_MORE_MODELS}[file.model if file is not None else name]
+    blocks = file.bytes if file is not None else wheel.gguf_bytes if wheel is not None else None
+    found = speed_here(name, config, here, blocks)
+    download = wheel.wheel_bytes if wheel is not None else blocks or 2 * found.parameters
+    return replace(found, download_bytes=download)
+
+
+def speed_here(name: str, config: ModelConfig, here: Here, blocks: int | None) -> Speed:
+    """The speed of a model of this shape; `blocks` are the bytes of its weights where they are quantised."""
+
+    def speed(stored: int | None) -> Speed:
+        return expected_speed(
+            name, config, here.device, here.dtype, here.program, here.bandwidth, here.free, stored
+        )
+
+    found = speed(blocks if here.keeps_blocks else None)
+    if not here.keeps_blocks or blocks is not None:
+        return found
+    return replace(found, int4_tokens_per_s=speed(int(found.parameters * INT4_BYTES)).tokens_per_s)
+
+
+def parameters(config: ModelConfig) -> int:
+    """Weights of a model of this shape; an output layer that is tied to the embedding counts once."""
+    return _count(build_model(config, choose_product(torch.bfloat16, torch.device("meta"))))
+
+
+def _count(network: DecoderModel) -> int:
+    return sum(math.prod(slot.shape) for _, _, slot in network.slots())
+
+
+def expected_speed(
+    name: str,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    program: Program,
+    bandwidth: float | None,
+    free: int | None,
+    stored: int | None = None,
+) -> Speed:
+    """The speed of a model of this shape where `device` reads `bandwidth` bytes/s and has `free` bytes left.
+
+    `stored` are the bytes of the weights where they stay quantised, None where they are of `dtype`.
+    """
+    network = build_model(config, choose_product(dtype, torch.device("meta")))  # no memory is taken
+    count = _count(network)
+    weights = stored or count * dtype.itemsize
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    # Of an embedding that is not the output layer too, one row is read.
+    unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * weights // count
+    speed = None
+    if bandwidth:
+        moved = weights - unread + CONTEXT * per_token
+        speed = 1 / (moved / (bandwidth * program.efficiency) + config.num_hidden_layers * program.layer_s)
+    context = 0
+    if free is not None:
+        limit, share = config.max_position_embeddings, kv_share(device)
+        left = max(free - (stored or needed_bytes(network, dtype, limit)), 0)
+        reserve = reserved_bytes(config, most_prefill_rows(device), dtype, device)
+        try:
+            context = plan_kv(per_token, 32, left, limit, None, share, reserve).context_length
+        except EngineError:
+            context = 0
+    conversation = min(CONVERSATION, config.max_position_embeddings) * per_token
+    return Speed(name, count, weights, context, speed, weights + conversation)

@@ -1,0 +1,413 @@
+"""What `chatterm doctor` tells: the hardware, what of the engine works on it, and the speed to expect."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TypeVar
+
+import torch
+
+from engine.attention.choose import usable_backends
+from engine.errors import EngineError
+from engine.kernels.native import library as native
+from engine.machine.bandwidth import known_bandwidth
+from engine.machine.device import (
+    FULL_SPEED,
+    CudaProblem,
+    available_memory,
+    cuda_problem,
+    driver_cuda,
+    has_nvidia_driver,
+    pick_device,
+    pick_dtype,
+    sm,
+)
+from engine.machine.expected import MODELS, NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
+from models.hub.catalogue import HUB_FILES, names
+from models.weights import packed
+
+T = TypeVar("T")
+
+_INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx_vnni": "AVX-VNNI",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx512_bf16": "AVX-512 BF16",
+    "amx_int8": "AMX int8",
+    "amx_bf16": "AMX bf16",
+    "asimd": "NEON",
+    "sve": "SVE",
+    "i8mm": "int8 products",
+    "bf16": "bf16",
+}
+"""Flags in /proc/cpuinfo that decide how fast matrix products are."""
+_PACKAGES = ("torch", "triton", "flash-attn", "transformers")
+_READ_BYTES = 2**29
+"""More than any cache holds but for the largest servers'; filling it takes most of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The NVIDIA GPU that the engine uses. Memory in bytes."""
+
+    name: str
+    capability: str
+    """Compute capability: "sm_90"."""
+    memory_free: int
+    memory_total: int
+    count: int
+    """GPUs that torch sees; the engine uses the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor; `cores` are those this process may use, `instructions` those that matter here."""
+
+    name: str
+    cores: int
+    instructions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A part of the engine; `reason` says why it cannot be used here, None that it can."""
+
+    name: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything known about this machine. What a failed probe would have said is None or empty."""
+
+    device: str
+    """What `--device auto` takes: "cuda" or "cpu"."""
+    dtype: str
+    """What `--dtype auto` takes there."""
+    gpu: Gpu | None
+    cpu: Cpu | None
+    memory_free: int | None
+    """Main memory in bytes, within the limits of a container."""
+    memory_total: int | None
+    driver: str | None
+    """Version of the NVIDIA driver."""
+    driver_cuda: str | None
+    """The newest CUDA that the driver runs."""
+    torch_cuda: str | None
+    """The CUDA that torch was built for; None for a CPU build."""
+    packages: dict[str, str]
+    """Versions of the packages that matter, those that are installed."""
+    attention: tuple[Feature, ...]
+    decode: tuple[Feature, ...]
+    bandwidth: float | None
+    """Memory bandwidth of `device` in bytes/s, measured."""
+    program: Program
+    """What the speeds assume of decoding on `device`."""
+    speeds: tuple[Speed, ...]
+    advice: tuple[str, ...]
+    """What to install or change to get more; one line each."""
+    failures: tuple[str, ...]
+    """Probes that failed, and why; one line each."""
+
+
+def inspect_machine() -> Machine:
+    """Look at the hardware and measure its memory bandwidth, within about 3 s. Never raises for what it finds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of old drivers and GPUs, which the result says better
+        return _inspect()
+
+
+def _inspect() -> Machine:
+    failures: list[str] = []
+
+    def probe(what: str, ask: Callable[[], T], otherwise: T) -> T:
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001 - a broken driver may raise anything; it becomes a line
+            text = " ".join(str(error).split())[:300] or type(error).__name__
+            failures.append(f"{what} could not be determined: {text}")
+            return otherwise
+
+    cpu = torch.device("cpu")
+    broken: CudaProblem | None = CudaProblem("CUDA is broken")
+    no_features: tuple[Feature, ...] = ()
+    problem = probe("The state of CUDA", cuda_problem, broken)
+    device = torch.device("cuda") if problem is None else cpu
+    gpu = probe("The GPU", lambda: _gpu(device), None) if device.type == "cuda" else None
+    dtype = probe("The dtype", lambda: pick_dtype("auto", device), torch.bfloat16)
+    newest = probe("The driver's CUDA", driver_cuda, None)
+    attention = probe("Attention backends", lambda: _attention(device, dtype), no_features)
+    decode = probe("Decode programs", lambda: decode_programs(device), no_features)
+    bandwidth = probe("The memory bandwidth", lambda: measure_bandwidth(device), None)
+    free = probe("Free memory", lambda: available_memory(device), None)
+    here = _here(device, dtype, decode, bandwidth, free)
+    return Machine(
+        device=device.type,
+        dtype=str(dtype).removeprefix("torch."),
+        gpu=gpu,
+        cpu=probe("The CPU", _cpu, None),
+        memory_free=free if device.type == "cpu" else probe("Memory", lambda: available_memory(cpu), None),
+        memory_total=probe("The size of the memory", _memory_total, None),
+        driver=probe("The driver", _driver_version, None),
+        driver_cuda=f"{newest[0]}.{newest[1]}" if newest else None,
+        torch_cuda=torch.version.cuda,
+        packages=probe("Packages", _packages, {}),
+        attention=attention,
+        decode=decode,
+        bandwidth=bandwidth,
+        program=here.program,
+        speeds=tuple(catalogue_speed(name, here) for name in _worth_telling(here)),
+        advice=advice(
+            problem,
+            gpu,
+            attention,
+            flash_attn=_installed("flash_attn"),
+            triton=_installed("triton"),
+            no_native=native.problem(),
+            packed_operators=packed.faster_than_expanded() and packed.problem(dtype) is None,
+        ),
+        failures=tuple(failures),
+    )
+
+
+def look_here(device: str, dtype: str, given_back: int = 0, bandwidth: float | None = None) -> Here | None:
+    """What decides how fast models are here, for a device and dtype as in `Engine.load`; None where that is not there.
+
+    `given_back` are bytes that the present model holds and the next one may take. The bandwidth is the one that is
+    known, else measured, which takes a second.
+    """
+    try:
+        place = pick_device(device).device
+        numbers = pick_dtype(dtype, place)
+        free = available_memory(place) + given_back
+    except (EngineError, RuntimeError, OSError):
+        return None  # loading will say why
+    bandwidth = bandwidth or known_bandwidth(place)
+    if bandwidth is None:
+        with suppress(EngineError, RuntimeError):
+            bandwidth = measure_bandwidth(place)
+    return _here(place, numbers, decode_programs(place), bandwidth, free)
+
+
+def _here(
+    device: torch.device,
+    dtype: torch.dtype,
+    decode: Sequence[Feature],
+    bandwidth: float | None,
+    free: int | None,
+) -> Here:
+    works = [feature.name for feature in decode if feature.reason is None]
+    on_native = bool(works) and works[0].startswith(NATIVE)
+    on_cpu = NATIVE if on_native else "plain modules, CPU"
+    program = PROGRAMS[works[0] if works and device.type == "cuda" else on_cpu]
+    return Here(device, dtype, program, on_native, bandwidth, free)
+
+
+def _worth_telling(here: Here) -> list[str]:
+    """Models of the catalogue; the quantised ones where they differ in anything but their download."""
+    quantised = {name for name, file in HUB_FILES.items() if here.keeps_blocks and file.model in MODELS}
+    return [name for name in names() if name in MODELS or name in quantised]
+
+
+def measure_bandwidth(device: torch.device) -> float:
+    """Bytes/s of the memory of `device`, the median over several passes.
+
+    On a GPU a copy within its memory, bytes read and written; on a CPU all threads of torch reading. Raises
+    EngineError when there is no memory to measure with.
+    """
+    return _copy_bandwidth(device) if device.type == "cuda" else _read_bandwidth()
+
+
+def _copy_bandwidth(device: torch.device) -> float:
+    size = min(2**30, torch.cuda.mem_get_info(device)[0] // 4) // 2**20 * 2**20
+    if not size:
+        raise EngineError("the GPU's memory is full")
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(24)]  # type: ignore[no-untyped-call]
+    for mark in marks:
+        target.copy_(source)
+        mark.record()
+    torch.cuda.synchronize(device)
+    del source, target
+    torch.cuda.empty_cache()
+    # The first copies wake the GPU up.
+    milliseconds: list[float] = [a.elapsed_time(b) for a, b in pairwise(marks[3:])]
+    return 2000 * size / median(milliseconds)
+
+
+def _read_bandwidth() -> float:
+    size = min(_READ_BYTES, available_memory(torch.device("cpu")) // 8)
+    if size < 2**20:
+        raise EngineError("the memory is full")
+    buffer = torch.ones(size // 4)
+    times: list[float] = []
+    begun = perf_counter()
+    while len(times) < 5 or (perf_counter() - begun < 0.5 and len(times) < 50):
+        start = perf_counter()
+        buffer.sum()
+        times.append(perf_counter() - start)
+    return size / median(times)
+
+
+def decode_programs(device: torch.device) -> tuple[Feature, ...]:
+    """How a token can be decoded on `device`, fastest first: the first without a reason against it is taken."""
+    if device.type != "cuda":
+        no_gpu = "it needs an NVIDIA GPU"
+        return (
+            Feature(_native_name(), native.problem()),
+            Feature("fused kernels, CUDA graph", no_gpu),
+            Feature("plain modules, CUDA graph", no_gpu),
+            Feature("plain modules", None),
+        )
+    capability = torch.cuda.get_device_capability(device)
+    fused = None
+    if capability < FULL_SPEED:
+        fused = f"it needs {sm(FULL_SPEED)} or newer, this GPU is {sm(capability)}"
+    elif not _installed("triton"):
+        fused = "triton is not installed"
+    return (
+        Feature("fused kernels, CUDA graph", fused),
+        Feature("plain modules, CUDA graph", None),
+        Feature("plain modules", None),
+    )
+
+
+def _native_name() -> str:
+    if native.problem() is not None:
+        return NATIVE
+    threads = native.default_threads()
+    return f"{NATIVE}, {native.library().best_name}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def advice(
+    problem: CudaProblem | None,
+    gpu: Gpu | None,
+    attention: tuple[Feature, ...],
+    *,
+    flash_attn: bool,
+    triton: bool,
+    no_native: str | None = None,
+    packed_operators: bool = False,
+) -> tuple[str, ...]:
+    """What to install or change to get more out of this machine, most valuable first.
+
+    `no_native` is why there are no native kernels; `packed_operators`: torch's take their place.
+    """
+    lines = []
+    if problem is not None and problem.remedy:
+        lines.append(f"{problem.what[:1].upper()}{problem.what[1:]}. {problem.remedy}")
+    if gpu is None:
+        if no_native is not None:
+            quantised = (
+                "quantised weights by its packed operators" if packed_operators else "with expanded weights"
+            )
+            lines.append(f"{no_native[:1].upper()}{no_native[1:]}; torch decodes more slowly, {quantised}.")
+        return tuple(lines)
+    if int(gpu.capability.removeprefix("sm_")) < 10 * FULL_SPEED[0] + FULL_SPEED[1]:
+        lines.append(
+            f"The GPU is older than {sm(FULL_SPEED)}: it computes in float16 with SDPA and plain modules; "
+            "FlashAttention, the fused kernels and bfloat16 need a newer one."
+        )
+        return tuple(lines)
+    if not triton:
+        lines.append("Triton is missing, so nothing is fused and decoding is slower: pip install triton")
+    if not flash_attn:
+        lines.append(
+            "flash-attn is missing, so long prompts are read more slowly: "
+            "pip install 'flash-attn>=2.8,<3' --no-build-isolation (it is compiled, which needs the CUDA toolkit)"
+        )
+    broken = [part.reason for part in attention if part.reason and "installed but" in part.reason]
+    lines += [f"Reinstall what is broken: {reason}" for reason in broken]
+    return tuple(lines)
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> tuple[Feature, ...]:
+    return tuple(Feature(name, reason) for name, reason in usable_backends(device, dtype))
+
+
+def _gpu(device: torch.device) -> Gpu:
+    free, total = torch.cuda.mem_get_info(device)
+    return Gpu(
+        name=torch.cuda.get_device_name(device),
+        capability=sm(torch.cuda.get_device_capability(device)),
+        memory_free=free,
+        memory_total=total,
+        count=torch.cuda.device_count(),
+    )
+
+
+def _cpu() -> Cpu:
+    text = _read("/proc/cpuinfo")
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    present = set(flags[1].split()) if flags else set()
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # only Linux has it
+        cores = os.cpu_count() or 1
+    return Cpu(
+        name=name[1].strip() if name else platform.processor() or platform.machine(),
+        cores=cores,
+        instructions=tuple(label for flag, label in _INSTRUCTIONS.items() if flag in present),
+    )
+
+
+def _memory_total() -> int:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _driver_version() -> str | None:
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", _read("/proc/driver/nvidia/version"))
+    if found:
+        return found[1]
+    if not has_nvidia_driver():
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL)
+    lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).split("\n")
+    if done.returncode:
+        raise EngineError(f"nvidia-smi says: {lines[0] or f'exit code {done.returncode}'}")
+    return lines[0].strip() or None
+
+
+def _packages() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        if name == "torch":
+            versions[name] = str(torch.__version__)
+            continue
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            if _installed(name.replace("-", "_")):
+                versions[name] = "(version unknown)"
+    return versions
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

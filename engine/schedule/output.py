@@ -1,0 +1,84 @@
+"""From sampled tokens to the events of a stream: text, kind, stop strings."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.events import Kind, TokenEvent
+from engine.schedule.reasoning import ThinkTracker
+from models.text.tokenizer import TextStream
+
+
+@dataclass(slots=True)
+class Output:
+    """Turns the tokens of one answer into events.
+
+    Line breaks around the think markers belong to the template, not to the text, and are left out. A stop string
+    ends the answer and is not part of it; text that may still become one is held back. Stop strings are looked
+    for in the answer, not in the reasoning.
+    """
+
+    stream: TextStream
+    thinking: ThinkTracker
+    stop: tuple[str, ...] = ()
+    stopped: bool = False
+    """A stop string was found."""
+    reasoning_tokens: int = 0
+    kind: Kind = "answer"
+    """Of the latest token, and so of the text held back."""
+    _held: str = ""
+    _fresh: bool = False
+
+    def __post_init__(self) -> None:
+        self._fresh = self.thinking.inside
+
+    def push(self, token_id: int) -> TokenEvent:
+        """The event of this token. After `stopped` became true, push no more."""
+        kind, marker = self.thinking.push(token_id)
+        self.kind = kind
+        self.reasoning_tokens += kind == "reasoning"
+        if marker:
+            self._fresh = True
+            return TokenEvent(self.stream.flush(), token_id, kind)
+        text = self.stream.push(token_id)
+        if self._fresh:
+            text = text.lstrip("\n")
+            self._fresh = not text
+        if kind == "reasoning":
+            return TokenEvent(text, token_id, kind)
+        self.thinking.answering = self.thinking.answering or bool(text.strip())
+        return TokenEvent(self._until_stop(text), token_id, kind)
+
+    def replay(self, token_ids: Iterable[int]) -> list[TokenEvent]:
+        """Take in tokens of earlier, so that what follows goes on from them; they do not count as new."""
+        events = [self.push(token_id) for token_id in token_ids]
+        self.reasoning_tokens = 0
+        return events
+
+    def end(self, token_id: int) -> TokenEvent:
+        """The event of the token that ends the turn: it has no text, but whatever was held back is due."""
+        return TokenEvent(self.flush(), token_id, self.kind)
+
+    def flush(self) -> str:
+        """The text held back so far, and half characters as replacement characters. Nothing may follow."""
+        held, self._held = self._held, ""
+        return "" if self.stopped else held + self.stream.flush()
+
+    def _until_stop(self, text: str) -> str:
+        if not self.stop:
+            return text
+        held = self._held + text
+        found = [at for stop in self.stop if (at := held.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return held[: min(found)]
+        keep = max((_overlap(held, stop) for stop in self.stop), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

@@ -1,0 +1,123 @@
+"""One request on its way through the engine."""
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from queue import SimpleQueue
+from secrets import randbits
+from threading import Event
+from time import perf_counter
+
+from engine.cache.blocks import BlockTable
+from engine.cache.prefix_hit import Found
+from engine.cache.rows import Rows
+from engine.events import FinishReason, TokenEvent, TurnStats
+from engine.params import SamplingParams
+from engine.sampling.sampler import SamplerState
+from engine.schedule.output import Output
+
+
+class Status(Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """It ran, lost its blocks to another one, and waits again."""
+    FINISHED = "finished"
+
+
+class Priority(IntEnum):
+    """Who waits for it. Lower values go first."""
+
+    PERSON = 0
+    IDLE = 1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt to be made present in the KV cache, and (with `output`) to be answered.
+
+    The loop thread owns it. Other threads set `cancelled` and take from `events`; everything else they read
+    only after `finished` is set (the end marker None comes out of `events` then too).
+    """
+
+    rows: Rows
+    priority: Priority
+    params: SamplingParams | None = None
+    """None: the rows are only warmed."""
+    output: Output | None = None
+    sampler: SamplerState | None = None
+    status: Status = Status.WAITING
+    arrival: int = 0
+    """The scheduler's number of it: who comes first is served first."""
+    table: BlockTable | None = None
+    joined: bool = False
+    """It has a slot of the decode runner."""
+    unread: int = 0
+    """Tokens that were drawn there, or will be, and that the host has not read."""
+    preemptions: int = 0
+    events: SimpleQueue[TokenEvent | None] = field(default_factory=SimpleQueue)
+    finished: Event = field(default_factory=Event)
+    cancelled: bool = False
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    tail: str = ""
+    """Text that was held back when the sequence was cut short."""
+    prompt_tokens: int = 0
+    origin: int = 0
+    """Who asks: n for idle work of the n-th pause, -n for the request that ends it; 0: nobody keeps count."""
+    found: Found = field(default_factory=Found)
+    """What was present of the prompt when the sequence was admitted first."""
+    reached: int = 0
+    """How many rows were present when it ended, or was preempted."""
+    generated: list[int] = field(default_factory=list)
+    """The tokens of the answer; the last ones of `rows`."""
+    earlier: int = 0
+    """How many of them were there before: the sequence goes on with an answer."""
+    seed: int = 0
+    """With the number of tokens generated it is the state of sampling; drawn where the request gives none."""
+    created: float = field(default_factory=perf_counter)
+    admitted: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.rows)
+        given = self.params.seed if self.params is not None else None
+        self.seed = randbits(63) if given is None else given
+
+    @property
+    def computed(self) -> int:
+        """Rows whose KV is present."""
+        table = self.table  # looked at once: another thread may ask while the loop gives the table back
+        return 0 if table is None else table.length
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were there before anybody waited for them."""
+        return self.found.rows - self.found.own
+
+    @property
+    def pending(self) -> int:
+        """Rows whose KV is yet to be computed."""
+        return len(self.rows) - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """Its newest token is all that is yet to be computed."""
+        return self.pending == 1 and len(self.generated) > self.earlier
+
+    def stats(self) -> TurnStats:
+        """The figures so far."""
+        reached = self.first_token or perf_counter()
+        return TurnStats(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            prefilled_tokens=self.prompt_tokens - self.cached_tokens,
+            generated_tokens=len(self.generated) - self.earlier,
+            reasoning_tokens=self.output.reasoning_tokens if self.output else 0,
+            ttft_s=reached - self.created if self.first_token else 0.0,
+            prefill_s=reached - self.admitted if self.admitted else 0.0,
+            decode_s=self.last_token - self.first_token if self.first_token else 0.0,
+            warmed_tokens=self.found.warmed,
+        )

@@ -1,0 +1,262 @@
+"""A step of the engine: what the scheduler chose is computed, and it is said what came of it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import torch
+
+from engine.cache.blocks import BlockManager
+from engine.cache.kv_cache import KVCache
+from engine.cache.sizing import is_out_of_memory
+from engine.errors import EngineError
+from engine.events import FinishReason
+from engine.execute.runner import Runner
+from engine.sampling.sampler import SamplerState, sample
+from engine.schedule.busy import Others
+from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
+from engine.schedule.decoding import DecodeRunner, Decoding
+from engine.schedule.idle_pace import IdlePace
+from engine.schedule.scheduler import Chunk, Scheduler, Step
+from engine.schedule.sequence import Priority, Sequence, Status
+
+
+@dataclass(slots=True)
+class Stepper:
+    """Everything here belongs to the loop thread."""
+
+    device: torch.device
+    stop_ids: frozenset[int]
+    context_length: int
+    max_positions: int
+    scheduler: Scheduler
+    blocks: BlockManager
+    cache: KVCache
+    runner: Runner
+    threads: int
+    """Of torch on a CPU, for a person's request."""
+    decoding: Decoding | None = None
+    """None: sequences decode in one batch with the chunks of prompts, and the host samples."""
+    pace: IdlePace = field(default_factory=IdlePace)
+    pace_alone: IdlePace = field(default_factory=IdlePace)
+    """Of idle work that keeps to one core."""
+    chunk_pace: ChunkPace = field(default_factory=ChunkPace)
+    timer: ChunkTimer | None = None
+    """On a GPU."""
+    decode_s: float = 0.0
+    """What the last batch without a prompt took on a CPU."""
+    others: Others = field(default_factory=Others)
+    alone: bool = False
+    """Whether idle work keeps to one core now."""
+
+    def __post_init__(self) -> None:
+        self.scheduler.context_length, self.scheduler.max_positions = self.context_length, self.max_positions
+        if self.device.type == "cuda":
+            costs = [self.cache.host.costs.saw] if self.cache.host is not None else []
+            self.timer = ChunkTimer(self.chunk_pace.saw, *costs)
+
+    def decode_with(self, runner: DecodeRunner) -> None:
+        """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
+        self.decoding = Decoding(runner, self.blocks)
+        self.scheduler.slots, self.scheduler.leave = runner.capacity, self.decoding.leave
+
+    def step(self) -> None:
+        """Launch a decode step, enqueue chunks of prompts behind it, and read the tokens of the decode step before.
+
+        What goes wrong ends those whose work it was, so that nobody is left waiting.
+        """
+        scheduler, decoding = self.scheduler, self.decoding
+        step = Step()
+        drawn: list[tuple[Sequence, torch.Tensor]] = []
+        with self._ending(lambda: [*scheduler.waiting, *scheduler.running]):
+            self._judge_host()
+            self.alone = self.device.type == "cpu" and self.others.are_busy()
+            scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, self.chunk_pace.rows
+            step = scheduler.next_step()
+        self._report_finished()
+        if decoding is not None and step.launched:
+            with self._ending(lambda: [*decoding.joined]):
+                decoding.launch(step.launched)
+        if step.chunks:
+            with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
+                drawn = self._run(step.chunks)
+        if decoding is not None and decoding.in_flight:
+            with self._ending(lambda: [*decoding.joined]):
+                decoding.read(1 if step.launched else 0, self._took)
+        for sequence, logits in drawn:
+            with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
+                self._draw(sequence, logits)
+        self._report_finished()
+
+    @contextmanager
+    def _ending(self, sequences: Callable[[], Iterable[Sequence]]) -> Iterator[None]:
+        """Whatever is raised inside ends `sequences`."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
+            for sequence in sequences():
+                self.scheduler.finish(sequence, None, error)
+
+    def _run(self, chunks: list[Chunk]) -> list[tuple[Sequence, torch.Tensor]]:
+        """Compute chunks. Returns the sequences whose next token is drawn now, and logits [vocab] of each."""
+        idle = chunks[0].sequence.priority is Priority.IDLE
+        prompts = sum(chunk.count for chunk in chunks if not chunk.sequence.decodes)
+        count = sum(chunk.count for chunk in chunks)
+        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
+        self._share_cores(chunks, idle)
+        began = perf_counter()
+        logits = self._logits(Step(chunks=chunks))
+        self.scheduler.done(Step(chunks=chunks))
+        if idle and self.device.type == "cuda":
+            # Otherwise chunk after chunk is queued, and a person waits for all of them.
+            torch.cuda.synchronize(self.device)
+        seconds = perf_counter() - began
+        pace = self._idle_pace if idle else self.pace
+        # Rows that idle work decodes come one at a time: they say nothing of how many it should compute at once.
+        pace.saw(count, seconds, self.scheduler.max_chunk, idle and not sampling)
+        if self.device.type == "cpu" and not idle:
+            if not prompts:
+                self.decode_s = seconds
+            else:
+                self.chunk_pace.saw(prompts, seconds - (self.decode_s if prompts < count else 0.0))
+        return list(zip(sampling, logits, strict=True))
+
+    def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """The first token after a chunk, from logits [vocab]. In the decode runner it is drawn, and not waited for."""
+        if self.decoding is None:
+            self._take(sequence, self._sample(sequence, logits))
+            return
+        joined = self.decoding.joined
+        if (
+            len(joined) == self.decoding.runner.capacity
+        ):  # idle work has a slot, or had before a person waited for it
+            self.scheduler.preempt(max(*joined, sequence, key=lambda s: (s.priority, s.arrival)))
+        if sequence.status is Status.RUNNING:
+            self.decoding.join(sequence, logits)
+
+    def _took(self, sequence: Sequence, token_id: int) -> None:
+        try:
+            self._take(sequence, token_id)
+        except Exception as error:  # noqa: BLE001 - as above, and the others have their tokens
+            self.scheduler.finish(sequence, None, error)
+
+    @property
+    def _idle_pace(self) -> IdlePace:
+        return self.pace_alone if self.alone else self.pace
+
+    def _logits(self, step: Step) -> list[torch.Tensor]:
+        if self.timer is None:
+            return self.runner.run(step.chunks)
+        rows = sum(chunk.count for chunk in step.chunks)
+        return self.timer.of(rows, lambda: self.runner.run(step.chunks))
+
+    def _judge_host(self) -> None:
+        """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
+        host = self.cache.host
+        if host is None:
+            return
+        if not host.costs.worth_it:
+            self.cache.host = None
+            self.blocks.tier.end()
+            host.close()
+        elif self.blocks.num_free < self.blocks.num_blocks // 2:
+            host.prepare()
+
+    def _share_cores(self, chunks: list[Chunk], idle: bool) -> None:
+        """Torch gets the cores of a CPU for prompts only, and idle work one while other programs are busy.
+
+        Beside the native kernels it only samples: its threads would go on spinning in the way of the next step.
+        """
+        if self.device.type != "cpu":
+            return
+        alone = idle and self.alone
+        self.runner.set_alone(alone)
+        wanted = self.threads if self.runner.uses_torch(chunks) and not alone else 1
+        if torch.get_num_threads() != wanted:
+            torch.set_num_threads(wanted)
+
+    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
+        """The next token; -1 where the logits are not numbers."""
+        assert sequence.params is not None
+        if sequence.sampler is None:
+            params = replace(sequence.params, seed=sequence.seed)
+            sequence.sampler = SamplerState.create(
+                params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
+            )
+        if not math.isfinite(logits.max()):
+            return -1
+        token_id = int(sample(logits, sequence.sampler))
+        sequence.sampler.note(token_id)
+        return token_id
+
+    def _take(self, sequence: Sequence, token_id: int) -> None:
+        """What a new token means for its sequence: text, events, whether it goes on."""
+        params, output = sequence.params, sequence.output
+        assert params is not None
+        assert output is not None
+        if token_id < 0:
+            raise EngineError(
+                "The model's output is not a number; its weights are damaged, or the dtype is too narrow for it: "
+                "try --dtype float32."
+            )
+        sequence.last_token = perf_counter()
+        sequence.first_token = sequence.first_token or sequence.last_token
+        sequence.generated.append(token_id)
+        sequence.rows.append(token_id)
+        reason = None
+        if token_id in self.stop_ids:
+            event, reason = output.end(token_id), FinishReason.EOS
+        else:
+            event = output.push(token_id)
+            if output.stopped:
+                reason = FinishReason.STOP
+            elif len(sequence.generated) == params.max_tokens:
+                reason = FinishReason.LENGTH
+            elif (
+                len(sequence.rows) >= self.context_length or sequence.rows.next_position >= self.max_positions
+            ):
+                reason = FinishReason.CONTEXT_FULL
+            if reason is not None:
+                event = replace(event, text=event.text + output.flush())
+        sequence.events.put(event)
+        if reason is not None:
+            self.scheduler.finish(sequence, reason)
+
+    def _report_finished(self) -> None:
+        failed = any(sequence.error is not None for sequence in self.scheduler.finished)
+        for sequence in self.scheduler.finished:
+            self._report(sequence)
+        self.scheduler.finished.clear()
+        # Not sooner: the frames of an error hold what was being computed.
+        if failed and self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _report(self, sequence: Sequence) -> None:
+        sequence.error = sequence.error and explain(sequence.error)
+        if sequence.output is not None:
+            sequence.tail = sequence.output.flush()
+        sequence.finished.set()
+        sequence.events.put(None)
+
+    def end(self, error: EngineError | None) -> None:
+        """The loop ends, because of `error` if any: nobody may go on waiting."""
+        # Nothing of the scheduler or the blocks is needed any more, and they may be what failed.
+        scheduler = self.scheduler
+        for sequence in [*scheduler.waiting, *scheduler.running, *scheduler.finished]:
+            sequence.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
+            sequence.error = sequence.error or error
+            self._report(sequence)
+
+
+def explain(error: Exception) -> EngineError:
+    """One line for people. The engine lives on: the step was not noted, its blocks are given back."""
+    if is_out_of_memory(error):
+        return EngineError(
+            "Out of memory; the conversation is intact. Close other programs, or start with a smaller --context."
+        )
+    if isinstance(error, EngineError):
+        return error
+    text = (str(error).splitlines() or [""])[0] if isinstance(error, RuntimeError) else repr(error)
+    return EngineError(f"The computation failed ({text[:200]}); the conversation is intact. Try again.")

@@ -1,0 +1,221 @@
+"""One repository's part of the Hub's standard cache folder, shared with every other tool that uses the Hub.
+
+models--owner--name/
+    blobs/<id>                 the files, by what their content hashes to; <id>.incomplete while they arrive
+    snapshots/<commit>/<path>  links to the blobs (or the files themselves where there are no links)
+    refs/<revision>            the commit that a branch or tag stood for
+    chatterm/<commit>.json     ours: every file of that commit with its size and id
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.hub.transfer import Listing, RemoteFile, partial
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class RepoCache:
+    """The folder of one repository. A file counts as present only with the size that the Hub gives it."""
+
+    root: Path
+    """The Hub's cache folder."""
+    repo: str
+    """`owner/name`."""
+
+    @property
+    def folder(self) -> Path:
+        """Everything of this repository."""
+        return self.root / f"models--{self.repo.replace('/', '--')}"
+
+    def commit_of(self, revision: str) -> str | None:
+        """The commit that `revision` stands for here; None while it is not known."""
+        if _COMMIT.fullmatch(revision):
+            return revision
+        try:
+            commit = (self.folder / "refs" / revision).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            return None
+        return commit if _COMMIT.fullmatch(commit) else None
+
+    def revisions(self) -> dict[str, str]:
+        """The commit of every revision that has a ref here, by name."""
+        refs = self.folder / "refs"
+        names = [path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file()]
+        return {name: commit for name in sorted(names) if (commit := self.commit_of(name))}
+
+    def snapshots(self) -> list[str]:
+        """The commits of which there are files here."""
+        return sorted(
+            path.name for path in (self.folder / "snapshots").glob("*") if _COMMIT.fullmatch(path.name)
+        )
+
+    def listed(self) -> list[str]:
+        """The commits of which there is a listing here: those that were downloaded, or were to be."""
+        names = (path.stem for path in (self.folder / "chatterm").glob("*.json"))
+        return sorted(name for name in names if _COMMIT.fullmatch(name))
+
+    def snapshot(self, commit: str) -> Path:
+        """The folder in which the files of a commit lie under their names."""
+        return self.folder / "snapshots" / commit
+
+    def blob(self, file: RemoteFile) -> Path:
+        """Where the content of a file lies. Needs its id."""
+        assert file.id is not None
+        return self.folder / "blobs" / file.id
+
+    def lock(self, file: RemoteFile) -> Path:
+        """The lock that huggingface_hub takes, too, while it fetches this file."""
+        return self.root / ".locks" / self.folder.name / f"{file.id}.lock"
+
+    def listing(self, commit: str) -> Listing | None:
+        """What `keep_listing` stored for a commit; None when there is nothing readable."""
+        try:
+            stored = json.loads(self._listing_path(commit).read_text(encoding="utf-8"))
+            files = [RemoteFile(str(path), *entry) for path, entry in stored["files"].items()]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return Listing(commit, {file.path: file for file in files})
+
+    def local_listing(self, commit: str) -> Listing:
+        """A listing made of the files that lie here, for a snapshot that another tool fetched."""
+        snapshot = self.snapshot(commit)
+        paths = [path for path in snapshot.rglob("*") if path.is_file()]
+        files = [
+            RemoteFile(path.relative_to(snapshot).as_posix(), path.stat().st_size, None) for path in paths
+        ]
+        return Listing(commit, {file.path: file for file in files})
+
+    def keep_listing(self, listing: Listing) -> None:
+        """Store a listing, so that an offline start can tell a complete model from an incomplete one."""
+        files = {file.path: [file.size, file.id] for file in listing.files.values()}
+        _write(self._listing_path(listing.commit), json.dumps({"repo": self.repo, "files": files}, indent=0))
+
+    def linked(self, commit: str, file: RemoteFile) -> bool:
+        """Whether the file lies in the snapshot of `commit`, whole."""
+        return file.size is not None and _size(self.snapshot(commit) / file.path) == file.size
+
+    def stored(self, commit: str, file: RemoteFile) -> bool:
+        """Whether the file's content is here, whole."""
+        return self.linked(commit, file) or _size(self.blob(file)) == file.size
+
+    def link(self, commit: str, file: RemoteFile) -> None:
+        """Give a stored file its name in the snapshot of `commit`."""
+        if self.linked(commit, file):
+            return
+        blob, name = self.blob(file), self.snapshot(commit) / file.path
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.unlink(missing_ok=True)
+        try:
+            name.symlink_to(os.path.relpath(blob, name.parent))
+        except FileExistsError:  # another process was faster
+            return
+        except OSError:  # no links on this file system: the file itself moves
+            blob.replace(name)
+
+    def keep_ref(self, revision: str, commit: str) -> None:
+        """Note which commit a branch or tag stands for."""
+        if revision != commit:
+            _write(self.folder / "refs" / revision, commit)
+
+    def arrived(self) -> int:
+        """Bytes of content here, unfinished files included."""
+        return sum(path.stat().st_size for path in (self.folder / "blobs").glob("*") if path.is_file())
+
+    def remove_all(self) -> int:
+        """Delete everything of this repository; return the bytes freed. Raises OSError."""
+        freed = self.bytes()
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        shutil.rmtree(self.root / ".locks" / self.folder.name, ignore_errors=True)
+        return freed
+
+    def remove_file(self, commit: str, path: str) -> int:
+        """Delete one file of a commit and what only it needed; return the bytes freed."""
+        before = self.bytes()
+        listing = self.listing(commit)
+        (self.snapshot(commit) / path).unlink(missing_ok=True)
+        if listing is not None and (file := listing.files.get(path)) is not None and file.id:
+            partial(self.blob(file)).unlink(missing_ok=True)
+        if not any(self.snapshot(commit).rglob("*.*")):
+            return before - self.bytes() + self.remove_commit(commit)
+        self._drop_unused_blobs()
+        return before - self.bytes()
+
+    def remove_commit(self, commit: str) -> int:
+        """Delete the files of one commit that no other commit shares; return the bytes freed."""
+        before = self.bytes()
+        listing = self.listing(commit)
+        shutil.rmtree(self.snapshot(commit), ignore_errors=True)
+        self._listing_path(commit).unlink(missing_ok=True)
+        for revision, of in self.revisions().items():
+            if of == commit:
+                (self.folder / "refs" / revision).unlink(missing_ok=True)
+        for file in listing.files.values() if listing else ():
+            if file.id:
+                partial(self.blob(file)).unlink(missing_ok=True)
+        self._drop_unused_blobs()
+        if not self.snapshots() and not self.arrived():
+            self.remove_all()
+        return before - self.bytes()
+
+    def _drop_unused_blobs(self) -> None:
+        """Delete the blobs to which no snapshot links; an unfinished one may be on its way elsewhere."""
+        names = (self.folder / "snapshots").rglob("*")
+        # Not resolve(): a blob may itself be a link into a store that several repositories share.
+        used = {path.readlink().name for path in names if path.is_symlink()}
+        for blob in (self.folder / "blobs").glob("*"):
+            if blob.name not in used and blob.suffix != ".incomplete":
+                blob.unlink(missing_ok=True)
+
+    def _listing_path(self, commit: str) -> Path:
+        return self.folder / "chatterm" / f"{commit}.json"
+
+    def commit_bytes(self, commit: str, path: str | None) -> int:
+        """Bytes of the files of one commit, or of one of them; what has arrived of an unfinished one counts too."""
+        listing = self.listing(commit)
+        known = [file for file in (listing.files.values() if listing else ()) if path in (None, file.path)]
+        parts = sum(max(_size(partial(self.blob(file))), 0) for file in known if file.id)
+        names = [self.snapshot(commit) / path] if path else self.snapshot(commit).rglob("*")
+        return parts + sum(name.stat().st_size for name in names if name.is_file())
+
+    def bytes(self) -> int:
+        """Bytes of all regular files of this repository."""
+        return sum(
+            path.lstat().st_size
+            for path in self.folder.rglob("*")
+            if path.is_file() and not path.is_symlink()
+        )
+
+
+def repositories(root: Path) -> Iterator[RepoCache]:
+    """Every model repository in the Hub's cache folder."""
+    for folder in sorted(root.glob("models--*--*")):
+        owner_name = folder.name.split("--")[1:]
+        if len(owner_name) == 2 and folder.is_dir():
+            yield RepoCache(root, "/".join(owner_name))
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, -1 when there is none."""
+    with suppress(OSError):
+        return path.stat().st_size
+    return -1
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

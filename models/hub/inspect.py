@@ -1,0 +1,176 @@
+"""What a model is, from the headers of its files alone: nothing is loaded and torch is not imported."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.errors import ModelError
+from models.families.config import ModelConfig, read_json
+from models.hub.sources import ModelFiles
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What `chatterm show` tells about a model."""
+
+    name: str
+    architecture: str
+    """As in config.json; "unknown" where nothing names it."""
+    supported: bool
+    """Whether chatterm can run it."""
+    reason: str | None
+    """Why not, in one line; None when it is supported."""
+    parameters: int
+    """Weights of the network; an output layer that is tied to the embeddings counts once."""
+    context_length: int
+    """Tokens the model was made for; 0 when unknown."""
+    dtypes: tuple[tuple[str, int], ...]
+    """How weights are stored and how many so, most first: (("Q4_1", 134479872), ("F32", 35136))."""
+    has_chat_template: bool
+    files: tuple[tuple[str, int], ...]
+    """Every file with its bytes, by name."""
+
+    @property
+    def dtype(self) -> str:
+        """How weights are stored, most first: "Q4_1, F32"."""
+        return ", ".join(name for name, _ in self.dtypes)
+
+
+def describe(files: ModelFiles) -> ModelFacts:
+    """The facts of a model on this machine. Raises ModelError when a file is missing, damaged or incomplete."""
+    if files.gguf is not None:
+        return _describe_gguf(files, files.gguf)
+    if files.folder is None:
+        raise ModelError(f"{files.name} has neither a folder nor a GGUF file; name one of them.")
+    try:
+        return _describe_folder(files, files.folder)
+    except OSError as error:
+        raise ModelError(f"Cannot read {files.folder}: {error.strerror or error}.") from error
+
+
+def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
+    """Dtype, shape and offsets of every tensor in a safetensors file, by name.
+
+    Raises ModelError when the file is damaged, or shorter than its header says.
+    """
+    size = path.stat().st_size
+    damaged = f"{path} is damaged or incomplete; download it again."
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size, _MAX_HEADER_BYTES):
+            raise ModelError(damaged)
+        try:
+            header = json.loads(file.read(length))
+            tensors = {name: dict(entry) for name, entry in header.items() if name != "__metadata__"}
+            numbers = [n for entry in tensors.values() for n in (*entry["shape"], *entry["data_offsets"])]
+            end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise ModelError(damaged) from error
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ModelError(damaged)
+    if end > size:
+        raise ModelError(f"{path} is incomplete: it has {size} of {end} bytes; download it again.")
+    return tensors
+
+
+def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
+    raw = read_json(folder / "config.json")
+    names = raw.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else raw.get("model_type")
+    shapes: dict[str, tuple[str, int]] = {}
+    for path in _weight_files(folder):
+        for name, entry in safetensors_header(path).items():
+            shapes[name] = (str(entry["dtype"]), math.prod(entry["shape"]))
+    if raw.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes:
+        shapes.pop("lm_head.weight", None)
+    try:
+        ModelConfig.from_hf(raw)
+        reason = None
+    except ModelError as error:
+        reason = str(error)
+    context = raw.get("max_position_embeddings")
+    return _facts(
+        files,
+        str(architecture or "unknown")[:80],
+        reason,
+        list(shapes.values()),
+        context,
+        _folder_has_template(folder),
+        sorted(path for path in folder.rglob("*") if path.is_file()),
+    )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that the index names, or the one file, or all."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise ModelError(f"{index} is damaged; download it again.")
+        paths = [folder / str(name) for name in sorted(set(shards.values()))]
+        for path in paths:
+            if not path.is_file() or path.parent != folder:
+                raise ModelError(
+                    f"{folder} lacks {path.name}, which its index lists; download the model again."
+                )
+        return paths
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def _folder_has_template(folder: Path) -> bool:
+    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    settings = folder / "tokenizer_config.json"
+    return settings.is_file() and bool(read_json(settings).get("chat_template"))
+
+
+def _describe_gguf(files: ModelFiles, path: Path) -> ModelFacts:
+    from models.weights.gguf import config_of, read_gguf
+
+    file = read_gguf(path)
+    try:
+        architecture, reason = config_of(file).architecture, None
+    except ModelError as error:
+        architecture, reason = str(file.metadata.get("general.architecture", "unknown"))[:80], str(error)
+    context = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
+    return _facts(
+        files,
+        architecture,
+        reason,
+        [(tensor.kind.name, math.prod(tensor.shape)) for tensor in file.tensors.values()],
+        context,
+        bool(file.metadata.get("tokenizer.chat_template")),
+        [path],
+    )
+
+
+def _facts(
+    files: ModelFiles,
+    architecture: str,
+    reason: str | None,
+    tensors: list[tuple[str, int]],
+    context: object,
+    has_chat_template: bool,
+    paths: list[Path],
+) -> ModelFacts:
+    counts: Counter[str] = Counter()
+    for dtype, count in tensors:
+        counts[dtype] += count
+    base = files.folder or paths[0].parent
+    return ModelFacts(
+        name=files.name,
+        architecture=architecture,
+        supported=reason is None,
+        reason=reason,
+        parameters=counts.total(),
+        context_length=context if isinstance(context, int) and context > 0 else 0,
+        dtypes=tuple(counts.most_common()),
+        has_chat_template=has_chat_template,
+        files=tuple((path.relative_to(base).as_posix(), path.stat().st_size) for path in paths),
+    )

@@ -1,0 +1,305 @@
+"""The Hub's protocol: what is in a repository, and one file of it, continued where it stopped.
+
+Written here because huggingface_hub throws an interrupted file away. The requests are the same.
+"""
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
+
+from models.errors import ModelError
+from models.hub.fetching import Meter, size_of
+from models.units import bytes_text
+
+RETRY_WAITS_S = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before each new try; the count starts again whenever data has arrived."""
+
+_TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class Unreachable(ModelError):
+    """The Hub could not be reached at all."""
+
+
+class _Cut(Exception):
+    """The transfer of a file broke off; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a repository."""
+
+    path: str
+    size: int | None
+    """Bytes; None while unknown."""
+    id: str | None
+    """What its content hashes to: SHA-256 (64 hex digits) or git's blob id (40); None while unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Every file of a repository at one commit, by path."""
+
+    commit: str
+    files: dict[str, RemoteFile]
+
+
+def http_library() -> ModuleType:
+    """The HTTP client that huggingface_hub brings: httpx2, or httpx in its older versions."""
+    try:
+        import httpx2
+    except ImportError:
+        import httpx  # type: ignore[import-not-found, unused-ignore]
+
+        return httpx  # type: ignore[no-any-return, unused-ignore]
+    return httpx2
+
+
+class Connection:
+    """A connection to one Hub, as a context manager. `token` goes to it, never to a redirect's host."""
+
+    def __init__(self, endpoint: str, token: str | None, timeout_s: float) -> None:
+        self.endpoint = endpoint.rstrip("/")
+        self.token = token
+        self._http = http_library()
+        # identity: a compressed answer has no length and cannot be continued.
+        headers = {"user-agent": "chatterm", "accept-encoding": "identity"}
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        try:
+            self._client = self._http.Client(headers=headers, timeout=timeout_s, follow_redirects=True)
+        except (ValueError, OSError, ImportError) as error:
+            raise ModelError(
+                f"Cannot open a connection: {error}; check HF_TOKEN and the proxy settings."
+            ) from error
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def listing(self, repo: str, revision: str, meter: Meter) -> Listing:
+        """The files of `repo` at `revision`. Raises Unreachable, or ModelError when there is none."""
+        url = f"{self.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}?blobs=true"
+        response = self._ask("GET", url, meter)
+        if response.status_code != 200:
+            raise self._refusal(response, repo, revision)
+        try:
+            answer = response.json()
+            commit = str(answer["sha"])
+            files = [_remote_file(entry) for entry in answer["siblings"]]
+            if not re.fullmatch(r"[0-9a-f]{40}", commit):
+                raise ValueError(commit)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(
+                f"{self.endpoint} does not answer like a Hub; check HF_ENDPOINT and the proxy settings."
+            ) from error
+        return Listing(commit, {file.path: file for file in files if _safe(file.path)})
+
+    def has(self, repo: str) -> bool:
+        """Whether the Hub answers that it has this repository. It is asked once, and nothing is raised."""
+        try:
+            response = self._client.get(f"{self.endpoint}/api/models/{repo}/revision/main")
+        except (self._http.RequestError, self._http.InvalidURL):
+            return False
+        return bool(response.status_code == 200)
+
+    def measured(self, repo: str, commit: str, file: RemoteFile, meter: Meter) -> RemoteFile:
+        """`file` with its size and id, from a HEAD request where the listing had none (some mirrors)."""
+        if file.size is not None and file.id is not None:
+            return file
+        url = self._url(repo, commit, file.path)
+        for _ in range(5):
+            response = self._ask("HEAD", url, meter, follow_redirects=False)
+            target = urljoin(url, response.headers.get("location", url))
+            # The answer that leads away from the Hub is the one that carries the metadata.
+            if urlsplit(target).netloc != urlsplit(url).netloc or not response.has_redirect_location:
+                break
+            url = target
+        if response.status_code >= 400:
+            raise self._refusal(response, repo, commit, file.path)
+        headers = response.headers
+        size = headers.get("x-linked-size") or headers.get("content-length")
+        etag = (headers.get("x-linked-etag") or headers.get("etag") or "").removeprefix("W/").strip('"')
+        if size is None or not size.isdigit() or not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII):
+            raise ModelError(
+                f"{self.endpoint} does not say how large {file.path} of {repo} is; check HF_ENDPOINT."
+            )
+        return replace(file, size=int(size), id=etag)
+
+    def download(
+        self, repo: str, commit: str, file: RemoteFile, target: Path, meter: Meter, base: int
+    ) -> None:
+        """Bring `file` to `target` whole and checked, or not at all; a partial file is continued.
+
+        What has arrived lies in `<target>.incomplete`. `base` bytes of the model were there before this file.
+        Raises ModelError when it keeps breaking off or the checksum is wrong, OSError from the disk.
+        """
+        assert file.size is not None
+        part = partial(target)
+        failures = 0
+        while True:
+            before = size_of(part)
+            try:
+                self._receive(repo, commit, file, part, meter, base)
+                break
+            except (self._http.RequestError, _Cut) as error:
+                failures = 1 if size_of(part) > before else failures + 1
+                if failures > len(RETRY_WAITS_S):
+                    raise ModelError(
+                        f"The download of {repo} stopped at {bytes_text(size_of(part))} of "
+                        f"{bytes_text(file.size)} in {file.path} ({_reason(error)}); "
+                        "run the same command again to continue."
+                    ) from error
+                meter.pause(RETRY_WAITS_S[failures - 1])
+        if not _matches(part, file):
+            part.unlink()
+            raise ModelError(
+                f"The checksum of {file.path} from {repo} is wrong, so that file was discarded; "
+                "run the same command again to download it from the start."
+            )
+        part.replace(target)
+
+    def _receive(self, repo: str, commit: str, file: RemoteFile, part: Path, meter: Meter, base: int) -> None:
+        """Append to `part` what it still lacks. Raises _Cut or the client's RequestError when cut off."""
+        assert file.size is not None
+        have = size_of(part)
+        if have == file.size:
+            return
+        headers = {"range": f"bytes={have}-"} if have else {}
+        with self._client.stream("GET", self._url(repo, commit, file.path), headers=headers) as response:
+            if response.status_code == 416:
+                part.unlink(missing_ok=True)
+                raise _Cut("the server refused to continue")
+            if response.status_code in _TRY_AGAIN:
+                raise _Cut(f"the server answered {response.status_code}")
+            if response.status_code not in (200, 206):
+                raise self._refusal(response, repo, commit, file.path)
+            continued = response.status_code == 206 and response.headers.get("content-range", "").startswith(
+                f"bytes {have}-"
+            )
+            have = have if continued else 0
+            with part.open("ab" if continued else "wb") as output:
+                for chunk in response.iter_bytes():
+                    output.write(chunk)
+                    have += len(chunk)
+                    if have > file.size:
+                        break
+                    meter.at(base + have)
+                output.flush()
+                os.fsync(output.fileno())
+        if have < file.size:
+            raise _Cut("the connection ended early")
+
+    def _ask(self, method: str, url: str, meter: Meter, **options: Any) -> Any:
+        """A small request, tried again when the server is busy. Raises Unreachable."""
+        for wait_s in (*RETRY_WAITS_S[:2], None):
+            try:
+                response = self._client.request(method, url, **options)
+            except (self._http.ConnectError, self._http.ConnectTimeout) as error:
+                raise self._unreachable(error) from error
+            except self._http.RequestError as error:
+                if wait_s is None:
+                    raise self._unreachable(error) from error
+            except self._http.InvalidURL as error:
+                raise ModelError(f"{self.endpoint} is not an address; check HF_ENDPOINT.") from error
+            else:
+                if response.status_code not in _TRY_AGAIN or wait_s is None:
+                    return response
+            meter.pause(wait_s)
+        raise AssertionError("unreachable")
+
+    def _url(self, repo: str, commit: str, path: str) -> str:
+        return f"{self.endpoint}/{repo}/resolve/{commit}/{quote(path)}"
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"Cannot reach {self.endpoint} ({_reason(error)}); check the network and the proxy settings. "
+            "Models that are already here run without it: chatterm list"
+        )
+
+    def _refusal(self, response: Any, repo: str, revision: str, path: str | None = None) -> ModelError:
+        """The one line for an answer that is no success."""
+        status, code = response.status_code, response.headers.get("x-error-code", "")
+        page = f"{self.endpoint}/{repo}"
+        login = "log in with `hf auth login` or set HF_TOKEN"
+        if code == "GatedRepo":
+            if self.token:
+                return ModelError(
+                    f"{repo} is gated and your account has no access yet: accept its licence on {page}, "
+                    f"or {login} with an account that has."
+                )
+            return ModelError(f"{repo} is gated: accept its licence on {page}, then {login}.")
+        if status in (401, 403):
+            if self.token:
+                return ModelError(
+                    f"The Hub refused your token for {repo} ({status}): {login} with one that may read it, "
+                    f"and accept its licence on {page} if it has one."
+                )
+            return ModelError(
+                f"There is no public model {repo} on {self.endpoint}: check the name; if it is private or "
+                f"gated, accept its licence on {page} and {login}."
+            )
+        if code == "RevisionNotFound":
+            return ModelError(
+                f"{repo} has no revision {revision}; its branches and tags are on {page}/tree/main."
+            )
+        if code == "EntryNotFound" or (status == 404 and path):
+            return ModelError(f"{repo} has no file {path}; its files are on {page}/tree/{revision}.")
+        if status == 404:
+            return ModelError(
+                f"There is no model {repo} on {self.endpoint}; check the name (it is owner/name)."
+            )
+        if status == 429:
+            return ModelError(f"{self.endpoint} is limiting requests; wait a few minutes, or {login}.")
+        return ModelError(f"{self.endpoint} answered {status} for {path or repo}; try again later.")
+
+
+def partial(target: Path) -> Path:
+    """Where the beginning of `target` lies while it is being downloaded."""
+    return target.with_name(target.name + ".incomplete")
+
+
+def _remote_file(entry: dict[str, Any]) -> RemoteFile:
+    """A file as the Hub's API lists it."""
+    lfs = entry.get("lfs") or {}
+    size, identity = lfs.get("size", entry.get("size")), lfs.get("sha256") or entry.get("blobId")
+    valid = isinstance(size, int) and isinstance(identity, str) and re.fullmatch(r"[0-9a-f]{40,64}", identity)
+    return RemoteFile(str(entry["rfilename"]), *((size, identity) if valid else (None, None)))
+
+
+def _safe(path: str) -> bool:
+    """Whether a path given by a server stays inside the folder it is meant for."""
+    return not re.search(r"[\\:\x00-\x1f]", path) and all(
+        part not in ("", ".", "..") for part in path.split("/")
+    )
+
+
+def _matches(path: Path, file: RemoteFile) -> bool:
+    """Whether the content at `path` is that of `file`: size, and checksum where its id is one."""
+    if size_of(path) != file.size:
+        return False
+    with path.open("rb") as content:
+        if re.fullmatch(r"[0-9a-f]{64}", file.id or ""):
+            return hashlib.file_digest(content, "sha256").hexdigest() == file.id
+        if re.fullmatch(r"[0-9a-f]{40}", file.id or ""):
+            header = b"blob %d\x00" % (file.size or 0)
+            return hashlib.sha1(header + content.read(), usedforsecurity=False).hexdigest() == file.id
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """A few words for a broken connection."""
+    kind = type(error).__name__
+    if "Timeout" in kind:
+        return "no answer in time"
+    text = str(error).strip()
+    return text.splitlines()[0][:120] if text else kind

@@ -1,0 +1,1 @@
+"""The networks in plain torch: the truth that every faster way is tested against."""

@@ -1,0 +1,178 @@
+"""A tokenizer from a folder in Hugging Face layout, with the token ids that transformers gives."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, pre_tokenizers
+
+from models.errors import ModelError
+from models.text.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiece_decoder
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_RANGES = {
+    "temperature": (0, sys.float_info.max),
+    "top_k": (0, 2**31),
+    "top_p": (sys.float_info.min, 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (sys.float_info.min, sys.float_info.max),
+}
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_SLOW_FILES = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
+
+
+def parts_from_folder(folder: Path) -> TokenizerParts:
+    """Read tokenizer.json, tokenizer_config.json, generation_config.json, config.json and the chat template.
+
+    Raises ModelError when a file is missing or damaged.
+    """
+    config = _read_json(folder / "tokenizer_config.json")
+    model_config = _read_json(folder / "config.json")
+    generation = _read_json(folder / "generation_config.json")
+    backend = _load_backend(folder)
+    _as_llama_class(backend, config, model_config)
+    special_tokens = _special_tokens(folder, config)
+    try:
+        _add_tokens(backend, config, special_tokens, model_config.get("vocab_size"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{folder / 'tokenizer_config.json'} lists its tokens in an unknown format; download the model again."
+        ) from error
+    eos = [backend.token_to_id(special_tokens["eos_token"])] if "eos_token" in special_tokens else []
+    eos += [*_ids(generation.get("eos_token_id")), *_ids(model_config.get("eos_token_id"))]
+    return TokenizerParts(
+        backend=backend,
+        special_tokens=special_tokens,
+        stop_ids=frozenset(token_id for token_id in eos if token_id is not None),
+        chat_template=_chat_template(folder, config),
+        generation_defaults=generation_defaults(generation),
+    )
+
+
+def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
+    """The sampling settings in a generation_config.json; values that no sampler could use are left out."""
+    found: dict[str, float | int] = {}
+    for name, (low, high) in _RANGES.items():
+        value = generation.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            found[name] = int(value) if name == "top_k" else value
+    if generation.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
+
+
+def _load_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _convert_slow(folder)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"{path} cannot be read ({reason}); download the model again.") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _as_llama_class(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], model_config: Mapping[str, Any]
+) -> None:
+    """Treat spaces as transformers' LlamaTokenizer does, which goes its own way beside tokenizer.json."""
+    if config.get("tokenizer_class") not in ("LlamaTokenizer", "LlamaTokenizerFast"):
+        return
+    if model_config.get("model_type") != "llama" or "ByteLevel" in repr(backend.decoder):
+        return
+    prefixed = config.get("add_prefix_space") is not False
+    scheme = "never" if not prefixed else "always" if config.get("legacy") else "first"
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(META_SPACE, prepend_scheme=scheme, split=False)
+    backend.decoder = sentencepiece_decoder(prefixed=prefixed)
+
+
+def _convert_slow(folder: Path) -> tokenizers.Tokenizer:
+    if not any((folder / name).is_file() for name in _SLOW_FILES):
+        raise ModelError(f"{folder} has no tokenizer.json; download the model again, with its tokenizer.")
+    from transformers import AutoTokenizer  # takes seconds to import, so only where nothing else helps
+
+    try:
+        slow = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        backend: tokenizers.Tokenizer = slow.backend_tokenizer
+    except Exception as error:  # whatever a foreign tokenizer does
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{folder} has no tokenizer.json, and its tokenizer cannot be converted ({reason}); "
+            "use a model with a tokenizer.json."
+        ) from error
+    return backend
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    named = {**_read_json(folder / "special_tokens_map.json"), **config}
+    texts = {role: _text(named.get(role)) for role in _ROLES}
+    return {role: text for role, text in texts.items() if text}
+
+
+def _add_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str], rows: Any
+) -> None:
+    """Add what tokenizer_config.json knows beyond tokenizer.json, in the order in which transformers does."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if entry["content"] not in known:
+            flags = {name: bool(entry.get(name, False)) for name in _FLAGS}
+            backend.add_tokens([AddedToken(entry["content"], **flags)])
+    lists = [config.get(name) or [] for name in _LISTS]
+    more = [
+        _text(token) for names in lists for token in (names.values() if isinstance(names, dict) else names)
+    ]
+    for text in dict.fromkeys([*special_tokens.values(), *more]):
+        # A token that is not in the vocabulary would get an id for which the model has no row.
+        room = not isinstance(rows, int) or backend.get_vocab_size() < rows
+        if text and (room or backend.token_to_id(text) is not None):
+            backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return _read_text(path)
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, each with a name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _text(token: Any) -> str:
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else ""
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON; download the model again.") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); download the model again.") from error

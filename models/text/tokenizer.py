@@ -1,0 +1,153 @@
+"""Text to token ids and back, and conversations to text."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from models.errors import ModelError
+from models.text.chat_template import ChatTemplate, Message
+from models.text.folder_tokenizer import parts_from_folder
+from models.text.gguf_tokenizer import parts_from_gguf
+from models.text.pieces import Piece, PieceEncoder, control_tokens
+from models.text.text_stream import TextStream, decode, token_bytes_of
+from models.text.tokenizer_parts import END_OF_TURN, TokenizerParts
+
+if TYPE_CHECKING:
+    from models.hub.sources import ModelFiles
+
+__all__ = ["Message", "Piece", "TextStream", "Tokenizer", "load_tokenizer"]
+
+
+class Tokenizer:
+    """One model's tokenizer. Thread-safe."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        """Raises ModelError for a tokenizer that cannot be decoded."""
+        backend = parts.backend
+        self._backend = backend
+        self._token_bytes = token_bytes_of(backend)
+        added = backend.get_added_tokens_decoder()
+        self._added = {token.content: token_id for token_id, token in added.items()}
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._unused = parts.unused_ids
+        self._hidden = self._special | self._unused
+        template = parts.chat_template
+        self._template = ChatTemplate(template, parts.special_tokens) if template else None
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        """Token ids that this tokenizer knows; the model may have rows for more."""
+        self.special_strings: tuple[str, ...] = tuple(
+            added[token_id].content for token_id in sorted(self._special)
+        )
+        """The text of every special token."""
+        named = {self._added[name] for name in END_OF_TURN & set(self.special_strings)}
+        self.stop_ids: frozenset[int] = parts.stop_ids | named
+        """Tokens that end a turn."""
+        self.generation_defaults: dict[str, float | int] = dict(parts.generation_defaults)
+        """Sampling settings that the model's authors recommend; empty when they do not say."""
+        self.think_start: int | None = self._single("<think>")
+        """The token that opens a think span, for models that have one."""
+        self.think_end: int | None = self._single("</think>")
+        """The token that closes it."""
+        steering = [*self.stop_ids, *(id for id in (self.think_start, self.think_end) if id is not None)]
+        texts = {token_id: backend.id_to_token(token_id) or "" for token_id in steering}
+        self._control = control_tokens(backend, template)
+        self._control |= {token_id: text for token_id, text in texts.items() if any(map(str.isalpha, text))}
+        self._pieces = PieceEncoder(backend, self._control)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render` can work."""
+        return self._template is not None
+
+    def start_template(self) -> None:
+        """Start the process of the chat template, so that the first `render` need not wait for it."""
+        if self._template is not None:
+            self._template.start()
+
+    def close(self) -> None:
+        """End the process of the chat template. Another `render` starts it again."""
+        if self._template is not None:
+            self._template.close()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, added tokens in it taken as such; no bos is added.
+
+        Raises ModelError for text that is not valid Unicode.
+        """
+        _check(text)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of `text` as a person typed it: whatever it spells, it is text and no control token.
+
+        Raises ModelError for text that is not valid Unicode.
+        """
+        return self.encode_pieces([Piece(text, typed=True)])
+
+    def encode_pieces(self, pieces: Sequence[Piece], after: int | None = None) -> list[int]:
+        """Token ids of the pieces as one text, control tokens only in what was not typed.
+
+        `after`: the token that stands before them; None at the beginning. Raises ModelError for text that is not valid
+        Unicode.
+        """
+        for piece in pieces:
+            _check(piece.text)
+        return self._pieces.encode(pieces, after)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, goes_on: bool = False) -> str:
+        """Text of `ids`; bytes that are no UTF-8 become U+FFFD. `goes_on`: text stands before it."""
+        hidden = self._hidden if skip_special else self._unused
+        return decode(self._token_bytes, ids, hidden, strip=not goes_on)
+
+    def is_text(self, token_id: int) -> bool:
+        """Whether the token spells text and steers nothing."""
+        steers = token_id in self._control or token_id in self._hidden
+        return not steers and bool(self._token_bytes(token_id))
+
+    def stream(self) -> TextStream:
+        """A new incremental decoder; special tokens have no text in it."""
+        return TextStream(self._token_bytes, self._hidden)
+
+    def token_id(self, text: str) -> int | None:
+        """Id of the added or special token with exactly this text; None when there is none."""
+        return self._added.get(text)
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool | None = None
+    ) -> str:
+        """The conversation as text, by the model's chat template.
+
+        Raises ModelError when it has none, or it is not valid or fails.
+        """
+        if self._template is None:
+            raise ModelError(
+                "This model has no chat template, so it cannot chat; use an instruction-tuned model."
+            )
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
+        )
+
+    def _single(self, text: str) -> int | None:
+        ids = self.encode(text)
+        return ids[0] if len(ids) == 1 else None
+
+
+def _check(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ModelError(
+            f"The text is not valid Unicode at character {error.start + 1} (a lone surrogate); "
+            "remove that character."
+        ) from error
+
+
+def load_tokenizer(files: "ModelFiles") -> Tokenizer:
+    """The tokenizer that comes with a model. Raises ModelError when there is none that can be used."""
+    if files.gguf is not None:
+        from models.weights.gguf import read_gguf
+
+        return Tokenizer(parts_from_gguf(read_gguf(files.gguf).metadata))
+    if files.folder is not None:
+        return Tokenizer(parts_from_folder(files.folder))
+    raise ModelError(f"{files.name} has neither a folder nor a GGUF file; name the model again.")

@@ -1,0 +1,202 @@
+"""From the bytes of a GGUF tensor to numbers, some rows at a time."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.weights.block_formats import BLOCKS, Kind
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_CHUNK = (1 << 15) - 1
+"""Numbers handled at once. torch spreads larger tensors over threads, which must then wait for each other after
+every small operation: twice as fast on an idle machine, a hundred times slower on a busy one."""
+_LOW_NIBBLES = 0x0F0F0F0F0F0F0F0F
+
+
+def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tuple[int, Tensor]]:
+    """(first row, numbers [some rows, row length]) of a tensor [rows, bytes a row], from first to last.
+
+    `order` lists which row of the file comes at each place. fp32, but bf16 and fp16 tensors keep their dtype.
+    Raises NotImplementedError for a type that neither this file nor the gguf package reads.
+    """
+    block, block_bytes = BLOCKS[kind]
+    decode = decoder(kind)
+    step = max(1, _CHUNK * block_bytes // (block * max(1, data.shape[1])))
+    for start in range(0, len(data), step):
+        part = data[start : start + step] if order is None else data[order[start : start + step]]
+        if decode is None:
+            yield start, _rare(part, kind)
+        else:
+            # A copy, for torch cannot hold memory that may not be written.
+            yield start, decode(torch.from_numpy(np.array(part)).flatten()).view(len(part), -1)
+
+
+def decoder(kind: Kind) -> Callable[[Tensor], Tensor] | None:
+    """What makes numbers [m] of whole blocks, uint8 [n], on the device where they are; None for a type that only
+    the gguf package reads. The values are those of `chunks`.
+    """
+    if kind in _PLAIN:
+        return lambda packed: packed.view(_PLAIN[kind])
+    if kind not in _READERS:
+        return None
+    block, block_bytes = BLOCKS[kind]
+
+    def decode(packed: Tensor) -> Tensor:
+        out = torch.empty(packed.numel() // block_bytes * block, device=packed.device)
+        dequantize(packed.unsqueeze(0), kind, out.unsqueeze(0))
+        return out
+
+    return decode
+
+
+def dequantize(data: Tensor, kind: Kind, out: Tensor) -> None:
+    """Write the numbers of blocks, uint8 [rows, bytes a row], to `out` [rows, columns], both contiguous.
+
+    `kind` must have a `decoder`. The numbers are computed in fp32 and rounded where `out` has another dtype.
+    """
+    block, block_bytes = BLOCKS[kind]
+    wide = out if out.dtype == torch.float32 else torch.empty(out.shape, device=out.device)
+    blocks = data.view(len(data), -1, block_bytes)
+    _READERS[kind](blocks, wide.view(*blocks.shape[:2], block))
+    if wide is not out:
+        out.copy_(wide)
+
+
+def affine(data: Tensor, kind: Kind) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks, uint8 [rows, bytes a row] -> digits int8 [rows, columns], scales and lows fp32 [rows, groups of 32].
+
+    A number is scale * digit + low. Digits are from 0 to 15, of Q5_K to 31, of Q8_0 from -128 to 127; there is nothing
+    of the kind for Q6_K.
+    """
+    blocks = data.view(len(data), -1, BLOCKS[kind][1])
+    if kind in (Kind.Q4_K, Kind.Q5_K):
+        scale, low = _k_scales(blocks)
+        low = -low
+        digits = _k_nibbles(blocks[..., 16:]) if kind == Kind.Q4_K else _q5_k_digits(blocks)
+    elif kind == Kind.Q8_0:
+        scale, digits = _half(blocks[..., :2]), blocks[..., 2:]
+        low = torch.zeros_like(scale)
+    elif kind == Kind.Q4_0:
+        scale, digits = _half(blocks[..., :2]), _nibbles(blocks[..., 2:])
+        low = -8 * scale
+    else:
+        assert kind == Kind.Q4_1
+        scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+        digits = _nibbles(blocks[..., 4:])
+    rows = len(data)
+    return digits.reshape(rows, -1).view(torch.int8), scale.reshape(rows, -1), low.reshape(rows, -1)
+
+
+def _rare(part: Bytes, kind: Kind) -> Tensor:
+    import gguf
+
+    return torch.from_numpy(gguf.dequantize(part, gguf.GGMLQuantizationType(kind)))
+
+
+def _half(scales: Tensor) -> Tensor:
+    """uint8 [..., 2 n] -> fp32 [..., n]"""
+    return _aligned(scales).view(torch.float16).float()
+
+
+def _aligned(packed: Tensor) -> Tensor:
+    """A contiguous copy: fields of a block lie at any address, and a wider dtype must not."""
+    return packed.clone(memory_format=torch.contiguous_format)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """uint8 [..., n] -> uint8 [..., 2 n]: all low halves, then all high halves; n is a multiple of 8"""
+    words = _aligned(packed).view(torch.int64)  # eight at once
+    halves = torch.cat((words & _LOW_NIBBLES, (words >> 4).bitwise_and_(_LOW_NIBBLES)), dim=-1)
+    return halves.view(torch.uint8)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """uint8 [..., 4] -> uint8 [..., 32]: every bit, the lowest first, as 0 or 16"""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed.unsqueeze(-1) >> shifts & 1) << 4).flatten(-2)
+
+
+def _q8_0(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(blocks[..., 2:].view(torch.int8)).mul_(_half(blocks[..., :2]))
+
+
+def _q4_0(blocks: Tensor, out: Tensor) -> None:
+    out.copy_(_nibbles(blocks[..., 2:])).sub_(8).mul_(_half(blocks[..., :2]))
+
+
+def _q4_1(blocks: Tensor, out: Tensor) -> None:
+    scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+    out.copy_(_nibbles(blocks[..., 4:])).mul_(scale).add_(low)
+
+
+def _q5_0(blocks: Tensor, out: Tensor) -> None:
+    digits = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
+    out.copy_(digits).sub_(16).mul_(_half(blocks[..., :2]))
+
+
+def _q5_1(blocks: Tensor, out: Tensor) -> None:
+    scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+    digits = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
+    out.copy_(digits).mul_(scale).add_(low)
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima, fp32 [rows, blocks, 8, 1], of Q4_K and Q5_K: 6 bits each, packed in 12 bytes."""
+    scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+    first, second, rest = blocks[..., 4:16].chunk(3, dim=-1)
+    scales = torch.cat((first & 63, (rest & 15) | (first >> 2 & 48)), dim=-1)
+    minima = torch.cat((second & 63, (rest >> 4) | (second >> 2 & 48)), dim=-1)
+    return (scale * scales).unsqueeze(-1), (low * minima).unsqueeze(-1)
+
+
+def _k_nibbles(packed: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 128] -> uint8 [rows, blocks, 8, 32]"""
+    shape = packed.shape[:2]
+    return _nibbles(packed.reshape(*shape, 4, 32)).view(*shape, 8, 32)
+
+
+def _q4_k(blocks: Tensor, out: Tensor) -> None:
+    scales, minima = _k_scales(blocks)
+    digits = _k_nibbles(blocks[..., 16:])
+    out.view(digits.shape).copy_(digits).mul_(scales).sub_(minima)
+
+
+def _q5_k_digits(blocks: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 8, 32]"""
+    digits = _k_nibbles(blocks[..., 48:])
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    return digits | (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
+
+
+def _q5_k(blocks: Tensor, out: Tensor) -> None:
+    scales, minima = _k_scales(blocks)
+    digits = _q5_k_digits(blocks)
+    out.view(digits.shape).copy_(digits).mul_(scales).sub_(minima)
+
+
+def _q6_k(blocks: Tensor, out: Tensor) -> None:
+    scales = _half(blocks[..., 208:]) * blocks[..., 192:208].view(torch.int8)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    shape = blocks.shape[:2]
+    high = (blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3) << 4
+    digits = _nibbles(blocks[..., :128].reshape(*shape, 2, 64)).view(*shape, 2, 4, 32) | high
+    out.view(*shape, 16, 16).copy_(digits.view(*shape, 16, 16)).sub_(32).mul_(scales.unsqueeze(-1))
+
+
+_PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+
+_READERS: dict[Kind, Callable[[Tensor, Tensor], None]] = {
+    Kind.Q8_0: _q8_0,
+    Kind.Q4_0: _q4_0,
+    Kind.Q4_1: _q4_1,
+    Kind.Q5_0: _q5_0,
+    Kind.Q5_1: _q5_1,
+    Kind.Q4_K: _q4_k,
+    Kind.Q5_K: _q5_k,
+    Kind.Q6_K: _q6_k,
+}
+"""The types that chatterm reads faster than the gguf package; the values are the same to the bit."""

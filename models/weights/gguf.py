@@ -1,0 +1,217 @@
+"""Reading a GGUF file: its metadata as plain Python values, its tensors as memory-mapped bytes.
+
+The header is parsed here and not by gguf.GGUFReader, which makes several numpy arrays for every token of the
+vocabulary: 2.3 s against 0.1 s for 49,152 tokens.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.errors import ModelError
+from models.families.config import ModelConfig
+from models.weights.block_formats import BLOCKS, Kind
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""struct codes of the scalar value types, by their number in the file."""
+_STRING, _ARRAY = 8, 9
+_DEFAULT_ALIGNMENT = 32
+_MAX_DIMS = 4
+_MOST_HEADER_BYTES = 64 << 20
+"""Four times what the largest vocabularies take; it bounds the memory that a damaged header can ask for."""
+_MOST_VALUES = 8 << 20
+"""In all arrays together."""
+_MOST_ENTRIES = 1 << 16
+"""Of metadata, and tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """One tensor as it lies in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    """In torch's order: the last dimension is contiguous."""
+    kind: Kind
+    data: Bytes
+    """The bytes, memory-mapped, [rows, bytes a row]; a row is the last dimension."""
+    offset: int
+    """Where they begin in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFile:
+    """A parsed header. The file stays mapped as long as a tensor's data is referenced."""
+
+    path: Path
+    metadata: dict[str, Any]
+    """Numbers, booleans, strings and lists of them, by key."""
+    tensors: dict[str, GGUFTensor]
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Parse the header of a GGUF file. Raises ModelError when it is no GGUF file, damaged or incomplete."""
+    try:
+        with path.open("rb") as file:
+            mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist; check the name.") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise ModelError(f"{path} is empty; download it again.") from None
+    try:
+        return _parse(path, mapped)
+    except (struct.error, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ModelError(f"{path} is damaged or incomplete ({reason}); download it again.") from None
+
+
+def config_of(file: GGUFFile) -> ModelConfig:
+    """The config of a GGUF file. Raises ModelError for what is missing or cannot be run."""
+    factors = file.tensors.get("rope_freqs.weight")
+    return ModelConfig.from_gguf(
+        file.metadata,
+        tie_word_embeddings="output.weight" not in file.tensors,
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        frequency_factors=None if factors is None else _values(file.path, factors),
+    )
+
+
+def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
+    if tensor.kind != Kind.F32:
+        raise ModelError(
+            f"{tensor.name} in {path} is of type {tensor.kind.name} and not F32; download it again."
+        )
+    values = tensor.data.ravel().view("<f4")
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ModelError(f"{tensor.name} in {path} contains impossible values; download the file again.")
+    return tuple(values.tolist())
+
+
+class _Cursor:
+    """Reads little-endian values one after the other. Raises ValueError or struct.error past the end."""
+
+    def __init__(self, data: mmap) -> None:
+        self.data = data
+        self.end = min(len(data), _MOST_HEADER_BYTES)
+        self.offset = 0
+        self.values_left = _MOST_VALUES
+
+    def number(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self.data, self.offset)
+        self.offset += struct.calcsize(f"<{code}")
+        return value
+
+    def string(self) -> str:
+        return self.strings(1)[0]
+
+    def strings(self, count: int) -> list[str]:
+        data, offset, end, values = self.data, self.offset, self.end, []
+        unpack = struct.Struct("<Q").unpack_from
+        # A tight loop: a vocabulary and its merges are some hundred thousand strings.
+        for _ in range(self._possible(count, 8)):
+            start = offset + 8
+            offset = start + unpack(data, offset)[0]
+            if offset > end:
+                raise ValueError("a string runs past the end of the header")
+            values.append(data[start:offset].decode())
+        self.offset = offset
+        return values
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind != _ARRAY or depth > 2:
+            raise ValueError(f"unknown value type {kind}")
+        item, count = self.number("I"), self.number("Q")
+        if item == _STRING:
+            return self.strings(count)
+        if item in _SCALARS:
+            dtype = np.dtype(_SCALARS[item]).newbyteorder("<")
+            values = np.frombuffer(self.data, dtype, self._possible(count, dtype.itemsize), self.offset)
+            self.offset += values.nbytes
+            return values.tolist()
+        return [self.value(item, depth + 1) for _ in range(self._possible(count, 12))]
+
+    def _possible(self, count: int, size: int) -> int:
+        """`count`, unless so many values of at least `size` bytes cannot follow."""
+        self.values_left -= count
+        if count * size > self.end - self.offset or self.values_left < 0:
+            raise ValueError(f"{count} values declared, more than the header contains")
+        return count
+
+
+def _parse(path: Path, mapped: mmap) -> GGUFFile:
+    cursor = _Cursor(mapped)
+    if mapped[:4] != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file; name one, or a folder in Hugging Face layout.")
+    cursor.offset = 4
+    version = cursor.number("I")
+    if version not in (2, 3):
+        raise ModelError(
+            f"{path} has the GGUF version {version}, which is not supported; supported: 2 and 3."
+        )
+    tensor_count, value_count = cursor.number("Q"), cursor.number("Q")
+    for count in (tensor_count, value_count):
+        if count > _MOST_ENTRIES:
+            raise ValueError(f"{count} entries declared")
+    metadata: dict[str, Any] = {}
+    for _ in range(value_count):
+        key = cursor.string()
+        if key in metadata:
+            raise ValueError(f"the key {key[:80]} appears twice")
+        metadata[key] = cursor.value(cursor.number("I"))
+    if metadata.get("split.count", 0) not in (0, 1):
+        raise ModelError(
+            f"{path} is one part of a split model; merge the parts with llama-gguf-split --merge."
+        )
+    headers = [_tensor_header(cursor) for _ in range(tensor_count)]
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise ValueError(f"alignment {alignment}")
+    start = -(-cursor.offset // alignment) * alignment
+    data = np.frombuffer(mapped, dtype=np.uint8)
+    tensors: dict[str, GGUFTensor] = {}
+    for name, shape, number, offset in headers:
+        if name in tensors:
+            raise ValueError(f"the tensor {name[:80]} appears twice")
+        tensors[name] = _tensor(name, shape, number, data, start + offset)
+    return GGUFFile(path, metadata, tensors)
+
+
+def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, shape in torch's order, type number, offset from the start of the data."""
+    name, dims = cursor.string(), cursor.number("I")
+    if not 1 <= dims <= _MAX_DIMS:
+        raise ValueError(f"{name[:80]} has {dims} dimensions")
+    shape = tuple(cursor.number("Q") for _ in range(dims))[::-1]
+    return name, shape, cursor.number("I"), cursor.number("Q")
+
+
+def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset: int) -> GGUFTensor:
+    try:
+        kind = Kind(number)
+        block, block_bytes = BLOCKS[kind]
+    except (ValueError, KeyError):
+        raise ModelError(
+            f"The tensor {name[:80]} has the GGUF type {number}, which is not supported."
+        ) from None
+    if shape[-1] % block:
+        raise ValueError(f"{name[:80]} has rows of {shape[-1]}, not a multiple of {block}")
+    if 0 in shape:
+        raise ValueError(f"{name[:80]} is empty")
+    rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
+    if offset + rows * row_bytes > len(data):
+        raise ValueError(f"{name[:80]} runs past the end of the file")
+    packed = data[offset : offset + rows * row_bytes].reshape(rows, row_bytes)
+    return GGUFTensor(name, shape, kind, packed, offset)

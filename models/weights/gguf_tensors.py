@@ -1,0 +1,133 @@
+"""The tensors of a GGUF file under their Hugging Face names, dequantised on the way to their place."""
+
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.errors import ModelError
+from models.families.config import ModelConfig
+from models.weights.block_formats import BLOCKS, Kind
+from models.weights.checkpoint import Blocks, StoredTensor
+from models.weights.dequantize import Bytes, chunks, decoder
+from models.weights.gguf import GGUFFile, GGUFTensor
+from models.weights.staging import Extent
+
+Order = np.ndarray[Any, np.dtype[Any]]
+_MODULES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_IN_CONFIG = ("rope_freqs.weight",)
+"""Tensors that config_of() has read already."""
+
+
+def stored_tensors(file: GGUFFile, config: ModelConfig) -> list[StoredTensor]:
+    """All weights of a file, in file order. Raises ModelError for a type that cannot be dequantised."""
+    for kind in {tensor.kind for tensor in file.tensors.values()}:
+        _check_kind(kind)
+    return [
+        _stored(file.path, tensor, config) for name, tensor in file.tensors.items() if name not in _IN_CONFIG
+    ]
+
+
+def hugging_face_name(name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; an unknown name stays as it is."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in _MODULES:
+        return name
+    layer = f"model.layers.{match[1]}." if match[1] else ""
+    return f"{layer}{_MODULES[match[2]]}.{match[3]}"
+
+
+def _check_kind(kind: Kind) -> None:
+    try:
+        one_block = np.zeros((1, BLOCKS[kind][1]), dtype=np.uint8)
+        for _ in chunks(one_block, kind):
+            pass
+    except NotImplementedError:
+        raise ModelError(
+            f"The GGUF file has tensors of type {kind.name}, which cannot be read; "
+            "choose a file in F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or a K-quant."
+        ) from None
+
+
+def _stored(path: Path, tensor: GGUFTensor, config: ModelConfig) -> StoredTensor:
+    name = hugging_face_name(tensor.name)
+    order = _row_order(name, tensor.shape[0], config)
+
+    def copy_into(out: Tensor) -> None:
+        if len(tensor.shape) == 1:
+            (_, values), *_ = chunks(tensor.data, tensor.kind)
+            out.copy_(values[0] if order is None else values[0][order])
+            return
+        # Thousands of small copies to a GPU would take longer than all else: one copy of the whole tensor.
+        near = out if out.device.type == "cpu" else torch.empty(tensor.shape, dtype=out.dtype)
+        for start, rows in chunks(tensor.data, tensor.kind, order):
+            near[start : start + len(rows)] = rows
+        if near is not out:
+            out.copy_(near)
+
+    def rows() -> Tensor:
+        return _view(tensor.data) if order is None else torch.from_numpy(tensor.data[order])
+
+    packed = len(tensor.shape) == 2 and BLOCKS[tensor.kind][0] > 1
+    return StoredTensor(
+        name,
+        tensor.shape,
+        tensor.data.nbytes,
+        copy_into,
+        _extent(path, tensor, order),
+        lambda: chunks(tensor.data, tensor.kind, order),
+        Blocks(tensor.kind, rows) if packed else None,
+    )
+
+
+def _view(data: Bytes) -> Tensor:
+    """The same memory, of which torch warns that it must not be written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(data)
+
+
+def _extent(path: Path, tensor: GGUFTensor, order: Order | None) -> Extent | None:
+    decode = decoder(tensor.kind)
+    if decode is None:
+        return None
+    return Extent(
+        path,
+        tensor.offset,
+        tensor.data.nbytes,
+        math.prod(tensor.shape),
+        BLOCKS[tensor.kind][1],
+        decode,
+        None if order is None else torch.from_numpy(order),
+    )
+
+
+def _row_order(name: str, rows: int, config: ModelConfig) -> Order | None:
+    """Which row of the file comes at each place; None where they lie in order.
+
+    GGUF files of Llama interleave the two halves of every q and k head, for another form of RoPE.
+    """
+    rotated = name.rpartition(".")[0].endswith(("self_attn.q_proj", "self_attn.k_proj"))
+    if config.architecture != "LlamaForCausalLM" or not rotated or rows % config.head_dim:
+        return None
+    return np.arange(rows).reshape(-1, config.head_dim // 2, 2).swapaxes(1, 2).ravel()
