@@ -11,17 +11,18 @@ from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
 from engine.cache.offload import HostTier
 from engine.cache.sizing import (
+    GRAPH_BYTES,
     KVPlan,
     is_out_of_memory,
     kv_refused,
     kv_share,
     most_prefill_rows,
     plan_kv,
-    reserved_bytes,
     spill_bytes,
 )
 from engine.execute.cuda.decode_runner import Lane
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
 from engine.kernels.native.library import NativeError, default_threads
 from engine.machine.device import FULL_SPEED, available_memory
@@ -38,6 +39,8 @@ class Options:
 
     context: int | None = None
     """Tokens of a conversation; None: as many as the model and the memory allow."""
+    streams: int = 1
+    """Conversations at once that the cache has room for, where the memory has."""
     attention: str = "auto"
     """The name of a backend."""
     graphs: bool = True
@@ -97,9 +100,14 @@ def assemble(
     choice = choose_attention(options.attention, device, dtype, config.head_dim)
     block_size = options.block_size or choice.block_size
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    reserve = reserved_bytes(config, max_chunk, dtype, device)
+    reserve = 0  # a CPU's share for the KV leaves enough for everything
+    if device.type == "cuda":
+        reserve = activation_bytes(model, model.positions, max_chunk, options.streams, device) + GRAPH_BYTES
     free = available_memory(device) if options.free is None else options.free
-    plan = plan_kv(per_token, block_size, free, model.positions, options.context, kv_share(device), reserve)
+    share = kv_share(device)
+    plan = plan_kv(
+        per_token, block_size, free, model.positions, options.context, share, reserve, options.streams
+    )
     blocks = options.num_blocks or plan.num_blocks
     cache = _allocate(model, blocks, block_size, dtype, device, plan, per_token)
     cache.host = _host_memory(cache, options, device)
