@@ -1,7 +1,7 @@
 """BlockManager against a plain model of what must be true."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import settings
