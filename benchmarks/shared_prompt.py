@@ -2,10 +2,11 @@
 
     python -m benchmarks.shared_prompt --json benchmarks/results/shared_prompt.json [--streams 16] [--lengths 1024,8192]
 
-Qwen3's shapes in bf16, random weights. The streams decode after a prompt that all of them share, after prompts of their
-own that are as long, and after short ones, in turns. What a step takes longer than after short prompts is the
-attention to the prompt: "shared" and "separate" in ms, and how many times one is in the other
-(the goal: 16 streams, 8,192 tokens, at least 6). Prompts are present before; steps are timed where the engine hands tokens out. Medians of the repeats.
+Qwen3's shapes in bf16, random weights. The streams decode after a prompt that all of them share, after prompts of
+their own that are as long, and after short ones, in turns. What a step takes longer than after short prompts is the
+attention to the prompt: "shared" and "separate" in ms, and how many times one is in the other (the goal: 16 streams,
+8,192 tokens, at least 6). Prompts are present before; steps are timed where the engine hands tokens out. Medians of
+the repeats.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.cpu.held_weights import read_model
+from engine.execute.cuda.one_slot import OneSlot
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.bandwidth import known_bandwidth
 from engine.machine.device import available_memory, pick_device, pick_dtype
@@ -86,9 +87,10 @@ class Engine:
             self._blocks,
             self._cache,
             self._runner,
-            self._lane,
             pieces.threads,
         )
+        if pieces.lane is not None:
+            self._stepper.decode_with(OneSlot(pieces.lane))
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
@@ -112,6 +114,7 @@ class Engine:
         graphs: bool = True,
         threads: int | None = None,
         spill_gb: float | None = None,
+        streams: int = 1,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
@@ -119,9 +122,12 @@ class Engine:
         `model` is what `models.hub.sources.resolve` takes, or local files; `quantize` is how weights are held, see
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
         a CPU (None: the physical cores, less one for the screen where there are more than two); `spill_gb` of host
-        memory take what a GPU evicts (None: a share of it).
+        memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
+        the memory has it.
         """
         check_threads(threads)
+        if streams < 1:
+            raise EngineError(f"streams is {streams}; it must be 1 or more.")
         choice = pick_device(device)
         picked = choice.device
         picked_dtype = pick_dtype(dtype, picked)
@@ -150,6 +156,7 @@ class Engine:
                 # Mapped weights go on counting as free memory: they would be taken twice.
                 free=max(before - held.network.nbytes, 0) if picked.type == "cpu" else None,
                 spill_gb=spill_gb,
+                streams=streams,
                 notes=(*choice.notes, *held.notes),
             )
 

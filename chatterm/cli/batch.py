@@ -11,7 +11,7 @@ from typing import Annotated, BinaryIO, cast
 import typer
 
 from chatterm.backends.backend import EngineError
-from chatterm.cli.main import options
+from chatterm.cli import options
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
@@ -74,8 +74,8 @@ def batch(
     options.check_model(chosen_model)
     chosen = options.chat_options(invocation)
     from chatterm.backends.local import LocalBackend
-    from chatterm.cli.main.batch_run import Batch
-    from chatterm.cli.main.results import Results
+    from chatterm.cli.batch_run import Batch
+    from chatterm.cli.results import Results
     from chatterm.settings.settings import with_settings
     from models.hub.catalogue import DEFAULT_MODEL
 

@@ -11,8 +11,8 @@ from typing import BinaryIO, TextIO
 from chatterm.backends.backend import Backend, EngineError, Outcome, Part, Request, TokenEvent
 from chatterm.cli.oneshot import say_notes, write
 from chatterm.cli.progress import progress_on
-from chatterm.cli.main.requests import Asked, InputLine, asked_of, lines_of, result_of
-from chatterm.cli.main.results import Results
+from chatterm.cli.requests import Asked, InputLine, asked_of, lines_of, result_of
+from chatterm.cli.results import Results
 from chatterm.conversation.figures import rate_text, seconds_text
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.spinner import has_colour

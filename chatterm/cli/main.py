@@ -11,10 +11,10 @@ import typer
 from typer.main import get_command
 
 from chatterm.backends.backend import EngineError, ModelError
-from chatterm.cli.main import options
+from chatterm.cli import options
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
-from chatterm.cli.main.options import check_utf8
+from chatterm.cli.options import check_utf8
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage

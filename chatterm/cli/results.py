@@ -9,7 +9,7 @@ from stat import S_ISREG
 from typing import BinaryIO
 
 from chatterm.backends.backend import EngineError
-from chatterm.cli.main.requests import InputLine
+from chatterm.cli.requests import InputLine
 
 _START = b'{"line": '
 """How every result begins."""
