@@ -106,7 +106,8 @@ def _best_of_winners(
     return tl.sum(tl.where(i == best, winners, 0), 0), peak
 
 
-@triton.jit
+# Where active begins differs: a step's rows, or the one row of a slot.
+@triton.jit(do_not_specialize_on_alignment=["active"])
 def race_kernel(
     logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
     VOCAB: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr, COUNTERS: tl.constexpr,
@@ -135,7 +136,7 @@ def race_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["active"])
 def sampling_kernel(
     logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr,
