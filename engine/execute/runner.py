@@ -68,7 +68,7 @@ class Runner:
 
         The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
         """
-        from engine.execute.cuda.fused_program import supports
+        from engine.execute.cuda.weights import supports
         from engine.execute.cuda.prefill import FusedPrefill
 
         if supports(model) is not None:
@@ -83,7 +83,7 @@ class Runner:
 
         `rows` is the most that a sequence holds. The cache must be empty: its first block is written to.
         """
-        from engine.execute.cuda.fused_program import supports
+        from engine.execute.cuda.weights import supports
         from engine.execute.cuda.short_prefill import ShortPrefill
 
         if isinstance(self._backend, FlashBackend) and supports(model) is None:

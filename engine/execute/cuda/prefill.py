@@ -62,7 +62,7 @@ class FusedPrefill:
         return out
 
 
-def _norm(x: Tensor, residual: Tensor | None, layer: RMSNorm) -> tuple[Tensor, Tensor]:
+def add_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x and residual [T, size] -> (the norm of their sum, their sum)"""
     rows, size = x.shape
     out = torch.empty_like(x)
@@ -71,23 +71,31 @@ def _norm(x: Tensor, residual: Tensor | None, layer: RMSNorm) -> tuple[Tensor, T
     norm_kernel[(rows,)](
         x,
         x if residual is None else residual,
-        layer.weight,
+        weight,
         out,
         total,
         SIZE=size,
         BLOCK=block,
-        EPS=layer.eps,
+        EPS=eps,
         ADD=residual is not None,
         num_warps=max(1, min(8, block // 512)),
     )
     return out, total
 
 
-def _feed(mlp: MLP, x: Tensor) -> Tensor:
-    gate_up: Tensor = mlp.gate_up_proj(x)
-    rows, size = x.shape[0], gate_up.shape[1] // 2
-    inner = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+def gate(gate_up: Tensor) -> Tensor:
+    """[T, 2 size] -> [T, size]: silu of the first half times the second"""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    inner = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(2048, triton.next_power_of_2(size))
     gate_kernel[(rows, triton.cdiv(size, block))](gate_up, inner, SIZE=size, BLOCK=block, num_warps=4)
-    out: Tensor = mlp.down_proj(inner)
+    return inner
+
+
+def _norm(x: Tensor, residual: Tensor | None, layer: RMSNorm) -> tuple[Tensor, Tensor]:
+    return add_norm(x, residual, layer.weight, layer.eps)
+
+
+def _feed(mlp: MLP, x: Tensor) -> Tensor:
+    out: Tensor = mlp.down_proj(gate(mlp.gate_up_proj(x)))
     return out
