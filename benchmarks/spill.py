@@ -16,6 +16,7 @@ import statistics
 import time
 
 import torch
+from models.families.config import ModelConfig
 
 from benchmarks.machine import Budget, Record, describe, synchronize
 from benchmarks.options import names, numbers, parse, parser_of
@@ -25,7 +26,6 @@ from engine import Engine
 from engine.attention.choose import choose_attention
 from engine.cache import host_memory as host_kv
 from engine.cache.host_memory import Costs
-from models.families.config import ModelConfig
 
 
 class Always(Costs):
@@ -95,7 +95,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         context=blocks * size,
         num_blocks=blocks,
         attention=attention,
-        lane=False,
+        decode_runner=False,
         spill=3 * blocks * size * token,
     ) as (engine, _):
         assert engine._host is not None
