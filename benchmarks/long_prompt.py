@@ -4,8 +4,8 @@
 
 Qwen3's shapes in bf16, random weights. The streams decode; for a while nothing else happens, then a prompt arrives and
 they are watched until its first token is there and a little longer. "longest" is the largest gap between two tokens of
-any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (the goal: at most 20 ms). Gaps
-are taken where the engine hands tokens out. "first token" is the prompt's, and beside it the same on an idle engine.
+any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (goal: at most 20 ms). Gaps are
+taken where the engine hands tokens out. "first token" is the prompt's, and beside it the same on an idle engine.
 Everything is repeated with new prompts; medians, and the worst of all.
 """
 
@@ -97,7 +97,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         context=max(longest + 64, arguments.context),
         num_blocks=arguments.num_blocks,
         spill=0,
-        streams=arguments.streams + 1,
+        **room_for(arguments.streams + 1),
         **options,
     ) as (engine, _):
         for length in arguments.lengths:

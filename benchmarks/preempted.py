@@ -20,7 +20,7 @@ from benchmarks.machine import Budget, Record, describe
 from benchmarks.options import names, parse, parser_of
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
 from benchmarks.spill import Always
-from benchmarks.streams import Request, serve
+from benchmarks.streams import Request, room_for, serve
 from engine import Engine
 from engine.attention.choose import choose_attention
 from engine.cache import host_memory
@@ -62,7 +62,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
                     context=rows + size,
                     num_blocks=blocks if way == "roomy" else blocks // 2,
                     attention=attention,
-                    streams=arguments.streams,
+                    **room_for(arguments.streams),
                     spill=host if way == "offload" else 0,
                 )
             )

@@ -4,8 +4,8 @@
 
 Qwen3's shapes in bf16, random weights. The streams decode after a prompt that all of them share, after prompts of their
 own that are as long, and after short ones, in turns. What a step takes longer than after short prompts is the attention
-to the prompt: "shared" and "separate" in ms, and how many times one is in the other (the goal: 16 streams, 8,192 tokens,
-at least 6). Prompts are present before; steps are timed where the engine hands tokens out. Medians of the repeats.
+to the prompt: "shared" and "separate" in ms, and "times" the ratio (the goal: 16 streams, 8,192 tokens, at least 6).
+Prompts are present before; steps are timed where the engine hands tokens out. Medians of the repeats.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 from benchmarks.machine import Budget, Record, describe
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.shapes import SHAPES, random_engine, random_prompt
-from benchmarks.streams import Crowd, Request
+from benchmarks.streams import Crowd, Request, room_for
 from engine import Engine
 from engine.attention.choose import choose_attention
 from models.families.config import ModelConfig
@@ -72,7 +72,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         num_blocks=(streams + 1) * (-(-rows // block) + 1),
         attention=attention,
         spill=0,
-        streams=streams,
+        **room_for(streams),
     ) as (engine, _):
         for length in arguments.lengths:
             runs: dict[str, list[float]] = {"short": [], "shared": [], "separate": []}
