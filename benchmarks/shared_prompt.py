@@ -19,7 +19,7 @@ from benchmarks.shapes import SHAPES, random_engine, random_prompt
 from benchmarks.streams import Crowd, Request, room_for
 from engine import Engine
 from engine.attention.choose import choose_attention
-from models.families.config import ModelConfig
+from models.spec import ModelSpec
 
 SHORT = 64
 """Tokens of a short prompt."""
@@ -42,21 +42,21 @@ def step_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> float
     return statistics.median(gap for stream in streams for gap in stream.gaps(begin, end))
 
 
-def prompts_of(config: ModelConfig, way: str, streams: int, length: int, seed: int) -> list[list[int]]:
+def prompts_of(spec: ModelSpec, way: str, streams: int, length: int, seed: int) -> list[list[int]]:
     """A prompt for each stream."""
     if way == "shared":
-        common = random_prompt(config, length - 1, seed)
+        common = random_prompt(spec, length - 1, seed)
         # The last token is each one's own, as what is said after a system prompt is.
         return [[*common, n] for n in range(streams)]
-    return [random_prompt(config, SHORT if way == "short" else length, seed + n) for n in range(streams)]
+    return [random_prompt(spec, SHORT if way == "short" else length, seed + n) for n in range(streams)]
 
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
     """Every length of one shape."""
-    config, device = SHAPES[shape], torch.device(arguments.device)
+    spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
-    block = choose_attention(attention, device, dtype, config.head_dim).block_size
+    block = choose_attention(attention, device, dtype, spec.attention.head_dim).block_size
     streams, tokens = arguments.streams, arguments.tokens
     rows = max(arguments.lengths) + tokens + 2 * WARM + 1
     print(
@@ -65,7 +65,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         flush=True,
     )
     with random_engine(
-        config,
+        spec,
         device=device,
         dtype=dtype,
         context=rows,
@@ -83,7 +83,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
                 for way, found in runs.items():
                     engine._loop.call(engine._blocks.evict_all)
                     seed = 100_000 * attempt + length
-                    spent = step_seconds(engine, prompts_of(config, way, streams, length, seed), tokens)
+                    spent = step_seconds(engine, prompts_of(spec, way, streams, length, seed), tokens)
                     if attempt:
                         found.append(spent)
             if runs["short"]:

@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -16,6 +17,11 @@ from benchmarks.shapes import SHAPES, random_engine
 from benchmarks.streams import Request, room_for, serve
 from engine import Engine
 from engine.attention.choose import choose_attention
+
+
+def head_dim_of(shape: Any) -> int:
+    """Of a shape of this tree, or of an older one."""
+    return int(shape.attention.head_dim if hasattr(shape, "attention") else shape.head_dim)
 
 
 @contextmanager
@@ -33,7 +39,7 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
     config = SHAPES[arguments.shape]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
-    size = choose_attention(attention, device, dtype, config.head_dim).block_size
+    size = choose_attention(attention, device, dtype, head_dim_of(config)).block_size
     with random_engine(
         config,
         device=device,
