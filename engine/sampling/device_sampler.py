@@ -15,6 +15,9 @@ Draw = Literal["race", "any"]
 HISTORY = 64
 """Tokens of a slot that the host can still read."""
 
+ONE_LAUNCH = 8
+"""Rows of any kind up to which looking and finishing are one launch."""
+
 
 class DeviceSampler:
     """Turns logits into tokens by enqueuing work only, so that a CUDA graph can hold it.
@@ -26,7 +29,10 @@ class DeviceSampler:
     """
 
     def __init__(self, vocab_size: int, slots: int, device: torch.device, pdl: bool = False) -> None:
-        """`pdl`: launch with programmatic dependent launch (sm_90 and later)."""
+        """For batches of up to as many rows as the power of two from `slots` on.
+
+        `pdl`: launch with programmatic dependent launch (sm_90 and later).
+        """
         import triton
 
         from engine.kernels.triton import ranking, sampling
@@ -105,11 +111,9 @@ class DeviceSampler:
         (int64 [slots, n], contiguous) go up by 1. `draw` "race": every slot here draws from all tokens, or greedily.
         """
         rows = logits.shape[0]
-        count = 0 if counters is None else counters.shape[1]
-        race = draw == "race"
-        kernel = (self._kernels.race_kernel if race else self._kernels.sampling_kernel)[
-            (self._parts if race else self._blocks, rows)
-        ](
+        if rows > len(self._arrived):
+            raise ValueError(f"There are {rows} rows to sample, and room for {len(self._arrived)}.")
+        arguments = (
             logits,
             logits.stride(0) if rows > 1 else 0,  # 0: loads of 16 bytes, whatever the vocabulary
             active,
@@ -124,17 +128,25 @@ class DeviceSampler:
             self.token,
             self.history,
             self.step if counters is None else counters,
-            VOCAB=self.vocab_size,
-            PLACES=self._places,
-            GROUPS=self._groups,
-            SLOTS=HISTORY,
-            COUNTERS=count,
-            PDL=self.pdl,
-            **({} if race else {"BLOCK": self._block}),
-            **({"launch_pdl": True} if self.pdl else {}),
-            num_warps=4 if race else 16,
         )
-        self._split_alike(kernel)
+        constants = {
+            "VOCAB": self.vocab_size,
+            "PLACES": self._places,
+            "GROUPS": self._groups,
+            "SLOTS": HISTORY,
+            "COUNTERS": 0 if counters is None else counters.shape[1],
+            "PDL": self.pdl,
+            **({"launch_pdl": True} if self.pdl else {}),
+        }
+        if draw == "race":
+            kernel = self._kernels.race_kernel[(self._parts, rows)](*arguments, **constants, num_warps=4)
+            self._split_alike(kernel)
+            return
+        for look, finish in [(True, True)] if rows <= ONE_LAUNCH else [(True, False), (False, True)]:
+            kernel = self._kernels.sampling_kernel[(self._blocks if look else 1, rows)](
+                *arguments, **constants, BLOCK=self._block, LOOK=look, FINISH=finish, num_warps=16
+            )
+            self._split_alike(kernel)
 
     def _mark(self, marks: Tensor, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
         from engine.kernels.triton import scores

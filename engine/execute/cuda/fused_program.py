@@ -11,8 +11,8 @@ Up to eight rows, six launches a layer, weights read once, and every row gets th
 
 More rows: the products go through tensor cores, with the kernels of a prompt's layers between them.
 
-The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It reads the weights of
-the plain modules and writes the same KV cache.
+The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
+the same KV cache.
 """
 
 import math
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import BIASES, lacking
-from engine.execute.cuda.prefill import add_norm, feed, product
+from engine.execute.cuda.prefill import product, run_layers
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
     FEW,
@@ -40,7 +40,7 @@ from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
 from models.features import Feature
-from models.network import AttentionWeights, FeedForwardWeights, Linear, Network, NormWeights
+from models.network import FeedForwardWeights, Linear, Network, NormWeights
 from models.spec import FeedForward
 
 SUPPORTED = BIASES | {Feature.HEAD_NORM}
@@ -64,26 +64,27 @@ class FusedDecoder:
     def __init__(self, network: Network, cache: KVCache, given: StepInput, pdl: bool) -> None:
         """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
         spec, heads = network.spec, network.spec.attention
-        feed_forward = spec.layers[0].feed_forward
-        assert isinstance(feed_forward, FeedForward)
+        feed = spec.layers[0].feed_forward
+        assert isinstance(feed, FeedForward)
         self._network = network
         self._eps = spec.final_norm.eps
         self._cache = cache
         self._given = given
         self._pdl = pdl
         self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
+        vocab, size = spec.vocab_size, spec.hidden_size
         most = given.active.shape[0]
         few = min(most, FEW)
 
         def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=network.device)
 
-        self._x = buffer(most, spec.hidden_size)
-        self._normed = buffer(few, spec.hidden_size)
+        self._x = buffer(most, size)
+        self._normed = buffer(few, size)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
-        self._inner = buffer(few, feed_forward.size)
-        self._logits = buffer(few, spec.vocab_size)
+        self._inner = buffer(few, feed.size)
+        self._logits = buffer(few, vocab)
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
             for rows in {few, min(most, 31), min(most, 127), most}
@@ -113,26 +114,22 @@ class FusedDecoder:
     def _few(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
         x = self._x
         for index, layer in enumerate(self._network.layers):
-            attention, inner = layer.attention, layer.feed_forward
-            assert isinstance(inner, FeedForwardWeights)
+            attention, feed = layer.attention, layer.feed_forward
+            assert isinstance(feed, FeedForwardWeights)
             self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
-            self._attend(rows, index, self._heads, attention, cuts)
+            self._attend(rows, index, self._heads, cuts)
             self._linear(rows, self._mixed, attention.out, x, residual=x)
-            self._linear(rows, x, inner.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
-            self._linear(rows, self._inner, inner.down, x, residual=x)
+            self._linear(rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
+            self._linear(rows, self._inner, feed.down, x, residual=x)
         self._linear(rows, x, self._network.head, self._logits, norm=self._network.final_norm)
         return self._logits[:rows]
 
     def _many(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
-        x, residual, eps = self._x[:rows], None, self._eps
-        for index, layer in enumerate(self._network.layers):
-            assert isinstance(layer.feed_forward, FeedForwardWeights)
-            normed, residual = add_norm(x, residual, layer.attention_norm, eps)
-            self._attend(rows, index, product(layer.attention.qkv, normed), layer.attention, cuts)
-            x = product(layer.attention.out, self._mixed[:rows])
-            normed, residual = add_norm(x, residual, layer.feed_forward_norm, eps)
-            x = feed(layer.feed_forward, normed)
-        return product(self._network.head, add_norm(x, residual, self._network.final_norm, eps)[0])
+        def attend(index: int, projected: Tensor) -> Tensor:
+            self._attend(rows, index, projected, cuts)
+            return self._mixed[:rows]
+
+        return product(self._network.head, run_layers(self._network, self._x[:rows], attend))
 
     def _linear(
         self,
@@ -191,11 +188,10 @@ class FusedDecoder:
         )
         split_alike(kernel)
 
-    def _attend(
-        self, rows: int, index: int, heads: Tensor, layer: AttentionWeights, cuts: tuple[Chunking, ...]
-    ) -> None:
+    def _attend(self, rows: int, index: int, heads: Tensor, cuts: tuple[Chunking, ...]) -> None:
         """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
-        given, norm = self._given, layer.head_norm
+        given, layer = self._given, self._network.layers[index].attention
+        norm = layer.head_norm
         chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
         for cut in cuts:
             groups = cut.warps * 256 // self._dim

@@ -106,7 +106,8 @@ def _best_of_winners(
     return tl.sum(tl.where(i == best, winners, 0), 0), peak
 
 
-@triton.jit
+# Where active begins differs: a step's rows, or the one row of a slot.
+@triton.jit(do_not_specialize_on_alignment=["active"])
 def race_kernel(
     logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
     VOCAB: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr, COUNTERS: tl.constexpr,
@@ -135,13 +136,16 @@ def race_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["active"])
 def sampling_kernel(
     logits, stride, active, marks, settings, numbers, peaks, values, names, masses, arrived, token, history, counters,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, GROUPS: tl.constexpr, SLOTS: tl.constexpr,
-    COUNTERS: tl.constexpr, PDL: tl.constexpr,
+    COUNTERS: tl.constexpr, PDL: tl.constexpr, LOOK: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     """A token for each row, of any kind, in programs of BLOCK tokens.
+
+    In one launch, or in two: all programs LOOK, then one program a row has to FINISH. Finishing takes many
+    registers, so that of programs which may have to do it a GPU runs fewer at once.
 
     logits: rows of VOCAB, any float dtype, `stride` apart; active int32 [rows]: the slot of a row, -1 for none, set
     before the kernels that this one may overlap. By slot: marks uint8 [VOCAB], settings and numbers (NUMBERS apart),
@@ -165,11 +169,15 @@ def sampling_kernel(
     names += row * PLACES
     masses += row * (GROUPS // (BLOCK // GROUP))
     kind = tl.load(settings + 5)
-    if kind == RACE:
-        _store_winners(logits, marks, settings, numbers, peaks, values, names, block, VOCAB, BLOCK)
-    else:
-        store_groups(logits, marks, settings, peaks, masses, block, kind == WIDE, VOCAB, BLOCK)
-    if _last_to_arrive(arrived + row):
+    last = FINISH
+    if LOOK:
+        if kind == RACE:
+            _store_winners(logits, marks, settings, numbers, peaks, values, names, block, VOCAB, BLOCK)
+        else:
+            store_groups(logits, marks, settings, peaks, masses, block, kind == WIDE, VOCAB, BLOCK)
+        if FINISH:
+            last = _last_to_arrive(arrived + row)
+    if last:
         if kind == RACE:
             chosen, peak = _best_of_winners(
                 logits, marks, settings, numbers, peaks, values, names, VOCAB, PLACES
