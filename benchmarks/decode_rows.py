@@ -14,7 +14,7 @@ from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.params import SamplingParams
 
-BLOCK, STEPS, ROUNDS = 32, 64, 5
+BLOCK, STEPS, ROUNDS, PROFILED = 32, 64, 5, 8
 
 
 def step_seconds(runner: DecodeRunner, rows: int, context: int, params: SamplingParams) -> list[float]:
@@ -38,13 +38,28 @@ def step_seconds(runner: DecodeRunner, rows: int, context: int, params: Sampling
     return sorted(found)
 
 
+def kernel_times(runner: DecodeRunner, rows: int, context: int) -> str:
+    """Where the time of a step goes: the kernels that take most, microseconds a step, and how many there are."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for step in range(PROFILED):
+            runner.step(list(range(rows)), context + step)
+        torch.cuda.synchronize()
+    kernels = sorted(profile.key_averages(), key=lambda kernel: -kernel.self_device_time_total)[:12]
+    return "\n".join(
+        f"    {k.self_device_time_total / PROFILED:>8.1f} us  {k.count / PROFILED:>6.1f}  {k.key[:80]}"
+        for k in kernels
+    )
+
+
 def main() -> None:
+    """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6B")
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")
     parser.add_argument("--context", default="512,1024")
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--plain", action="store_true", help="the plain modules")
+    parser.add_argument("--profile", action="store_true", help="which kernels take how long")
     given = parser.parse_args()
     rows, contexts = ([int(x) for x in text.split(",")] for text in (given.rows, given.context))
     spec, device = SHAPES[given.shape], torch.device("cuda")
@@ -65,6 +80,8 @@ def main() -> None:
                 f"({times[0] * 1e6:.0f} to {times[-1] * 1e6:.0f}), {count / middle:>8.0f} tokens/s",
                 flush=True,
             )
+            if given.profile:
+                print(kernel_times(runner, count, context), flush=True)
 
 
 if __name__ == "__main__":

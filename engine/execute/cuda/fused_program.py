@@ -207,7 +207,7 @@ class FusedDecoder:
                 self._partial,
                 self._lse,
                 self._dim**-0.5 * math.log2(math.e),
-                TABLE=given.tables.shape[1],
+                given.tables.shape[1],
                 FROM=cut.first,
                 UNTIL=cut.end,
                 CHUNKS=chunks,

@@ -75,7 +75,8 @@ def _attend(q, k, v, seen, high, total, sums, scale_log2):
     return highest, total, sums
 
 
-@triton.jit
+# The longest context must not compile the kernel again.
+@triton.jit(do_not_specialize=["table_stride"])
 def attention_kernel(
     heads,
     norm_weight,
@@ -88,7 +89,7 @@ def attention_kernel(
     partial,
     lse,
     scale_log2,
-    TABLE: tl.constexpr,
+    table_stride,
     FROM: tl.constexpr,
     UNTIL: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -107,10 +108,10 @@ def attention_kernel(
     """Write K and V of each new token and attend with its query heads to the rows of its sequence up to it.
 
     heads [rows, HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos beside
-    sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables int32
-    [slots, TABLE]; counters int64 [slots, 2]: the row of the token in its sequence, then its position. G is the power
-    of two from HQ / HKV on. Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of W * R rows of a sequence.
-    It leaves its output in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows,
+    sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables int32 [slots,
+    table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its position. G is the power of
+    two from HQ / HKV on. Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of W * R rows of a sequence. It
+    leaves its output in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows,
     CHUNKS, HQ]; programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
 
     Where UNTIL is not 0, only tokens in rows FROM to UNTIL of their sequences are served: a launch for each way of
@@ -135,7 +136,7 @@ def attention_kernel(
         )  # where some programs ended before others began to wait, a step took up to a tenth longer
         return
     position = tl.load(counters + 2 * slot + 1)
-    table = tables + slot.to(tl.int64) * TABLE
+    table = tables + slot.to(tl.int64) * table_stride
     heads += batch * (HQ + 2 * HKV) * D
     k = _load_rows(cache_k, table, head, first, row, W, R, BLOCK, HKV, D)
     v = _load_rows(cache_v, table, head, first, row, W, R, BLOCK, HKV, D)
