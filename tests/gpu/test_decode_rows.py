@@ -106,9 +106,7 @@ def test_up_to_eight_rows_get_the_bits_that_each_gets_alone(network: Network, ca
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 12, 40])
-def test_rows_give_what_the_plain_modules_give(
-    network: Network, cache: KVCache, count: int
-) -> None:
+def test_rows_give_what_the_plain_modules_give(network: Network, cache: KVCache, count: int) -> None:
     lengths = (LENGTHS[:8] * 5)[:count] if count != 12 else LENGTHS
     fused, plain = runner_of(network, cache), runner_of(network, cache, fused=False)
     found = []

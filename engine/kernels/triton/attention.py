@@ -75,8 +75,8 @@ def _attend(q, k, v, seen, high, total, sums, scale_log2):
     return highest, total, sums
 
 
-# The longest context must not compile the kernel again.
-@triton.jit(do_not_specialize=["table_stride"])
+# Another longest context must not compile the kernel again.
+@triton.jit(do_not_specialize=["table_stride", "begin", "end"])
 def attention_kernel(
     heads,
     norm_weight,
@@ -90,8 +90,9 @@ def attention_kernel(
     lse,
     scale_log2,
     table_stride,
-    FROM: tl.constexpr,
-    UNTIL: tl.constexpr,
+    begin,
+    end,
+    SOME: tl.constexpr,
     CHUNKS: tl.constexpr,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
@@ -114,8 +115,8 @@ def attention_kernel(
     leaves its output in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows,
     CHUNKS, HQ]; programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
 
-    Where UNTIL is not 0, only tokens in rows FROM to UNTIL of their sequences are served: a launch for each way of
-    cutting sequences into chunks, since a sequence must be cut as if it were alone.
+    With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
+    sequences into chunks, since a sequence must be cut as if it were alone.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -128,8 +129,8 @@ def attention_kernel(
     row = tl.load(counters + 2 * slot, mask=slot >= 0, other=-1).to(tl.int32)
     first = chunk * TILE * TILES
     idle = first > row
-    if UNTIL > 0:
-        idle = idle | (row < FROM) | (row >= UNTIL)
+    if SOME:
+        idle = idle | (row < begin) | (row >= end)
     if idle:
         gdc_wait(
             PDL

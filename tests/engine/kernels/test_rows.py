@@ -9,7 +9,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.slots import Slots
-from engine.execute.cuda.tiles import choose_chunkings, context_limit
+from engine.execute.cuda.tiles import choose_chunkings, choose_tile, context_limit, share_tile
 from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
 from models.load import load_model
 from models.network import Network
@@ -148,6 +148,8 @@ def fused(case: Case, network: Network) -> FusedDecoder:
     return FusedDecoder(network, case.cache, case.slots.given, pdl=False)
 
 
+# In the interpreter one is enough: a bias is added in the products, which are tested above.
+@pytest.mark.parametrize("model", ["qwen3"] if DEVICE.type == "cpu" else ["qwen3", "llama"], indirect=True)
 def test_a_row_of_a_step_gets_the_logits_and_the_cache_that_it_gets_alone(model: Network) -> None:
     case = Case(model, [0, 130, 17, 5, 70, 64, 1, 33, 31])
     decoder = fused(case, model)
@@ -174,6 +176,17 @@ def test_many_rows_give_what_the_plain_modules_give(model: Network) -> None:
         expected, written = case.run(plain, slots, rows)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(cache, written, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("inputs", [576, 1024, 3072, 4096, 9728, 12288])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_tile_for_several_rows_sums_in_the_same_order_and_holds_little(inputs: int, gated: bool) -> None:
+    for outputs in (1024, 4096, 151936):
+        alone = choose_tile(outputs, inputs, gated)
+        shared = share_tile(alone, inputs, gated)
+        assert (shared.wk, shared.steps) == (alone.wk, alone.steps)
+        assert 1 <= shared.rows <= alone.rows
+        assert shared.rows == 1 or shared.rows * inputs // (32 * shared.wk) * (1 + gated) <= 128
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
