@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import EngineError
-from models.families.config import ModelConfig
+from models.spec import Experts, ModelSpec
 from models.units import bytes_text
 
 DEFAULT_SHARE = 0.5
@@ -99,7 +99,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in known)
 
 
-def activation_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype) -> int:
+def activation_bytes(spec: ModelSpec, max_chunk: int, dtype: torch.dtype) -> int:
     """Bytes that the plain modules hold at most while they compute `max_chunk` tokens and sample one.
 
     Counted from what is alive at the two widest places of a layer, a token, in numbers (h hidden_size, i
@@ -114,12 +114,14 @@ def activation_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype) ->
     vocabulary. What an attention backend takes beyond its output (the mask of sdpa, say) is not included, nor are
     the workspaces of cuBLAS.
     """
-    h, i, d = config.hidden_size, config.intermediate_size, config.head_dim
-    q, k = config.num_attention_heads * d, config.num_key_value_heads * d
+    feed, heads = spec.layers[0].feed_forward, spec.attention
+    i = feed.expert.size * feed.chosen if isinstance(feed, Experts) else feed.size
+    h, d = spec.hidden_size, heads.head_dim
+    q, k = heads.heads * d, heads.kv_heads * d
     attention = 4 * h + q + 2 * k + 3 * (q + k)
     mlp = 6 * h + 3 * i
     a_token = (max(attention, mlp) + 4 * d) * dtype.itemsize + 16
-    return max_chunk * a_token + SAMPLING_BYTES * config.vocab_size
+    return max_chunk * a_token + SAMPLING_BYTES * spec.vocab_size
 
 
 def most_prefill_rows(device: torch.device) -> int:
@@ -130,12 +132,12 @@ def most_prefill_rows(device: torch.device) -> int:
     return 4096 if device.type == "cuda" else 512
 
 
-def reserved_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype, device: torch.device) -> int:
+def reserved_bytes(spec: ModelSpec, max_chunk: int, dtype: torch.dtype, device: torch.device) -> int:
     """Bytes of the device's memory to leave free beside weights and KV.
 
     On a GPU the activations and GRAPH_BYTES; a CPU's share for the KV (`kv_share`) leaves enough for everything.
     """
-    return activation_bytes(config, max_chunk, dtype) + GRAPH_BYTES if device.type == "cuda" else 0
+    return activation_bytes(spec, max_chunk, dtype) + GRAPH_BYTES if device.type == "cuda" else 0
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:
