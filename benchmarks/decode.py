@@ -17,6 +17,7 @@ import time
 from typing import Any, Protocol
 
 import torch
+from models.families.config import ModelConfig
 from torch import Tensor
 
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
@@ -32,7 +33,6 @@ from benchmarks.shapes import (
     weight_bytes,
 )
 from engine import Engine
-from models.families.config import ModelConfig
 from models.reference.decoder import DecoderModel
 
 PEERS = ("ours", "transformers", "compiled", "compiled-max", "llama.cpp")
@@ -175,7 +175,7 @@ class Bench:
     def _errors(self, shape: str, config: ModelConfig, engine: Engine, model: DecoderModel) -> None:
         """How far logits are from fp32: those of our decode steps and those of transformers in bf16."""
         from benchmarks.peers import transformers as peer
-        from engine.execute.cuda.decode_runner import forced_logits
+        from benchmarks.stepping import forced_logits
 
         prompts = [random_prompt(config, ERROR_TOKENS, 900 + n) for n in range(ERROR_PROMPTS)]
         errors: dict[str, list[float]] = {"transformers, bf16": [], "ours, bf16": []}
@@ -186,7 +186,7 @@ class Bench:
             for prompt in prompts:
                 reference = peer.all_logits(exact, prompt, self.device)[1:]
                 theirs = peer.all_logits(rounded, prompt, self.device)[1:]
-                mine = forced_logits(engine, prompt, 1)
+                mine = forced_logits(engine, [prompt], len(prompt) - 1)[0]
                 errors["transformers, bf16"] += relative_errors(theirs, reference)
                 errors["ours, bf16"] += relative_errors(mine, reference)
             for name, found in errors.items():

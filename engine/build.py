@@ -12,25 +12,27 @@ from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
 from engine.cache.offload import HostTier
 from engine.cache.sizing import (
+    GRAPH_BYTES,
     KVPlan,
     is_out_of_memory,
     kv_refused,
     kv_share,
     most_prefill_rows,
     plan_kv,
-    reserved_bytes,
     spill_bytes,
 )
 from engine.errors import EngineError
 from engine.execute.compatibility import PLAIN_ATTENTION, lacking
 from engine.execute.cuda.decode_runner import Lane
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
 from engine.kernels.native.library import NativeError, default_threads
 from engine.machine.device import FULL_SPEED, available_memory
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from models.network import Network
+from models.reference.decoder import Decoder
 
 _CPU = torch.device("cpu")
 
@@ -41,6 +43,8 @@ class Options:
 
     context: int | None = None
     """Tokens of a conversation; None: as many as the model and the memory allow."""
+    streams: int = 1
+    """Conversations at once that the cache has room for, where the memory has."""
     attention: str = "auto"
     """The name of a backend."""
     graphs: bool = True
@@ -107,9 +111,15 @@ def assemble(
     choice = choose_attention(attention, device, dtype, spec.attention.head_dim)
     block_size = options.block_size or choice.block_size
     per_token = spec.kv_numbers * dtype.itemsize
-    reserve = reserved_bytes(spec, max_chunk, dtype, device)
+    reserve = 0  # a CPU leaves enough for everything with its share for the KV
+    if device.type == "cuda":
+        reserve = activation_bytes(Decoder(network), network.positions, max_chunk, options.streams, device)
+        reserve += GRAPH_BYTES
     free = available_memory(device) if options.free is None else options.free
-    plan = plan_kv(per_token, block_size, free, network.positions, options.context, kv_share(device), reserve)
+    share = kv_share(device)
+    plan = plan_kv(
+        per_token, block_size, free, network.positions, options.context, share, reserve, options.streams
+    )
     blocks = options.num_blocks or plan.num_blocks
     cache = _allocate(network, blocks, block_size, dtype, device, plan, per_token)
     cache.host = _host_memory(cache, options, device)

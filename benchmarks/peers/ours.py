@@ -2,9 +2,10 @@
 
 import time
 
+from models.families.config import ModelConfig
+
 from benchmarks.shapes import random_prompt
 from engine import Engine, SamplingParams
-from models.families.config import ModelConfig
 
 
 class BareLoop:
@@ -22,9 +23,9 @@ class BareLoop:
 
     def decode(self, context: int, steps: int) -> float:
         """Seconds per token of `steps` tokens after `context`."""
-        from engine.execute.cuda.decode_runner import bare_rate
+        from benchmarks.stepping import bare_seconds
 
-        return float(bare_rate(self._engine, context, steps))
+        return bare_seconds(self._engine, context, steps)
 
 
 class Stream:

@@ -4,7 +4,7 @@ Two kinds of calls: those of the *worker* (they may block, and all come from one
 (they return at once). A screen therefore never waits for a model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -27,12 +27,15 @@ __all__ = [
     "Exchange",
     "Figures",
     "FinishReason",
+    "Message",
     "ModelChoice",
     "ModelError",
     "ModelInfo",
     "OnProgress",
     "Outcome",
+    "Part",
     "Progress",
+    "Request",
     "SpillFigures",
     "ThinkCache",
     "ThinkMode",
@@ -82,6 +85,32 @@ class ModelInfo:
     """Whether the model's chat template knows thinking."""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of SamplingParams that the model's authors recommend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What somebody said."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt that is no part of the conversation."""
+
+    messages: Sequence[Message]
+    """A system message or none, then messages of the user and the assistant by turns; the first and the last are the
+    user's."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SamplingParams that override those of the backend."""
+    think: ThinkMode | None = None
+    """None: as the backend does."""
+
+
+Part = TokenEvent | Outcome | EngineError | ModelError
+"""What comes of one of several prompts: an Outcome without a finish reason as it begins, its tokens, an Outcome with
+one; an error in its place is the last, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +176,11 @@ class Backend(Protocol):
     def made_title(self) -> str | None:
         """What the model said when it was asked for a title, as it came; None while it has not."""
 
-    def stop(self) -> None:
-        """End the running answer; what was produced is kept. Nothing happens when none is running."""
+    def stop(self, but: int | None = None) -> None:
+        """End the running answer; what was produced is kept. Nothing happens when none is running.
+
+        Of candidates all end, or all `but` one.
+        """
 
     def answer_now(self) -> None:
         """End the thinking of the running answer: the same iterator goes on with the answer itself.
@@ -176,6 +208,19 @@ class Backend(Protocol):
         Raises on the first `next()` when there is nothing to go on with (the answer is complete, the context is
         full); then the answer is unchanged. A stop string or half a character that had been shown may turn out
         differently: `last.text` is what counts in the end.
+        """
+
+    def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
+        """Answer `text` `count` times at once: what comes of each, with its number from 0.
+
+        The history does not change; `load_path` makes one of them part of it. Raises as `send` does.
+        """
+
+    def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
+        """Answer requests, many at once: what comes of each as it comes, with its number from 0.
+
+        They are taken as they are needed. What is wrong with one is the last part of that one; what is raised ended
+        them all. Closing the iterator ends them.
         """
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:

@@ -156,7 +156,7 @@ class ChatBase(Screen[None]):
             self._open_transcript()
         self.transcript.show_path(entries)
         if (turn := self.conversation.turn) is not None:
-            if not turn.has_begun:
+            if not turn.has_begun and turn.answer in entries:
                 self.transcript.end_with(turn.answer)
             self.transcript.follow()
         self.show_standing_hint()

@@ -7,19 +7,37 @@ from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.screens.chat.base import undone_text
 from chatterm.screens.chat.command_part import LOADING, CommandPart
 from chatterm.terminal import clipboard
-from chatterm.terminal.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned, one_line
 
 _NO_ANSWER = "There is no answer yet."
 
 
+_MOST = 8
+"""Candidates at once: as many as one can compare."""
+
+
+def candidates_of(text: str) -> int:
+    """How many answers are wanted. Raises EngineError for what is no number of them."""
+    if not text:
+        return 1
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST):
+        raise EngineError(f"/retry takes a number from 1 to {_MOST}, or nothing; not {one_line(text, 40)!r}.")
+    return int(text)
+
+
 class MessageActions(CommandPart):
-    def retry(self) -> None:
+    def retry(self, count: str) -> None:
+        number = candidates_of(count)
         self._refuse_without_model()
         exchange = self.chosen_exchange()
         if exchange is None:
             raise EngineError("There is no answer to generate again.")
-        self.conversation.retry(exchange, self.screen.model_name)
+        self.conversation.retry(exchange, self.screen.model_name, number)
         self.screen.back_to_composer()
+        if number > 1:
+            from chatterm.screens.candidates import CandidatesScreen
+
+            self.screen.app.push_screen(CandidatesScreen(self.conversation, self.screen.backend.blocks))
 
     def resume(self) -> None:
         self._refuse_without_model()

@@ -176,7 +176,7 @@ class ChatScreen(MessageSelection):
         told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
         for report in reports:
             if isinstance(report, worker.Begun):
-                self.conversation.begun(report.before)
+                self.conversation.begun(report.before, report.index)
         self.conversation.take(tokens)
         moved = self.conversation.tick(now)
         for report in reports:
@@ -205,9 +205,10 @@ class ChatScreen(MessageSelection):
                 self.info = replace(info, name=one_line(info.name, limit=200))
                 self.is_loading, self._progress = False, None
                 collect_rarely()
-            case worker.Answered(outcome):
-                self.presence.answered(self.conversation.turn, now)
-                self.conversation.answered(outcome, now)
+            case worker.Answered(outcome, index):
+                turn = self.conversation.turn
+                self.conversation.answered(outcome, now, index)
+                self.presence.answered(turn if self.conversation.turn is None else None, now)
                 self.titling.answered(now)
                 self.set_timer(_REST, self._tidy)
             case worker.Failed(job, message):
@@ -235,7 +236,7 @@ class ChatScreen(MessageSelection):
                     while self.conversation.waiting:
                         self.conversation.take_back()
                     message = sentences(message, "/model loads another model, /quit exits")
-            case worker.Send() | worker.Resume():
+            case worker.Send() | worker.Resume() | worker.Draw():
                 self.conversation.failed(now)
             case worker.LoadPath():
                 self.conversation.forget()

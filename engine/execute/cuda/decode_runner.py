@@ -8,14 +8,12 @@ for a token before it launches the next step. Where a token turns out to be the 
 """
 
 from collections.abc import Sequence as Items
-from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.cache.rows import Rows
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.plain_program import PlainDecoder, StepInput
 from engine.params import SamplingParams
@@ -23,7 +21,6 @@ from engine.sampling.device_sampler import HISTORY, DeviceSampler
 from models.network import Network
 
 if TYPE_CHECKING:
-    from engine.engine import Engine
     from engine.schedule.sequence import Sequence
 
 SMALLEST = 640
@@ -196,52 +193,3 @@ class Lane:
     def _note(self) -> None:
         self._events[self._launched % 2].record()
         self._launched += 1
-
-
-def bare_rate(engine: "Engine", context: int, steps: int) -> float:
-    """Seconds a token of the decode loop alone: `steps` greedy steps from row `context` on, read by nobody.
-
-    For measurements; it empties the prefix cache. Raises EngineError where the engine has no lane.
-    """
-    return engine.on_lane(lambda lane: _bare_rate(lane, context, steps))
-
-
-def _bare_rate(lane: Lane, context: int, steps: int) -> float:
-    lane.sampler.load(SamplingParams(temperature=0.0), [], [], 0)
-    lane.show([])
-    lane.show(range(lane.table.shape[0] - 1))
-    seconds = 0.0
-    for measured in (False, True):  # the first round compiles and records
-        lane.counters.fill_(context)
-        torch.cuda.synchronize()
-        began = perf_counter()
-        for step in range(steps):
-            lane.step(context + step)
-        torch.cuda.synchronize()
-        seconds = perf_counter() - began if measured else seconds
-    lane.show([])
-    return seconds / steps
-
-
-def forced_logits(engine: "Engine", token_ids: list[int], start: int) -> Tensor:
-    """Logits [len(token_ids) - start, vocab] after each of token_ids[start:], by decode steps one after the other.
-
-    The tokens before `start` are prefilled. For measurements; the rows of the steps are forgotten. Raises
-    EngineError where the engine has no lane.
-    """
-    engine.warm(token_ids[:start])
-
-    def steps(lane: Lane) -> Tensor:
-        def run(blocks: list[int]) -> Tensor:
-            lane.show([])
-            lane.show(blocks)
-            logits = []
-            for row in range(start, len(token_ids)):
-                lane.sampler.token.fill_(token_ids[row])
-                lane.counters.fill_(row)
-                logits.append(lane.logits(row))
-            return torch.stack(logits)
-
-        return engine.with_rows(Rows.of(token_ids[:start]).keys, len(token_ids) - start, run)
-
-    return engine.on_lane(steps, empty=False)
