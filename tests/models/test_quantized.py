@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
+from models.families.config import ModelConfig
 from torch import Tensor
 
 import models.load
 from models.errors import ModelError
-from models.families.config import ModelConfig
 from models.load import build_model, fill_model, load_model, needed_bytes
 from models.progress import Progress
 from models.reference.tiled import TiledProduct, dequantize_rows
