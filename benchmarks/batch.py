@@ -25,12 +25,12 @@ from random import Random
 from typing import Any
 
 import torch
-from models.families.config import ModelConfig
 
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, matmul_rate
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.serving import Server, Workload
 from benchmarks.shapes import SHAPES, kv_bytes, parameter_count, prefill_flops, weight_bytes
+from models.spec import ModelSpec
 
 PEERS = ("ours", "nano-vllm")
 FOLLOWING, FEW = 4, 32
@@ -58,22 +58,22 @@ def most_rows(work: Workload) -> int:
     return sum(sorted(rows)[-work.at_once :])
 
 
-def bound_seconds(config: ModelConfig, work: Workload, bandwidth: float, rate: float) -> float:
+def bound_seconds(spec: ModelSpec, work: Workload, bandwidth: float, rate: float) -> float:
     """Seconds that the bytes (bf16, `bandwidth` in bytes/s) and the products (`rate` in FLOP/s) take at least.
 
     What overlaps is counted once: of every step the longer of the two. A prompt gives the first token of its answer.
     """
     dtype = torch.bfloat16
-    weights, row = weight_bytes(config, dtype), kv_bytes(config, dtype)
-    per_token = 2.0 * (parameter_count(config) + config.vocab_size * config.hidden_size)
-    per_row = 4.0 * config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    weights, row = weight_bytes(spec, dtype), kv_bytes(spec, dtype)
+    per_token = 2.0 * (parameter_count(spec) + spec.vocab_size * spec.hidden_size)
+    per_row = 4.0 * spec.attention.heads * spec.attention.head_dim * len(spec.layers)
     left = [(len(prompt), tokens - 1) for prompt, tokens in zip(work.prompts, work.tokens, strict=True)][::-1]
     running: list[tuple[int, int]] = []
     seconds = 0.0
     while left or running:
         while left and len(running) < work.at_once:
             length, tokens = left.pop()
-            seconds += prefill_flops(config, length) / rate
+            seconds += prefill_flops(spec, length) / rate
             running.append((length + 1, tokens))
         running = [(rows, tokens) for rows, tokens in running if tokens]
         rows = sum(rows for rows, _ in running)
@@ -104,19 +104,19 @@ class Bench:
 
     def run(self, what: str) -> None:
         """All numbers of streams of one shape, or of the model `what`."""
-        config = SHAPES.get(what)
-        if config is not None and self.device.type == "cuda":
+        spec = SHAPES.get(what)
+        if spec is not None and self.device.type == "cuda":
             self.bandwidth, self.rate = copy_bandwidth(self.device), matmul_rate(self.device)
             gc.collect()
             torch.cuda.empty_cache()
             self._note(self.bandwidth / 1e9, what, "copy_GB_per_s")
             self._note(self.rate / 1e12, what, "matmul_TFLOP_per_s")
-        servers = self._servers(what, config)
+        servers = self._servers(what, spec)
         try:
-            vocabulary = config.vocab_size if config is not None else servers[0].about["vocabulary"]
+            vocabulary = spec.vocab_size if spec is not None else servers[0].about["vocabulary"]
             self.highest = min(10_000, vocabulary - 1)
             for streams in self.given.streams:
-                self._streams(what, config, streams, servers)
+                self._streams(what, spec, streams, servers)
         finally:
             for server in servers:
                 server.close()
@@ -124,13 +124,13 @@ class Bench:
     def _work(self, streams: int, number: int) -> Workload:
         return workload(streams, self.given.inputs, self.given.outputs, self.highest, number)
 
-    def _servers(self, what: str, config: ModelConfig | None) -> list[Server]:
+    def _servers(self, what: str, spec: ModelSpec | None) -> list[Server]:
         self.highest = 1
         most = max(self.given.streams)
         rows = max(most_rows(self._work(streams, 0)) for streams in self.given.streams)
         ours = ["--device", self.given.device, "--streams", str(most), "--rows", str(rows)]
         ours += ["--context", str(self.given.inputs[1] + self.given.outputs[1] + 64)]
-        ours += ["--shape", what] if config is not None else ["--model", what]
+        ours += ["--shape", what] if spec is not None else ["--model", what]
         if self.given.attention:
             ours += ["--attention", self.given.attention]
         module = "benchmarks.peers.our_streams"
@@ -140,7 +140,7 @@ class Bench:
         if self.given.older is not None:
             # Its own benchmarks come first, too; what it has not is taken from here.
             servers.append(Server(OLDER, module, ours, [self.given.older, HERE]))
-        if "nano-vllm" in self.given.peers and config is not None:
+        if "nano-vllm" in self.given.peers and spec is not None:
             shape = ["--shape", what, "--context", "4096", "--share", "0.9"]  # nano-vllm's own setting
             servers.append(Server("nano-vllm", "benchmarks.peers.nano_vllm", shape, [HERE]))
         for server in servers:
@@ -148,7 +148,7 @@ class Bench:
             print(f"{what}, {server.name}: {server.about}  [{self.budget.spent:.0f} s]", flush=True)
         return servers
 
-    def _streams(self, what: str, config: ModelConfig | None, streams: int, servers: list[Server]) -> None:
+    def _streams(self, what: str, spec: ModelSpec | None, streams: int, servers: list[Server]) -> None:
         if not self.budget.allows(0.0):
             print(f"{what}, {streams} streams: skipped: no time", flush=True)
             return
@@ -163,8 +163,8 @@ class Bench:
         where = (what, "streams", str(streams))
         self._note(work.generated, *where, "generated_tokens")
         bound = None
-        if config is not None and self.device.type == "cuda":
-            bound = bound_seconds(config, work, self.bandwidth, self.rate)
+        if spec is not None and self.device.type == "cuda":
+            bound = bound_seconds(spec, work, self.bandwidth, self.rate)
             self._note(work.generated / bound, *where, "bound_tokens_per_s")
         middle = {name: statistics.median(spent) for name, spent in runs.items()}
         print(f"{what}, {streams} streams, {len(work.tokens)} requests  [{self.budget.spent:.0f} s]")

@@ -4,9 +4,9 @@
 
 Qwen3's shapes in bf16, random weights. The streams decode; for a while nothing else happens, then a prompt arrives and
 they are watched until its first token is there and a little longer. "longest" is the largest gap between two tokens of
-any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (the goal: at most 20 ms).
-Gaps are taken where the engine hands tokens out. "first token" is the prompt's, and beside it the same on an idle
-engine. Everything is repeated with new prompts; medians, and the worst of all.
+any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (goal: at most 20 ms). Gaps
+are taken where the engine hands tokens out. "first token" is the prompt's, and beside it the same on an idle engine.
+Everything is repeated with new prompts; medians, and the worst of all.
 """
 
 import argparse
@@ -15,13 +15,13 @@ import time
 from typing import Any
 
 import torch
-from models.families.config import ModelConfig
 
 from benchmarks.machine import Budget, Record, describe
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.shapes import SHAPES, random_engine, random_prompt
-from benchmarks.streams import Crowd, Request
+from benchmarks.streams import Crowd, Request, room_for
 from engine import Engine
+from models.spec import ModelSpec
 
 BEFORE = 512
 """Tokens of the prompts of those who decode."""
@@ -38,14 +38,12 @@ def first_token_s(engine: Engine, prompt: list[int]) -> float:
     return stream.times[0] - stream.started
 
 
-def watch(
-    engine: Engine, config: ModelConfig, streams: int, prompt: list[int], quiet: float
-) -> dict[str, float]:
+def watch(engine: Engine, spec: ModelSpec, streams: int, prompt: list[int], quiet: float) -> dict[str, float]:
     """Gaps in seconds with and without the prompt; `quiet` are the seconds without."""
     crowd = Crowd(engine, 0.6)
     tokens = engine.context_length - BEFORE - 1
     seed = prompt[0] + 1000 * prompt[1]
-    others = [crowd.start(Request(random_prompt(config, BEFORE, seed + n), tokens)) for n in range(streams)]
+    others = [crowd.start(Request(random_prompt(spec, BEFORE, seed + n), tokens)) for n in range(streams)]
 
     def more(count: int) -> None:
         goal = [len(stream.times) + count for stream in others]
@@ -80,7 +78,7 @@ def watch(
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
     """Every length beside the streams of one shape."""
-    config, device = SHAPES[shape], torch.device(arguments.device)
+    spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     options: dict[str, Any] = {"attention": arguments.attention} if arguments.attention else {}
     longest = max(arguments.lengths)
@@ -91,13 +89,13 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         flush=True,
     )
     with random_engine(
-        config,
+        spec,
         device=device,
         dtype=dtype,
         context=max(longest + 64, arguments.context),
         num_blocks=arguments.num_blocks,
         spill=0,
-        streams=arguments.streams + 1,
+        **room_for(arguments.streams + 1),
         **options,
     ) as (engine, _):
         for length in arguments.lengths:
@@ -107,9 +105,9 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
                 if not budget.allows(0.0):
                     print(f"  stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
                     break
-                first = first_token_s(engine, random_prompt(config, length, 7000 + 2 * attempt))
-                prompt = random_prompt(config, length, 7001 + 2 * attempt)
-                seen = watch(engine, config, arguments.streams, prompt, 2 * first)
+                first = first_token_s(engine, random_prompt(spec, length, 7000 + 2 * attempt))
+                prompt = random_prompt(spec, length, 7001 + 2 * attempt)
+                seen = watch(engine, spec, arguments.streams, prompt, 2 * first)
                 if attempt:
                     found.append(seen)
                     idle.append(first)

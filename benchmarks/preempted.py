@@ -20,7 +20,7 @@ from benchmarks.machine import Budget, Record, describe
 from benchmarks.options import names, parse, parser_of
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
 from benchmarks.spill import Always
-from benchmarks.streams import Request, serve
+from benchmarks.streams import Request, room_for, serve
 from engine import Engine
 from engine.attention.choose import choose_attention
 from engine.cache import host_memory
@@ -41,13 +41,13 @@ def round_of(engine: Engine, requests: list[Request]) -> tuple[float, int]:
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
     """All three ways with one shape."""
-    config, device = SHAPES[shape], torch.device(arguments.device)
+    spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
-    size = choose_attention(attention, device, dtype, config.head_dim).block_size
+    size = choose_attention(attention, device, dtype, spec.attention.head_dim).block_size
     rows = arguments.prompt + arguments.tokens
     blocks = arguments.streams * (-(-rows // size) + 1)
-    host = 2 * blocks * size * kv_bytes(config, dtype)
+    host = 2 * blocks * size * kv_bytes(spec, dtype)
     host_memory.AHEAD_BYTES = host
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     often: dict[str, list[int]] = {way: [] for way in WAYS}
@@ -56,13 +56,13 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         for way in WAYS:
             engines[way], _ = stack.enter_context(
                 random_engine(
-                    config,
+                    spec,
                     device=device,
                     dtype=dtype,
                     context=rows + size,
                     num_blocks=blocks if way == "roomy" else blocks // 2,
                     attention=attention,
-                    streams=arguments.streams,
+                    **room_for(arguments.streams),
                     spill=host if way == "offload" else 0,
                 )
             )
@@ -73,7 +73,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
                 print(f"stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
                 break
             requests = [
-                Request(random_prompt(config, arguments.prompt, 1000 * attempt + n), arguments.tokens)
+                Request(random_prompt(spec, arguments.prompt, 1000 * attempt + n), arguments.tokens)
                 for n in range(arguments.streams)
             ]
             for way, engine in engines.items():

@@ -2,25 +2,24 @@
 
     python -m benchmarks.shared_prompt --json benchmarks/results/shared_prompt.json [--streams 16] [--lengths 1024,8192]
 
-Qwen3's shapes in bf16, random weights. The streams decode after a prompt that all of them share, after prompts of
-their own that are as long, and after short ones, in turns. What a step takes longer than after short prompts is the
-attention to the prompt: "shared" and "separate" in ms, and how many times one is in the other (the goal: 16 streams,
-8,192 tokens, at least 6). Prompts are present before; steps are timed where the engine hands tokens out. Medians of
-the repeats.
+Qwen3's shapes in bf16, random weights. The streams decode after a prompt that all of them share, after prompts of their
+own that are as long, and after short ones, in turns. What a step takes longer than after short prompts is the attention
+to the prompt: "shared" and "separate" in ms, and "times" the ratio (the goal: 16 streams, 8,192 tokens, at least 6).
+Prompts are present before; steps are timed where the engine hands tokens out. Medians of the repeats.
 """
 
 import argparse
 import statistics
 
 import torch
-from models.families.config import ModelConfig
 
 from benchmarks.machine import Budget, Record, describe
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.shapes import SHAPES, random_engine, random_prompt
-from benchmarks.streams import Crowd, Request
+from benchmarks.streams import Crowd, Request, room_for
 from engine import Engine
 from engine.attention.choose import choose_attention
+from models.spec import ModelSpec
 
 SHORT = 64
 """Tokens of a short prompt."""
@@ -43,21 +42,21 @@ def step_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> float
     return statistics.median(gap for stream in streams for gap in stream.gaps(begin, end))
 
 
-def prompts_of(config: ModelConfig, way: str, streams: int, length: int, seed: int) -> list[list[int]]:
+def prompts_of(spec: ModelSpec, way: str, streams: int, length: int, seed: int) -> list[list[int]]:
     """A prompt for each stream."""
     if way == "shared":
-        common = random_prompt(config, length - 1, seed)
+        common = random_prompt(spec, length - 1, seed)
         # The last token is each one's own, as what is said after a system prompt is.
         return [[*common, n] for n in range(streams)]
-    return [random_prompt(config, SHORT if way == "short" else length, seed + n) for n in range(streams)]
+    return [random_prompt(spec, SHORT if way == "short" else length, seed + n) for n in range(streams)]
 
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
     """Every length of one shape."""
-    config, device = SHAPES[shape], torch.device(arguments.device)
+    spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
-    block = choose_attention(attention, device, dtype, config.head_dim).block_size
+    block = choose_attention(attention, device, dtype, spec.attention.head_dim).block_size
     streams, tokens = arguments.streams, arguments.tokens
     rows = max(arguments.lengths) + tokens + 2 * WARM + 1
     print(
@@ -66,14 +65,14 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         flush=True,
     )
     with random_engine(
-        config,
+        spec,
         device=device,
         dtype=dtype,
         context=rows,
         num_blocks=(streams + 1) * (-(-rows // block) + 1),
         attention=attention,
         spill=0,
-        streams=streams,
+        **room_for(streams),
     ) as (engine, _):
         for length in arguments.lengths:
             runs: dict[str, list[float]] = {"short": [], "shared": [], "separate": []}
@@ -84,7 +83,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
                 for way, found in runs.items():
                     engine._loop.call(engine._blocks.evict_all)
                     seed = 100_000 * attempt + length
-                    spent = step_seconds(engine, prompts_of(config, way, streams, length, seed), tokens)
+                    spent = step_seconds(engine, prompts_of(spec, way, streams, length, seed), tokens)
                     if attempt:
                         found.append(spent)
             if runs["short"]:

@@ -34,7 +34,7 @@ def on_runner(engine: Engine, function: Callable[["DecodeRunner"], T]) -> T:
 
 @contextmanager
 def blocks_for(engine: Engine, texts: list[list[int]], more: int) -> Iterator[list[list[int]]]:
-    """The blocks of each text's cached rows and of `more` to come, forgotten after it. For the loop thread."""
+    """Blocks of the cached rows of every text, and of `more` to come, which are forgotten. For the loop thread."""
     with ExitStack() as stack:
         tables = []
         for text in texts:

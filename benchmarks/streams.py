@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from inspect import signature
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -97,6 +98,11 @@ def serve(engine: Engine, requests: Iterable[Request], at_once: int, temperature
         if crowd.wait().done and (following := next(left, None)) is not None:
             streams.append(crowd.start(following))
     return streams
+
+
+def room_for(streams: int) -> dict[str, int]:
+    """The option that has an engine make room for so many; in older trees there is none."""
+    return {"streams": streams} if "streams" in signature(Engine.load).parameters else {}
 
 
 def rows_of(token_ids: list[int]) -> Any:

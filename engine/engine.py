@@ -15,7 +15,6 @@ from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.cpu.held_weights import read_model
-from engine.execute.cuda.one_slot import OneSlot
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.bandwidth import known_bandwidth
 from engine.machine.device import available_memory, pick_device, pick_dtype
@@ -73,7 +72,7 @@ class Engine:
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
         self._runner = pieces.runner
-        self._lane = pieces.lane
+        self._decode_runner = pieces.decode_runner
         self._attention_name = pieces.attention_name
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
@@ -89,8 +88,8 @@ class Engine:
             self._runner,
             pieces.threads,
         )
-        if pieces.lane is not None:
-            self._stepper.decode_with(OneSlot(pieces.lane))
+        if pieces.decode_runner is not None:
+            self._stepper.decode_with(pieces.decode_runner)
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
@@ -251,7 +250,7 @@ class Engine:
             self._host.close()
             self._host = None
         self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_runner", "_lane", "_stepper"):
+        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_stepper"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what Chat uses

@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from models.families.config import ModelConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -20,17 +19,18 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from benchmarks.peers.serving import Workload, answer, replies
 from benchmarks.peers.transformers import fields_of
 from benchmarks.shapes import SHAPES
+from models.spec import ModelSpec
 
 
-def write_checkpoint(folder: Path, config: ModelConfig, device: str) -> None:
+def write_checkpoint(folder: Path, spec: ModelSpec, device: str) -> None:
     """Random weights in bf16, and a tokenizer."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
-        network = Qwen3ForCausalLM(Qwen3Config(**fields_of(config), dtype=torch.bfloat16))
+        network = Qwen3ForCausalLM(Qwen3Config(**fields_of(spec), dtype=torch.bfloat16))
     torch.set_default_dtype(before)
     network.save_pretrained(folder)
-    words = {f"word{i}": i for i in range(config.vocab_size)}
+    words = {f"word{i}": i for i in range(spec.vocab_size)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="word0"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="word1").save_pretrained(folder)
 

@@ -7,21 +7,21 @@ python -m benchmarks.peers.our_streams --model smollm2 --device cpu
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from inspect import signature
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from benchmarks.peers.serving import Workload, answer, replies
 from benchmarks.shapes import SHAPES, random_engine
-from benchmarks.streams import Request, serve
+from benchmarks.streams import Request, room_for, serve
 from engine import Engine
 from engine.attention.choose import choose_attention
 
 
-def several(streams: int) -> dict[str, int]:
-    """The option that has an engine make room for so many; older ones have none."""
-    return {"streams": streams} if "streams" in signature(Engine.load).parameters else {}
+def head_dim_of(shape: Any) -> int:
+    """Of a shape of this tree, or of an older one."""
+    return int(shape.attention.head_dim if hasattr(shape, "attention") else shape.head_dim)
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
     """What the arguments ask for; no token ends an answer."""
     device = torch.device(arguments.device)
     if arguments.model is not None:
-        engine = Engine.load(arguments.model, device=arguments.device, **several(arguments.streams))
+        engine = Engine.load(arguments.model, device=arguments.device, **room_for(arguments.streams))
         engine._stepper.stop_ids = frozenset()
         try:
             yield engine
@@ -39,7 +39,7 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
     config = SHAPES[arguments.shape]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
-    size = choose_attention(attention, device, dtype, config.head_dim).block_size
+    size = choose_attention(attention, device, dtype, head_dim_of(config)).block_size
     with random_engine(
         config,
         device=device,
@@ -49,7 +49,7 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
         num_blocks=-(-arguments.rows // size) + arguments.streams + 1,
         attention=attention,
         spill=0,
-        **several(arguments.streams),
+        **room_for(arguments.streams),
     ) as (engine, _):
         yield engine
 

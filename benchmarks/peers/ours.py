@@ -2,10 +2,9 @@
 
 import time
 
-from models.families.config import ModelConfig
-
 from benchmarks.shapes import random_prompt
 from engine import Engine, SamplingParams
+from models.spec import ModelSpec
 
 
 class BareLoop:
@@ -33,9 +32,9 @@ class Stream:
 
     name = "ours, stream"
 
-    def __init__(self, engine: Engine, config: ModelConfig) -> None:
+    def __init__(self, engine: Engine, spec: ModelSpec) -> None:
         self._engine = engine
-        self._config = config
+        self._spec = spec
 
     def prepare(self, context: int, steps: int) -> str | None:
         """Fill the cache with the prompt, so that what follows starts at once."""
@@ -45,7 +44,7 @@ class Stream:
     def decode(self, context: int, steps: int) -> float:
         """Seconds per token of `steps` tokens after the first."""
         params = SamplingParams(temperature=0.0, max_tokens=steps + 1)
-        stream = self._engine.stream(random_prompt(self._config, context, context), params)
+        stream = self._engine.stream(random_prompt(self._spec, context, context), params)
         next(stream)
         began, count = time.perf_counter(), 0
         for _ in stream:

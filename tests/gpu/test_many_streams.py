@@ -48,7 +48,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[Engine]:
-    with an_engine(folder, BF16, attention="auto", block_size=None, num_blocks=512) as engine:
+    with an_engine(folder, BF16, attention="auto", block_size=None, num_blocks=512, streams=64) as engine:
         yield engine
 
 
@@ -110,9 +110,9 @@ def test_preempted_streams_go_on_as_if_nothing_had_been(
     jobs = [
         (random_tokens(100, n), SamplingParams(temperature=1.0, seed=n, max_tokens=220)) for n in range(6)
     ]
-    with an_engine(folder, BF16) as engine:
+    with an_engine(folder, BF16, streams=8) as engine:
         expected = texts_alone(engine, jobs)
-    with an_engine(folder, BF16, context=400, num_blocks=30, spill=1 << 30) as engine:
+    with an_engine(folder, BF16, streams=8, context=400, num_blocks=30, spill=1 << 30) as engine:
         assert engine._host is not None
         engine._host.prepare(wait=True)
         for prompt, _ in jobs:
@@ -127,7 +127,7 @@ def test_preempted_streams_go_on_as_if_nothing_had_been(
 def test_with_deterministic_nothing_changes_a_text(folder: Path, options: dict[str, Any]) -> None:
     """Alone, cached in part, cut, all at once, more than eight of them, preempted and computed again."""
     jobs = [a_job(n) for n in range(20)]
-    with an_engine(folder, BF16, deterministic=True) as engine:
+    with an_engine(folder, BF16, deterministic=True, streams=32) as engine:
         expected = []
         for job in jobs:
             forget(engine)
@@ -137,10 +137,10 @@ def test_with_deterministic_nothing_changes_a_text(folder: Path, options: dict[s
         for n, (prompt, _) in enumerate(jobs):
             engine.warm(prompt[: (n * 37) % len(prompt)])
         assert [alone(engine, job) for job in jobs] == expected
-    with an_engine(folder, BF16, deterministic=True, **options) as engine:
+    with an_engine(folder, BF16, deterministic=True, streams=32, **options) as engine:
         assert at_once(engine, jobs) == expected
     with an_engine(
-        folder, BF16, deterministic=True, context=400, num_blocks=40, spill=0, **options
+        folder, BF16, deterministic=True, streams=32, context=400, num_blocks=40, spill=0, **options
     ) as engine:
         assert at_once(engine, jobs) == expected
 
@@ -219,7 +219,7 @@ def test_sixty_four_streams_all_end_with_the_right_text(
         )
         for n in range(64)
     ]
-    with an_engine(folder, dtype, num_blocks=900) as engine:
+    with an_engine(folder, dtype, num_blocks=900, streams=64) as engine:
         answers = at_once(engine, jobs)
     for job, answer in zip(jobs, answers, strict=True):
         truth.check(job, answer, exactly=dtype == torch.float32)
@@ -252,7 +252,7 @@ def test_cancelling_half_of_them_leaves_the_others_right(folder: Path, truth: Tr
     random = Random(3)
     greedy = SamplingParams(temperature=0.0, max_tokens=80)
     jobs = [(random_tokens(random.randint(1, 200), n), greedy) for n in range(32)]
-    with an_engine(folder, BF16, context=400, num_blocks=num_blocks) as engine:
+    with an_engine(folder, BF16, context=400, num_blocks=num_blocks, streams=32) as engine:
         started = [start(engine, job) for job in jobs]
         cancelled = started[::2]
         for n, each in enumerate(cancelled):
