@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 import torch
+from models.slots import Slot, slots
 from torch import Tensor
 
 from engine import Engine
@@ -17,7 +18,6 @@ from engine.schedule.loop import Loop
 from models.families.family import NAMES
 from models.load import fill_network
 from models.network import FeedForwardWeights, Network
-from models.slots import Slot, slots
 from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
