@@ -39,11 +39,11 @@ BUFFER = 16 << 20
 def write_checkpoint(folder: Path, spec: "ModelSpec", device: str, dtype: str, shard_bytes: int) -> None:
     """Random weights in the layout of Hugging Face: config.json, shards and their index."""
     import torch
-    from models.slots import slots
     from safetensors.torch import save_file
 
     from benchmarks.peers.transformers import fields_of
     from models.families.family import NAMES
+    from models.weights.slots import slots
 
     number = getattr(torch, dtype)
     generator = torch.Generator(device).manual_seed(0)

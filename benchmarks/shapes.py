@@ -9,7 +9,6 @@ from math import prod
 from typing import Any
 
 import torch
-from models.slots import Slot, slots
 from torch import Tensor
 
 from engine import Engine
@@ -21,6 +20,7 @@ from models.network import FeedForwardWeights, Network
 from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
+from models.weights.slots import Slot, slots
 
 SHAPES = {
     "tiny": uniform(
