@@ -43,7 +43,7 @@ def write_checkpoint(folder: Path, spec: "ModelSpec", device: str, dtype: str, s
 
     from benchmarks.peers.transformers import fields_of
     from models.families.family import NAMES
-    from models.slots import slots
+    from models.weights.slots import slots
 
     number = getattr(torch, dtype)
     generator = torch.Generator(device).manual_seed(0)

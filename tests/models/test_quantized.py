@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
+from models.families.config import ModelConfig
 from torch import Tensor
 
 import models.load
 from models.errors import ModelError
-from models.families.config import ModelConfig
 from models.load import build_model, fill_model, load_model, needed_bytes
 from models.progress import Progress
+from models.reference.tiled import TiledProduct, dequantize_rows
 from models.units import bytes_text
 from models.weights.block_formats import BLOCKS
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
@@ -27,8 +28,6 @@ from models.weights.quantized import (
     KINDS,
     QuantizedLinear,
     QuantizedTensor,
-    TiledProduct,
-    dequantize_rows,
     hold_quantized,
     quantized_weights,
     row_bytes,
