@@ -21,9 +21,13 @@ from engine.cache.sizing import (
 )
 from engine.errors import EngineError
 from engine.machine.device import DTYPES, available_memory, pick_device, pick_dtype
-from models.families.config import ModelConfig
-from models.load import build_model
-from tests.models.checkpoints import tiny_qwen3
+from models.families.family import NAMES
+from models.families.registry import spec_of_hf
+from models.load import fill_network
+from models.reference.decoder import Decoder
+from models.slots import slots
+from models.weights.checkpoint import StoredTensor
+from tests.models.checkpoints import tensors_in, tiny_qwen3
 
 KIB = 1024
 
@@ -181,23 +185,17 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_activations_of_a_chunk_are_foreseen(shape: str, dtype: torch.dtype) -> None:
-    config = ModelConfig.from_hf(
-        tiny_qwen3(**SHAPES[shape]).to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
-    )
-    model = build_model(config, torch.nn.functional.linear)
-    model.rotary_table = torch.zeros(256, config.head_dim, dtype=dtype)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            module.register_parameter(
-                name, torch.nn.Parameter(torch.zeros(parameter.shape, dtype=dtype), False)
-            )
+    _, spec = spec_of_hf(tiny_qwen3(**SHAPES[shape]).to_dict())
+    zeros = [StoredTensor(slot.name(NAMES), slot.shape, 0, lambda out: out.zero_()) for slot in slots(spec)]
+    network = fill_network(spec, zeros, dtype, torch.device("cpu"))
+    model = Decoder(network)
     chunk = 200
     live = LiveBytes()
-    live.watch_not([*model.parameters(), model.rotary_table])
+    live.watch_not([tensor for _, tensor in tensors_in(network)])
     with torch.inference_mode(), live:
-        hidden = model(
+        hidden = model.forward(
             torch.zeros(chunk, dtype=torch.int64), torch.arange(chunk), lambda _, q, k, v: q.clone()
         )
         model.logits(hidden[-1:])
-    estimate = activation_bytes(config, chunk, dtype) - SAMPLING_BYTES * config.vocab_size
+    estimate = activation_bytes(spec, chunk, dtype) - SAMPLING_BYTES * spec.vocab_size
     assert live.peak <= estimate <= 1.3 * live.peak

@@ -21,12 +21,10 @@ from engine.schedule.loop import Loop
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
-from models.reference.decoder import DecoderModel
+from models.network import Network
 from models.text.tokenizer import Tokenizer
-from models.weights import packed
-from models.weights.quantized import QuantizedLinear
 from tests.engine.tiny import tiny_tokenizer
-from tests.models.checkpoints import PlainAttention, files_of, tiny_qwen3, write_checkpoint
+from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -42,14 +40,14 @@ def quantize(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, quantize: str) -> DecoderModel:
+def model(tmp_path_factory: pytest.TempPathFactory, quantize: str) -> Network:
     folder = tmp_path_factory.mktemp("native")
     write_checkpoint(folder, tiny_qwen3(vocab_size=272, hidden_size=64, max_position_embeddings=512))
     return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=quantize)
 
 
 @contextmanager
-def an_engine(model: DecoderModel, *, fused: bool = True) -> Iterator[Engine]:
+def an_engine(model: Network, *, fused: bool = True) -> Iterator[Engine]:
     tokenizer = tiny_tokenizer()
     tokenizer.stop_ids = frozenset()
     with a_native_engine(model, tokenizer, fused=fused) as engine:
@@ -58,7 +56,7 @@ def an_engine(model: DecoderModel, *, fused: bool = True) -> Iterator[Engine]:
 
 @contextmanager
 def a_native_engine(
-    model: DecoderModel,
+    model: Network,
     tokenizer: Tokenizer | None = None,
     dtype: torch.dtype = torch.float32,
     **options: Any,
@@ -74,7 +72,7 @@ def a_native_engine(
 
 
 @pytest.fixture
-def engine(model: DecoderModel) -> Iterator[Engine]:
+def engine(model: Network) -> Iterator[Engine]:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
     with an_engine(model) as engine:
@@ -107,19 +105,17 @@ def answer(engine: Engine, token_ids: list[int], params: SamplingParams = GREEDY
     return [event.token_id for event in engine.stream(token_ids, params)]
 
 
-def check(model: DecoderModel, sampled: list[tuple[list[int], Tensor]]) -> None:
-    tolerance = TOLERANCE["int8" if isinstance(model.lm_head, QuantizedLinear) else "none"]
+def check(model: Network, sampled: list[tuple[list[int], Tensor]]) -> None:
+    tolerance = TOLERANCE["int8" if model.is_quantized else "none"]
     assert sampled
     for ids, row in sampled:
-        with torch.inference_mode():
-            hidden = model.forward(torch.tensor(ids), torch.arange(len(ids)), PlainAttention())
-            expected = model.logits(hidden[-1:])[0]
+        expected = run(model, ids)[-1]
         assert (row - expected).abs().max() < tolerance * expected.abs().max()
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 16, 17, 70])
 def test_prompts_of_any_length_and_their_answers(
-    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]], length: int
+    engine: Engine, model: Network, sampled: list[tuple[list[int], Tensor]], length: int
 ) -> None:
     answer(engine, prompt(length))
     answer(engine, prompt(length))  # all but the last row is there
@@ -129,7 +125,7 @@ def test_prompts_of_any_length_and_their_answers(
 
 
 def test_several_sequences_at_once(
-    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]]
+    engine: Engine, model: Network, sampled: list[tuple[list[int], Tensor]]
 ) -> None:
     prompts = [prompt(length, seed=length) for length in (1, 40, 9)]
     sequences = []
@@ -140,7 +136,7 @@ def test_several_sequences_at_once(
 
 
 def test_a_warmed_row_alone_is_as_good_as_any(
-    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]]
+    engine: Engine, model: Network, sampled: list[tuple[list[int], Tensor]]
 ) -> None:
     for length in (1, 2, 3, 10):
         engine.warm(prompt(length))
@@ -150,7 +146,7 @@ def test_a_warmed_row_alone_is_as_good_as_any(
 
 
 def test_the_same_seed_gives_the_same_tokens_as_the_plain_modules(
-    engine: Engine, model: DecoderModel, quantize: str
+    engine: Engine, model: Network, quantize: str
 ) -> None:
     if quantize != "none":
         pytest.skip("rounded activations may give another token")
@@ -210,7 +206,7 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
 
 
 def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
-    model: DecoderModel, monkeypatch: pytest.MonkeyPatch
+    model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise NativeError("2 threads cannot be started")
