@@ -13,6 +13,7 @@ from torch import Tensor
 from engine import Engine, EngineError, SamplingParams
 from engine import engine as engine_module
 from engine.cache.rows import Rows
+from engine.execute.cpu.held_weights import read_model
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
@@ -219,49 +220,15 @@ def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
         assert len(answer(engine, prompt(5))) == 12
 
 
-def hide_the_library(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
-    for module in ("held_weights", "runner"):
-        monkeypatch.setattr(f"engine.{module}.supports", lambda model: "there is no compiler")
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+def hide_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("cpu.held_weights", "runner"):
+        monkeypatch.setattr(f"engine.execute.{module}.unsupported", lambda spec: "there is no compiler")
 
 
-def test_without_the_library_quantised_files_are_packed_for_torch(
+def test_without_the_library_quantised_files_are_expanded(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if packed.problem(torch.bfloat16) is not None:
-        pytest.skip("torch has no packed operators here")
-    answers, calls = [], 0
-    multiply = packed.PackedProduct.__call__
-
-    def counted(*args: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return multiply(*args)
-
-    monkeypatch.setattr(packed.PackedProduct, "__call__", counted)
-    for capability in ("AVX512", "AVX2"):
-        hide_the_library(monkeypatch, capability)
-        engine = Engine.load(str(smollm2), device="cpu", context=128)
-        try:
-            figures = engine.figures()
-            assert figures.decode == "plain modules"
-            (note,) = figures.notes
-            assert "there is no compiler" in note
-            assert (figures.weight_bytes < 110e6) == (capability == "AVX512")
-            question = engine.tokenizer.encode("The capital of France is")
-            answers.append(answer(engine, question, replace(GREEDY, max_tokens=3)))
-            assert ("packed" in note) == (calls > 0) == (capability == "AVX512")
-        finally:
-            engine.close()
-        calls = 0
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2"])
-def test_without_the_library_and_fast_operators_quantised_files_are_expanded(
-    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capability: str
-) -> None:
-    hide_the_library(monkeypatch, capability)
+    hide_the_library(monkeypatch)
     engine = Engine.load(str(smollm2), device="cpu", context=64)
     try:
         assert engine.figures().weight_bytes > 250e6
@@ -269,8 +236,24 @@ def test_without_the_library_and_fast_operators_quantised_files_are_expanded(
         assert engine.figures().notes == (
             "Quantised weights were expanded, so decoding is slower (there is no compiler).",
         )
+        question = engine.tokenizer.encode("The capital of France is")
+        (token,) = answer(engine, question, replace(GREEDY, max_tokens=1))
+        assert engine.tokenizer.decode([token]).strip() == "Paris"
     finally:
         engine.close()
+
+
+def test_without_the_library_blocks_that_were_asked_for_are_kept_and_said_to_be_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, tiny_qwen3(vocab_size=272, hidden_size=64))
+    hide_the_library(monkeypatch)
+    held = read_model(files_of(tmp_path), torch.float32, CPU, "int8", None)
+    assert held.network.is_quantized
+    assert held.notes == ("Weights are expanded in every step, which is slow (there is no compiler).",)
+    with an_engine(held.network) as engine:
+        assert engine.figures().decode == "plain modules"
+        assert len(answer(engine, prompt(5))) == 12
 
 
 def test_mapped_weights_are_no_memory_for_the_cache(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
