@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder
-from engine.kernels.native.library import Library, NativeError, Pool
+from engine.execute.cpu.executor import NativeDecoder, NativeSpan
+from engine.kernels.native.library import PARTS, Library, NativeError, Pool, Times
 from models.network import Network
 from models.reference.decoder import Decoder
 from tests.counting import until
@@ -23,6 +23,7 @@ from tests.engine.native.test_native_decode import (
     plain_model,
     quantized_model,
     rounding,
+    step,
 )
 
 COUNT = 150
@@ -45,14 +46,14 @@ class Prompt:
 
     def run(self, decoder: NativeDecoder, ends: Sequence[int]) -> Tensor:
         """The logits after the last row, in chunks that end before the rows `ends`."""
-        logits = None
+        logits = torch.empty(0)
         for start, end in pairwise((0, *ends)):
             chunk = slice(start, end)
             blocks = self.table[: -(-end // BLOCK)]
-            logits = decoder.run_chunk(self.ids[chunk], start, self.positions[chunk], blocks, end == ends[-1])
-            assert (logits is None) == (end != ends[-1])
-        assert logits is not None
-        return logits.clone()
+            span = NativeSpan(self.ids[chunk], start, self.positions[chunk], blocks, end == ends[-1])
+            logits = decoder.run([span])
+            assert len(logits) == (end == ends[-1])
+        return logits[0]
 
 
 def run(
@@ -132,11 +133,10 @@ def test_one_thread_of_several_gives_the_same(model: Network, library: Library) 
         for start, end in pairwise(range(0, 37, 6)):
             pool.set_alone(alone and start % 12 == 0)
             chunk = slice(start, end)
-            logits = decoder.run_chunk(prompt.ids[chunk], start, prompt.positions[chunk], prompt.table)
-            assert logits is not None
-            expected.append(logits.clone())
+            span = NativeSpan(prompt.ids[chunk], start, prompt.positions[chunk], prompt.table)
+            expected.append(decoder.run([span]))
         pool.set_alone(alone)
-        expected.append(decoder.run(prompt.ids[36], 36, prompt.positions[36], prompt.table).clone())
+        expected.append(step(decoder, prompt.ids[36], 36, prompt.positions[36], prompt.table))
         expected.append(cache.kv[:, :, prompt.slots].clone())
     half = len(expected) // 2
     for ours, theirs in zip(expected[half:], expected[:half], strict=True):
@@ -186,7 +186,7 @@ def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
             logits = expected
             for row in range(before, COUNT):
                 blocks = prompt.table[: row // BLOCK + 1]
-                logits = decoder.run(prompt.ids[row], row, prompt.positions[row], blocks)
+                logits = step(decoder, prompt.ids[row], row, prompt.positions[row], blocks)
             torch.testing.assert_close(cache.kv[:, :, prompt.slots], kv, rtol=0, atol=0)
             torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
@@ -211,18 +211,16 @@ def test_values_out_of_range_are_refused(
 ) -> None:
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     with pytest.raises(NativeError):
-        decoder.run_chunk(ids, start, positions, blocks)
+        decoder.run([NativeSpan(ids, start, positions, blocks)])
 
 
-def test_plain_weights_do_not_take_chunks(
+def test_prompts_of_plain_weights_are_left_to_torch(
     tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig, pool: Pool
 ) -> None:
     folder: Path = tmp_path_factory.getbasetemp() / f"native-{config.model_type}"
     model = plain_model(folder, config)
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    assert not decoder.takes_chunks
-    with pytest.raises(NativeError, match="quantised"):
-        decoder.run_chunk([1, 2], 0, [0, 1], [0])
+    assert not decoder.takes_prompts
 
 
 def test_only_the_portable_kernels_leave_chunks_to_torch(
@@ -230,11 +228,26 @@ def test_only_the_portable_kernels_leave_chunks_to_torch(
 ) -> None:
     for name, variant in library.variants.items():
         decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
-        assert decoder.takes_chunks == (name != "portable")
+        assert decoder.takes_prompts == (name != "portable")
 
 
 def test_the_parts_of_a_chunk_are_timed(model: Network, pool: Pool) -> None:
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    parts = decoder.time_chunk([1, 2, 3], 0, [0, 1, 2], [0])
-    assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(seconds > 0 for seconds in parts.values())
+    times = Times()
+    decoder.run([NativeSpan([1, 2, 3], 0, [0, 1, 2], [0])], times)
+    assert all(getattr(times, name) > 0 for name in PARTS)
+
+
+def test_sequences_side_by_side_are_each_the_same_to_the_bit_as_alone(
+    model: Network, pool: Pool, library: Library
+) -> None:
+    for variant in library.variants.values():
+        together = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
+        spans = [
+            NativeSpan(list(range(first, first + count)), 0, list(range(count)), [block])
+            for first, count, block in ((3, 7, 0), (50, 1, 4), (90, 13, 9), (20, 2, 2))
+        ]
+        logits = together.run(spans)
+        for span, row in zip(spans, logits, strict=True):
+            alone = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
+            torch.testing.assert_close(alone.run([span])[0], row, rtol=0, atol=0)

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder, unsupported
-from engine.kernels.native.library import Library, NativeError, Pool
+from engine.execute.cpu.executor import NativeDecoder, NativeSpan, unsupported
+from engine.kernels.native.library import PARTS, Library, NativeError, Pool, Times
 from models.load import _read, fill_network, load_model
 from models.network import Network, Weight
 from models.reference.decoder import Decoder
@@ -129,6 +129,11 @@ def cache_for(model: Network, dtype: torch.dtype, blocks: int = 40) -> KVCache:
     return cache
 
 
+def step(decoder: NativeDecoder, token: int, row: int, position: int, blocks: list[int]) -> Tensor:
+    """The logits that follow one token."""
+    return decoder.run([NativeSpan([token], row, [position], blocks)])[0]
+
+
 def errors(
     model: Network,
     pool: Pool,
@@ -159,7 +164,7 @@ def errors(
     for row in rows:
         cache.kv.fill_(float("nan"))
         cache.kv[:, :, slots[:row]] = exact[:, :, :row].to(dtype)
-        logits = decoder.run(int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
+        logits = step(decoder, int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
         found.append(float((logits - expected[row]).norm() / expected[row].norm()))
         written = cache.kv[:, :, slots[row]].float() - exact[:, :, row]
         found.append(float(written.norm() / exact[:, :, row].norm()))
@@ -235,10 +240,10 @@ def test_a_table_may_change_from_step_to_step(checkpoint: Path, config: Pretrain
     model = plain_model(checkpoint, config)
     cache = cache_for(model, torch.float32)
     decoder = NativeDecoder(model, cache, pool)
-    first = decoder.run(3, 0, 0, [5]).clone()
-    other = decoder.run(4, 0, 0, [9]).clone()
+    first = step(decoder, 3, 0, 0, [5])
+    other = step(decoder, 4, 0, 0, [9])
     assert not torch.equal(first, other)
-    torch.testing.assert_close(decoder.run(3, 0, 0, [5]), first, rtol=0, atol=0)
+    torch.testing.assert_close(step(decoder, 3, 0, 0, [5]), first, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,7 @@ def test_values_out_of_range_are_refused(
     model = plain_model(checkpoint, config)
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     with pytest.raises(NativeError):
-        decoder.run(token, row, position, blocks)
+        step(decoder, token, row, position, blocks)
 
 
 def test_weights_that_are_no_numbers_show_in_the_logits(
@@ -275,7 +280,7 @@ def test_weights_that_are_no_numbers_show_in_the_logits(
 ) -> None:
     model = plain_model(checkpoint, config)
     model.layers[1].feed_forward.down.weight[3, 5] = float("nan")
-    logits = NativeDecoder(model, cache_for(model, torch.float32), pool).run(1, 0, 0, [0])
+    logits = step(NativeDecoder(model, cache_for(model, torch.float32), pool), 1, 0, 0, [0])
     assert logits.isnan().all()
 
 
@@ -290,6 +295,7 @@ def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConf
 
 def test_the_parts_of_a_step_are_timed(checkpoint: Path, config: PretrainedConfig, pool: Pool) -> None:
     model = plain_model(checkpoint, config)
-    parts = NativeDecoder(model, cache_for(model, torch.float32), pool).time(1, 0, 0, [0])
-    assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(seconds > 0 for seconds in parts.values())
+    times = Times()
+    NativeDecoder(model, cache_for(model, torch.float32), pool).run([NativeSpan([1], 0, [0], [0])], times)
+    assert set(PARTS) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
+    assert all(getattr(times, name) > 0 for name in PARTS)
