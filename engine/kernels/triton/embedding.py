@@ -1,4 +1,4 @@
-"""The first kernel of a decode step: the embeddings of its tokens. The plain twin is Embedding in `models/reference/layers.py`."""
+"""The first kernel of a decode step: the embeddings of its tokens. The plain twin is Embedding in `models/reference/decoder.py`."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
 import triton
