@@ -1,6 +1,6 @@
 """The first kernel of a decode step: the embeddings of its tokens.
 
-The plain twin is Embedding in `models/reference/layers.py`.
+The plain twin is `embed` in `models/reference/tiled.py`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"

@@ -1,6 +1,6 @@
 """Products of a decode step of one to eight rows, fused with what stands before and after them.
 
-The plain twins are in `models/reference/layers.py`: Linear with the RMSNorm before it, with the residual sum after
+The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm before it, with the residual sum after
 it, or the gated half of an MLP. Norms round where those round. What follows a sum of products (bias, activation,
 residual) is computed with it in fp32 and rounded once, which comes closer to the truth than a rounding after each.
 

@@ -1,6 +1,6 @@
 """What lies between the products of a prompt's layers, one kernel for each place.
 
-The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/layers.py`, the rotation in
+The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the rotation in
 `models/reference/rope.py`. Norms and rotation round where those round; the gated product is rounded once.
 """
 
