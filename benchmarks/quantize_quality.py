@@ -62,7 +62,11 @@ def option(value: str) -> Kinds:
 
 def uniform(body: Kind, head: Kind) -> Kinds:
     """One type for the layers, one for the embedding and the head."""
-    return lambda tensors, _: {t.name: head if t.name in HEAD else body for t in tensors if len(t.shape) == 2}
+    return lambda tensors, places: {
+        t.name: head if t.name in HEAD else body
+        for t in tensors
+        if t.name in places and places[t.name].is_matrix
+    }
 
 
 PLAIN = Way("bf16", option("none"))

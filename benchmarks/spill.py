@@ -95,7 +95,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         context=blocks * size,
         num_blocks=blocks,
         attention=attention,
-        lane=False,
+        decode_runner=False,
         spill=3 * blocks * size * token,
     ) as (engine, _):
         assert engine._host is not None

@@ -12,25 +12,27 @@ from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
 from engine.cache.offload import HostTier
 from engine.cache.sizing import (
+    GRAPH_BYTES,
     KVPlan,
     is_out_of_memory,
     kv_refused,
     kv_share,
     most_prefill_rows,
     plan_kv,
-    reserved_bytes,
     spill_bytes,
 )
 from engine.errors import EngineError
 from engine.execute.compatibility import PLAIN_ATTENTION, lacking
-from engine.execute.cuda.decode_runner import Lane
+from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
 from engine.kernels.native.library import NativeError, default_threads
 from engine.machine.device import FULL_SPEED, available_memory
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from models.network import Network
+from models.reference.decoder import Decoder
 
 _CPU = torch.device("cpu")
 
@@ -41,14 +43,16 @@ class Options:
 
     context: int | None = None
     """Tokens of a conversation; None: as many as the model and the memory allow."""
+    streams: int = 1
+    """Conversations at once that the cache has room for, where the memory has."""
     attention: str = "auto"
     """The name of a backend."""
     graphs: bool = True
     """CUDA graphs; without them steps run kernel by kernel."""
     fused: bool = True
     """Kernels of our own; without them steps run through the plain modules."""
-    lane: bool = True
-    """On a GPU one sequence decodes ahead of the host; without it as prompts do."""
+    decode_runner: bool = True
+    """On a GPU sequences decode ahead of the host; without it as prompts do."""
     threads: int | None = None
     """Of a CPU; None: `default_threads`."""
     spill_gb: float | None = None
@@ -74,7 +78,7 @@ class Pieces:
     scheduler: Scheduler
     backend: AttentionBackend
     runner: Runner
-    lane: Lane | None
+    decode_runner: DecodeRunner | None
     context_length: int
     threads: int
     notes: tuple[str, ...]
@@ -88,7 +92,7 @@ class Pieces:
     @property
     def decode_name(self) -> str:
         """The program of a decode step, for people."""
-        return self.lane.name if self.lane is not None else self.runner.name
+        return self.decode_runner.name if self.decode_runner is not None else self.runner.name
 
 
 def assemble(
@@ -107,9 +111,15 @@ def assemble(
     choice = choose_attention(attention, device, dtype, spec.attention.head_dim)
     block_size = options.block_size or choice.block_size
     per_token = spec.kv_numbers * dtype.itemsize
-    reserve = reserved_bytes(spec, max_chunk, dtype, device)
+    reserve = 0  # a CPU leaves enough for everything with its share for the KV
+    if device.type == "cuda":
+        reserve = activation_bytes(Decoder(network), network.positions, max_chunk, options.streams, device)
+        reserve += GRAPH_BYTES
     free = available_memory(device) if options.free is None else options.free
-    plan = plan_kv(per_token, block_size, free, network.positions, options.context, kv_share(device), reserve)
+    share = kv_share(device)
+    plan = plan_kv(
+        per_token, block_size, free, network.positions, options.context, share, reserve, options.streams
+    )
     blocks = options.num_blocks or plan.num_blocks
     cache = _allocate(network, blocks, block_size, dtype, device, plan, per_token)
     cache.host = _host_memory(cache, options, device)
@@ -171,7 +181,7 @@ def _host_memory(cache: KVCache, options: Options, device: torch.device) -> Host
 
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
-    """Fused kernels, graphs and the lane, where this GPU has what they need."""
+    """Fused kernels, graphs and the decode runner, where this GPU has what they need."""
     if torch.cuda.get_device_capability(device) < FULL_SPEED:
         return
     graphs = Graphs() if options.graphs else None
@@ -180,14 +190,20 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
             pieces.runner.fuse(network)
             if graphs is not None:
                 pieces.runner.record(network, pieces.cache, pieces.context_length, graphs)
-        if options.lane:
-            pieces.lane = Lane(
-                network, pieces.cache, pieces.backend.name, pieces.context_length, graphs, options.fused
+        if options.decode_runner:
+            pieces.decode_runner = make_decode_runner(
+                network,
+                pieces.cache,
+                pieces.backend.name,
+                pieces.context_length,
+                ROWS[-1],
+                graphs,
+                options.fused,
             )
-            pieces.lane.prepare()
+            pieces.decode_runner.prepare(options.streams)
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way
         pieces.runner = Runner(network, pieces.backend, device)
-        pieces.lane = None
+        pieces.decode_runner = None
         why = (str(error).splitlines() or [repr(error)])[0][:200]
         pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)
     if graphs is not None and graphs.problem is not None:

@@ -72,7 +72,7 @@ class Engine:
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
         self._runner = pieces.runner
-        self._lane = pieces.lane
+        self._decode_runner = pieces.decode_runner
         self._attention_name = pieces.attention_name
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
@@ -86,9 +86,11 @@ class Engine:
             self._blocks,
             self._cache,
             self._runner,
-            self._lane,
             pieces.threads,
         )
+        if pieces.decode_runner is not None:
+            self._stepper.decode_with(pieces.decode_runner)
+        self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
         # Not the stepper's own methods: the loop outlives it (see `close`).
@@ -111,6 +113,7 @@ class Engine:
         graphs: bool = True,
         threads: int | None = None,
         spill_gb: float | None = None,
+        streams: int = 1,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
@@ -118,9 +121,12 @@ class Engine:
         `model` is what `models.hub.sources.resolve` takes, or local files; `quantize` is how weights are held, see
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
         a CPU (None: the physical cores, less one for the screen where there are more than two); `spill_gb` of host
-        memory take what a GPU evicts (None: a share of it).
+        memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
+        the memory has it.
         """
         check_threads(threads)
+        if streams < 1:
+            raise EngineError(f"streams is {streams}; it must be 1 or more.")
         choice = pick_device(device)
         picked = choice.device
         picked_dtype = pick_dtype(dtype, picked)
@@ -149,6 +155,7 @@ class Engine:
                 # Mapped weights go on counting as free memory: they would be taken twice.
                 free=max(before - held.network.nbytes, 0) if picked.type == "cpu" else None,
                 spill_gb=spill_gb,
+                streams=streams,
                 notes=(*choice.notes, *held.notes),
             )
 
@@ -211,7 +218,7 @@ class Engine:
             context_length=self.context_length,
             weight_bytes=self._weight_bytes,
             kv_bytes=self._kv_bytes,
-            block_size=self._blocks.block_size,
+            block_size=self.block_size,
             blocks_free=self._blocks.num_free,
             blocks_cached=self._blocks.num_cached,
             blocks_held=self._blocks.num_held,
@@ -243,7 +250,7 @@ class Engine:
             self._host.close()
             self._host = None
         self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_runner", "_lane", "_stepper"):
+        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_stepper"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what Chat uses
@@ -311,6 +318,11 @@ class Engine:
     def wait(self, sequence: Sequence) -> None:
         """Return when the sequence has ended, whatever it still has to say. Not for the loop's own thread."""
         sequence.finished.wait()
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing can be asked for any more."""
+        return self._loop.closed
 
     @property
     def on_loop_thread(self) -> bool:

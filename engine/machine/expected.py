@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.cache.sizing import kv_share, most_prefill_rows, plan_kv, reserved_bytes
+from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, plan_kv
 from engine.errors import EngineError
 from models.hub.catalogue import HUB_FILES, WHEELS
 from models.load import INT4_BYTES, needed_bytes
@@ -182,7 +182,7 @@ def expected_speed(
     if free is not None:
         limit, share = spec.max_positions, kv_share(device)
         left = max(free - (stored or needed_bytes(spec, dtype, limit)), 0)
-        reserve = reserved_bytes(spec, most_prefill_rows(device), dtype, device)
+        reserve = GRAPH_BYTES + USUAL_BYTES if device.type == "cuda" else 0
         try:
             context = plan_kv(per_token, 32, left, limit, None, share, reserve).context_length
         except EngineError:
