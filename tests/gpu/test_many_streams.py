@@ -52,7 +52,7 @@ def engine(folder: Path) -> Iterator[Engine]:
         yield engine
 
 
-def a_job(number: int, tokens: int = 60) -> Job:
+def a_job(number: int, tokens: int = 60, longest: int = 300) -> Job:
     """Prompts of mixed lengths, parameters of every kind."""
     random = Random(number)
     drawn = [
@@ -62,7 +62,7 @@ def a_job(number: int, tokens: int = 60) -> Job:
         SamplingParams(temperature=1.1, min_p=0.02, presence_penalty=0.7, seed=number, max_tokens=tokens),
         SamplingParams(temperature=0.9, repetition_penalty=1.3, seed=number, max_tokens=tokens),
     ]
-    return random_tokens(random.randint(1, 300), number), drawn[number % len(drawn)]
+    return random_tokens(random.randint(1, longest), number), drawn[number % len(drawn)]
 
 
 # -- the same bits
@@ -78,7 +78,8 @@ def texts_alone(engine: Engine, jobs: list[Job]) -> list[list[int]]:
 @pytest.mark.parametrize("count", [2, 3, 5, 8])
 def test_up_to_eight_streams_say_what_each_says_alone(engine: Engine, count: int) -> None:
     forget(engine)
-    jobs = [a_job(100 * count + n, tokens=40 + 11 * n) for n in range(count)]
+    # Long ones beside short ones: a step is made for the longest of those in it.
+    jobs = [a_job(100 * count + n, 40 + 11 * n, 1300 if n % 3 == 1 else 200) for n in range(count)]
     expected = texts_alone(engine, jobs)
     assert len({tuple(text) for text in expected}) == count
     assert one_after_the_other(engine, jobs) == expected
