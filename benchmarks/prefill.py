@@ -6,8 +6,8 @@
 Every prompt is new, so nothing is cached; what is evicted for it is gone (see spill.py for what keeping it costs).
 FLOPs of a prompt of T tokens: 2 * parameters * T (embedding and head left out) + 2 * 2 * T^2 / 2 * Hq * D * L for
 causal attention. "of matmul" is their rate over that of a bf16 product of random 8192 x 8192 matrices, measured in
-whose sums have one order however a prompt is cut; its "cost" is the share of the prompt speed that this takes.
-whose sums have one order however a prompt is cut; its "cost" is the share of the prompt speed that it takes.
+the same run. TTFT is the time from `engine.stream()` to the first token. "deterministic" is our engine with the option
+that gives sums one order however a prompt is cut; its "cost" is the share of the prompt speed that this takes.
 """
 
 import argparse
