@@ -77,13 +77,18 @@ def at_once(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     return [rest(engine, sequence) for sequence in [start(engine, job) for job in jobs]]
 
 
+def started_apart(engine: Engine, jobs: list[Job]) -> list[tuple[Sequence, int]]:
+    """Every stream and its first token. Each is started when the one before has that: no two prompts share a step."""
+    found = []
+    for job in jobs:
+        sequence = start(engine, job)
+        found.append((sequence, next(engine.events(sequence)).token_id))
+    return found
+
+
 def one_after_the_other(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     """The answers of all; each is started when the one before it has its first token."""
-    started, first = [], []
-    for job in jobs:
-        started.append(start(engine, job))
-        first.append(next(engine.events(started[-1])).token_id)
-    return [[token, *rest(engine, each)] for token, each in zip(first, started, strict=True)]
+    return [[token, *rest(engine, sequence)] for sequence, token in started_apart(engine, jobs)]
 
 
 def forget(engine: Engine) -> None:
