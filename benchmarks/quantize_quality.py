@@ -28,7 +28,7 @@ from models.hub.sources import resolve
 from models.load import fill_network, load_model, match
 from models.network import Network
 from models.reference.decoder import Decoder
-from models.weights.slots import Slot, parameters
+from models.weights.slots import Slot
 from models.spec import FeedForward, ModelSpec
 from models.text.tokenizer import load_tokenizer
 from models.weights.block_formats import Kind
@@ -39,8 +39,10 @@ CPU = torch.device("cpu")
 WINDOW = 512
 """Tokens of the text that see each other."""
 TEXT = Path(__file__).parent / "quantize_quality.txt"
-Kinds = Callable[[list[StoredTensor], Mapping[str, Slot]], dict[str, Kind]]
 HEAD = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+Kinds = Callable[[list[StoredTensor], Mapping[str, Slot]], dict[str, Kind]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,10 @@ def option(value: str) -> Kinds:
 
 def uniform(body: Kind, head: Kind) -> Kinds:
     """One type for the layers, one for the embedding and the head."""
-    return lambda _, places: {
-        name: head if name in HEAD else body for name, slot in places.items() if slot.is_matrix
+    return lambda tensors, places: {
+        t.name: head if t.name in HEAD else body
+        for t in tensors
+        if t.name in places and places[t.name].is_matrix
     }
 
 
@@ -139,11 +143,10 @@ def shuffled(tensors: Mapping[str, Tensor], spec: ModelSpec, seed: int = 0) -> d
 
     attention, feed_forward = spec.attention, spec.layers[0].feed_forward
     assert isinstance(feed_forward, FeedForward)
-    stream, inner, head = order(spec.hidden_size), order(feed_forward.size), order(attention.head_dim)
-    values = (
-        torch.arange(attention.kv_heads * attention.head_dim).view(-1, attention.head_dim)[:, head].flatten()
-    )
-    mixed = torch.arange(attention.heads * attention.head_dim).view(-1, attention.head_dim)[:, head].flatten()
+    dim = attention.head_dim
+    stream, inner, head = order(spec.hidden_size), order(feed_forward.size), order(dim)
+    values = torch.arange(attention.kv_heads * dim).view(-1, dim)[:, head].flatten()
+    mixed = torch.arange(attention.heads * dim).view(-1, dim)[:, head].flatten()
     # Which channels the rows (or the numbers of a vector) and the columns are; None where they keep their order.
     channels: dict[str, tuple[Tensor | None, Tensor | None]] = {
         "embed_tokens": (None, stream),
@@ -196,7 +199,7 @@ def measure(name: str, text: str, tokens: int) -> list[Quality]:
     if files.gguf is not None:
         tensors = shuffled(tensors, spec)
     del whole
-    numbers = parameters(spec)
+    numbers = sum(t.numel() for n, t in tensors.items() if not (spec.tied and n == HEAD[1]))
     plain = build(spec, tensors, PLAIN, WINDOW)
     reference = log_probabilities(plain, windows)
     del plain

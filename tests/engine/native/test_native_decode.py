@@ -23,7 +23,7 @@ from models.network import Network, Weight
 from models.reference.decoder import Decoder
 from models.weights.block_formats import Kind as BlockKind
 from models.weights.checkpoint import Blocks
-from models.weights.quantized import TiledProduct, dequantize_rows
+from models.reference.tiled import TiledProduct, dequantize_rows
 from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The decode lane on a GPU: fused kernels, CUDA graphs and the plain modules give the same tokens and true logits."""
+"""The decode runner on a GPU: fused kernels, CUDA graphs and the plain modules give the same tokens and true logits."""
 
 import ctypes
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
         engine._loop.call(engine._blocks.check)
 
 
-@pytest.mark.parametrize("options", [{}, {"graphs": False}, {"fused": False}, {"lane": False}])
+@pytest.mark.parametrize("options", [{}, {"graphs": False}, {"fused": False}, {"decode_runner": False}])
 def test_greedy_tokens_are_those_of_transformers(folder: Path, options: dict[str, Any]) -> None:
     with an_engine(folder, **options) as engine:
         answer = tokens(engine)
@@ -134,7 +134,7 @@ def test_the_context_ends_an_answer(folder: Path) -> None:
 def test_damaged_weights_end_the_turn_with_a_line(folder: Path) -> None:
     with an_engine(folder) as engine:
         good = tokens(engine)
-        norm = engine._lane.program._model.norm.weight
+        norm = engine.network.final_norm.weight
         kept = norm.clone()
         engine._loop.call(lambda: norm.fill_(float("nan")))
         with pytest.raises(EngineError, match="not a number"):
