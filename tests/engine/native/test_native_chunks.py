@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder
+from engine.execute.cpu.executor import NativeDecoder, NativeSpan
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.reference.decoder import DecoderModel
 from models.weights.quantized import set_product
@@ -45,14 +45,15 @@ class Prompt:
 
     def run(self, decoder: NativeDecoder, ends: Sequence[int]) -> Tensor:
         """The logits after the last row, in chunks that end before the rows `ends`."""
-        logits = None
+        logits = torch.empty(0)
         for start, end in pairwise((0, *ends)):
-            chunk = slice(start, end)
-            blocks = self.table[: -(-end // BLOCK)]
-            logits = decoder.run_chunk(self.ids[chunk], start, self.positions[chunk], blocks, end == ends[-1])
-            assert (logits is None) == (end != ends[-1])
-        assert logits is not None
-        return logits.clone()
+            logits = decoder.run([self.span(start, end, wanted=end == ends[-1])])
+            assert len(logits) == (end == ends[-1])
+        return logits[0]
+
+    def span(self, start: int, end: int, *, wanted: bool = True) -> NativeSpan:
+        chunk, blocks = slice(start, end), self.table[: -(-end // BLOCK)]
+        return NativeSpan(self.ids[chunk], start, self.positions[chunk], blocks, wanted)
 
 
 def run(
@@ -130,12 +131,9 @@ def test_one_thread_of_several_gives_the_same(model: DecoderModel, library: Libr
         # The first chunk and every other one after it, by all threads and by one.
         for start, end in pairwise(range(0, 37, 6)):
             pool.set_alone(alone and start % 12 == 0)
-            chunk = slice(start, end)
-            logits = decoder.run_chunk(prompt.ids[chunk], start, prompt.positions[chunk], prompt.table)
-            assert logits is not None
-            expected.append(logits.clone())
+            expected.append(decoder.run([prompt.span(start, end)]))
         pool.set_alone(alone)
-        expected.append(decoder.run(prompt.ids[36], 36, prompt.positions[36], prompt.table).clone())
+        expected.append(decoder.run([prompt.span(36, 37)]))
         expected.append(cache.kv[:, :, prompt.slots].clone())
     half = len(expected) // 2
     for ours, theirs in zip(expected[half:], expected[:half], strict=True):
@@ -173,9 +171,7 @@ def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
     model: DecoderModel, pool: Pool, library: Library, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(model)
-    for name, variant in library.variants.items():
-        if name == "portable":  # its chunks are never used
-            continue
+    for variant in library.variants.values():
         expected, kv = run(model, prompt, pool, variant, dtype, [COUNT])
         for threads, before in ((1, 0), (2, 30), (7, COUNT - 1)):
             cache = cache_for(model, dtype)
@@ -184,8 +180,7 @@ def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
                 prompt.run(decoder, [before])
             logits = expected
             for row in range(before, COUNT):
-                blocks = prompt.table[: row // BLOCK + 1]
-                logits = decoder.run(prompt.ids[row], row, prompt.positions[row], blocks)
+                logits = decoder.run([prompt.span(row, row + 1)])[0]
             torch.testing.assert_close(cache.kv[:, :, prompt.slots], kv, rtol=0, atol=0)
             torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
@@ -210,30 +205,16 @@ def test_values_out_of_range_are_refused(
 ) -> None:
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     with pytest.raises(NativeError):
-        decoder.run_chunk(ids, start, positions, blocks)
+        decoder.run([NativeSpan([3], 0, [0], [1]), NativeSpan(ids, start, positions, blocks)])
 
 
-def test_plain_weights_do_not_take_chunks(
-    tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig, pool: Pool
+def test_torch_is_faster_for_prompts_of_plain_weights_and_than_the_portable_kernels(
+    tmp_path_factory: pytest.TempPathFactory, model: DecoderModel, config: PretrainedConfig, pool: Pool
 ) -> None:
     folder: Path = tmp_path_factory.getbasetemp() / f"native-{config.model_type}"
-    model = plain_model(folder, config)
-    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    assert not decoder.takes_chunks
-    with pytest.raises(NativeError, match="quantised"):
-        decoder.run_chunk([1, 2], 0, [0, 1], [0])
-
-
-def test_only_the_portable_kernels_leave_chunks_to_torch(
-    model: DecoderModel, pool: Pool, library: Library
-) -> None:
-    for name, variant in library.variants.items():
+    plain = plain_model(folder, config)
+    for name, variant in pool.library.variants.items():
         decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
-        assert decoder.takes_chunks == (name != "portable")
-
-
-def test_the_parts_of_a_chunk_are_timed(model: DecoderModel, pool: Pool) -> None:
-    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    parts = decoder.time_chunk([1, 2, 3], 0, [0, 1, 2], [0])
-    assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(seconds > 0 for seconds in parts.values())
+        assert decoder.takes_prompts == (name != "portable")
+        decoder = NativeDecoder(plain, cache_for(plain, torch.float32), pool, variant)
+        assert not decoder.takes_prompts

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder, supports
+from engine.execute.cpu.executor import NativeDecoder, NativeSpan, supports
+from engine.kernels.native import library as native
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
 from models.reference.decoder import DecoderModel
@@ -122,6 +123,11 @@ def cache_for(model: DecoderModel, dtype: torch.dtype, blocks: int = 40) -> KVCa
     return cache
 
 
+def step(decoder: NativeDecoder, token: int, row: int, position: int, blocks: list[int]) -> Tensor:
+    """One token by itself; fp32 [vocab_size]."""
+    return decoder.run([NativeSpan([token], row, [position], blocks)])[0]
+
+
 def errors(
     model: DecoderModel, pool: Pool, variant: int, rows: Sequence[int], dtype: torch.dtype
 ) -> list[float]:
@@ -146,7 +152,7 @@ def errors(
     for row in rows:
         cache.kv.fill_(float("nan"))
         cache.kv[:, :, slots[:row]] = exact[:, :, :row].to(dtype)
-        logits = decoder.run(int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
+        logits = step(decoder, int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
         found.append(float((logits - expected[row]).norm() / expected[row].norm()))
         written = cache.kv[:, :, slots[row]].float() - exact[:, :, row]
         found.append(float(written.norm() / exact[:, :, row].norm()))
@@ -223,10 +229,9 @@ def test_a_table_may_change_from_step_to_step(checkpoint: Path, config: Pretrain
     model = plain_model(checkpoint, config)
     cache = cache_for(model, torch.float32)
     decoder = NativeDecoder(model, cache, pool)
-    first = decoder.run(3, 0, 0, [5]).clone()
-    other = decoder.run(4, 0, 0, [9]).clone()
+    first, other = step(decoder, 3, 0, 0, [5]), step(decoder, 4, 0, 0, [9])
     assert not torch.equal(first, other)
-    torch.testing.assert_close(decoder.run(3, 0, 0, [5]), first, rtol=0, atol=0)
+    torch.testing.assert_close(step(decoder, 3, 0, 0, [5]), first, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +260,7 @@ def test_values_out_of_range_are_refused(
     model = plain_model(checkpoint, config)
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     with pytest.raises(NativeError):
-        decoder.run(token, row, position, blocks)
+        step(decoder, token, row, position, blocks)
 
 
 def test_weights_that_are_no_numbers_show_in_the_logits(
@@ -263,7 +268,7 @@ def test_weights_that_are_no_numbers_show_in_the_logits(
 ) -> None:
     model = plain_model(checkpoint, config)
     model.get_parameter("layers.1.mlp.down_proj.weight")[3, 5] = float("nan")
-    logits = NativeDecoder(model, cache_for(model, torch.float32), pool).run(1, 0, 0, [0])
+    logits = step(NativeDecoder(model, cache_for(model, torch.float32), pool), 1, 0, 0, [0])
     assert logits.isnan().all()
 
 
@@ -276,8 +281,13 @@ def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConf
     assert supports(model) is None
 
 
-def test_the_parts_of_a_step_are_timed(checkpoint: Path, config: PretrainedConfig, pool: Pool) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_parts_of_a_step_are_timed(
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, rows: int
+) -> None:
     model = plain_model(checkpoint, config)
-    parts = NativeDecoder(model, cache_for(model, torch.float32), pool).time(1, 0, 0, [0])
-    assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(seconds > 0 for seconds in parts.values())
+    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
+    times = native.Times()
+    decoder.run([NativeSpan([1] * rows, 0, range(rows), [0])], times)
+    assert set(times.parts()) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
+    assert all(seconds > 0 for seconds in times.parts().values())
