@@ -99,15 +99,8 @@ class Ours:
 
     def __init__(self, path: Path, pool: Pool, variant: int, context: int, streams: int = 1) -> None:
         model = load_model(ModelFiles(path.name, gguf=path), dtype=torch.bfloat16, device=torch.device("cpu"))
-        config = model.config
-        blocks = -(-context // BLOCK)
-        shape = (
-            config.num_hidden_layers,
-            streams * blocks,
-            BLOCK,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        attention, blocks = model.spec.attention, -(-context // BLOCK)
+        shape = (len(model.layers), streams * blocks, BLOCK, attention.kv_heads, attention.head_dim)
         cache = KVCache(*shape, torch.bfloat16, torch.device("cpu"))
         cache.kv.normal_()
         self._decoder = NativeDecoder(model, cache, pool, variant)

@@ -17,11 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, NativeSpan
 from engine.kernels.native.library import Library, Pool
-from models.reference.decoder import DecoderModel
-from tests.engine.native.test_native_decode import BLOCK, CPU, plain_model, quantized_model
+from models.network import Network
+from tests.engine.native.test_native_decode import BLOCK, cache_for, plain_model, quantized_model
 from tests.models.checkpoints import tiny_llama, tiny_qwen3
 
 EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "4"))
@@ -49,7 +48,7 @@ class Sequence:
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> DecoderModel:
+def networks(draw: st.DrawFn) -> Network:
     """A layer or two; quantised where the heads together are as many numbers as a block of every format has."""
     dim, kv_heads, groups = draw(
         st.sampled_from(((8, 1, 3), (24, 2, 2), (32, 2, 4), (64, 1, 4), (128, 2, 1)))
@@ -81,7 +80,7 @@ def networks(draw: st.DrawFn) -> DecoderModel:
 )
 def test_a_row_has_the_same_bits_whatever_is_beside_it(
     library: Library,
-    model: DecoderModel,
+    model: Network,
     lengths: list[int],
     dtype: torch.dtype,
     threads: int,
@@ -90,13 +89,9 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(
     blocks = sum(-(-length // BLOCK) for length in lengths)
     free = list(range(blocks))
     sequences = [Sequence.random(random, length, free) for length in lengths]
-    config = model.config
-    shape = (config.num_hidden_layers, blocks, BLOCK, config.num_key_value_heads, config.head_dim)
     pool = Pool(threads, library)
     for variant in library.variants.values():
-        caches = [KVCache(*shape, dtype, CPU) for _ in range(2)]
-        for cache in caches:
-            cache.kv.fill_(float("nan"))  # what was never written must not matter
+        caches = [cache_for(model, dtype, blocks) for _ in range(2)]
         expected = alone(NativeDecoder(model, caches[0], pool, variant), sequences)
         for sequence, row, found in together(
             NativeDecoder(model, caches[1], pool, variant), sequences, random
@@ -140,9 +135,7 @@ def together(
 @pytest.mark.parametrize("streams", [2, 8, 9])
 def test_a_batch_of_nothing_and_one_that_wants_nothing(pool: Pool, tmp_path: Path, streams: int) -> None:
     model = plain_model(tmp_path, tiny_qwen3())
-    config = model.config
-    shape = (config.num_hidden_layers, streams, BLOCK, config.num_key_value_heads, config.head_dim)
-    decoder = NativeDecoder(model, KVCache(*shape, torch.float32, CPU), pool)
-    assert decoder.run([]).shape == (0, config.vocab_size)
+    decoder = NativeDecoder(model, cache_for(model, torch.float32, streams), pool)
+    assert decoder.run([]).shape == (0, model.spec.vocab_size)
     spans = [NativeSpan([1], 0, [0], [block], wanted=False) for block in range(streams)]
-    assert decoder.run(spans).shape == (0, config.vocab_size)
+    assert decoder.run(spans).shape == (0, model.spec.vocab_size)
