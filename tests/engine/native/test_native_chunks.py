@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, NativeSpan
-from engine.kernels.native.library import PARTS, Library, NativeError, Pool, Times
+from engine.kernels.native.library import Library, NativeError, Pool
 from models.network import Network
 from models.reference.decoder import Decoder
 from tests.counting import until
@@ -22,8 +22,7 @@ from tests.engine.native.test_native_decode import (
     cache_for,
     plain_model,
     quantized_model,
-    rounding,
-    step,
+    rounded,
 )
 
 COUNT = 150
@@ -48,12 +47,13 @@ class Prompt:
         """The logits after the last row, in chunks that end before the rows `ends`."""
         logits = torch.empty(0)
         for start, end in pairwise((0, *ends)):
-            chunk = slice(start, end)
-            blocks = self.table[: -(-end // BLOCK)]
-            span = NativeSpan(self.ids[chunk], start, self.positions[chunk], blocks, end == ends[-1])
-            logits = decoder.run([span])
+            logits = decoder.run([self.span(start, end, wanted=end == ends[-1])])
             assert len(logits) == (end == ends[-1])
         return logits[0]
+
+    def span(self, start: int, end: int, *, wanted: bool = True) -> NativeSpan:
+        chunk, blocks = slice(start, end), self.table[: -(-end // BLOCK)]
+        return NativeSpan(self.ids[chunk], start, self.positions[chunk], blocks, wanted)
 
 
 def run(
@@ -85,12 +85,11 @@ def test_a_prompt_is_within_what_rounding_the_activations_does(
     prompt = Prompt(model)
     attention, exact = RoundedAttention(dtype), RoundedAttention(dtype)
     ids, positions = torch.tensor(prompt.ids), torch.tensor(prompt.positions)
+    plain, rounding = Decoder(model), rounded(model)
     with torch.inference_mode():
-        found = []
-        for reference, kv in ((Decoder(model), exact), (rounding(model), attention)):
-            found.append(reference.logits(reference.forward(ids, positions, kv))[-1])
-        expected, rounded = found
-    explained = relative(rounded, expected)
+        expected = plain.logits(plain.forward(ids, positions, exact))[-1]
+        found = rounding.logits(rounding.forward(ids, positions, attention))[-1]
+    explained = relative(found, expected)
     for variant in library.variants.values():
         logits, kv = run(model, prompt, pool, variant, dtype, [COUNT])
         assert relative(logits, expected) < 2 * explained
@@ -132,11 +131,9 @@ def test_one_thread_of_several_gives_the_same(model: Network, library: Library) 
         # The first chunk and every other one after it, by all threads and by one.
         for start, end in pairwise(range(0, 37, 6)):
             pool.set_alone(alone and start % 12 == 0)
-            chunk = slice(start, end)
-            span = NativeSpan(prompt.ids[chunk], start, prompt.positions[chunk], prompt.table)
-            expected.append(decoder.run([span]))
+            expected.append(decoder.run([prompt.span(start, end)]))
         pool.set_alone(alone)
-        expected.append(step(decoder, prompt.ids[36], 36, prompt.positions[36], prompt.table))
+        expected.append(decoder.run([prompt.span(36, 37)]))
         expected.append(cache.kv[:, :, prompt.slots].clone())
     half = len(expected) // 2
     for ours, theirs in zip(expected[half:], expected[:half], strict=True):
@@ -174,9 +171,7 @@ def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
     model: Network, pool: Pool, library: Library, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(model)
-    for name, variant in library.variants.items():
-        if name == "portable":  # its chunks are never used
-            continue
+    for variant in library.variants.values():
         expected, kv = run(model, prompt, pool, variant, dtype, [COUNT])
         for threads, before in ((1, 0), (2, 30), (7, COUNT - 1)):
             cache = cache_for(model, dtype)
@@ -185,8 +180,7 @@ def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
                 prompt.run(decoder, [before])
             logits = expected
             for row in range(before, COUNT):
-                blocks = prompt.table[: row // BLOCK + 1]
-                logits = step(decoder, prompt.ids[row], row, prompt.positions[row], blocks)
+                logits = decoder.run([prompt.span(row, row + 1)])[0]
             torch.testing.assert_close(cache.kv[:, :, prompt.slots], kv, rtol=0, atol=0)
             torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
@@ -211,43 +205,16 @@ def test_values_out_of_range_are_refused(
 ) -> None:
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     with pytest.raises(NativeError):
-        decoder.run([NativeSpan(ids, start, positions, blocks)])
+        decoder.run([NativeSpan([3], 0, [0], [1]), NativeSpan(ids, start, positions, blocks)])
 
 
-def test_prompts_of_plain_weights_are_left_to_torch(
-    tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig, pool: Pool
+def test_torch_is_faster_for_prompts_of_plain_weights_and_than_the_portable_kernels(
+    tmp_path_factory: pytest.TempPathFactory, model: Network, config: PretrainedConfig, pool: Pool
 ) -> None:
     folder: Path = tmp_path_factory.getbasetemp() / f"native-{config.model_type}"
-    model = plain_model(folder, config)
-    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    assert not decoder.takes_prompts
-
-
-def test_only_the_portable_kernels_leave_chunks_to_torch(
-    model: Network, pool: Pool, library: Library
-) -> None:
-    for name, variant in library.variants.items():
+    plain = plain_model(folder, config)
+    for name, variant in pool.library.variants.items():
         decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
         assert decoder.takes_prompts == (name != "portable")
-
-
-def test_the_parts_of_a_chunk_are_timed(model: Network, pool: Pool) -> None:
-    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    times = Times()
-    decoder.run([NativeSpan([1, 2, 3], 0, [0, 1, 2], [0])], times)
-    assert all(getattr(times, name) > 0 for name in PARTS)
-
-
-def test_sequences_side_by_side_are_each_the_same_to_the_bit_as_alone(
-    model: Network, pool: Pool, library: Library
-) -> None:
-    for variant in library.variants.values():
-        together = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
-        spans = [
-            NativeSpan(list(range(first, first + count)), 0, list(range(count)), [block])
-            for first, count, block in ((3, 7, 0), (50, 1, 4), (90, 13, 9), (20, 2, 2))
-        ]
-        logits = together.run(spans)
-        for span, row in zip(spans, logits, strict=True):
-            alone = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
-            torch.testing.assert_close(alone.run([span])[0], row, rtol=0, atol=0)
+        decoder = NativeDecoder(plain, cache_for(plain, torch.float32), pool, variant)
+        assert not decoder.takes_prompts

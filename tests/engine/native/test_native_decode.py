@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gguf
 import numpy as np
@@ -17,13 +17,13 @@ from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, NativeSpan, unsupported
-from engine.kernels.native.library import PARTS, Library, NativeError, Pool, Times
-from models.load import _read, fill_network, load_model
-from models.network import Network, Weight
+from engine.kernels.native import library as native
+from engine.kernels.native.library import Library, NativeError, Pool
+from models.load import load_model
+from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
-from models.weights.block_formats import Kind as BlockKind
-from models.weights.checkpoint import Blocks
-from models.reference.tiled import TiledProduct, dequantize_rows
+from models.weights import block_formats
+from models.reference.tiled import dequantize_rows
 from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -76,6 +76,13 @@ def plain_model(folder: Path, config: PretrainedConfig) -> Network:
     return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="none")
 
 
+def rounded(model: Network) -> Decoder:
+    """The plain modules with products that round as the native kernels do."""
+    decoder = Decoder(model)
+    vars(decoder)["_tiled"] = RoundedProduct()
+    return decoder
+
+
 def random_blocks(kind: int, rows: int, columns: int, seed: int) -> Weight:
     """Random digits; scales that make the numbers as large as those of a trained layer."""
     random = np.random.default_rng(seed)
@@ -92,45 +99,49 @@ def random_blocks(kind: int, rows: int, columns: int, seed: int) -> Weight:
         return numbers
 
     put(columns**-0.5 * 2.0**-8 / put(2.0**-8).std())
-    return Weight(torch.from_numpy(blocks.reshape(rows, -1)), BlockKind(kind), rows, columns)
+    return Weight(torch.from_numpy(blocks.reshape(rows, -1)), block_formats.Kind(kind), rows, columns)
 
 
 def quantized_model(folder: Path, config: PretrainedConfig) -> Network:
     """Norms and biases of the checkpoint, random blocks of all types, another one for every matrix."""
-    plain_model(folder, config)
-    spec, tensors, names = _read(files_of(folder))
-    types = cycle((Kind.Q4_K, Kind.Q8_0, Kind.Q6_K, Kind.Q4_1, Kind.Q5_K, Kind.Q4_0))
-    kinds = {tensor.name: BlockKind(next(types)) for tensor in tensors if len(tensor.shape) == 2}
-    random = {
-        tensor.name: random_blocks(kinds[tensor.name], *tensor.shape, seed=seed)
-        for seed, tensor in enumerate(tensors)
-        if tensor.name in kinds
-    }
-    given = [
-        replace(tensor, blocks=Blocks(kinds[tensor.name], lambda data=random[tensor.name].data: data))
-        if tensor.name in kinds
-        else tensor
-        for tensor in tensors
-    ]
-    return fill_network(spec, given, torch.float32, CPU, kinds=kinds, names=names)
+    plain = plain_model(folder, config)
+    kinds = cycle((Kind.Q4_K, Kind.Q8_0, Kind.Q6_K, Kind.Q4_1, Kind.Q5_K, Kind.Q4_0))
+    seeds, attention = count(), plain.spec.attention
+    q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
 
+    def blocks(given: Linear, *rows: int) -> Linear:
+        parts = tuple(random_blocks(next(kinds), size, given.columns, next(seeds)) for size in rows)
+        return Linear(parts, given.bias)
 
-def rounding(model: Network) -> Decoder:
-    """The reference, whose products round the activation as the native kernels do."""
-    decoder, product = Decoder(model), RoundedProduct()
-    decoder._tiled = cast("TiledProduct", product)
-    return decoder
+    def layer(given: LayerWeights) -> LayerWeights:
+        feed = given.feed_forward
+        assert isinstance(feed, FeedForwardWeights)
+        weights = given.attention
+        qkv, out = blocks(weights.qkv, q, kv, kv), blocks(weights.out, weights.out.rows)
+        gate_up = blocks(feed.gate_up, *[feed.gate_up.rows // 2] * 2)
+        down = blocks(feed.down, feed.down.rows)
+        return replace(
+            given,
+            attention=replace(weights, qkv=qkv, out=out),
+            feed_forward=replace(feed, gate_up=gate_up, down=down),
+        )
+
+    head = blocks(plain.head, plain.head.rows)
+    tied = plain.head.parts[0] is plain.embedding
+    embedding = head.parts[0] if tied else blocks(plain.head, plain.head.rows).parts[0]
+    return replace(plain, embedding=embedding, layers=tuple(map(layer, plain.layers)), head=head)
 
 
 def cache_for(model: Network, dtype: torch.dtype, blocks: int = 40) -> KVCache:
-    heads = model.spec.attention
-    cache = KVCache(len(model.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, dtype, CPU)
+    attention = model.spec.attention
+    shape = (len(model.layers), blocks, BLOCK, attention.kv_heads, attention.head_dim)
+    cache = KVCache(*shape, dtype, CPU)
     cache.kv.fill_(float("nan"))  # what was never written must not matter
     return cache
 
 
 def step(decoder: NativeDecoder, token: int, row: int, position: int, blocks: list[int]) -> Tensor:
-    """The logits that follow one token."""
+    """One token by itself; fp32 [vocab_size]."""
     return decoder.run([NativeSpan([token], row, [position], blocks)])[0]
 
 
@@ -140,9 +151,9 @@ def errors(
     variant: int,
     rows: Sequence[int],
     dtype: torch.dtype,
-    reference: Decoder | None = None,
+    truth: Decoder | None = None,
 ) -> list[float]:
-    """The relative error of the logits of steps at `rows`, against one forward pass over the whole sequence.
+    """The relative error of the logits of steps at `rows`, against one pass of `truth` over the whole sequence.
 
     Before each step the cache holds what that pass gave for the rows before; what the step writes is checked here.
     The positions have a gap in them, and the blocks lie in no order.
@@ -151,13 +162,13 @@ def errors(
     decoder = NativeDecoder(model, cache, pool, variant)
     generator = torch.Generator().manual_seed(len(rows))
     table = torch.randperm(40, generator=generator).tolist()
-    count = max(rows) + 1
-    ids = torch.randint(model.spec.vocab_size, (count,), generator=generator)
-    positions = torch.arange(count) + 7 * (torch.arange(count) > count // 2)
-    slots = torch.tensor([table[row // BLOCK] * BLOCK + row % BLOCK for row in range(count)])
+    length = max(rows) + 1
+    ids = torch.randint(model.spec.vocab_size, (length,), generator=generator)
+    positions = torch.arange(length) + 7 * (torch.arange(length) > length // 2)
+    slots = torch.tensor([table[row // BLOCK] * BLOCK + row % BLOCK for row in range(length)])
     attention = RoundedAttention(dtype)
-    plain = reference or Decoder(model)
     with torch.inference_mode():
+        plain = truth or Decoder(model)
         expected = plain.logits(plain.forward(ids, positions, attention))
     exact = torch.stack([torch.stack(attention.kv[layer]) for layer in range(len(model.layers))], 1)
     found = []
@@ -206,7 +217,7 @@ def test_quantised_weights_give_what_rounding_the_activations_does_to_the_plain_
 ) -> None:
     model = quantized_model(checkpoint, config)
     for variant in library.variants.values():
-        found = errors(model, pool, variant, range(20), torch.float32, rounding(model))
+        found = errors(model, pool, variant, range(20), torch.float32, rounded(model))
         # A number next to the middle of two steps may go either way; most rows of the cache have none.
         assert sorted(found)[len(found) // 4] < 1e-5
         assert max(found) < 0.05
@@ -240,8 +251,7 @@ def test_a_table_may_change_from_step_to_step(checkpoint: Path, config: Pretrain
     model = plain_model(checkpoint, config)
     cache = cache_for(model, torch.float32)
     decoder = NativeDecoder(model, cache, pool)
-    first = step(decoder, 3, 0, 0, [5])
-    other = step(decoder, 4, 0, 0, [9])
+    first, other = step(decoder, 3, 0, 0, [5]), step(decoder, 4, 0, 0, [9])
     assert not torch.equal(first, other)
     torch.testing.assert_close(step(decoder, 3, 0, 0, [5]), first, rtol=0, atol=0)
 
@@ -279,7 +289,9 @@ def test_weights_that_are_no_numbers_show_in_the_logits(
     checkpoint: Path, config: PretrainedConfig, pool: Pool
 ) -> None:
     model = plain_model(checkpoint, config)
-    model.layers[1].feed_forward.down.weight[3, 5] = float("nan")
+    feed = model.layers[1].feed_forward
+    assert isinstance(feed, FeedForwardWeights)
+    feed.down.weight[3, 5] = float("nan")
     logits = step(NativeDecoder(model, cache_for(model, torch.float32), pool), 1, 0, 0, [0])
     assert logits.isnan().all()
 
@@ -293,9 +305,13 @@ def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConf
     assert unsupported(model.spec) is None
 
 
-def test_the_parts_of_a_step_are_timed(checkpoint: Path, config: PretrainedConfig, pool: Pool) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_parts_of_a_step_are_timed(
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, rows: int
+) -> None:
     model = plain_model(checkpoint, config)
-    times = Times()
-    NativeDecoder(model, cache_for(model, torch.float32), pool).run([NativeSpan([1], 0, [0], [0])], times)
-    assert set(PARTS) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(getattr(times, name) > 0 for name in PARTS)
+    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
+    times = native.Times()
+    decoder.run([NativeSpan([1] * rows, 0, range(rows), [0])], times)
+    assert set(times.parts()) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
+    assert all(seconds > 0 for seconds in times.parts().values())
