@@ -90,7 +90,7 @@ def batch(
     }
     with _source(name) as source:
         results = (
-            Results("standard output", _standard_output(), source)
+            Results("standard output", _standard_output(), source, resumes=False)
             if output == "-"
             else Results.open(output, source)
         )

@@ -247,11 +247,12 @@ def run(
     if parallel or answers > 1:
         from chatterm.cli.parallel import answer_all
 
-        raise typer.Exit(
-            answer_all(
-                backend, prompts, answers, seed=chosen.sampling.get("seed"), as_json=as_json, stats=stats
-            )
-        )
+        seed = chosen.sampling.get("seed")
+        if seed is not None:
+            options.checked_sampling({"seed": seed + answers - 1})
+        names = prompt if parallel else None  # without what is piped
+        code = answer_all(backend, prompts, answers, names=names, seed=seed, as_json=as_json, stats=stats)
+        raise typer.Exit(code)
     from chatterm.cli.oneshot import answer
 
     chosen_sampling = dict(chosen.sampling)

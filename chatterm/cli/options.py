@@ -167,7 +167,7 @@ def chat_options(invocation: typer.Context) -> ChatOptions:
         "think_cache",
     )
     return ChatOptions(
-        **{name: given[name] for name in same},
+        **{name: given[name] for name in same if name in given},
         graphs=not given["no_graph"],
         sampling=checked_sampling(sampling),
     )
