@@ -120,6 +120,21 @@ async def test_stopped_before_a_word_nothing_was_ever_there() -> None:
         assert "/3" not in driver.text()
 
 
+async def test_they_may_be_gone_while_the_map_of_the_cache_stands_over_them() -> None:
+    gate = threading.Event()
+    async with driven(backend("one", "two", gate=gate, after=0)) as driver:
+        await driver.send("q")
+        await draws(driver, 2, wait=False)
+        await driver.pilot.press("f3")
+        assert type(driver.app.screen).__name__ == "CacheScreen"
+        driver.app.chat.conversation.stop()
+        await driver.idle()
+        await driver.pilot.pause(0.3)
+        await driver.pilot.press("escape")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert driver.answers == ["first"]
+
+
 async def test_an_error_of_one_is_not_that_of_the_others() -> None:
     bad = Script("never said", error=EngineError("no room"), error_after=0)
     late = Script("half said", error=EngineError("no more room"), error_after=1)
