@@ -15,7 +15,6 @@ from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.cpu.held_weights import read_model
-from engine.execute.cuda.decode_runner import Lane
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.bandwidth import known_bandwidth
 from engine.machine.device import available_memory, pick_device, pick_dtype
@@ -26,12 +25,12 @@ from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.step import Stepper, explain
-from models.hub.sources import ModelFiles, resolve
+from models.files import ModelFiles
+from models.hub.sources import resolve
+from models.network import Network
 from models.progress import OnProgress, Progress
-from models.reference.decoder import DecoderModel
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.units import counted
-from models.weights.quantized import weight_bytes
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
@@ -46,7 +45,7 @@ class Engine:
     def __init__(
         self,
         loop: Loop,
-        model: DecoderModel,
+        network: Network,
         tokenizer: Tokenizer,
         *,
         name: str,
@@ -56,24 +55,24 @@ class Engine:
         **options: Any,
     ) -> None:
         """`options` are those of `engine.build`. Raises EngineError when nothing fits or does not work here."""
-        pieces = assemble(model, device, dtype, Options(**options), notes)
+        pieces = assemble(network, device, dtype, Options(**options), notes)
         self.model_name = name
         self.device = device
         self.dtype = dtype
         self.tokenizer = tokenizer
         self.generation_defaults = tokenizer.generation_defaults
-        self.max_positions = model.positions
+        self.max_positions = network.positions
         self.context_length = pieces.context_length
-        self.config = model.config
-        self.vocab_size = model.config.vocab_size
-        self._weight_bytes = weight_bytes(model)
+        self.spec = network.spec
+        self.vocab_size = network.spec.vocab_size
+        self._weight_bytes = network.nbytes
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.nbytes
         self._host = pieces.cache.host
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
         self._runner = pieces.runner
-        self._lane = pieces.lane
+        self._decode_runner = pieces.decode_runner
         self._attention_name = pieces.attention_name
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
@@ -87,9 +86,10 @@ class Engine:
             self._blocks,
             self._cache,
             self._runner,
-            self._lane,
             pieces.threads,
         )
+        if pieces.decode_runner is not None:
+            self._stepper.decode_with(pieces.decode_runner)
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
@@ -113,6 +113,7 @@ class Engine:
         graphs: bool = True,
         threads: int | None = None,
         spill_gb: float | None = None,
+        streams: int = 1,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
@@ -120,9 +121,12 @@ class Engine:
         `model` is what `models.hub.sources.resolve` takes, or local files; `quantize` is how weights are held, see
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
         a CPU (None: the physical cores, less one for the screen where there are more than two); `spill_gb` of host
-        memory take what a GPU evicts (None: a share of it).
+        memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
+        the memory has it.
         """
         check_threads(threads)
+        if streams < 1:
+            raise EngineError(f"streams is {streams}; it must be 1 or more.")
         choice = pick_device(device)
         picked = choice.device
         picked_dtype = pick_dtype(dtype, picked)
@@ -149,8 +153,9 @@ class Engine:
                 graphs=graphs,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - held.nbytes, 0) if picked.type == "cpu" else None,
+                free=max(before - held.network.nbytes, 0) if picked.type == "cpu" else None,
                 spill_gb=spill_gb,
+                streams=streams,
                 notes=(*choice.notes, *held.notes),
             )
 
@@ -237,32 +242,6 @@ class Engine:
 
         self._loop.post(job)
 
-    def on_lane(self, function: Callable[[Lane], T], empty: bool = True) -> T:
-        """Call `function` on the loop thread between two steps, for measurements; `empty` the prefix cache before.
-
-        Raises EngineError where tokens are not decoded in a lane or something runs.
-        """
-
-        def job() -> T:
-            if self._lane is None or self._scheduler.has_work:
-                raise EngineError(
-                    "There is no GPU decode runner to measure, or it is busy; it needs a GPU and Triton."
-                )
-            if empty:
-                self._blocks.evict_all()
-            return function(self._lane)
-
-        return self._loop.call(job)
-
-    def with_rows(self, keys: list[Key], more: int, function: Callable[[list[int]], T]) -> T:
-        """Call `function` with the blocks of cached rows and of `more` to come. For the loop thread."""
-        table = self._blocks.open(keys)
-        try:
-            self._blocks.reserve(table, len(keys) - table.length + more)
-            return function(table.blocks)
-        finally:
-            self._blocks.close(table)
-
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
         self._loop.close()
@@ -271,7 +250,7 @@ class Engine:
             self._host.close()
             self._host = None
         self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_runner", "_lane", "_stepper"):
+        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_stepper"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what Chat uses

@@ -5,16 +5,16 @@ Two kinds of calls: those of the *worker* (they may block, and all come from one
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from chatterm.backends.exchange import Exchange, Outcome
 from engine.errors import ContextFullError, EngineError
 from engine.events import DraftCost, Figures, FinishReason, SpillFigures, TokenEvent, TurnStats
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
-    from chatterm.sessions.records import Exchange
     from engine.cache.block_map import BlockMap
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "ContextFullError",
     "DraftCost",
     "EngineError",
+    "Exchange",
     "Figures",
     "FinishReason",
     "Message",
@@ -84,37 +85,6 @@ class ModelInfo:
     """Whether the model's chat template knows thinking."""
     sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Fields of SamplingParams that the model's authors recommend."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The latest answer, whole or as far as it has come."""
-
-    text: str
-    reasoning: str
-    finish_reason: FinishReason | None
-    """None while the answer is running."""
-    stats: TurnStats
-    """Of the latest run: an answer that was continued has the figures of what was added."""
-    token_ids: Sequence[int] = ()
-    """Every token of the answer. While it runs this is the list that grows: copy what you keep."""
-    shown: tuple[int, int] = (0, 0)
-    """Which of `token_ids` the history shows; (0, 0) while it runs."""
-    opening: Sequence[int] = ()
-    """What the generation prompt put before the answer and the history leaves out."""
-    seed: int | None = None
-    """Of the random numbers: with the number of tokens it is the state of sampling. None: there is none to know."""
-    ends_at: int | None = None
-    """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
-
-    def before(self, event: TokenEvent) -> "Outcome":
-        """The answer as it was before `event`, its latest token."""
-        text, reasoning = self.text, self.reasoning
-        if event.kind == "reasoning":
-            reasoning = reasoning[: len(reasoning) - len(event.text)]
-        else:
-            text = text[: len(text) - len(event.text)]
-        return replace(self, text=text, reasoning=reasoning, token_ids=list(self.token_ids[:-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +223,7 @@ class Backend(Protocol):
         them all. Closing the iterator ends them.
         """
 
-    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
         """The history becomes this path; [] empties it. It is warmed in idle time, which this does not wait for.
 
         Token ids are kept where `exchange.model` is `info.name`; what another model said is tokenised from its text.

@@ -10,6 +10,7 @@ from chatterm.backends.backend import (
     ChatOptions,
     DraftCost,
     EngineError,
+    Exchange,
     Figures,
     FinishReason,
     ModelChoice,
@@ -25,11 +26,10 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.backends.power import Power
-from chatterm.sessions.titles import TITLE_TOKENS, title_question
+from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
-    from chatterm.sessions.records import Exchange
     from engine.cache.block_map import BlockMap
     from engine.cache.prefix_index import Key
     from engine.conversation.aside import Aside
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from engine.conversation.several import Prompt
     from engine.conversation.turns import Answer, Turn
     from engine.engine import Engine
-    from models.hub.sources import ModelFiles
+    from models.files import ModelFiles
 
 
 _LEAST_FOR_TITLES = 500_000_000
@@ -141,10 +141,10 @@ class LocalBackend:
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
         from models.hub.sources import resolve
-        from models.load import load_config
+        from models.load import load_spec
 
         files = resolve(model, on_progress=on_progress)
-        load_config(files)  # a model that cannot run is refused while the present one is still there
+        load_spec(files)  # a model that cannot run is refused while the present one is still there
         self.close()
         self._model = model
         self._load(files, on_progress)
@@ -232,7 +232,7 @@ class LocalBackend:
             except (EngineError, ModelError) as error:
                 yield error
 
-    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
         chat, info = self._person(), self._info
         if chat is None or info is None:
             self._path = tuple(exchanges)
@@ -297,10 +297,10 @@ class LocalBackend:
         engine, chat, aside = self._engine, self._chat, self._aside
         if engine is None or chat is None or aside is None:
             return True
-        from engine.machine.expected import parameters
+        from models.slots import parameters
 
         # With `mask`, rows are restored one turn after the other: nobody can tell when idle work is over.
-        if parameters(engine.config) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
+        if parameters(engine.spec) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
             return False
         busy = chat.present_tokens is not None or aside.is_running or self._power.is_low(time.monotonic())
         if not busy and aside.said is None:
@@ -377,7 +377,7 @@ def _part(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
     return _outcome(part.answer if isinstance(part, Ended) else part, opening)
 
 
-def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
+def _turn(exchange: Exchange, same_model: bool) -> "Turn":
     """An exchange as the engine knows it; tokens of another model mean nothing here."""
     from engine.conversation.turns import Answer, Turn
 

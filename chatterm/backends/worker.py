@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chatterm.backends.backend import (
     Backend,
     EngineError,
+    Exchange,
     ModelError,
     ModelInfo,
     Outcome,
@@ -28,9 +29,6 @@ from chatterm.backends.backend import (
 from chatterm.terminal.error_log import error_line, write_down
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import in_chat
-
-if TYPE_CHECKING:
-    from chatterm.sessions.records import Exchange
 
 _SWITCH = 0.0001
 """Seconds after which a thread that computes gives way to one that waits for the interpreter.
@@ -80,7 +78,7 @@ class Draw:
 class LoadPath:
     """The history becomes these exchanges."""
 
-    exchanges: "tuple[Exchange, ...]"
+    exchanges: tuple[Exchange, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import typer
 
 from chatterm.backends.backend import EngineError
 from chatterm.cli import options
-from chatterm.cli.options import WrongUsage
 from chatterm.cli.shell_completion import model_names
+from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 
 

@@ -14,9 +14,10 @@ from chatterm.backends.backend import EngineError, ModelError
 from chatterm.cli import options
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
-from chatterm.cli.options import WrongUsage, check_utf8
+from chatterm.cli.options import check_utf8
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
+from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 
 app = typer.Typer(

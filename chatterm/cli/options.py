@@ -6,6 +6,7 @@ import typer
 
 from chatterm.backends.backend import ChatOptions, EngineError
 from chatterm.cli.shell_completion import model_names
+from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -122,13 +123,6 @@ NoGraph = Annotated[
 ]
 
 
-class WrongUsage(typer.BadParameter):
-    """A command line that makes no sense; exit code 2."""
-
-    def format_message(self) -> str:
-        return self.message
-
-
 _SAMPLING_FIELDS = (
     *(
         "temperature",
@@ -182,9 +176,9 @@ def decided(invocation: typer.Context) -> set[str]:
 def preferences() -> "Settings":
     """The person's settings."""
     from chatterm.settings.paths import config_path
-    from chatterm.settings.settings import Settings
+    from chatterm.settings.reading import load_settings
 
-    return Settings.load(config_path())
+    return load_settings(config_path())
 
 
 def is_given(invocation: typer.Context, name: str) -> bool:

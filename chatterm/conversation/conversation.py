@@ -5,16 +5,18 @@ It turns what the person wants into jobs for the worker and knows no widget: the
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Backend, EngineError, Outcome, TurnStats
+from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Branch, Entry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.turn import Turn, answer_of, stats_of
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
 
 _BUSY = "An answer is running; Esc stops it."
@@ -57,6 +59,8 @@ class Conversation:
         self.show_thinking: bool | None = None
         self.sampling: dict[str, Any] = {}
         """What was chosen for this session."""
+        self.given_title = ""
+        """That of the session, where it has one."""
         self._pairs: dict[int, tuple[UserEntry, AnswerEntry]] = {}
         self._held: list[int] | None = []
         """The exchanges that the backend's history holds; None: nobody knows."""
@@ -69,6 +73,12 @@ class Conversation:
     def path(self) -> list[Exchange]:
         """The selected branch."""
         return self.tree.path(self.tree.head)
+
+    @property
+    def title(self) -> str:
+        """That of the session, else the first words; "" before it begins."""
+        first = next(iter(self.path), None)
+        return self.given_title or (title_of(first.user) if first is not None else "")
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
         """The exchange on the selected branch that an entry belongs to."""
@@ -219,6 +229,11 @@ class Conversation:
             think_cache=backend.think_cache,
             sampling=dict(self.sampling),
         )
+
+    def info(self) -> SessionInfo:
+        """What there is to say about this session in an export."""
+        path = self.path
+        return replace(self.new_info(), title=self.title, created=path[0].created if path else 0.0)
 
     def aim(self, exchange: Exchange | None) -> None:
         """What is being typed will be asked instead of `exchange`, or after everything: make that the history."""
@@ -424,7 +439,7 @@ class Conversation:
         while self.waiting:
             self.take_back()
         self.keeper.leave()
-        self._begin_with(Tree())
+        self._begin_with(Tree(), "")
         self._held = []
         self._worker.submit(worker.Reset())
 
@@ -435,13 +450,13 @@ class Conversation:
         for turn in self._running.values():
             turn.is_dropped = True
 
-    def open(self, session: str | None, tree: Tree) -> None:
+    def open(self, session: str | None, tree: Tree, title: str = "") -> None:
         """Go on with a session that was saved."""
         self._drop()
         while self.waiting:
             self.take_back()
         self.keeper.session = session
-        self._begin_with(tree)
+        self._begin_with(tree, title)
         self._held = None
         self._hold(tree.head)
 
@@ -454,8 +469,8 @@ class Conversation:
         """The backend may hold anything."""
         self._held = None
 
-    def _begin_with(self, tree: Tree) -> None:
-        self.tree = tree
+    def _begin_with(self, tree: Tree, title: str) -> None:
+        self.tree, self.given_title = tree, title
         self._pairs, self._seen = {}, {}
         self.ended = None
         self.stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)

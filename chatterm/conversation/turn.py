@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chatterm.backends.backend import Backend, Figures, FinishReason, Outcome, TokenEvent, TurnStats
+from chatterm.backends.backend import Backend, Exchange, Figures, FinishReason, Outcome, TokenEvent, TurnStats
 from chatterm.backends.worker import Token
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
-from chatterm.sessions.records import Exchange
 from models.units import counted
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

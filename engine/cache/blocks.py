@@ -191,10 +191,6 @@ class BlockManager:
             if row == self.block_size - 1:
                 self._complete(table, index)
 
-    def truncate(self, table: BlockTable) -> None:
-        """Give back the blocks that were reserved but not written."""
-        self._cut_table(table, self.blocks_for(table.length))
-
     def close(self, table: BlockTable) -> None:
         """Let go of every block of `table`; what was written stays as cache until it is evicted."""
         self._tables.remove(table)

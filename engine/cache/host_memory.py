@@ -1,11 +1,10 @@
 """The host memory behind the slots of `engine/cache/offload.py`, and whether bringing blocks back is worth it."""
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +12,6 @@ from torch import Tensor
 from engine.cache.offload import HostTier, Restore, Spill
 from engine.events import SpillFigures
 from models.weights.staging import pin
-
-T = TypeVar("T")
 
 PIECE_BYTES = 64 * 1024**2
 """Memory is taken in such pieces: while one is pinned the device gets no new work."""
@@ -174,29 +171,13 @@ class Costs:
         """Brought back from host memory."""
         self.computed: float | None = None
         """Computed, in the fastest chunk so far."""
-        self._running: tuple[Any, Any, int] | None = None
 
     @property
     def worth_it(self) -> bool:
         """Whether blocks shall be brought back, as far as is known."""
         return self.brought is None or self.computed is None or self.brought * FASTER <= self.computed
 
-    def of_chunk(self, rows: int, compute: Callable[[], T]) -> T:
-        """Do `compute`, which enqueues the work of a chunk of `rows` rows on a GPU, and have it timed there."""
-        self._read()
-        if rows < ENOUGH_ROWS or self._running is not None:
-            return compute()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        result = compute()
-        end.record()
-        self._running = start, end, rows
-        return result
-
-    def _read(self) -> None:
-        """Note how long the last chunk took, if it is done."""
-        if self._running is not None and self._running[1].query():
-            start, end, rows = self._running
-            spent = start.elapsed_time(end) / 1e3 / rows
-            self.computed = spent if self.computed is None else min(spent, self.computed)
-            self._running = None
+    def saw(self, rows: int, seconds: float) -> None:
+        """A chunk of `rows` rows was computed in so long."""
+        if rows >= ENOUGH_ROWS:
+            self.computed = min(seconds / rows, self.computed or seconds)

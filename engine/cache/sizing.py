@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import EngineError
-from models.families.config import ModelConfig
 from models.units import bytes_text
 
 DEFAULT_SHARE = 0.5
@@ -13,8 +12,6 @@ DEFAULT_SHARE = 0.5
 GPU_SHARE = 0.9
 """The same where a chat has the device to itself, once the reserve is taken off; the rest is for what cannot be
 foreseen: gaps in the allocator's memory, a window of the desktop."""
-SAMPLING_BYTES = 40
-"""A number of the vocabulary: logits in the model's dtype and in fp32, sorted, with int64 indices, summed up."""
 SPILL_SHARE = 0.25
 """Of the free host memory that blocks which a GPU evicts may take, where nobody says how much."""
 MOST_SPILL_SHARE = 0.75
@@ -23,6 +20,8 @@ SPILL_CACHES = 4
 """So many times what the KV cache holds is enough of it."""
 GRAPH_BYTES = 256 * 1024**2
 """What graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
+USUAL_BYTES = 512 * 1024**2
+"""About what a chunk takes there too. It is measured once a model is loaded; this is for one that is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,14 @@ def plan_kv(
     requested: int | None,
     share: float = DEFAULT_SHARE,
     reserve: int = 0,
+    streams: int = 1,
 ) -> KVPlan:
-    """Size the cache for one context of `requested` tokens (default: what the model was made for, or what fits).
+    """Size the cache for contexts of `requested` tokens (default: what the model was made for, or what fits).
 
-    Of the `available` bytes `reserve` are left alone (activations, graphs), and of the others `share` is used. Up
-    to twice the context is taken, so that a conversation and its branches fit side by side. Raises EngineError
-    when the request is longer than the model allows or than the memory holds.
+    Of the `available` bytes `reserve` are left alone (activations, graphs), and of the others `share` is used. The
+    cache takes a context for each of `streams`, and one more, so that a conversation and its branches fit side by side;
+    where there is less, what there is, and one context at least. Raises EngineError when the request is longer than the
+    model allows or than the memory holds.
     """
     if requested is not None and requested < 16:
         raise EngineError(f"--context is {requested}; it must be 16 tokens or more.")
@@ -71,7 +72,7 @@ def plan_kv(
         )
     context = min(requested or model_limit, fits)
     # One block more than the context fills: room for a copy-on-write while a full context is held.
-    blocks = -(-min(2 * context, fits) // block_size) + 1
+    blocks = -(-min((streams + 1) * context, fits) // block_size) + 1
     return KVPlan(context, blocks)
 
 
@@ -99,43 +100,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in known)
 
 
-def activation_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype) -> int:
-    """Bytes that the plain modules hold at most while they compute `max_chunk` tokens and sample one.
-
-    Counted from what is alive at the two widest places of a layer, a token, in numbers (h hidden_size, i
-    intermediate_size, q and k the widths of all query and key heads, d head_dim):
-
-    - the rotation in SelfAttention: the layer's input and its residual, which DecoderModel.forward holds, the new
-      residual and the normed input (4 h); the projection (q + 2 k); q and k normed, multiplied and rolled
-      (3 (q + k)). The attention itself holds less: the rotated q and k, its output and one more copy of q.
-    - the end of the MLP: the same 4 h, what attention added and the output (6 h); gate and up (2 i), silu (i).
-
-    The rotation adds 4 d and the token's id and position 16 bytes; sampling adds SAMPLING_BYTES a number of the
-    vocabulary. What an attention backend takes beyond its output (the mask of sdpa, say) is not included, nor are
-    the workspaces of cuBLAS.
-    """
-    h, i, d = config.hidden_size, config.intermediate_size, config.head_dim
-    q, k = config.num_attention_heads * d, config.num_key_value_heads * d
-    attention = 4 * h + q + 2 * k + 3 * (q + k)
-    mlp = 6 * h + 3 * i
-    a_token = (max(attention, mlp) + 4 * d) * dtype.itemsize + 16
-    return max_chunk * a_token + SAMPLING_BYTES * config.vocab_size
-
-
 def most_prefill_rows(device: torch.device) -> int:
     """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once.
 
     A GPU has the work of many rows done in some milliseconds.
     """
     return 4096 if device.type == "cuda" else 512
-
-
-def reserved_bytes(config: ModelConfig, max_chunk: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Bytes of the device's memory to leave free beside weights and KV.
-
-    On a GPU the activations and GRAPH_BYTES; a CPU's share for the KV (`kv_share`) leaves enough for everything.
-    """
-    return activation_bytes(config, max_chunk, dtype) + GRAPH_BYTES if device.type == "cuda" else 0
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:

@@ -1,8 +1,10 @@
 """Which sequences run in the next step, and how many of their rows."""
 
-from collections.abc import Iterator
+from bisect import insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, repeat
+from sys import maxsize
 from time import perf_counter
 
 from engine.cache.blocks import BlockManager, BlockTable, OutOfBlocksError
@@ -11,6 +13,10 @@ from engine.cache.prefix_index import Key
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.schedule.sequence import Priority, Sequence, Status
+
+ANSWER_ROWS = 8
+"""So many rows at once get the bits on a GPU that decoding gives them: an answer that is computed again takes no more,
+and nothing beside them."""
 
 
 class MaskedRowsEvictedError(EngineError):
@@ -33,8 +39,10 @@ class Chunk:
 
 @dataclass(slots=True)
 class Step:
-    """What to compute next, in one batch."""
+    """What to compute next: a decode step of the sequences in slots, and beside it one batch of chunks."""
 
+    launched: list[Sequence] = field(default_factory=list)
+    """They have slots of a decode runner, and room for the row of their newest token."""
     chunks: list[Chunk] = field(default_factory=list)
 
 
@@ -42,13 +50,18 @@ class Step:
 class Scheduler:
     """People first: idle work runs only while no person waits for anything, in chunks short enough to give way.
 
-    A sequence waits, runs (it holds a block table) and finishes. Who comes first is served first: a person's sequence
-    runs once there is room for all its rows and those before it run, and of a step the rows that decoding leaves go to
-    prompts in the order in which they came.
+    A sequence waits, runs (it holds a block table), is preempted where blocks run out, runs again, and finishes. Who
+    comes first is served first: a person's sequence runs once there is room for all its rows and those before it run,
+    and of a step the rows that decoding leaves go to prompts in the order in which they came. A preempted sequence
+    keeps its place in that order, and is never preempted for a younger one: so the oldest always gets on, and everybody
+    finishes.
 
-    Where blocks run out, idle work ends. A person's sequence first takes what idle work may have too, then sends idle
-    work back to waiting, then takes what the conversation in use has cached beyond the sequence's own blocks, then
-    sends back the youngest that runs. What a sequence that is sent back had computed stays as cache.
+    Where blocks run out, idle work ends. A person's sequence first takes what idle work may have too, then preempts
+    idle work, then takes what the conversation in use has cached beyond the sequence's own blocks, then preempts the
+    youngest that runs. What a preempted sequence had computed stays as cache, or goes to host memory.
+
+    Where there is a decode runner, sequences that decode have a slot of it (`Sequence.joined`). Without one their rows
+    are chunks like those of prompts.
     """
 
     blocks: BlockManager
@@ -56,7 +69,16 @@ class Scheduler:
     """Most prefill rows in one step."""
     idle_chunk: int
     """The same for idle work; `IdlePace` adjusts it to what a person may wait for."""
+    beside_chunk: int = maxsize
+    """The same where others decode; `ChunkPace` adjusts it to how long their tokens may be delayed."""
+    slots: int = 0
+    """Of the decode runner; 0 where there is none."""
+    leave: Callable[[Sequence], None] = lambda sequence: None
+    """Gives a slot back."""
+    context_length: int = maxsize
+    max_positions: int = maxsize
     waiting: list[Sequence] = field(default_factory=list)
+    """New or preempted, in the order of their arrival."""
     running: list[Sequence] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     """Ended by the scheduler itself since the engine last looked."""
@@ -66,6 +88,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """There is something to run, or to tell of."""
         return bool(self.waiting or self.running or self.finished)
+
+    @property
+    def most_running(self) -> int:
+        """How many sequences run at once: each needs a block, and a slot or a row of each step."""
+        return min(self.slots or self.max_chunk, self.blocks.num_blocks)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -92,27 +119,46 @@ class Scheduler:
                 self.finish(sequence, FinishReason.CANCELLED)
         level = min((s.priority for s in [*self.waiting, *self.running]), default=Priority.IDLE)
         self._admit(level)
-        budget = self.max_chunk if level is Priority.PERSON else self.idle_chunk
-        chunks: list[Chunk] = []
         # Decoding sequences first: a person who reads must not stumble over another's long prompt.
-        for sequence in sorted(self.running, key=lambda s: (not s.decodes, s.arrival)):
-            if sequence.priority is not level or sequence.status is not Status.RUNNING:
+        mine = sorted(
+            (s for s in self.running if s.priority is level), key=lambda s: (not self._decodes(s), s.arrival)
+        )
+        step = Step()
+        for sequence in mine:
+            if sequence.joined and self._goes_on(sequence) and self._reserve(sequence, 1):
+                step.launched.append(sequence)
+        self._add_chunks(step, mine, self.max_chunk if level is Priority.PERSON else self.idle_chunk)
+        # A reservation may have preempted an earlier choice.
+        step.launched = [sequence for sequence in step.launched if sequence.joined]
+        step.chunks = [chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING]
+        return step
+
+    def _add_chunks(self, step: Step, mine: list[Sequence], budget: int) -> None:
+        """Give `budget` rows of the step to those without a slot, in their order; prompts beside decoding get fewer."""
+        prompts = self.beside_chunk if any(self._decodes(sequence) for sequence in mine) else maxsize
+        for sequence in mine:
+            if sequence.joined or sequence.status is not Status.RUNNING:
                 continue
             if sequence.pending == 0:  # nothing to generate and everything warm
                 self.finish(sequence, None)
                 continue
-            if budget == 0:
+            decodes = self._decodes(sequence)
+            rows = min(sequence.pending, budget if decodes else min(budget, prompts))
+            again = self.slots > 0 and sequence.computed >= sequence.prompt_tokens
+            if rows == 0 or (again and step.chunks):
                 break
-            rows = min(sequence.pending, budget)
+            if self.slots:
+                rows = min(rows, ANSWER_ROWS if again else sequence.prompt_tokens - sequence.computed)
             if not self._reserve(sequence, rows):
                 continue
-            chunks.append(Chunk(sequence, sequence.computed, rows))
+            step.chunks.append(Chunk(sequence, sequence.computed, rows))
+            if again:
+                break
             budget -= rows
-        # A reservation may have sent an earlier choice back to waiting.
-        return Step([chunk for chunk in chunks if chunk.sequence.status is Status.RUNNING])
+            prompts -= 0 if decodes else rows
 
     def done(self, step: Step) -> None:
-        """The rows of the step are written: from now on they can be found."""
+        """The rows of the chunks are written: from now on they can be found."""
         for chunk in step.chunks:
             table = chunk.sequence.table
             if table is not None:
@@ -131,15 +177,38 @@ class Scheduler:
             except OutOfBlocksError:
                 if idle or not others:
                     raise
-                self._send_back(others[-1])
+                self.preempt(others[-1])
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Have a running sequence wait until there is room for it again. Its written rows stay as cache.
+
+        Tokens that the host has not read are drawn again then: the seed and the step decide what they are.
+        """
+        self._release(sequence)
+        sequence.status = Status.PREEMPTED
+        sequence.preemptions += 1
+        insort(self.waiting, sequence, key=lambda s: s.arrival)
 
     @property
     def _idle_work(self) -> list[Sequence]:
         return [s for s in self.running if s.priority is Priority.IDLE]
 
+    def _decodes(self, sequence: Sequence) -> bool:
+        return sequence.joined or (not self.slots and sequence.decodes)
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Whether another token may follow the newest one, which may not be read yet."""
+        assert sequence.params is not None
+        rows, unread = sequence.rows, sequence.unread
+        return unread == 0 or (
+            len(sequence.generated) + unread != sequence.params.max_tokens
+            and len(rows) + unread < self.context_length
+            and rows.next_position + unread < self.max_positions
+        )
+
     def _admit(self, level: Priority) -> None:
-        for sequence in sorted((s for s in self.waiting if s.priority is level), key=lambda s: s.arrival):
-            if level is Priority.PERSON and not self._make_room(sequence):
+        for sequence in [s for s in self.waiting if s.priority is level]:
+            if not self._make_room(sequence):
                 break
             keys = sequence.rows.keys
             try:
@@ -160,12 +229,17 @@ class Scheduler:
                 sequence.found = found(self.blocks, table, keys, sequence.origin)
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Whether a person's sequence may run beside those that do: there is room for all its rows and the next one,
-        and for all of theirs and one more block each, or it would be sent back at once.
+        """Whether a sequence may run beside those that do.
 
-        Idle work waits where that helps. Alone it may always run: it ends where the context does.
+        A person's may where there is room for all its rows and the next one, and for all of theirs and one more block
+        each, or it would be preempted at once. Idle work waits where that helps. Alone it may always run: it ends where
+        the context does.
         """
+        if sequence.priority is Priority.IDLE:
+            return len(self.running) < self.most_running
         while beside := [s for s in self.running if s.priority is Priority.PERSON]:
+            if len(beside) >= self.most_running:
+                return False
             needed = self.blocks.needs(sequence.rows.keys, len(sequence.rows) + 1)
             for other in beside:
                 held = len(other.table.blocks) if other.table is not None else 0
@@ -174,7 +248,7 @@ class Scheduler:
                 return True
             if not self._idle_work:
                 return False
-            self._send_back(self._idle_work[-1])
+            self.preempt(self._idle_work[-1])
         return True
 
     def _open(self, keys: list[Key], level: Priority) -> BlockTable:
@@ -185,34 +259,35 @@ class Scheduler:
             if level is Priority.IDLE or not others or table.length >= self.blocks.match(keys):
                 return table
             self.blocks.close(table)
-            self._send_back(others[-1])
+            self.preempt(others[-1])
 
     def _reserve(self, sequence: Sequence, rows: int) -> bool:
         """Make room; on the way others may lose their blocks, or `sequence` itself may end or have to wait."""
-        assert sequence.table is not None
+        if sequence.table is None:  # it was preempted for an older one
+            return False
         while True:
             try:
                 self.reserve(sequence.table, rows, sequence.priority is Priority.IDLE)
                 return True
             except OutOfBlocksError:
-                if sequence.priority is Priority.IDLE or self.running == [sequence]:
+                alone = sequence.priority is Priority.IDLE or self.running == [sequence]
+                youngest = max(self.running, key=lambda s: s.arrival)
+                if sequence.unread and (alone or youngest is sequence):
+                    return False  # its newest token is read first
+                if alone:
                     self.finish(sequence, FinishReason.CONTEXT_FULL)
                     return False
-                youngest = max(self.running, key=lambda s: s.arrival)
-                self._send_back(youngest)
+                self.preempt(youngest)
                 if youngest is sequence:
                     return False
             except Exception as error:  # noqa: BLE001 - as above
                 self.finish(sequence, None, error)
                 return False
 
-    def _send_back(self, sequence: Sequence) -> None:
-        self._release(sequence)
-        sequence.status = Status.WAITING
-        self.waiting.append(sequence)
-
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        if sequence.joined:
+            self.leave(sequence)
         if sequence.table is not None:
             sequence.reached = sequence.table.length
             self.blocks.close(sequence.table)

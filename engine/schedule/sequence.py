@@ -21,6 +21,8 @@ class Status(Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    PREEMPTED = "preempted"
+    """It ran, lost its blocks to another one, and waits again."""
     FINISHED = "finished"
 
 
@@ -49,6 +51,11 @@ class Sequence:
     arrival: int = 0
     """The scheduler's number of it: who comes first is served first."""
     table: BlockTable | None = None
+    joined: bool = False
+    """It has a slot of the decode runner."""
+    unread: int = 0
+    """Tokens that were drawn there, or will be, and that the host has not read."""
+    preemptions: int = 0
     events: SimpleQueue[TokenEvent | None] = field(default_factory=SimpleQueue)
     finished: Event = field(default_factory=Event)
     cancelled: bool = False
@@ -62,7 +69,7 @@ class Sequence:
     found: Found = field(default_factory=Found)
     """What was present of the prompt when the sequence was admitted first."""
     reached: int = 0
-    """How many rows were present when it ended, or was sent back."""
+    """How many rows were present when it ended, or was preempted."""
     generated: list[int] = field(default_factory=list)
     """The tokens of the answer; the last ones of `rows`."""
     earlier: int = 0

@@ -1,23 +1,26 @@
-"""One turn of the loop: run the chunks that the scheduler chose, or one token of the lane, and say what came of it."""
+"""A step of the engine: what the scheduler chose is computed, and it is said what came of it."""
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
 
-from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.blocks import BlockManager
 from engine.cache.kv_cache import KVCache
 from engine.cache.sizing import is_out_of_memory
 from engine.errors import EngineError
 from engine.events import FinishReason
-from engine.execute.cuda.decode_runner import Lane
 from engine.execute.runner import Runner
 from engine.sampling.sampler import SamplerState, sample
 from engine.schedule.busy import Others
+from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
+from engine.schedule.decoding import DecodeRunner, Decoding
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Chunk, Scheduler, Step
-from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.sequence import Priority, Sequence, Status
 
 
 @dataclass(slots=True)
@@ -32,108 +35,122 @@ class Stepper:
     blocks: BlockManager
     cache: KVCache
     runner: Runner
-    lane: Lane | None
     threads: int
     """Of torch on a CPU, for a person's request."""
+    decoding: Decoding | None = None
+    """None: sequences decode in one batch with the chunks of prompts, and the host samples."""
     pace: IdlePace = field(default_factory=IdlePace)
     pace_alone: IdlePace = field(default_factory=IdlePace)
     """Of idle work that keeps to one core."""
+    chunk_pace: ChunkPace = field(default_factory=ChunkPace)
+    timer: ChunkTimer | None = None
+    """On a GPU."""
+    decode_s: float = 0.0
+    """What the last batch without a prompt took on a CPU."""
     others: Others = field(default_factory=Others)
     alone: bool = False
     """Whether idle work keeps to one core now."""
 
+    def __post_init__(self) -> None:
+        self.scheduler.context_length, self.scheduler.max_positions = self.context_length, self.max_positions
+        if self.device.type == "cuda":
+            costs = [self.cache.host.costs.saw] if self.cache.host is not None else []
+            self.timer = ChunkTimer(self.chunk_pace.saw, *costs)
+
+    def decode_with(self, runner: DecodeRunner) -> None:
+        """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
+        self.decoding = Decoding(runner, self.blocks)
+        self.scheduler.slots, self.scheduler.leave = runner.capacity, self.decoding.leave
+
     def step(self) -> None:
-        """Run what the scheduler chose, or one token of the sequence in the lane."""
-        if self.lane is not None and self.lane.sequence is not None:
-            self._decode(self.lane, self.lane.sequence)
-            self._report_finished()
-            return
+        """Launch a decode step, enqueue chunks of prompts behind it, and read the tokens of the decode step before.
+
+        What goes wrong ends those whose work it was, so that nobody is left waiting.
+        """
+        scheduler, decoding = self.scheduler, self.decoding
         step = Step()
-        try:
+        drawn: list[tuple[Sequence, torch.Tensor]] = []
+        with self._ending(lambda: [*scheduler.waiting, *scheduler.running]):
             self._judge_host()
             self.alone = self.device.type == "cpu" and self.others.are_busy()
-            self.scheduler.idle_chunk = self._idle_pace.rows
-            step = self.scheduler.next_step()
-            self._report_finished()
-            if step.chunks:
-                self._run(step)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
-            ended = [chunk.sequence for chunk in step.chunks]
-            for sequence in ended or [*self.scheduler.waiting, *self.scheduler.running]:
-                self.scheduler.finish(sequence, None, error)
+            scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, self.chunk_pace.rows
+            step = scheduler.next_step()
+        self._report_finished()
+        if decoding is not None and step.launched:
+            with self._ending(lambda: [*decoding.joined]):
+                decoding.launch(step.launched)
+        if step.chunks:
+            with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
+                drawn = self._run(step.chunks)
+        if decoding is not None and decoding.in_flight:
+            with self._ending(lambda: [*decoding.joined]):
+                decoding.read(1 if step.launched else 0, self._took)
+        for sequence, logits in drawn:
+            with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
+                self._draw(sequence, logits)
         self._report_finished()
 
-    def _decode(self, lane: Lane, sequence: Sequence) -> None:
-        """One token of the sequence in the lane: launch the step after it, then read it."""
+    @contextmanager
+    def _ending(self, sequences: Callable[[], Iterable[Sequence]]) -> Iterator[None]:
+        """Whatever is raised inside ends `sequences`."""
         try:
-            if sequence.cancelled:
-                self.scheduler.finish(sequence, FinishReason.CANCELLED)
-            else:
-                ahead = self._can_go_on(sequence) and self._launch(lane, sequence)
-                self._take(sequence, lane.read())
-                if sequence.table is not None and ahead:
-                    self.blocks.commit(sequence.table, sequence.rows.keys[-1:], (sequence.origin,))
-                if sequence.finish_reason is None and ahead:
-                    return
+            yield
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody may be left waiting
-            self.scheduler.finish(sequence, None, error)
-        lane.sequence = None
+            for sequence in sequences():
+                self.scheduler.finish(sequence, None, error)
 
-    def _can_go_on(self, sequence: Sequence) -> bool:
-        """Whether another step may follow the token that is not read yet, and nobody else wants to run."""
-        assert sequence.params is not None
-        rows = sequence.rows
-        others = [*self.scheduler.waiting, *self.scheduler.running]
-        return (
-            len(sequence.generated) + 1 != sequence.params.max_tokens
-            and len(rows) + 1 < self.context_length
-            and rows.next_position + 1 < self.max_positions
-            and not any(s.priority is Priority.PERSON for s in others if s is not sequence)
-        )
-
-    def _launch(self, lane: Lane, sequence: Sequence) -> bool:
-        """Launch the step of the token that is not read yet. False where there is no block for its row."""
-        assert sequence.table is not None
-        try:
-            self.scheduler.reserve(sequence.table, 1, sequence.priority is Priority.IDLE)
-        except OutOfBlocksError:
-            return False
-        lane.launch(len(sequence.rows), sequence.table.blocks)
-        return True
-
-    def _run(self, step: Step) -> None:
-        idle = step.chunks[0].sequence.priority is Priority.IDLE
-        self._share_cores(step.chunks, idle)
+    def _run(self, chunks: list[Chunk]) -> list[tuple[Sequence, torch.Tensor]]:
+        """Compute chunks. Returns the sequences whose next token is drawn now, and logits [vocab] of each."""
+        idle = chunks[0].sequence.priority is Priority.IDLE
+        prompts = sum(chunk.count for chunk in chunks if not chunk.sequence.decodes)
+        count = sum(chunk.count for chunk in chunks)
+        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
+        self._share_cores(chunks, idle)
         began = perf_counter()
-        logits = self._logits(step)
-        self.scheduler.done(step)
-        sampling = [chunk.sequence for chunk in step.chunks if chunk.samples]
-        if self.lane is not None and len(sampling) == 1 and sampling[0].table is not None:
-            sequence = sampling[0]
-            rows = sequence.rows
-            assert sequence.table is not None
-            self.lane.begin(sequence, logits[0], len(rows), rows.next_position, sequence.table.blocks)
-        else:
-            for sequence, row in zip(sampling, logits, strict=True):
-                self._take(sequence, self._sample(sequence, row))
+        logits = self._logits(Step(chunks=chunks))
+        self.scheduler.done(Step(chunks=chunks))
         if idle and self.device.type == "cuda":
             # Otherwise chunk after chunk is queued, and a person waits for all of them.
             torch.cuda.synchronize(self.device)
-        count = sum(chunk.count for chunk in step.chunks)
+        seconds = perf_counter() - began
         pace = self._idle_pace if idle else self.pace
         # Rows that idle work decodes come one at a time: they say nothing of how many it should compute at once.
-        pace.saw(count, perf_counter() - began, self.scheduler.max_chunk, idle and not sampling)
+        pace.saw(count, seconds, self.scheduler.max_chunk, idle and not sampling)
+        if self.device.type == "cpu" and not idle:
+            if not prompts:
+                self.decode_s = seconds
+            else:
+                self.chunk_pace.saw(prompts, seconds - (self.decode_s if prompts < count else 0.0))
+        return list(zip(sampling, logits, strict=True))
+
+    def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """The first token after a chunk, from logits [vocab]. In the decode runner it is drawn, and not waited for."""
+        if self.decoding is None:
+            self._take(sequence, self._sample(sequence, logits))
+            return
+        joined = self.decoding.joined
+        if (
+            len(joined) == self.decoding.runner.capacity
+        ):  # idle work has a slot, or had before a person waited for it
+            self.scheduler.preempt(max(*joined, sequence, key=lambda s: (s.priority, s.arrival)))
+        if sequence.status is Status.RUNNING:
+            self.decoding.join(sequence, logits)
+
+    def _took(self, sequence: Sequence, token_id: int) -> None:
+        try:
+            self._take(sequence, token_id)
+        except Exception as error:  # noqa: BLE001 - as above, and the others have their tokens
+            self.scheduler.finish(sequence, None, error)
 
     @property
     def _idle_pace(self) -> IdlePace:
         return self.pace_alone if self.alone else self.pace
 
     def _logits(self, step: Step) -> list[torch.Tensor]:
-        host = self.cache.host
-        if host is None or self.device.type != "cuda":
+        if self.timer is None:
             return self.runner.run(step.chunks)
         rows = sum(chunk.count for chunk in step.chunks)
-        return host.costs.of_chunk(rows, lambda: self.runner.run(step.chunks))
+        return self.timer.of(rows, lambda: self.runner.run(step.chunks))
 
     def _judge_host(self) -> None:
         """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
@@ -162,8 +179,6 @@ class Stepper:
 
     def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
         """The next token; -1 where the logits are not numbers."""
-        if self.lane is not None:
-            return self.lane.sample(sequence, logits)
         assert sequence.params is not None
         if sequence.sampler is None:
             params = replace(sequence.params, seed=sequence.seed)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from chatterm.backends.backend import (
     DraftCost,
     EngineError,
+    Exchange,
     Figures,
     FinishReason,
     ModelChoice,
@@ -24,7 +25,6 @@ from chatterm.backends.backend import (
     TokenEvent,
     TurnStats,
 )
-from chatterm.sessions.records import Exchange
 from engine.cache.block_map import BlockMap
 
 

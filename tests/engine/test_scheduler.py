@@ -85,7 +85,7 @@ def test_idle_work_is_dropped_when_a_person_needs_its_blocks() -> None:
     person = prompt(list(range(100, 118)))
     s.add(person)
     assert [chunk.sequence for chunk in play(s).chunks] == [person]
-    assert idle.status is Status.WAITING
+    assert idle.status is Status.PREEMPTED
 
 
 def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find_no_room() -> None:
@@ -112,7 +112,7 @@ def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find
     assert [(chunk.sequence is again, chunk.start) for chunk in step.chunks] == [(True, 8)], (
         "nothing is computed anew"
     )
-    assert idle.status is Status.WAITING
+    assert idle.status is Status.PREEMPTED
     s.finish(again, FinishReason.EOS)
     while idle.status is not Status.FINISHED:
         play(s)
@@ -146,18 +146,18 @@ def test_a_person_takes_blocks_of_idle_work_before_those_of_the_conversation_in_
     person = prompt(list(range(100, 108)))
     s.add(person)
     assert [chunk.sequence for chunk in play(s).chunks] == [person]
-    assert (idle.status, s.blocks.match(talk.rows.keys)) == (Status.WAITING, 8)
+    assert (idle.status, s.blocks.match(talk.rows.keys)) == (Status.PREEMPTED, 8)
 
 
 def test_the_youngest_gives_way_when_blocks_run_out_and_loses_nothing_it_was_given() -> None:
     s = scheduler(blocks=4, max_chunk=64)
-    old, young = prompt([1] * 7), prompt([2] * 7)
+    old, young = prompt([1] * 3), prompt([2] * 3)
     for sequence in (old, young):
         s.add(sequence)
     play(s)
-    for _ in range(3):
+    while young.status is Status.RUNNING:
         play(s)
-    assert young.status is Status.WAITING
+    assert (young.status, young.preemptions, old.preemptions) == (Status.PREEMPTED, 1, 0)
     assert old.status is Status.RUNNING
     before = len(young.generated)
     s.finish(old, FinishReason.EOS)
@@ -265,7 +265,7 @@ def test_a_long_prompt_is_done_in_its_turn_however_many_short_ones_keep_coming()
     assert long.status is Status.FINISHED
 
 
-def test_who_was_sent_back_runs_again_once_there_is_room_for_it_and_before_who_came_later() -> None:
+def test_who_was_preempted_runs_again_once_there_is_room_for_it_and_before_who_came_later() -> None:
     s = scheduler(blocks=8, max_chunk=64)
     old, young, late = (prompt([i] * 10) for i in (1, 2, 3))
     for sequence in (old, young):
@@ -276,7 +276,7 @@ def test_who_was_sent_back_runs_again_once_there_is_room_for_it_and_before_who_c
         play(s)
     s.add(late)
     while len(old.rows) < 30:
-        assert [chunk.sequence for chunk in play(s).chunks] == [old], "it would be sent back at once"
+        assert [chunk.sequence for chunk in play(s).chunks] == [old], "it would be preempted at once"
     s.finish(old, FinishReason.EOS)
     assert play(s).chunks[0].sequence is young
 

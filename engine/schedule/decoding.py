@@ -1,0 +1,114 @@
+"""The sequences in the slots of a decode runner; the host looks on one step behind.
+
+    device   | step i: tokens i-1 -> tokens i | a chunk of a prompt | step i+1: tokens i -> tokens i+1 | ...
+    host     | launch i+1, enqueue the chunk, wait for tokens i | their text, their events; launch i+2 ...
+
+The device never waits for the host, and a sequence that joins or leaves holds up nobody. Where a token turns out to be
+the last of its sequence, the one after was launched already and is thrown away.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.cache.blocks import BlockManager
+from engine.schedule.sequence import Sequence
+
+
+class DecodeRunner(Protocol):
+    """Decodes on a device, several sequences at once. All that it enqueues is in one order with chunks and copies."""
+
+    capacity: int
+    """Slots."""
+
+    def join(self, sequence: Sequence, logits: Tensor) -> None:
+        """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits."""
+        ...
+
+    def launch(self, sequences: list[Sequence]) -> None:
+        """Enqueue a step of these. Their tables have room for the row of their newest token, read or not."""
+        ...
+
+    def read(self) -> list[tuple[Sequence, int]]:
+        """Wait for the oldest `join` or `launch` that was not read: its sequences and their tokens (-1: no number).
+
+        Those that have left meanwhile may be among them or not.
+        """
+        ...
+
+    def leave(self, sequence: Sequence) -> None:
+        """Free the slot. What was launched for it may still run."""
+        ...
+
+
+@dataclass(slots=True)
+class Decoding:
+    """Who is in a slot, and which tokens are not read. Everything here belongs to the loop thread.
+
+    A step that is in flight for a sequence that has left goes on writing its row to a block that may be somebody
+    else's by now. It lies beyond the rows that were committed, so nobody reads it; and whoever gets the block writes
+    to it in a later command of the same stream, after it. So blocks are freed at once.
+    """
+
+    runner: DecodeRunner
+    blocks: BlockManager
+    joined: set[Sequence] = field(default_factory=set)
+    in_flight: deque[set[Sequence]] = field(default_factory=deque)
+    """For each `join` and `launch` that was not read, oldest first, the sequences that still want its tokens."""
+
+    def join(self, sequence: Sequence, logits: Tensor) -> None:
+        """Decode `sequence`, all of whose rows are computed, from now on. There must be a free slot."""
+        self.runner.join(sequence, logits)
+        sequence.joined, sequence.unread = True, 1
+        self.joined.add(sequence)
+        self.in_flight.append({sequence})
+
+    def launch(self, sequences: list[Sequence]) -> None:
+        """Enqueue a step of these."""
+        self.runner.launch(sequences)
+        self.in_flight.append(set(sequences))
+        for sequence in sequences:
+            sequence.unread += 1
+            if sequence.unread == 1:
+                self._commit(sequence)
+
+    def read(self, ahead: int, take: Callable[[Sequence, int], None]) -> None:
+        """Wait for tokens and have `take` take them, until the newest `ahead` of what is in flight are left."""
+        while len(self.in_flight) > ahead:
+            wanted = self.in_flight.popleft()
+            for sequence, token in self.runner.read():
+                if sequence in wanted:
+                    sequence.unread -= 1
+                    take(sequence, token)
+                    self._commit(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give the slot of `sequence` back; its tokens that were not read are thrown away."""
+        self.joined.remove(sequence)
+        sequence.joined, sequence.unread = False, 0
+        for wanted in self.in_flight:
+            wanted.discard(sequence)
+        self.runner.leave(sequence)
+
+    def _commit(self, sequence: Sequence) -> None:
+        """The rows whose step was launched can be found as soon as the host knows which tokens they are of."""
+        table, keys = sequence.table, sequence.rows.keys
+        if table is not None:
+            launched = keys[table.length : len(keys) + sequence.unread - 1]
+            self.blocks.commit(table, launched, repeat(sequence.origin))
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless everybody in a slot is running, has one slot, and is waited for rightly."""
+        assert self.joined <= set(running), "a sequence that does not run has a slot"
+        assert len(self.joined) <= self.runner.capacity, "there are more sequences than slots"
+        assert all(s.joined == (s in self.joined) for s in running), "a sequence is not in the slot it thinks"
+        for sequence in self.joined:
+            waited = sum(sequence in wanted for wanted in self.in_flight)
+            assert sequence.unread == waited <= 2, (
+                f"{sequence.unread} tokens are unread, {waited} are waited for"
+            )
+        assert all(wanted <= self.joined for wanted in self.in_flight), "somebody waits who has left"

@@ -1,0 +1,181 @@
+"""A model without a network and decode runners without a GPU, for tests of scheduling: quick, and exact to the bit.
+
+Every row of `HashModel` depends on the row before, its token and its position, and every logit on all rows of the
+table. So whoever reads a row that is not there, or was written by somebody else, gets another text.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.cache.blocks import BlockManager, BlockTable, Copy, RowCopy
+from engine.cache.offload import Spill
+from engine.params import SamplingParams
+from engine.sampling.sampler import SamplerState, sample
+from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Sequence
+
+MASK = 2**61 - 1
+
+
+class Computes(Protocol):
+    """What computes chunks: an engine's runner, or a HashModel."""
+
+    def run(self, chunks: list[Chunk]) -> list[Tensor]:
+        """Logits [vocab] of each chunk that samples."""
+        ...
+
+
+def mixed(*numbers: int) -> int:
+    value = 0
+    for number in numbers:
+        value = ((value ^ (number + 0x9E3779B9)) * 0xBF58476D1CE4E5B9 + 12345) & MASK
+        value ^= value >> 29
+    return value
+
+
+@dataclass
+class HashModel:
+    """Computes rows into `slots`, in place of an engine's runner."""
+
+    vocab: int
+    num_blocks: int
+    block_size: int
+    host: dict[int, list[int]] = field(default_factory=dict)
+    blocks: BlockManager | None = None
+    """Where there is one, nobody may write to what somebody else holds, nor over rows that can be found."""
+
+    def __post_init__(self) -> None:
+        self.slots = [0] * (self.num_blocks * self.block_size)
+        self.computed = 0
+
+    def carry_out(self, copy: Copy) -> None:
+        size = self.block_size
+        if isinstance(copy, RowCopy):
+            rows = self.slots[copy.source * size : copy.source * size + copy.rows]
+            self.slots[copy.target * size : copy.target * size + copy.rows] = rows
+        elif isinstance(copy, Spill):
+            self.host[copy.slot] = self.slots[copy.block * size : (copy.block + 1) * size]
+        else:
+            self.slots[copy.block * size : (copy.block + 1) * size] = self.host[copy.slot]
+
+    def run(self, chunks: list[Chunk]) -> list[Tensor]:
+        found = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            assert sequence.table is not None
+            blocks, rows = sequence.table.blocks, sequence.rows
+            for row in range(chunk.start, chunk.start + chunk.count):
+                self._write(blocks, row, rows.token_ids[row], rows.positions[row])
+            if chunk.samples:
+                found.append(self.logits([self.slots[self._at(blocks, row)] for row in range(row + 1)]))
+        return found
+
+    def logits(self, state: list[int]) -> Tensor:
+        """One number of every row goes into them."""
+        drawn = mixed(*state)
+        logits = torch.arange(self.vocab, dtype=torch.float64)
+        return ((logits + 1) * (drawn % 7919 + 1) % 997).float() / 100
+
+    def alone(self, tokens: list[int], params: SamplingParams, seed: int, most: int) -> list[int]:
+        """Up to `most` tokens that a prompt is answered with, without blocks and without anybody else."""
+        sampler = SamplerState.create(replace(params, seed=seed), tokens, self.vocab, torch.device("cpu"))
+        state: list[int] = []
+        answer: list[int] = []
+        for position, token in enumerate(tokens):
+            state.append(mixed(state[-1] if state else 0, token, position))
+        while len(answer) < most:
+            answer.append(int(sample(self.logits(state), sampler)))
+            sampler.note(answer[-1])
+            state.append(mixed(state[-1], answer[-1], len(state)))
+        return answer
+
+    def _at(self, blocks: list[int], row: int) -> int:
+        return blocks[row // self.block_size] * self.block_size + row % self.block_size
+
+    def _write(self, blocks: list[int], row: int, token: int, position: int) -> None:
+        if self.blocks is not None:
+            block = self.blocks.every[blocks[row // self.block_size]]
+            assert block.refs == 1, f"a row is written to block {block.id}, which has {block.refs} holders"
+            assert len(block.keys) <= row % self.block_size, "a row is written over one that can be found"
+        before = self.slots[self._at(blocks, row - 1)] if row else 0
+        self.slots[self._at(blocks, row)] = mixed(before, token, position)
+        self.computed += 1
+
+
+class FakeRunner:
+    """A decode runner that computes at once what it enqueues, as a stream does it in that order, and tells later.
+
+    `computes` is the engine's runner, or a HashModel.
+    """
+
+    def __init__(self, computes: Computes, capacity: int, most: int = 2) -> None:
+        """At most `most` steps are in flight."""
+        self.capacity = capacity
+        self.slots: dict[Sequence, _Slot] = {}
+        self.launches: list[int] = []
+        """How many rows each step had."""
+        self._computes = computes
+        self._most = most
+        self._unread: deque[list[tuple[Sequence, int]]] = deque()
+
+    def join(self, sequence: Sequence, logits: Tensor) -> None:
+        assert sequence not in self.slots, "it has a slot"
+        assert len(self.slots) < self.capacity, "there is no free slot"
+        assert sequence.computed == len(sequence.rows), "there are rows that were not computed"
+        slot = self.slots[sequence] = _Slot(sequence)
+        self._unread.append([(sequence, slot.draw(logits))])
+
+    def launch(self, sequences: list[Sequence]) -> None:
+        assert sequences
+        assert len(set(sequences)) == len(sequences) <= self.capacity
+        assert sum(len(unit) > 0 for unit in self._unread) <= self._most + self.capacity
+        chunks = [self.slots[sequence].step() for sequence in sequences]
+        self.launches.append(len(chunks))
+        drawn = self._computes.run(chunks)
+        self._unread.append(
+            [(s, self.slots[s].draw(logits.clone())) for s, logits in zip(sequences, drawn, strict=True)]
+        )
+
+    def read(self) -> list[tuple[Sequence, int]]:
+        return self._unread.popleft()
+
+    def leave(self, sequence: Sequence) -> None:
+        del self.slots[sequence]
+
+
+class _Slot:
+    """What a device knows of a sequence: its rows, those whose tokens nobody has read included."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        assert sequence.params is not None
+        self.sequence = sequence
+        self.rows = sequence.rows.copy()
+        self.generated = list(sequence.generated)
+        self.params = replace(sequence.params, seed=sequence.seed)
+        self.sampler: SamplerState | None = None
+
+    def draw(self, logits: Tensor) -> int:
+        if self.sampler is None:
+            self.sampler = SamplerState.create(
+                self.params, self.rows.token_ids, logits.shape[-1], logits.device, self.generated
+            )
+        if not torch.isfinite(logits.max()):
+            return -1
+        token = int(sample(logits, self.sampler))
+        self.sampler.note(token)
+        self.rows.append(token)
+        return token
+
+    def step(self) -> Chunk:
+        """The row of the newest token."""
+        table, row = self.sequence.table, len(self.rows) - 1
+        assert table is not None
+        shadow: Any = Sequence(self.rows, self.sequence.priority, self.params)
+        shadow.generated = [*self.generated, 0]
+        shadow.prompt_tokens = len(self.sequence.rows) - len(self.sequence.generated)
+        shadow.table = BlockTable(list(table.blocks), row)
+        return Chunk(shadow, row, 1)

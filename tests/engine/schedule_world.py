@@ -1,0 +1,222 @@
+"""The engine's step with a model that needs no network, and what must hold after each."""
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from engine.cache.blocks import BlockManager, OutOfBlocksError
+from engine.cache.offload import HostTier
+from engine.cache.rows import Rows
+from engine.events import FinishReason
+from engine.params import SamplingParams
+from engine.schedule.chunk_pace import ChunkPace
+from engine.schedule.idle_pace import IdlePace
+from engine.schedule.output import Output
+from engine.schedule.reasoning import ThinkTracker
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.step import Stepper
+from tests.engine.fake_decoding import FakeRunner, HashModel
+from tests.engine.tiny import tiny_tokenizer
+
+VOCAB, SIZE, CONTEXT, EOS = 40, 4, 48, 39
+MOST_STEPS = 4000
+
+
+class Fixed(IdlePace):
+    """Says the same whatever was measured: a schedule must not depend on the machine."""
+
+    def saw(self, *_: Any) -> None:
+        pass
+
+
+class FixedChunks(ChunkPace):
+    def saw(self, *_: Any) -> None:
+        pass
+
+
+@dataclass
+class Request:
+    sequence: Sequence
+    prompt: list[int]
+    promoted: bool = False
+    preemptions: int = 0
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+
+    def listen(self) -> None:
+        while not self.sequence.events.empty():
+            event = self.sequence.events.get()
+            if event is not None:
+                self.text += event.text
+                self.tokens.append(event.token_id)
+
+
+@cache
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+def output(params: SamplingParams) -> Output:
+    return Output(tokenizer().stream(), ThinkTracker(None, None, False), params.stop)
+
+
+def prompt_of(family: int, length: int) -> list[int]:
+    """Prompts of one family begin alike, and the first two families begin with the same 9 tokens."""
+    return [(i if i < 9 and family < 2 else 7 * i + family) % (VOCAB - 1) for i in range(length)]
+
+
+class World:
+    """The engine's step with a model that needs no network."""
+
+    def __init__(self, slots: int, blocks: int, host: int, ends: bool = True) -> None:
+        """`ends`: the model ends its answers by itself."""
+        self.ends = ends
+        self.model = HashModel(VOCAB, blocks, SIZE)
+        more = [host] if host else []
+        self.tier = HostTier(lambda: more.pop() if more else 0)
+        self.blocks = BlockManager(blocks, SIZE, self.model.carry_out, self.tier)
+        self.model.blocks = self.blocks
+        self.scheduler = Scheduler(self.blocks, max_chunk=10, idle_chunk=3)
+        runner: Any = SimpleNamespace(run=self.model.run, uses_torch=lambda _: True, set_alone=lambda _: None)
+        cache: Any = SimpleNamespace(host=None)
+        self.stepper = Stepper(
+            torch.device("cpu"),
+            frozenset([EOS] if ends else []),
+            CONTEXT,
+            CONTEXT,
+            self.scheduler,
+            self.blocks,
+            cache,
+            runner,
+            torch.get_num_threads(),
+            pace=Fixed(3),
+            pace_alone=Fixed(3),
+            chunk_pace=FixedChunks(4),
+            others=SimpleNamespace(are_busy=lambda: False),  # type: ignore[arg-type]
+        )
+        if slots:
+            self.stepper.decode_with(FakeRunner(self.model, slots))
+        self.requests: list[Request] = []
+
+    def arrive(self, prompt: list[int], priority: str, params: SamplingParams | None) -> Request:
+        kind = Priority.PERSON if priority == "person" else Priority.IDLE
+        sequence = Sequence(Rows.of(prompt), kind, params, output(params) if params else None)
+        self.requests.append(Request(sequence, prompt))
+        self.scheduler.add(sequence)
+        return self.requests[-1]
+
+    def do(self, op: str, *values: Any) -> None:
+        match op, values:
+            case "arrive", (family, length, priority, params):
+                self.arrive(prompt_of(family, length), priority, params)
+            case "warm", (family, length, priority):
+                self.arrive(prompt_of(family, length), priority, None)
+            case "steps", (count,):
+                for _ in range(count):
+                    self.step()
+            case "cancel", (index,) if index < len(self.requests):
+                self.requests[index].sequence.cancelled = True
+            case "promote", (index,) if index < len(self.requests):
+                request = self.requests[index]
+                request.promoted |= request.sequence.priority is Priority.IDLE
+                request.sequence.priority = Priority.PERSON
+            case "evict", (count,):
+                for _ in range(min(count, self.blocks.num_cached)):
+                    self.blocks._free_one(spill=True)
+            case "pin", (family, length):
+                self.blocks.keep(prompt_of(family, length))
+            case "borrow", (family, length, rows):
+                table = self.blocks.open(prompt_of(family, length))
+                with suppress(OutOfBlocksError):
+                    self.scheduler.reserve(table, rows)
+                self.blocks.close(table)
+        self.check()
+
+    def step(self) -> None:
+        if self.scheduler.has_work:
+            self.stepper.step()
+            self.check()
+
+    def check(self) -> None:
+        """Everything that holds between two steps."""
+        scheduler = self.scheduler
+        self.blocks.check()
+        if self.stepper.decoding is not None:
+            self.stepper.decoding.check(scheduler.running)
+            runner: Any = self.stepper.decoding.runner
+            assert set(runner.slots) == self.stepper.decoding.joined
+        tables = [s.table for s in scheduler.running]
+        assert {id(t) for t in tables} == {id(t) for t in self.blocks._tables}, (
+            "blocks are held by nobody that runs"
+        )
+        assert len(scheduler.running) <= 2 * scheduler.most_running, (
+            "persons and idle work have so many at most"
+        )
+        assert [s.arrival for s in scheduler.waiting] == sorted(s.arrival for s in scheduler.waiting)
+        for request in self.requests:
+            s = request.sequence
+            assert s.error is None, s.error
+            queues = (s in scheduler.waiting) + (s in scheduler.running) + s.finished.is_set()
+            assert queues + (s in scheduler.finished) == 1, f"a sequence is in {queues} places"
+            assert (s in scheduler.waiting) == (s.status in (Status.WAITING, Status.PREEMPTED))
+            assert (s in scheduler.running) == (s.status is Status.RUNNING) == (s.table is not None)
+        self._check_order()
+
+    def _check_order(self) -> None:
+        """Nobody is passed over by somebody younger, nor preempted for one."""
+        persons = [s for s in self.scheduler.running if s.priority is Priority.PERSON]
+        waiting = [s for s in self.scheduler.waiting if s.priority is Priority.PERSON]
+        if any(r.promoted for r in self.requests):
+            return
+        youngest = max((s.arrival for s in persons), default=-1)
+        assert all(s.arrival > youngest for s in waiting), "somebody is passed over"
+
+    def finish(self) -> None:
+        """Run until everybody is done, and compare."""
+        for _ in range(MOST_STEPS):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work, "somebody never finishes"
+        if self.stepper.decoding is not None:
+            assert not any(self.stepper.decoding.in_flight)
+        assert self.blocks.num_held == 0
+        for request in self.requests:
+            request.listen()
+            self._compare(request)
+
+    def _compare(self, request: Request) -> None:
+        sequence, params = request.sequence, request.sequence.params
+        if params is None:
+            assert sequence.finish_reason in (None, FinishReason.CANCELLED, FinishReason.CONTEXT_FULL)
+            return
+        tokens, text, reason = self.alone(request.prompt, params, sequence.seed)
+        text_of_all = request.text + sequence.tail
+        cut = sequence.finish_reason is FinishReason.CANCELLED or (
+            sequence.priority is Priority.IDLE and sequence.finish_reason is FinishReason.CONTEXT_FULL
+        )
+        if cut:
+            assert request.tokens == tokens[: len(request.tokens)]
+            assert text.startswith(request.text)
+        else:
+            assert (request.tokens, text_of_all, sequence.finish_reason) == (tokens, text, reason)
+
+    def alone(
+        self, prompt: list[int], params: SamplingParams, seed: int
+    ) -> tuple[list[int], str, FinishReason]:
+        most = min(params.max_tokens or CONTEXT, CONTEXT - len(prompt))
+        out, text, tokens = output(params), "", []
+        for token in self.model.alone(prompt, params, seed, most):
+            tokens.append(token)
+            if token == EOS and self.ends:
+                return tokens, text + out.end(token).text, FinishReason.EOS
+            text += out.push(token).text
+            if out.stopped:
+                return tokens, text, FinishReason.STOP
+        full = len(tokens) < (params.max_tokens or CONTEXT + 1)
+        return tokens, text + out.flush(), FinishReason.CONTEXT_FULL if full else FinishReason.LENGTH

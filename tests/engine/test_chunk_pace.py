@@ -1,0 +1,93 @@
+"""A chunk beside decoding finds the size that delays others little, on whatever machine."""
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.schedule.chunk_pace import DELAY_S, FEWEST, ChunkPace, ChunkTimer
+
+
+def settled(cost: Callable[[int], float]) -> list[tuple[int, float]]:
+    """The rows of some chunks on a machine where so many rows cost so much, and what they took, less the first."""
+    pace, seen = ChunkPace(), []
+    for _ in range(20):
+        seen.append((pace.rows, cost(pace.rows)))
+        pace.saw(*seen[-1])
+    return seen[10:]
+
+
+@pytest.mark.parametrize("step", [0.0, 0.001, 0.01])
+@pytest.mark.parametrize("row", [5e-6, 1e-4, 3e-4])
+def test_a_chunk_delays_others_by_20_ms_at_most(step: float, row: float) -> None:
+    seen = settled(lambda rows: step + row * rows)
+    assert all(seconds <= DELAY_S for _, seconds in seen), seen
+    assert all(seconds >= 0.3 * DELAY_S for _, seconds in seen), seen
+
+
+def test_where_a_row_is_dear_a_chunk_still_has_a_few() -> None:
+    assert {rows for rows, _ in settled(lambda rows: 0.01 * rows)} == {FEWEST}
+
+
+def test_a_short_prompt_says_nothing_of_long_ones_and_one_that_took_long_does() -> None:
+    pace = ChunkPace()
+    pace.saw(4096, 0.032)
+    assert pace.rows == 2048
+    pace.saw(20, 0.001)
+    assert pace.rows == 2048
+    pace.saw(1024, 0.032)
+    assert pace.rows == 512
+
+
+def test_it_recovers_from_a_chunk_that_was_held_up() -> None:
+    pace = ChunkPace(2048)
+    pace.saw(2048, 3.0)
+    assert pace.rows == FEWEST
+    for _ in range(8):
+        pace.saw(pace.rows, pace.rows * 1e-6)
+    assert pace.rows >= 2048
+
+
+class FakeEvent:
+    """Of a GPU on which chunks take what `seconds` says, and are done at once where it says so."""
+
+    seconds = 0.0
+    is_done = True
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.is_done
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        return 1e3 * self.seconds
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> type[FakeEvent]:
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    monkeypatch.setattr(FakeEvent, "is_done", True)
+    return FakeEvent
+
+
+def test_a_chunk_is_told_of_when_the_next_one_comes(events: type[FakeEvent]) -> None:
+    seen: list[tuple[int, float]] = []
+    timer = ChunkTimer(lambda *chunk: seen.append(chunk), lambda *chunk: seen.append(chunk))
+    for rows, seconds in ((1000, 0.02), (5, 0.01), (2, 0.0)):
+        assert timer.of(rows, lambda: "logits") == "logits"
+        events.seconds = seconds
+    assert seen == [(1000, 0.02)] * 2 + [(5, 0.01)] * 2
+
+
+def test_a_chunk_that_still_runs_is_not_waited_for(
+    events: type[FakeEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "is_done", False)
+    seen: list[tuple[int, float]] = []
+    timer = ChunkTimer(lambda *chunk: seen.append(chunk))
+    for _ in range(3):
+        assert timer.of(1000, lambda: 1) == 1
+    assert seen == []

@@ -1,0 +1,270 @@
+"""Several sequences in the slots of a decode runner, with the real engine on a tiny model and without a network."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+
+from engine import EngineError, FinishReason, SamplingParams
+from engine.cache.rows import Rows
+from engine.schedule.sequence import Sequence, Status
+from tests.engine.fake_decoding import FakeRunner
+from tests.engine.schedule_world import CONTEXT, SIZE, World, prompt_of
+from tests.engine.test_chat import CONFIG
+from tests.engine.tiny import TinyEngine, tiny_engine
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+PROMPTS = [
+    torch.randint(256, (size,), generator=torch.Generator().manual_seed(size)).tolist()
+    for size in (30, 90, 5, 61)
+]
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[TinyEngine]:
+    """An engine whose answers are decoded in three slots."""
+    with tiny_engine(folder, CONFIG) as engine:
+        engine._loop.call(lambda: engine._stepper.decode_with(FakeRunner(engine._runner, 3)))
+        yield engine
+
+
+def runner_of(engine: TinyEngine) -> FakeRunner:
+    assert engine._stepper.decoding is not None
+    runner = engine._stepper.decoding.runner
+    assert isinstance(runner, FakeRunner)
+    return runner
+
+
+def together(engine: TinyEngine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    """The tokens of answers to prompts that arrive between two steps."""
+    sequences: list[Sequence] = []
+    engine._loop.call(lambda: sequences.extend(engine.start(Rows.of(ids), params) for ids in prompts))
+    return [[event.token_id for event in engine.events(sequence)] for sequence in sequences]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, top_k=20, seed=3, max_tokens=20)])
+def test_everybody_gets_the_tokens_it_gets_alone_in_shared_steps(
+    engine: TinyEngine, params: SamplingParams
+) -> None:
+    alone = [[event.token_id for event in engine.stream(prompt, params)] for prompt in PROMPTS]
+    engine.evict_all()
+    before = len(runner_of(engine).launches)
+    assert together(engine, PROMPTS, params) == alone
+    launches = runner_of(engine).launches[before:]
+    assert max(launches) == 3
+    assert len(launches) < 0.7 * sum(map(len, alone))
+    engine.check()
+
+
+def test_what_was_decoded_is_found_again_and_a_thrown_away_step_left_nothing(engine: TinyEngine) -> None:
+    answer = [event.token_id for event in engine.stream(PROMPTS[0], GREEDY)]
+    rows = [*PROMPTS[0], *answer]
+    assert engine.cached_rows(Rows.of([*rows, 1])) == len(rows) - 1, (
+        "the row of the last token is not promised"
+    )
+    computed = engine.scripted.rows_computed
+    list(engine.stream([*rows, 7], SamplingParams(temperature=0.0, max_tokens=1)))
+    assert engine.scripted.rows_computed == computed + 2
+
+
+def test_a_stream_that_is_closed_frees_its_slot(engine: TinyEngine) -> None:
+    endless = SamplingParams(temperature=0.0, max_tokens=400)
+    streams = [engine.stream(prompt, endless) for prompt in PROMPTS[:3]]
+    for stream in streams:
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    assert len(list(engine.stream(PROMPTS[3], GREEDY))) == 20
+    engine.check()
+
+
+def test_a_runner_that_fails_ends_those_who_decode_and_the_engine_lives_on(
+    engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runner_of(engine)
+    with monkeypatch.context() as patch:
+
+        def fail(sequences: list[Sequence]) -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure\nmore")
+
+        patch.setattr(runner, "launch", fail)
+        with pytest.raises(EngineError, match="unspecified launch failure") as caught:
+            list(engine.stream(PROMPTS[0], GREEDY))
+        assert "\n" not in str(caught.value)
+    assert not runner.slots
+    assert len(list(engine.stream(PROMPTS[0], GREEDY))) == 20
+    engine.check()
+
+
+def test_logits_that_are_no_numbers_end_one_answer(engine: TinyEngine) -> None:
+    engine._loop.call(lambda: engine.scripted.model.norm.weight.data.fill_(float("nan")))
+    with pytest.raises(EngineError, match="not a number"):
+        list(engine.stream(PROMPTS[0], GREEDY))
+    engine.check()
+
+
+def test_a_chat_computes_nothing_after_enter(engine: TinyEngine) -> None:
+    """What was prewarmed is used to the last row but one: a decode step after idle work, with slots as without."""
+    chat, params = engine.chat(), SamplingParams(temperature=0.0, max_tokens=8)
+    for i in range(3):
+        chat.prepare(f"message {i}", wait=True, params=params)
+        list(chat.send(f"message {i}", params))
+        chat.settle(wait=True)
+        assert chat.last is not None
+        stats = chat.last.stats
+        assert stats.prefilled_tokens == 0, stats
+        assert stats.cached_tokens == stats.prompt_tokens
+    engine.check()
+
+
+# -- without a network
+
+
+def world(slots: int = 3, spare: int = 60) -> World:
+    return World(slots, -(-CONTEXT // SIZE) + spare, 0, ends=False)
+
+
+def run_until(w: World, ready: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if ready():
+            return
+        w.step()
+    raise AssertionError("that never happens")
+
+
+def rows_of_steps(w: World) -> list[int]:
+    """From now on the rows of prompts in each step."""
+    seen: list[int] = []
+    run = w.stepper.runner.run
+
+    def counted(chunks: list) -> list:
+        seen.append(sum(chunk.count for chunk in chunks))
+        return run(chunks)
+
+    w.stepper.runner.run = counted  # type: ignore[method-assign]
+    return seen
+
+
+ENDLESS = SamplingParams(temperature=0.0, repetition_penalty=5.0)
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_prompt_beside_decoding_comes_in_small_chunks_and_alone_in_large_ones(slots: int) -> None:
+    w = world(slots)
+    reader = w.arrive(prompt_of(0, 4), "person", ENDLESS)
+    run_until(w, lambda: reader.sequence.first_token > 0)
+    seen = rows_of_steps(w)
+    beside = w.arrive(prompt_of(2, 20), "person", ENDLESS)
+    before = len(reader.sequence.generated)
+    run_until(w, lambda: beside.sequence.first_token > 0)
+    own = 0 if slots else 1  # without slots the reader's row is in the batch
+    assert [rows - own for rows in seen[:5]] == [4] * 5
+    assert len(reader.sequence.generated) - before >= 5, "a token of the reader's came with each"
+    reader.sequence.cancelled = beside.sequence.cancelled = True
+    w.step()
+    seen.clear()
+    alone = w.arrive(prompt_of(1, 40), "person", ENDLESS)
+    run_until(w, lambda: alone.sequence.first_token > 0)
+    assert seen[:3] == [10, 10, 10]
+
+
+def test_the_host_is_one_step_behind_and_no_more() -> None:
+    w = world()
+    requests = [w.arrive(prompt_of(2, 3 + i), "person", ENDLESS) for i in range(3)]
+    run_until(w, lambda: all(r.sequence.first_token > 0 for r in requests))
+    assert w.stepper.decoding is not None
+    for _ in range(10):
+        w.step()
+        assert len(w.stepper.decoding.in_flight) == 1
+        assert [r.sequence.unread for r in requests] == [1, 1, 1]
+    lengths = [len(r.sequence.generated) for r in requests]
+    w.step()
+    assert [len(r.sequence.generated) for r in requests] == [n + 1 for n in lengths]
+
+
+def test_joining_and_leaving_costs_the_others_no_step() -> None:
+    w = world()
+    reader = w.arrive(prompt_of(0, 4), "person", ENDLESS)
+    run_until(w, lambda: reader.sequence.first_token > 0)
+    counts = [len(reader.sequence.generated)]
+    for step in range(20):
+        if step % 3 == 0:
+            w.arrive(
+                prompt_of(2, 2 + step), "person", SamplingParams(temperature=0.0, max_tokens=1 + step % 4)
+            )
+        if step % 5 == 4:
+            w.requests[-1].sequence.cancelled = True
+        w.step()
+        counts.append(len(reader.sequence.generated))
+    assert [after - before for before, after in pairwise(counts)] == [1] * 20
+
+
+def test_idle_work_pauses_in_its_slot_while_a_person_is_there_and_goes_on() -> None:
+    w = world()
+    idle = w.arrive(prompt_of(2, 6), "idle", ENDLESS)
+    run_until(w, lambda: len(idle.sequence.generated) >= 3)
+    person = w.arrive(prompt_of(0, 6), "person", SamplingParams(temperature=0.0, max_tokens=8))
+    w.step()
+    count = len(idle.sequence.generated)
+    run_until(w, lambda: person.sequence.status is Status.FINISHED)
+    assert len(idle.sequence.generated) <= count + 1, "what was launched before is all that came"
+    w.finish()
+
+
+def test_idle_work_leaves_its_slot_where_persons_need_all() -> None:
+    w = world(slots=1)
+    idle = w.arrive(prompt_of(2, 6), "idle", ENDLESS)
+    run_until(w, lambda: len(idle.sequence.generated) >= 3)
+    person = w.arrive(prompt_of(0, 6), "person", SamplingParams(temperature=0.0, max_tokens=8))
+    run_until(w, lambda: person.sequence.status is Status.FINISHED)
+    assert idle.sequence.preemptions == 1
+    assert person.sequence.finish_reason is FinishReason.LENGTH
+    w.finish()
+
+
+@pytest.mark.parametrize("host", [0, 60])
+def test_a_preempted_sequence_computes_its_answer_in_few_rows_or_gets_it_back(host: int) -> None:
+    """Decoding is done by kernels of few rows: what is computed again of an answer is so too, to the same bits."""
+    w = World(3, -(-CONTEXT // SIZE) + 1, host, ends=False)
+    requests = [w.arrive(prompt_of(family, 9), "person", ENDLESS) for family in (0, 2)]
+    run_until(w, lambda: requests[1].sequence.preemptions > 0)
+    assert len(requests[1].sequence.generated) > 8
+    run_until(w, lambda: requests[0].sequence.status is Status.FINISHED)
+    seen, restored = rows_of_steps(w), w.tier.restored_rows
+    run_until(w, lambda: requests[1].sequence.joined)
+    answer = requests[1].sequence.generated
+    assert (w.tier.restored_rows > restored) == bool(host)
+    assert all(rows <= 8 for rows in seen[-2:])
+    assert len(seen) == 1 if host else sum(seen) > len(answer)
+    w.finish()
+
+
+def test_a_hundred_sequences_share_slots_and_blocks_fairly() -> None:
+    w = world(slots=8, spare=20)
+    for i in range(100):
+        w.arrive(
+            prompt_of(i % 3, 1 + i % 40), "person", SamplingParams(temperature=0.0, max_tokens=1 + i % 7)
+        )
+    w.finish()
+    firsts = [r.sequence.first_token for r in w.requests]
+    assert all(firsts)
+
+
+def test_a_waiting_event_is_no_busy_loop(engine: TinyEngine) -> None:
+    """With nothing to do the loop sleeps, even if the last step in flight was never wanted."""
+    list(engine.stream(PROMPTS[0], GREEDY))
+    assert not engine._loop.call(lambda: engine._scheduler.has_work)
+    done = Event()
+    engine._loop.post(done.set)
+    assert done.wait(5)
+
+
+def test_stop_strings_and_ends_of_turns_throw_the_next_token_away(engine: TinyEngine) -> None:
+    answer = list(engine.stream(PROMPTS[1], GREEDY))
+    text = "".join(event.text for event in answer)
+    stop = next(event.text for event in answer[4:] if event.text.strip() and "\ufffd" not in event.text)
+    found = list(engine.stream(PROMPTS[1], SamplingParams(temperature=0.0, max_tokens=20, stop=(stop,))))
+    assert "".join(event.text for event in found) == text[: text.index(stop)]
+    engine.check()
