@@ -219,6 +219,8 @@ def run(
     decided = options.decided(invocation) | ({"system", "think", "think_cache"} if resume else set())
     chosen_sampling = dict(chosen.sampling)
     chosen = with_settings(chosen, preferences, decided)
+    if parallel or answers > 1:
+        chosen = replace(chosen, streams=min(len(prompts) * answers, options.MOST_STREAMS))
     model = model or preferences.model.name
     if model is None and not prompts and not resume and _is_terminal():
         from chatterm.cli.first_run import first_model

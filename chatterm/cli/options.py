@@ -19,6 +19,8 @@ MODEL = (
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
 ]
+MOST_STREAMS = 64
+"""Answers at once for which the KV cache has room however long they are; shorter ones leave room for more."""
 _SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
 _MACHINE = "Machine"
 _THINKING = "Thinking"
