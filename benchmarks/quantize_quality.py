@@ -28,12 +28,12 @@ from models.hub.sources import resolve
 from models.load import fill_network, load_model, match
 from models.network import Network
 from models.reference.decoder import Decoder
-from models.weights.slots import Slot
 from models.spec import FeedForward, ModelSpec
 from models.text.tokenizer import load_tokenizer
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.quantize import choose_kinds
+from models.weights.slots import Slot
 
 CPU = torch.device("cpu")
 WINDOW = 512

@@ -164,6 +164,7 @@ class LocalBackend:
             attention=options.attention,
             graphs=options.graphs,
             spill_gb=options.spill_gb,
+            streams=options.streams,
             on_progress=on_progress,
         )
         try:

@@ -20,6 +20,8 @@ MODEL = (
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
 ]
+MOST_STREAMS = 64
+"""Answers at once for which the KV cache has room however long they are; shorter ones leave room for more."""
 _SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
 _MACHINE = "Machine"
 _THINKING = "Thinking"
@@ -164,7 +166,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
         "think_cache",
     )
     return ChatOptions(
-        **{name: given[name] for name in same},
+        **{name: given[name] for name in same if name in given},
         graphs=not given["no_graph"],
         sampling=checked_sampling(sampling),
     )

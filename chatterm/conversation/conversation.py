@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, TurnStats
@@ -16,24 +16,12 @@ from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.shown import Shown
 from chatterm.conversation.turn import Turn, stats_of
+from chatterm.conversation.view import View
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
 
 _BUSY = "An answer is running; Esc stops it."
-
-
-class View(Protocol):
-    """What a conversation needs of the screen."""
-
-    def show_path(self, entries: Sequence[Entry]) -> None:
-        """These are the messages now, in this order."""
-
-    def add(self, entry: Entry) -> None:
-        """One more message, at the end."""
-
-    def give_back(self, text: str) -> None:
-        """Text that was not sent belongs into the composer again."""
 
 
 class Conversation:

@@ -14,11 +14,11 @@ from models.errors import ModelError
 from models.families.family import GGUF_NAMES
 from models.load import load_model, load_spec
 from models.progress import Progress
-from models.weights.slots import slots
 from models.weights import block_formats
 from models.weights.block_formats import BLOCKS
 from models.weights.dequantize import chunks
 from models.weights.gguf import read_gguf
+from models.weights.slots import slots
 from tests.models.checkpoints import (
     files_of,
     random_model,

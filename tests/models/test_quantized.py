@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
-from models.families.config import ModelConfig
 from torch import Tensor
 
 import models.load
@@ -24,7 +23,6 @@ from models.network import LayerWeights, Network, Weight
 from models.progress import Progress
 from models.reference.decoder import Decoder
 from models.reference.tiled import TiledProduct, dequantize_rows
-from models.weights.slots import Slot, slots
 from models.units import bytes_text
 from models.weights.block_formats import BLOCKS
 from models.weights.block_formats import Kind as BlockKind
@@ -32,6 +30,7 @@ from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
 from models.weights.gguf import GGUFFile, read_gguf
 from models.weights.quantize import choose_kinds, packed_rows, quantize
 from models.weights.quantized import KINDS, row_bytes
+from models.weights.slots import Slot, slots
 from tests.models.checkpoints import (
     files_of,
     random_blocks,
