@@ -170,6 +170,8 @@ class Scheduler:
 
         Raises as `BlockManager.reserve` does.
         """
+        if self.blocks.blocks_for(table.length + rows) - len(table.blocks) <= self.blocks.num_free:
+            return self.blocks.reserve(table, rows)
         while True:
             others = [s for s in self._idle_work if s.table is not table]
             try:

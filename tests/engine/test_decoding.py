@@ -241,6 +241,15 @@ def test_a_preempted_sequence_computes_its_answer_in_few_rows_or_gets_it_back(ho
     w.finish()
 
 
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_full_cache_ends_an_answer_after_the_last_token_that_was_drawn(slots: int) -> None:
+    w = World(slots, 5, 0, ends=False)
+    request = w.arrive(prompt_of(0, 9), "person", ENDLESS)
+    run_until(w, lambda: request.sequence.status is Status.FINISHED)
+    assert request.sequence.finish_reason is FinishReason.CONTEXT_FULL
+    assert len(request.sequence.generated) == 5 * SIZE - 9 + 1, "the last one needs no row"
+
+
 def test_a_hundred_sequences_share_slots_and_blocks_fairly() -> None:
     w = world(slots=8, spare=20)
     for i in range(100):
