@@ -158,7 +158,7 @@ def measure(folder: Path, device_name: str, dtype_name: str, repeats: int, cold:
     """All figures of one checkpoint; for a process of its own."""
     import torch
 
-    from models.hub.sources import ModelFiles
+    from models.files import ModelFiles
     from models.load import load_model
     from models.weights.checkpoint import safetensors_files
 

@@ -416,7 +416,8 @@ def load(arguments: argparse.Namespace) -> Iterator[Any]:
         if arguments.model is None:
             tokenizer = trained_tokenizer()
         else:
-            from models.hub.sources import ModelFiles, resolve
+            from models.files import ModelFiles
+            from models.hub.sources import resolve
 
             folder = Path(arguments.model)
             has_one = (folder / "tokenizer.json").is_file()  # a tokenizer without a model will do here

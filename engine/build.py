@@ -6,6 +6,7 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
+from engine.attention.unusual import unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
@@ -20,6 +21,8 @@ from engine.cache.sizing import (
     plan_kv,
     spill_bytes,
 )
+from engine.errors import EngineError
+from engine.execute.compatibility import PLAIN_ATTENTION, lacking
 from engine.execute.cuda.decode_runner import Lane
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.profile_run import activation_bytes
@@ -28,7 +31,8 @@ from engine.kernels.native.library import NativeError, default_threads
 from engine.machine.device import FULL_SPEED, available_memory
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
-from models.reference.decoder import DecoderModel
+from models.network import Network
+from models.reference.decoder import Decoder as Reference
 
 _CPU = torch.device("cpu")
 
@@ -92,51 +96,58 @@ class Pieces:
 
 
 def assemble(
-    model: DecoderModel, device: torch.device, dtype: torch.dtype, options: Options, notes: tuple[str, ...]
+    network: Network, device: torch.device, dtype: torch.dtype, options: Options, notes: tuple[str, ...]
 ) -> Pieces:
-    """Everything around `model`. Raises EngineError when nothing fits or the attention backend does not work here."""
-    config = model.config
+    """Everything around `network`. Raises EngineError when nothing fits or the attention backend does not work here."""
+    spec = network.spec
     max_chunk = options.max_chunk or most_prefill_rows(device)
-    choice = choose_attention(options.attention, device, dtype, config.head_dim)
+    unusual = unusual_layers(network)
+    if unusual and options.attention not in ("auto", "sdpa"):
+        raise EngineError(
+            f"--attention {options.attention} cannot be used: it does not know {lacking(spec, PLAIN_ATTENTION)}. "
+            "Use --attention auto."
+        )
+    attention = "sdpa" if unusual else options.attention
+    choice = choose_attention(attention, device, dtype, spec.attention.head_dim)
     block_size = options.block_size or choice.block_size
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    per_token = spec.kv_numbers * dtype.itemsize
     reserve = 0  # a CPU's share for the KV leaves enough for everything
     if device.type == "cuda":
-        reserve = activation_bytes(model, model.positions, max_chunk, options.streams, device) + GRAPH_BYTES
+        reserve = activation_bytes(Reference(network), max_chunk, options.streams, device) + GRAPH_BYTES
     free = available_memory(device) if options.free is None else options.free
     share = kv_share(device)
     plan = plan_kv(
-        per_token, block_size, free, model.positions, options.context, share, reserve, options.streams
+        per_token, block_size, free, network.positions, options.context, share, reserve, options.streams
     )
     blocks = options.num_blocks or plan.num_blocks
-    cache = _allocate(model, blocks, block_size, dtype, device, plan, per_token)
+    cache = _allocate(network, blocks, block_size, dtype, device, plan, per_token)
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(blocks, block_size, cache.carry_out, tier)
-    backend = make_backend(choice, cache, config.num_attention_heads // config.num_key_value_heads)
+    backend = make_backend(choice, cache, spec.attention.groups, unusual)
     pieces = Pieces(
         cache,
         manager,
         Scheduler(manager, max_chunk, IdlePace().rows),
         backend,
-        Runner(model, backend, device),
+        Runner(network, backend, device),
         None,
         plan.context_length,
         options.threads or default_threads(),
         (*notes, choice.note) if choice.note else notes,
     )
     if device.type == "cuda":
-        _speed_up_gpu(pieces, model, device, options)
+        _speed_up_gpu(pieces, network, device, options)
     elif options.fused:
         try:
-            pieces.runner.go_native(model, cache, pieces.threads)
+            pieces.runner.go_native(network, cache, pieces.threads)
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
     return pieces
 
 
 def _allocate(
-    model: DecoderModel,
+    network: Network,
     blocks: int,
     block_size: int,
     dtype: torch.dtype,
@@ -144,14 +155,14 @@ def _allocate(
     plan: KVPlan,
     per_token: int,
 ) -> KVCache:
-    config = model.config
+    heads = network.spec.attention
     try:
         return KVCache(
-            config.num_hidden_layers,
+            len(network.spec.layers),
             blocks,
             block_size,
-            config.num_key_value_heads,
-            config.head_dim,
+            heads.kv_heads,
+            heads.head_dim,
             dtype,
             device,
         )
@@ -168,23 +179,23 @@ def _host_memory(cache: KVCache, options: Options, device: torch.device) -> Host
     return HostKV(cache.kv, cache.block_size, most) if most else None
 
 
-def _speed_up_gpu(pieces: Pieces, model: DecoderModel, device: torch.device, options: Options) -> None:
+def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
     """Fused kernels, graphs and the lane, where this GPU has what they need."""
     if torch.cuda.get_device_capability(device) < FULL_SPEED:
         return
     graphs = Graphs() if options.graphs else None
     try:
         if options.fused:
-            pieces.runner.fuse(model)
+            pieces.runner.fuse(network)
             if graphs is not None:
-                pieces.runner.record(model, pieces.cache, pieces.context_length, graphs)
+                pieces.runner.record(network, pieces.cache, pieces.context_length, graphs)
         if options.lane:
             pieces.lane = Lane(
-                model, pieces.cache, pieces.backend.name, pieces.context_length, graphs, options.fused
+                network, pieces.cache, pieces.backend.name, pieces.context_length, graphs, options.fused
             )
             pieces.lane.prepare()
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way
-        pieces.runner = Runner(model, pieces.backend, device)
+        pieces.runner = Runner(network, pieces.backend, device)
         pieces.lane = None
         why = (str(error).splitlines() or [repr(error)])[0][:200]
         pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)

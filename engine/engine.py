@@ -27,12 +27,12 @@ from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.step import Stepper, explain
-from models.hub.sources import ModelFiles, resolve
+from models.files import ModelFiles
+from models.hub.sources import resolve
+from models.network import Network
 from models.progress import OnProgress, Progress
-from models.reference.decoder import DecoderModel
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from models.units import counted
-from models.weights.quantized import weight_bytes
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
@@ -47,7 +47,7 @@ class Engine:
     def __init__(
         self,
         loop: Loop,
-        model: DecoderModel,
+        network: Network,
         tokenizer: Tokenizer,
         *,
         name: str,
@@ -57,17 +57,17 @@ class Engine:
         **options: Any,
     ) -> None:
         """`options` are those of `engine.build`. Raises EngineError when nothing fits or does not work here."""
-        pieces = assemble(model, device, dtype, Options(**options), notes)
+        pieces = assemble(network, device, dtype, Options(**options), notes)
         self.model_name = name
         self.device = device
         self.dtype = dtype
         self.tokenizer = tokenizer
         self.generation_defaults = tokenizer.generation_defaults
-        self.max_positions = model.positions
+        self.max_positions = network.positions
         self.context_length = pieces.context_length
-        self.config = model.config
-        self.vocab_size = model.config.vocab_size
-        self._weight_bytes = weight_bytes(model)
+        self.spec = network.spec
+        self.vocab_size = network.spec.vocab_size
+        self._weight_bytes = network.nbytes
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.nbytes
         self._host = pieces.cache.host
@@ -154,7 +154,7 @@ class Engine:
                 graphs=graphs,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - held.nbytes, 0) if picked.type == "cpu" else None,
+                free=max(before - held.network.nbytes, 0) if picked.type == "cpu" else None,
                 spill_gb=spill_gb,
                 streams=streams,
                 notes=(*choice.notes, *held.notes),

@@ -1,52 +1,38 @@
-"""From local files to a model that runs: build it empty, check every tensor, then fill it."""
+"""From local files to a network that runs: check every tensor, take the memory, then fill it."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from traceback import clear_frames
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from models.assemble import Store, assemble
 from models.errors import ModelError
-from models.families.config import ModelConfig, load_config
-from models.families.llama import LlamaModel
-from models.families.qwen3 import Qwen3Model
+from models.families.family import NAMES
+from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
+from models.files import ModelFiles, read_json
+from models.network import Network, Weight
 from models.progress import OnProgress, Progress
-from models.reference.decoder import DecoderModel
-from models.reference.layers import Linear, Product, choose_product
-from models.reference.rope import rotary_table
+from models.slots import Names, Slot, group_shapes, slots
+from models.spec import ModelSpec
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.quantize import choose_kinds, conversion_note, packed_rows
-from models.weights.quantized import (
-    QuantizedEmbedding,
-    QuantizedLinear,
-    hold_quantized,
-    quantized_weights,
-    release,
-)
+from models.weights.quantized import row_bytes
 from models.weights.staging import Staging
 
-if TYPE_CHECKING:
-    from models.hub.sources import ModelFiles
-
-__all__ = ["available_bytes", "build_model", "fill_model", "load_config", "load_model", "needed_bytes"]
+__all__ = ["available_bytes", "fill_network", "load_model", "load_spec", "needed_bytes"]
 
 INT4_BYTES = 0.75
 """Of a weight with `--quantize int4`, what stays in 8 bits included."""
 
-_MODELS: dict[str, type[DecoderModel]] = {
-    "Qwen3ForCausalLM": Qwen3Model,
-    "LlamaForCausalLM": LlamaModel,
-    "MistralForCausalLM": LlamaModel,
-}
-
 
 def load_model(
-    files: "ModelFiles",
+    files: ModelFiles,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -54,84 +40,86 @@ def load_model(
     context_length: int | None = None,
     quantize: str = "auto",
     on_note: Callable[[str], None] | None = None,
-) -> DecoderModel:
-    """The model of local files in `dtype` on `device`, ready for forward() under torch.inference_mode().
+) -> Network:
+    """The network of local files in `dtype` on `device`.
 
     `context_length` is the number of positions to prepare for; None takes the model's own. `quantize` is one of
     models.weights.quantize.QUANTIZE: "auto" leaves the blocks of a GGUF file as they are on a CPU, mapped from the
     file; `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
     at its peak; to a GPU the weights stream through buffers of 100 MB. `on_note` gets what a person should know of how
-    the weights are held, a line each. Raises ModelError for whatever is wrong
-    with the files and when memory is short.
+    the weights are held, a line each. Raises ModelError for whatever is wrong with the files and when memory is short.
     """
-    if files.gguf is not None:
-        from models.weights.gguf import config_of, read_gguf
-        from models.weights.gguf_tensors import stored_tensors
-
-        file = read_gguf(files.gguf)
-        config = config_of(file)
-        tensors = stored_tensors(file, config)
-    else:
-        config = load_config(files)
-        tensors = read_safetensors(files.folder or Path())
-    model = build_model(config, choose_product(dtype, device))
-    _match(model, tensors)
-    kinds = choose_kinds(tensors, quantize, device)
-    if kinds:
-        hold_quantized(model, kinds, dtype)
-        if on_note is not None and (note := conversion_note(tensors, kinds)):
-            on_note(note)
-    positions = context_length or config.max_position_embeddings
-    # A memory-mapped file is as near to a CPU as a buffer: nothing is gained by staging there.
-    staging = Staging() if device.type == "cuda" else None
-    fill_model(model, tensors, dtype, device, on_progress, positions, staging)
-    return model
+    spec, tensors, names = _read(files)
+    places = match(spec, tensors, names)
+    kinds = choose_kinds(tensors, places, quantize, device)
+    if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
+        on_note(note)
+    return fill_network(
+        spec,
+        tensors,
+        dtype,
+        device,
+        on_progress=on_progress,
+        positions=context_length or spec.max_positions,
+        # A memory-mapped file is as near to a CPU as a buffer: nothing is gained by staging there.
+        staging=Staging() if device.type == "cuda" else None,
+        kinds=kinds,
+        names=names,
+    )
 
 
-def build_model(config: ModelConfig, product: Product) -> DecoderModel:
-    """The modules of a config, their parameters on the meta device."""
-    return _MODELS[config.architecture](config, product)
+def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
+    """The description, the tensors that are not read yet, and what they are called."""
+    if files.gguf is None:
+        folder = files.folder or Path()
+        family, spec = spec_of_hf(read_json(folder / "config.json"))
+        return spec, read_safetensors(folder), family.names
+    from models.weights.gguf import read_gguf
+    from models.weights.gguf_tensors import stored_tensors
+
+    file = read_gguf(files.gguf)
+    family, spec = spec_of_gguf(file)
+    parts, dim = family.gguf_interleaved, spec.attention.head_dim
+    interleaved = {slot.name(family.gguf_names): dim for slot in slots(spec) if slot.part in parts}
+    return spec, stored_tensors(file, interleaved), family.gguf_names
 
 
-def fill_model(
-    model: DecoderModel,
+def fill_network(
+    spec: ModelSpec,
     tensors: Iterable[StoredTensor],
     dtype: torch.dtype,
     device: torch.device,
-    on_progress: OnProgress | None,
-    positions: int,
+    *,
+    on_progress: OnProgress | None = None,
+    positions: int | None = None,
     staging: Staging | None = None,
-) -> None:
-    """Give every parameter its memory and its values, and make the rotary table.
+    kinds: Mapping[str, Kind] | None = None,
+    names: Names = NAMES,
+) -> Network:
+    """A network of these tensors, with rotary tables for `positions` (None: the model's own).
 
     Names, shapes and memory are checked before anything is allocated. With `staging` the weights are streamed,
-    without it they are copied one tensor at a time. Raises ModelError; what `on_progress` raises ends the load.
-    The parameters of a load that failed are empty again.
+    without it they are copied one tensor at a time; `kinds` has the matrices that are held in blocks, by name: all or
+    none. Raises ModelError; what `on_progress` raises ends the load, and nothing of it stays in memory.
     """
-    fillings = _match(model, tensors)
-    needed = needed_bytes(model, dtype, positions)
+    tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions
+    places = match(spec, tensors, names)
+    needed = needed_bytes(
+        spec, dtype, positions, {slot: kinds[name] for name, slot in places.items() if name in kinds}
+    )
     available = available_bytes(device)
     if available is not None and needed > available:
-        raise ModelError(_too_large(needed, available, dtype, device, bool(quantized_weights(model))))
-    total = sum(filling.tensor.nbytes for filling in fillings)
-    done = 0
-
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if on_progress is not None:
-            on_progress(Progress("load", "weights", done, total))
-
+        raise ModelError(_too_large(needed, available, dtype, device, bool(kinds)))
+    filling = _Filling(dtype, device, [tensor for tensor in tensors if tensor.name in places], on_progress)
     try:
-        advance(0)
-        _allocate(model, dtype, device)
-        model.rotary_table = rotary_table(model.config, positions, dtype, device)
-        _fill(fillings, device, staging, advance)
+        filling.allocate(list(places.values()), {places[name].group for name in kinds})
+        filling.fill(places, kinds, staging)
+        return assemble(spec, filling.store, positions, dtype, device)
     except BaseException as error:
-        # The frames of the error hold views of the parameters, which would keep their memory.
+        # The frames of the error hold views of the tensors, which would keep their memory.
         clear_frames(error.__traceback__)
-        model.to_empty(device="meta")
-        release(model)
+        filling.store.plain.clear()
+        filling.store.blocks.clear()
         if _is_out_of_memory(error):
             raise ModelError(
                 f"Memory ran out while loading: the model needs {bytes_text(needed)} on {device}; "
@@ -149,32 +137,53 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
 
 
-def _fill(
-    fillings: list["_Filling"],
-    device: torch.device,
-    staging: Staging | None,
-    advance: Callable[[int], None],
-) -> None:
-    """Write every tensor to its place, and tell `advance` the bytes that are done."""
-    streamed = []
-    for filling in fillings:
-        extent = filling.tensor.extent
-        if (
-            isinstance(filling.module, QuantizedLinear | QuantizedEmbedding)
-            and filling.parameter == "weights"
-        ):
-            held = filling.module.weights[filling.start]
-            data = packed_rows(filling.tensor, Kind(held.qtype))
-            _touch(data)
-            filling.module.weights[filling.start] = replace(held, data=data)
-            advance(filling.tensor.nbytes)
-        elif staging is None or extent is None:
-            filling.tensor.copy_into(filling.target())
-            advance(filling.tensor.nbytes)
-        else:
-            streamed.append((extent, filling.target()))
-    if staging is not None:
-        staging.stream(streamed, device, advance)
+@dataclass(slots=True)
+class _Filling:
+    """The memory of a network, and how far it is filled."""
+
+    dtype: torch.dtype
+    device: torch.device
+    tensors: list[StoredTensor]
+    on_progress: OnProgress | None
+    store: Store = field(default_factory=Store)
+    done: int = 0
+
+    def allocate(self, found: list[Slot], in_blocks: set[str]) -> None:
+        """Take the memory of every tensor of plain numbers."""
+        self._advance(0)
+        for group, shape in group_shapes(found).items():
+            if group not in in_blocks:
+                self.store.plain[group] = torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def fill(self, places: Mapping[str, Slot], kinds: Mapping[str, Kind], staging: Staging | None) -> None:
+        """Write every tensor to its place."""
+        streamed = []
+        for tensor in self.tensors:
+            slot, kind = places[tensor.name], kinds.get(tensor.name)
+            if kind is not None:
+                data = packed_rows(tensor, kind)
+                _touch(data)
+                self.store.blocks.setdefault(slot.group, {})[slot.start] = Weight(
+                    data, kind, slot.rows, slot.shape[1]
+                )
+                self._advance(tensor.nbytes)
+            elif staging is None or tensor.extent is None:
+                tensor.copy_into(self._target(slot))
+                self._advance(tensor.nbytes)
+            else:
+                streamed.append((tensor.extent, self._target(slot)))
+        if staging is not None:
+            staging.stream(streamed, self.device, self._advance)
+
+    def _target(self, slot: Slot) -> Tensor:
+        group = self.store.plain[slot.group]
+        return (group if slot.expert is None else group[slot.expert]).narrow(0, slot.start, slot.rows)
+
+    def _advance(self, nbytes: int) -> None:
+        self.done += nbytes
+        if self.on_progress is not None:
+            total = sum(tensor.nbytes for tensor in self.tensors)
+            self.on_progress(Progress("load", "weights", self.done, total))
 
 
 def _touch(data: Tensor) -> None:
@@ -182,69 +191,52 @@ def _touch(data: Tensor) -> None:
     data.flatten()[::4096].sum()
 
 
-@dataclass(frozen=True, slots=True)
-class _Filling:
-    """A stored tensor and the rows of the parameter that it fills."""
+def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dict[str, Slot]:
+    """Where each tensor goes, by its name, in file order.
 
-    tensor: StoredTensor
-    module: nn.Module
-    parameter: str
-    start: int
-    rows: int
-
-    def target(self) -> Tensor:
-        parameter: Tensor = getattr(self.module, self.parameter)
-        return parameter.detach().narrow(0, self.start, self.rows)
-
-
-def _match(model: DecoderModel, tensors: Iterable[StoredTensor]) -> list[_Filling]:
-    """Where each tensor goes, in file order. Raises ModelError unless the tensors are exactly the model's."""
-    wanted = {name: (module, slot) for name, module, slot in model.slots()}
-    fillings = []
+    Raises ModelError unless the tensors are exactly the network's.
+    """
+    wanted = {slot.name(names): slot for slot in slots(spec)}
+    places: dict[str, Slot] = {}
     for tensor in tensors:
-        if _is_redundant(tensor.name, model.config):
+        if _is_redundant(tensor.name, spec, names):
             continue
-        found = wanted.pop(tensor.name, None)
-        if found is None:
+        slot = wanted.pop(tensor.name, None)
+        if slot is None:
             raise ModelError(
-                f"The checkpoint has the tensor {tensor.name[:80]}, which {model.config.architecture} with this "
+                f"The checkpoint has the tensor {tensor.name[:80]}, which {spec.architecture} with this "
                 "config does not use, or has it twice; the weights and the config do not match."
             )
-        module, slot = found
         if tensor.shape != slot.shape:
             raise ModelError(
                 f"{tensor.name} has the shape {list(tensor.shape)}, but the config requires "
                 f"{list(slot.shape)}; the weights and the config do not match."
             )
-        fillings.append(_Filling(tensor, module, slot.parameter, slot.start, slot.rows))
+        places[tensor.name] = slot
     if wanted:
         more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
         raise ModelError(
             f"The checkpoint lacks {next(iter(wanted))}{more}; it is incomplete: download it again."
         )
-    return fillings
+    return places
 
 
-def _is_redundant(name: str, config: ModelConfig) -> bool:
+def _is_redundant(name: str, spec: ModelSpec, names: Names) -> bool:
     """Tensors that old checkpoints carry and that follow from the others."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == "lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or (spec.tied and name == f"{names['head']}.weight")
 
 
-def _allocate(model: DecoderModel, dtype: torch.dtype, device: torch.device) -> None:
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.is_meta:
-                memory = torch.empty(parameter.shape, dtype=dtype, device=device)
-                module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
-    if model.config.tie_word_embeddings and isinstance(model.lm_head, Linear):
-        model.lm_head.weight = model.embed_tokens.weight
-
-
-def needed_bytes(model: DecoderModel, dtype: torch.dtype, positions: int) -> int:
-    """Bytes of the parameters, of quantised weights (mapped from a file or not) and of the rotary table."""
-    # parameters() yields a tied weight once.
-    numbers = sum(parameter.numel() for parameter in model.parameters()) + positions * model.config.head_dim
-    return numbers * dtype.itemsize + sum(weight.nbytes for weight in quantized_weights(model))
+def needed_bytes(
+    spec: ModelSpec, dtype: torch.dtype, positions: int, kinds: Mapping[Slot, Kind] | None = None
+) -> int:
+    """Bytes of all weights, those in blocks (mapped from a file or not) included, and of the rotary tables."""
+    found, kinds = list(slots(spec)), kinds or {}
+    plain = group_shapes([slot for slot in found if slot not in kinds])
+    numbers = sum(prod(shape) for shape in plain.values())
+    ropes = {layer.attention.rope: layer.attention.head_dim for layer in spec.layers}
+    numbers += sum(positions * (rope.dims or dim) for rope, dim in ropes.items() if rope is not None)
+    blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
+    return numbers * dtype.itemsize + blocks
 
 
 def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:

@@ -34,12 +34,12 @@ def choices(device: str, dtype: str, given_back: int, bandwidth: float | None = 
 
 def _local_speed(model: "LocalModel", here: "Here | None") -> "Speed | None":
     from engine.machine.expected import speed_here
-    from models.load import load_config
+    from models.load import load_spec
 
     if here is None:
         return None
     try:
-        config = load_config(model.files)
+        config = load_spec(model.files)
     except ModelError:
         return None
     return speed_here(model.name, config, here, model.bytes if model.files.gguf is not None else None)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from engine.conversation.chat import Chat
     from engine.conversation.turns import Turn
     from engine.engine import Engine
-    from models.hub.sources import ModelFiles
+    from models.files import ModelFiles
 
 
 _LEAST_FOR_TITLES = 500_000_000
@@ -146,10 +146,10 @@ class LocalBackend:
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
         from models.hub.sources import resolve
-        from models.load import load_config
+        from models.load import load_spec
 
         files = resolve(model, on_progress=on_progress)
-        load_config(files)  # a model that cannot run is refused while the present one is still there
+        load_spec(files)  # a model that cannot run is refused while the present one is still there
         self.close()
         self._model = model
         self._load(files, on_progress)
@@ -266,10 +266,10 @@ class LocalBackend:
         engine, chat, aside = self._engine, self._chat, self._aside
         if engine is None or chat is None or aside is None:
             return True
-        from engine.machine.expected import parameters
+        from models.slots import parameters
 
         # With `mask`, rows are restored one turn after the other: nobody can tell when idle work is over.
-        if parameters(engine.config) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
+        if parameters(engine.spec) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
             return False
         busy = chat.present_tokens is not None or aside.is_running or self._power.is_low(time.monotonic())
         if not busy and aside.said is None:

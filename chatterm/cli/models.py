@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from chatterm.cli.progress import progress_on
 from chatterm.terminal.sanitize import one_line
-from models.hub.sources import LocalModel, ModelFiles, held_bytes, local_models, resolve
+from models.files import ModelFiles
+from models.hub.sources import LocalModel, held_bytes, local_models, resolve
 from models.hub.sources import remove as remove_files
 from models.units import bytes_text, counted
 

@@ -1,8 +1,9 @@
 """Which attention backend this machine can use: each one is tried with a tiny call, never guessed from versions."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -10,6 +11,7 @@ from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.triton import TritonBackend
+from engine.attention.unusual import Unusual
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from engine.execute.batch import Batch, Span
@@ -73,13 +75,21 @@ def usable_backends(
     return [(name, None if problem is None else problem.why) for name, problem in problems]
 
 
-def make_backend(choice: AttentionChoice, cache: KVCache, groups: int) -> AttentionBackend:
-    """The chosen backend over `cache`; `groups` is the number of query heads for each KV head."""
+def make_backend(
+    choice: AttentionChoice,
+    cache: KVCache,
+    groups: int,
+    unusual: Mapping[int, Unusual] = MappingProxyType({}),
+) -> AttentionBackend:
+    """The chosen backend over `cache`; `groups` is the number of query heads for each KV head.
+
+    Layers that are no plain softmax (`unusual`) need the choice to be sdpa.
+    """
     if choice.name == "flash":
         return FlashBackend(cache)
     if choice.name == "triton":
         return TritonBackend(cache, groups)
-    return SdpaBackend(cache, groups)
+    return SdpaBackend(cache, groups, unusual)
 
 
 @dataclass(frozen=True, slots=True)

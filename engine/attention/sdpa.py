@@ -1,12 +1,15 @@
 """Attention by torch's scaled_dot_product_attention, on any device: the reference of every other backend."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.sdpa_gpu import gpu_step
+from engine.attention.unusual import Unusual
 from engine.cache.kv_cache import KVCache
 from engine.execute.batch import Batch, Span
 from models.reference.attention import Attention
@@ -36,21 +39,24 @@ class SdpaBackend:
 
     name = "sdpa"
 
-    def __init__(self, cache: KVCache, groups: int) -> None:
-        """`groups` is the number of query heads for each KV head."""
+    def __init__(
+        self, cache: KVCache, groups: int, unusual: Mapping[int, Unusual] = MappingProxyType({})
+    ) -> None:
+        """`groups` is the number of query heads for each KV head; `unusual`: layers that are no plain softmax."""
         self._cache = cache
         self._groups = groups
+        self._unusual = unusual
 
     def plan(self, batch: Batch) -> Attention:
         """See `AttentionBackend`."""
-        if self._cache.kv.device.type == "cuda":
+        if self._cache.kv.device.type == "cuda" and not self._unusual:
             return gpu_step(self._cache, batch)
         plans: list[_Plan] = []
         token = 0
         for span in batch.spans:
             plans.append(self._plan(span, token))
             token += span.count
-        return _SdpaStep(self._cache, plans, token)
+        return _SdpaStep(self._cache, plans, self._unusual)
 
     def _plan(self, span: Span, token: int) -> _Plan:
         cache = self._cache
@@ -75,24 +81,29 @@ class SdpaBackend:
 
 
 class _SdpaStep:
-    def __init__(self, cache: KVCache, plans: list[_Plan], tokens: int) -> None:
+    def __init__(self, cache: KVCache, plans: list[_Plan], unusual: Mapping[int, Unusual]) -> None:
         self._cache = cache
         self._plans = plans
-        self._tokens = tokens
+        self._unusual = unusual
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
+        rule = self._unusual.get(layer_index)
         if len(self._plans) == 1:
-            return _attend(self._plans[0], q, k, v, keys, values)
-        parts = [_attend(p, q[p.tokens], k[p.tokens], v[p.tokens], keys, values) for p in self._plans]
+            return _attend(self._plans[0], q, k, v, keys, values, rule)
+        parts = [_attend(p, q[p.tokens], k[p.tokens], v[p.tokens], keys, values, rule) for p in self._plans]
         return torch.cat(parts)
 
 
-def _attend(plan: _Plan, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend(
+    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rule: Unusual | None
+) -> Tensor:
     """q [t, Hq, D], k and v [t, Hkv, D], keys and values [slots, Hkv, D] -> [t, Hq, D]."""
     for slots, tokens in plan.write:
         keys[slots] = k[tokens]
         values[slots] = v[tokens]
+    if rule is not None:
+        return rule.attend(q, *(_rows(part, plan.read)[0].transpose(0, 1) for part in (keys, values)))
     if plan.causal:
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -10,12 +10,13 @@ from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
 from engine.cache.kv_cache import KVCache
 from engine.execute.batch import Batch, Span
-from engine.execute.cpu.executor import NativeDecoder, supports
+from engine.execute.cpu.executor import NativeDecoder, unsupported
 from engine.execute.cuda.graphs import Graphs
 from engine.kernels.native.library import Pool
 from engine.schedule.scheduler import Chunk
+from models.network import Network
 from models.reference.attention import Attention
-from models.reference.decoder import DecoderModel
+from models.reference.decoder import Decoder as Reference
 
 if TYPE_CHECKING:
     from engine.execute.cuda.short_prefill import ShortPrefill
@@ -40,8 +41,8 @@ class Runner:
     are not quantised only the rows of answers. What computes a row depends on nothing but whether it is a prompt's.
     """
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, device: torch.device) -> None:
-        self._model = model
+    def __init__(self, network: Network, backend: AttentionBackend, device: torch.device) -> None:
+        self._model: Decoder = Reference(network)
         self._backend = backend
         self._device = device
         self._short: ShortPrefill | None = None
@@ -53,41 +54,41 @@ class Runner:
         """The program of a decode step, for people."""
         return self._native.name if self._native is not None else "plain modules"
 
-    def go_native(self, model: DecoderModel, cache: KVCache, threads: int) -> None:
-        """Compute with native kernels from now on what they are best at, where there are some for `model`.
+    def go_native(self, network: Network, cache: KVCache, threads: int) -> None:
+        """Compute with native kernels from now on what they are best at, where there are some for `network`.
 
         Raises NativeError when they cannot be had after all.
         """
-        if supports(model) is None:
+        if unsupported(network.spec) is None:
             self._pool = Pool(threads)
-            self._native = NativeDecoder(model, cache, self._pool)
+            self._native = NativeDecoder(network, cache, self._pool)
 
     @torch.inference_mode()
-    def fuse(self, model: DecoderModel) -> None:
-        """Run `model` with fused kernels from now on, where there are some for it; compile them.
+    def fuse(self, network: Network) -> None:
+        """Run `network` with fused kernels from now on, where there are some for it; compile them.
 
         The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
         """
-        from engine.execute.cuda.fused_program import supports
+        from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.prefill import FusedPrefill
 
-        if supports(model) is not None:
+        if unsupported(network) is not None:
             return
-        self._model = FusedPrefill(model)
+        self._model = FusedPrefill(network)
         ids = torch.arange(16, device=self._device)
         hidden = self._model.forward(ids, ids, self._backend.plan(Batch((Span((0,), 0, 16),))))
         self._model.logits(hidden[-1:])
 
-    def record(self, model: DecoderModel, cache: KVCache, rows: int, graphs: Graphs) -> None:
+    def record(self, network: Network, cache: KVCache, rows: int, graphs: Graphs) -> None:
         """Run short chunks as `graphs` from now on, where flash-attn and fused kernels run them; record them.
 
         `rows` is the most that a sequence holds. The cache must be empty: its first block is written to.
         """
-        from engine.execute.cuda.fused_program import supports
+        from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.short_prefill import ShortPrefill
 
-        if isinstance(self._backend, FlashBackend) and supports(model) is None:
-            self._short = ShortPrefill(model, cache, self._backend.attend, rows, graphs)
+        if isinstance(self._backend, FlashBackend) and unsupported(network) is None:
+            self._short = ShortPrefill(network, cache, self._backend.attend, rows, graphs)
             self._short.prepare()
 
     @property

@@ -1,17 +1,15 @@
 """The decode speed to expect: bytes that a token must read, over the bandwidth of the memory."""
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 
 from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, plan_kv
 from engine.errors import EngineError
-from models.families.config import ModelConfig, RopeParameters
 from models.hub.catalogue import HUB_FILES, WHEELS
-from models.load import INT4_BYTES, build_model, needed_bytes
-from models.reference.decoder import DecoderModel
-from models.reference.layers import choose_product
+from models.load import INT4_BYTES, needed_bytes
+from models.slots import parameters
+from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
 
 CONTEXT = 512
 """Tokens in the KV cache that a decoded token attends to."""
@@ -41,35 +39,31 @@ PROGRAMS = {
 }
 
 
-def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> ModelConfig:
-    return ModelConfig(
-        architecture="Qwen3ForCausalLM",
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> ModelSpec:
+    return uniform(
+        "Qwen3ForCausalLM",
+        layers=layers,
         vocab_size=151_936,
         hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        tie_word_embeddings=tied,
-        rope_parameters=RopeParameters(1e6),
+        max_positions=40_960,
+        attention=Attention(heads, 8, 128, head_norm=Norm(), rope=Rope(1e6)),
+        feed_forward=FeedForward(intermediate),
+        norm=Norm(),
+        tied=tied,
     )
 
 
 MODELS = {
-    "smollm2": ModelConfig(
-        architecture="LlamaForCausalLM",
+    "smollm2": uniform(
+        "LlamaForCausalLM",
+        layers=30,
         vocab_size=49_152,
         hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        rope_parameters=RopeParameters(1e5),
+        max_positions=8192,
+        attention=Attention(9, 3, 64, rope=Rope(1e5)),
+        feed_forward=FeedForward(1536),
+        norm=Norm(),
+        tied=True,
     ),
     "qwen3:0.6b": _qwen3(1024, 3072, 28, 16, True),
     "qwen3:1.7b": _qwen3(2048, 6144, 28, 16, True),
@@ -140,19 +134,19 @@ def catalogue_speed(name: str, here: Here) -> Speed:
     """The speed of a model of the catalogue."""
     file = HUB_FILES.get(name)
     wheel = WHEELS.get(name)
-    config = {**MODELS, **_MORE_MODELS}[file.model if file is not None else name]
+    spec = {**MODELS, **_MORE_MODELS}[file.model if file is not None else name]
     blocks = file.bytes if file is not None else wheel.gguf_bytes if wheel is not None else None
-    found = speed_here(name, config, here, blocks)
+    found = speed_here(name, spec, here, blocks)
     download = wheel.wheel_bytes if wheel is not None else blocks or 2 * found.parameters
     return replace(found, download_bytes=download)
 
 
-def speed_here(name: str, config: ModelConfig, here: Here, blocks: int | None) -> Speed:
+def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
     """The speed of a model of this shape; `blocks` are the bytes of its weights where they are quantised."""
 
     def speed(stored: int | None) -> Speed:
         return expected_speed(
-            name, config, here.device, here.dtype, here.program, here.bandwidth, here.free, stored
+            name, spec, here.device, here.dtype, here.program, here.bandwidth, here.free, stored
         )
 
     found = speed(blocks if here.keeps_blocks else None)
@@ -161,18 +155,9 @@ def speed_here(name: str, config: ModelConfig, here: Here, blocks: int | None) -
     return replace(found, int4_tokens_per_s=speed(int(found.parameters * INT4_BYTES)).tokens_per_s)
 
 
-def parameters(config: ModelConfig) -> int:
-    """Weights of a model of this shape; an output layer that is tied to the embedding counts once."""
-    return _count(build_model(config, choose_product(torch.bfloat16, torch.device("meta"))))
-
-
-def _count(network: DecoderModel) -> int:
-    return sum(math.prod(slot.shape) for _, _, slot in network.slots())
-
-
 def expected_speed(
     name: str,
-    config: ModelConfig,
+    spec: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
     program: Program,
@@ -184,24 +169,23 @@ def expected_speed(
 
     `stored` are the bytes of the weights where they stay quantised, None where they are of `dtype`.
     """
-    network = build_model(config, choose_product(dtype, torch.device("meta")))  # no memory is taken
-    count = _count(network)
+    count = parameters(spec)
     weights = stored or count * dtype.itemsize
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    per_token = spec.kv_numbers * dtype.itemsize
     # Of an embedding that is not the output layer too, one row is read.
-    unread = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size * weights // count
+    unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size * weights // count
     speed = None
     if bandwidth:
         moved = weights - unread + CONTEXT * per_token
-        speed = 1 / (moved / (bandwidth * program.efficiency) + config.num_hidden_layers * program.layer_s)
+        speed = 1 / (moved / (bandwidth * program.efficiency) + len(spec.layers) * program.layer_s)
     context = 0
     if free is not None:
-        limit, share = config.max_position_embeddings, kv_share(device)
-        left = max(free - (stored or needed_bytes(network, dtype, limit)), 0)
+        limit, share = spec.max_positions, kv_share(device)
+        left = max(free - (stored or needed_bytes(spec, dtype, limit)), 0)
         reserve = GRAPH_BYTES + USUAL_BYTES if device.type == "cuda" else 0
         try:
             context = plan_kv(per_token, 32, left, limit, None, share, reserve).context_length
         except EngineError:
             context = 0
-    conversation = min(CONVERSATION, config.max_position_embeddings) * per_token
+    conversation = min(CONVERSATION, spec.max_positions) * per_token
     return Speed(name, count, weights, context, speed, weights + conversation)

@@ -35,7 +35,6 @@ from engine.machine.device import (
 )
 from engine.machine.expected import MODELS, NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
 from models.hub.catalogue import HUB_FILES, names
-from models.weights import packed
 
 T = TypeVar("T")
 
@@ -176,7 +175,6 @@ def _inspect() -> Machine:
             flash_attn=_installed("flash_attn"),
             triton=_installed("triton"),
             no_native=native.problem(),
-            packed_operators=packed.faster_than_expanded() and packed.problem(dtype) is None,
         ),
         failures=tuple(failures),
     )
@@ -300,21 +298,18 @@ def advice(
     flash_attn: bool,
     triton: bool,
     no_native: str | None = None,
-    packed_operators: bool = False,
 ) -> tuple[str, ...]:
     """What to install or change to get more out of this machine, most valuable first.
 
-    `no_native` is why there are no native kernels; `packed_operators`: torch's take their place.
+    `no_native` is why there are no native kernels.
     """
     lines = []
     if problem is not None and problem.remedy:
         lines.append(f"{problem.what[:1].upper()}{problem.what[1:]}. {problem.remedy}")
     if gpu is None:
         if no_native is not None:
-            quantised = (
-                "quantised weights by its packed operators" if packed_operators else "with expanded weights"
-            )
-            lines.append(f"{no_native[:1].upper()}{no_native[1:]}; torch decodes more slowly, {quantised}.")
+            why = f"{no_native[:1].upper()}{no_native[1:]}"
+            lines.append(f"{why}; torch decodes more slowly, with expanded weights.")
         return tuple(lines)
     if int(gpu.capability.removeprefix("sm_")) < 10 * FULL_SPEED[0] + FULL_SPEED[1]:
         lines.append(

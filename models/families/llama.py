@@ -1,17 +1,33 @@
-"""Llama: rotary embedding straight after the projection. Mistral without a sliding window is the same."""
+"""Llama and Mistral: rotary embedding straight after the projection; Mistral has a sliding window or none."""
 
-from torch import Tensor
+from models.families.common import base_spec, base_spec_of_gguf
+from models.families.family import Family, GGUFConfig
+from models.families.fields import Fields
+from models.families.windows import windows
+from models.spec import ModelSpec
 
-from models.reference.decoder import DecoderModel, Rotation, SelfAttention
-from models.reference.rope import rotate
+_MISTRAL_WINDOW = 4096
+"""What a Mistral config means by not naming its sliding window."""
 
 
-class LlamaAttention(SelfAttention):
-    def position(self, qk: Tensor, rotation: Rotation) -> Tensor:
-        return rotate(qk, rotation)
+def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
+    if architecture == "LlamaForCausalLM":
+        bias = fields.flag("attention_bias")
+        spec = base_spec(architecture, fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+        return windows(spec, fields, None)
+    return windows(base_spec(architecture, fields), fields, fields.raw.get("sliding_window", _MISTRAL_WINDOW))
 
 
-class LlamaModel(DecoderModel):
-    """LlamaForCausalLM with any RoPE scaling of models.reference.rope, with or without biases."""
+def _from_gguf(config: GGUFConfig) -> ModelSpec:
+    bias = "blk.0.attn_q.bias" in config.tensors
+    return base_spec_of_gguf("LlamaForCausalLM", "llama", config, qkv_bias=bias, out_bias=bias)
 
-    attention_type = LlamaAttention
+
+FAMILY = Family(
+    architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+    model_types=("llama", "mistral"),
+    from_hf=_from_hf,
+    gguf_architecture="llama",
+    from_gguf=_from_gguf,
+    gguf_interleaved=("q", "k"),
+)

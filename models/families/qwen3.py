@@ -1,24 +1,30 @@
-"""Qwen3: every q and k head is normed after the projection and before the rotary embedding."""
+"""Qwen3, dense: every q and k head is normed after the projection and before the rotary embedding."""
 
-from torch import Tensor
-
-from models.families.config import ModelConfig
-from models.reference.decoder import DecoderModel, Rotation, SelfAttention
-from models.reference.layers import HeadNorm, Product
-from models.reference.rope import rotate
-
-
-class Qwen3Attention(SelfAttention):
-    def __init__(self, config: ModelConfig, layer_index: int, product: Product) -> None:
-        super().__init__(config, layer_index, product)
-        heads = config.num_attention_heads, config.num_key_value_heads
-        self.qk_norm = HeadNorm(*heads, config.head_dim, config.rms_norm_eps)
-
-    def position(self, qk: Tensor, rotation: Rotation) -> Tensor:
-        return rotate(self.qk_norm(qk), rotation)
+from models.families.common import base_spec, base_spec_of_gguf
+from models.families.family import Family, GGUFConfig
+from models.families.fields import Fields
+from models.families.windows import windows
+from models.spec import ModelSpec
 
 
-class Qwen3Model(DecoderModel):
-    """Qwen3ForCausalLM, dense."""
+def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
+    bias = fields.flag("attention_bias")
+    spec = base_spec(architecture, fields, head_dim=128, head_norm=True, qkv_bias=bias, out_bias=bias)
+    window = fields.raw.get("sliding_window") if fields.raw.get("use_sliding_window") else None
+    return windows(spec, fields, window)
 
-    attention_type = Qwen3Attention
+
+def _from_gguf(config: GGUFConfig) -> ModelSpec:
+    bias = "blk.0.attn_q.bias" in config.tensors
+    return base_spec_of_gguf(
+        "Qwen3ForCausalLM", "qwen3", config, head_norm=True, qkv_bias=bias, out_bias=bias
+    )
+
+
+FAMILY = Family(
+    architectures=("Qwen3ForCausalLM",),
+    model_types=("qwen3",),
+    from_hf=_from_hf,
+    gguf_architecture="qwen3",
+    from_gguf=_from_gguf,
+)

@@ -286,10 +286,11 @@ def _fetch_file(
 
 def _check_config(cache: RepoCache, commit: str, listing: Listing) -> None:
     """Raise ModelError when the model cannot be run: before gigabytes of weights are fetched."""
-    from models.families.config import ModelConfig, read_json
+    from models.families.registry import spec_of_hf
+    from models.files import read_json
 
     name = cache.snapshot(commit) / "config.json"
-    ModelConfig.from_hf(read_json(name if name.is_file() else cache.blob(listing.files["config.json"])))
+    spec_of_hf(read_json(name if name.is_file() else cache.blob(listing.files["config.json"])))
 
 
 def _complete(cache: RepoCache, commit: str, model: HubModel, listing: Listing | None) -> Path | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import ModelError
-from models.families.config import ModelConfig, read_json
-from models.hub.sources import ModelFiles
+from models.families.registry import spec_of_gguf, spec_of_hf
+from models.files import ModelFiles, read_json
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -89,7 +89,7 @@ def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
     if raw.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
     try:
-        ModelConfig.from_hf(raw)
+        spec_of_hf(raw)
         reason = None
     except ModelError as error:
         reason = str(error)
@@ -131,11 +131,11 @@ def _folder_has_template(folder: Path) -> bool:
 
 
 def _describe_gguf(files: ModelFiles, path: Path) -> ModelFacts:
-    from models.weights.gguf import config_of, read_gguf
+    from models.weights.gguf import read_gguf
 
     file = read_gguf(path)
     try:
-        architecture, reason = config_of(file).architecture, None
+        architecture, reason = spec_of_gguf(file)[1].architecture, None
     except ModelError as error:
         architecture, reason = str(file.metadata.get("general.architecture", "unknown"))[:80], str(error)
     context = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")

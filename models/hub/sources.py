@@ -7,22 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from models.errors import ModelError
+from models.files import ModelFiles
 from models.hub import catalogue
 from models.hub import download as hub
 from models.hub.download import HubModel
 from models.progress import OnProgress
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """The local files of one model: a folder in Hugging Face layout, or one GGUF file."""
-
-    name: str
-    """What people call it: "smollm2", "Qwen/Qwen3-0.6B", the folder's or file's name."""
-    folder: Path | None = None
-    """Holds config.json, *.safetensors, tokenizer.json, ...; None for a GGUF model."""
-    gguf: Path | None = None
-    """The GGUF file (brings config, tokenizer and weights); None for a folder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ class Attention(Protocol):
 
         q is [T, num_attention_heads, head_dim], k and v are [T, num_key_value_heads, head_dim], all in the
         model's dtype; q and k are already normed and rotated. They may be views of one tensor that the next
-        layer does not reuse. The scale is head_dim ** -0.5. Returns [T, num_attention_heads, head_dim].
+        layer does not reuse. Scale, window and the rest are those of the layer's spec. Returns
+        [T, num_attention_heads, head_dim].
         """
         ...

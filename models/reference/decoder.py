@@ -1,130 +1,186 @@
-"""What all decoders share: embedding, layers with a carried residual, final norm, logits."""
+"""Any `Network` in plain torch, on any device: the truth that every faster executor is tested against."""
 
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
-from models.families.config import ModelConfig
+from models.network import (
+    AttentionWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Linear,
+    Network,
+    NormWeights,
+    Weight,
+)
 from models.reference.attention import Attention
-from models.reference.layers import MLP, Embedding, Linear, Product, RMSNorm, Slot
-from models.reference.rope import select_rotation
+from models.reference.products import choose_product
+from models.reference.rope import rotate, select_rotation
+from models.spec import Activation, Experts, FeedForward, Layer, Norm
+from models.spec import Attention as AttentionSpec
+from models.weights.quantized import TiledProduct, embed
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and signed sin of the step's positions, [T, 1, head_dim] each."""
+"""cos and signed sin of the step's positions, [T, 1, rotated numbers] each."""
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
 
 
-class SelfAttention(nn.Module):
-    """Projections around the attention seam; the architectures say what happens to q and k between."""
+class Decoder:
+    """A network without KV cache and without an attention kernel: both come through the attention seam.
 
-    def __init__(self, config: ModelConfig, layer_index: int, product: Product) -> None:
-        super().__init__()
-        self.layer_index = layer_index
-        self.head_dim = config.head_dim
-        self.q_heads = config.num_attention_heads
-        self.qk_heads = config.num_attention_heads + config.num_key_value_heads
-        self.q_size = self.q_heads * self.head_dim
-        kv_size = config.num_key_value_heads * self.head_dim
-        bias = config.attention_bias
-        parts = {"q_proj": self.q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = Linear(config.hidden_size, parts, bias, product)
-        self.o_proj = Linear(self.q_size, {"o_proj": config.hidden_size}, bias, product)
-
-    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        """[T, hidden_size] -> the same shape"""
-        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        # q and k lie side by side in the packed projection, so that one pass norms and rotates both.
-        qk = self.position(heads[:, : self.qk_heads], rotation)
-        out = attention(
-            self.layer_index, qk[:, : self.q_heads], qk[:, self.q_heads :], heads[:, self.qk_heads :]
-        )
-        return cast(Tensor, self.o_proj(out.reshape(-1, self.q_size)))
-
-    def position(self, qk: Tensor, rotation: Rotation) -> Tensor:
-        """What turns projected heads into q and k: [T, q heads + k heads, head_dim] -> the same shape."""
-        raise NotImplementedError
-
-
-class DecoderLayer(nn.Module):
-    """Attention and MLP, each after a norm that also takes over the residual."""
-
-    def __init__(self, config: ModelConfig, self_attn: SelfAttention, product: Product) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm("input_layernorm", size, eps)
-        self.self_attn = self_attn
-        self.post_attention_layernorm = RMSNorm("post_attention_layernorm", size, eps)
-        self.mlp = MLP(size, config.intermediate_size, config.mlp_bias, product)
-
-    def forward(
-        self, x: Tensor, residual: Tensor | None, rotation: Rotation, attention: Attention
-    ) -> tuple[Tensor, Tensor]:
-        """x and residual [T, hidden_size] -> (what the MLP adds, the residual before it)"""
-        if residual is None:
-            normed, residual = self.input_layernorm.norm(x), x
-        else:
-            normed, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(normed, rotation, attention)
-        normed, residual = self.post_attention_layernorm(x, residual)
-        return self.mlp(normed), residual
-
-
-class DecoderModel(nn.Module):
-    """A decoder without KV cache and without an attention kernel: both come through the attention seam.
-
-    Call it under torch.inference_mode(). Parameters are on the meta device until models.load fills them.
+    Call it under torch.inference_mode().
     """
 
-    attention_type: type[SelfAttention] = SelfAttention
-    rotary_table: Tensor
-    """[positions, head_dim] in the model's dtype: cos and sin side by side; empty until models.load sets it."""
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.spec = network.spec
+        self._product = choose_product(network.dtype, network.device)
+        self._tiled = TiledProduct(network.dtype) if network.is_quantized else None
 
-    def __init__(self, config: ModelConfig, product: Product) -> None:
-        super().__init__()
-        self.config = config
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, self.attention_type(config, index, product), product)
-            for index in range(config.num_hidden_layers)
-        )
-        self.register_buffer("rotary_table", torch.empty(0, config.head_dim), persistent=False)
-        self.norm = RMSNorm("norm", config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Linear(config.hidden_size, {"lm_head": config.vocab_size}, False, product)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+    @property
+    def positions(self) -> int:
+        """Number of positions that the model can tell apart."""
+        return self.network.positions
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """token_ids and positions int64 [T] -> [T, hidden_size] after the final norm, in the model's dtype.
 
         T is flat over all sequences of the step. Positions must be below `positions`.
         """
-        rotation = select_rotation(self.rotary_table, positions)
-        x: Tensor = self.embed_tokens(token_ids)
-        residual: Tensor | None = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, rotation, attention)
-        if residual is None:
-            return self.norm.norm(x)
-        return cast(Tensor, self.norm(x, residual)[0])
+        network, spec = self.network, self.spec
+        rotations: dict[int, Rotation] = {}
+        x = self._embed(token_ids, positions)
+        for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
+            table = weights.attention.rotary
+            rotation = None
+            if table is not None:
+                rotation = rotations.get(id(table)) or select_rotation(table, positions)
+                rotations[id(table)] = rotation
+            x = self._layer(index, layer, weights, x, rotation, attention)
+        return _norm(spec.final_norm, network.final_norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size], in the model's dtype"""
-        return cast(Tensor, self.lm_head(hidden))
+        spec, logits = self.spec, self._linear(self.network.head, hidden)
+        if spec.logit_scale != 1.0:
+            logits = logits * spec.logit_scale
+        return logits if spec.logit_cap is None else torch.tanh(logits / spec.logit_cap) * spec.logit_cap
 
-    @property
-    def positions(self) -> int:
-        """Number of positions that the model can tell apart."""
-        return self.rotary_table.shape[0]
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        network = self.network
+        x = embed(network.embedding, token_ids, network.dtype)
+        if self.spec.embedding_scale != 1.0:  # rounded to the dtype, as checkpoints were trained
+            x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype, device=x.device)
+        if network.position_embedding is not None:
+            x = x + network.position_embedding.index_select(0, positions)
+        return x
 
-    def slots(self) -> Iterator[tuple[str, nn.Module, Slot]]:
-        """For every tensor of a checkpoint: its Hugging Face name, the module it fills and where."""
-        for path, module in self.named_modules():
-            if isinstance(module, DecoderModel) or not hasattr(module, "slots"):
-                continue
-            if module is self.lm_head and self.config.tie_word_embeddings:
-                continue
-            parent = path.rpartition(".")[0]
-            prefix = "" if module is self.lm_head else f"model.{parent}." if parent else "model."
-            for name, slot in module.slots():
-                yield prefix + name, module, slot
+    def _layer(
+        self,
+        index: int,
+        spec: Layer,
+        weights: LayerWeights,
+        x: Tensor,
+        rotation: Rotation | None,
+        attention: Attention,
+    ) -> Tensor:
+        """[T, hidden_size] -> the same shape"""
+        given = _norm(spec.attention_norm, weights.attention_norm, x)
+        out = self._attend(index, spec.attention, weights.attention, given, rotation, attention)
+        x = x + _norm(spec.attention_post_norm, weights.attention_post_norm, out)
+        given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
+        feed, parts = spec.feed_forward, weights.feed_forward
+        if isinstance(feed, Experts):
+            assert isinstance(parts, ExpertWeights)
+            out = self._mix(feed, parts, given)
+        else:
+            assert isinstance(parts, FeedForwardWeights)
+            out = self._feed(feed, parts.gate_up, parts.down, given)
+        return x + _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
+
+    def _attend(
+        self,
+        index: int,
+        spec: AttentionSpec,
+        weights: AttentionWeights,
+        x: Tensor,
+        rotation: Rotation | None,
+        attention: Attention,
+    ) -> Tensor:
+        heads = self._linear(weights.qkv, x).view(x.shape[0], -1, spec.head_dim)
+        # q and k lie side by side in the packed projection, so that one pass norms and rotates both.
+        count = spec.heads + spec.kv_heads
+        qk = heads[:, :count]
+        if spec.head_norm is not None:
+            assert weights.head_norm is not None
+            qk = F.rms_norm(qk, qk.shape[-1:], None, spec.head_norm.eps) * weights.head_norm
+        if rotation is not None:
+            assert spec.rope is not None
+            qk = rotate(qk, rotation, spec.rope.interleaved)
+        out = attention(index, qk[:, : spec.heads], qk[:, spec.heads :], heads[:, count:])
+        return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
+
+    def _feed(
+        self, spec: FeedForward, gate_up: Linear | Weight, down: Linear | Weight, x: Tensor, expert: int = 0
+    ) -> Tensor:
+        inner, activate = self._apply(gate_up, x, expert), _ACTIVATIONS[spec.activation]
+        if spec.gated:
+            gate, up = inner.chunk(2, dim=-1)
+            return self._apply(down, activate(gate).mul_(up), expert)
+        return self._apply(down, activate(inner), expert)
+
+    def _mix(self, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
+        """The chosen experts of each token, one expert after the other."""
+        scores = self._linear(weights.router, x).float()
+        shares = scores.softmax(-1) if spec.scoring == "softmax" else scores.sigmoid()
+        shares, chosen = shares.topk(spec.chosen, dim=-1)
+        if spec.renormalise:
+            shares = shares / shares.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, places = (chosen == expert).nonzero(as_tuple=True)
+            given = self._feed(spec.expert, weights.gate_up, weights.down, x[tokens], expert)
+            out.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
+        if spec.shared is not None:
+            assert weights.shared is not None
+            shared = self._feed(spec.shared, weights.shared.gate_up, weights.shared.down, x)
+            if weights.shared_gate is not None:
+                shared = shared * self._linear(weights.shared_gate, x).sigmoid()
+            out = out + shared
+        return out
+
+    def _apply(self, weights: Linear | Weight, x: Tensor, expert: int) -> Tensor:
+        if isinstance(weights, Linear):
+            return self._linear(weights, x)
+        return self._product(x, weights.data[expert], None)
+
+    def _linear(self, linear: Linear, x: Tensor) -> Tensor:
+        """[T, columns] -> [T, rows]"""
+        if linear.is_plain:
+            return self._product(x, linear.weight, linear.bias)
+        assert self._tiled is not None
+        return self._tiled(x, linear.parts, linear.bias)
+
+
+def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor) -> Tensor:
+    """[T, size] -> the same shape. RMSNorm: in fp32, cast back, then times the weight, as networks were trained."""
+    if spec is None or weights is None:
+        return x
+    size = weights.weight.shape
+    if spec.kind == "layer":
+        return F.layer_norm(x, size, weights.weight, weights.bias, spec.eps)
+    if spec.offset:  # checkpoints that store an offset multiply before they cast back
+        return (F.rms_norm(x.float(), size, None, spec.eps) * (weights.weight.float() + spec.offset)).to(
+            x.dtype
+        )
+    return F.rms_norm(x, size, None, spec.eps) * weights.weight

@@ -5,37 +5,34 @@ import math
 import torch
 from torch import Tensor
 
-from models.families.config import ModelConfig
+from models.spec import Rope
 
 
-def inverse_frequencies(config: ModelConfig, positions: int) -> Tensor:
-    """Radians per position of each rotated pair, fp32 [head_dim / 2], for a table of `positions` rows.
+def inverse_frequencies(rope: Rope, dims: int, positions: int, made_for: int) -> Tensor:
+    """Radians per position of each rotated pair, fp32 [dims / 2], for a table of `positions` rows.
 
     "dynamic" (NTK) scaling raises theta with the length of the sequence. A table is computed once, so the
-    length used here is that of the table: up to max_position_embeddings theta is the plain one, and a longer
-    table has theta scaled for its full length (what transformers computes for a sequence of that length).
+    length used here is that of the table: up to `made_for`, the model's max_positions, theta is the plain one, and a
+    longer table is exact at its end.
     """
-    rope = config.rope_parameters
-    dim = config.head_dim
-    theta = rope.rope_theta
-    if rope.rope_type == "dynamic" and positions > config.max_position_embeddings:
-        stretch = rope.factor * positions / config.max_position_embeddings - (rope.factor - 1.0)
-        theta *= stretch ** (dim / (dim - 2))
-    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    theta = rope.theta
+    if rope.kind == "dynamic" and positions > made_for:
+        stretch = rope.factor * positions / made_for - (rope.factor - 1.0)
+        theta *= stretch ** (dims / (dims - 2))
+    exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
     frequencies = 1.0 / theta**exponents
-    if rope.rope_type == "linear":
+    if rope.kind == "linear":
         frequencies /= rope.factor
-    if rope.rope_type == "llama3":
-        frequencies = _llama3(frequencies, config)
+    if rope.kind == "llama3":
+        frequencies = _llama3(frequencies, rope)
     if rope.frequency_factors is not None:
         frequencies /= torch.tensor(rope.frequency_factors, dtype=torch.float32)
     return frequencies
 
 
-def _llama3(frequencies: Tensor, config: ModelConfig) -> Tensor:
+def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
     """Slow frequencies divided by the factor, fast ones kept, a linear blend between."""
-    rope = config.rope_parameters
-    original = rope.original_max_position_embeddings
+    original = rope.original_positions
     wavelengths = 2 * math.pi / frequencies
     smooth = (original / wavelengths - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blended = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
@@ -44,20 +41,33 @@ def _llama3(frequencies: Tensor, config: ModelConfig) -> Tensor:
     return torch.where(slow, frequencies / rope.factor, torch.where(fast, frequencies, blended))
 
 
-def rotary_table(config: ModelConfig, positions: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """cos and sin of every position side by side, [positions, head_dim]; computed in fp32, then cast."""
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(config, positions))
+def rotary_table(
+    rope: Rope, head_dim: int, positions: int, made_for: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """cos and sin of every position side by side, [positions, rotated numbers]; computed in fp32, then cast."""
+    frequencies = inverse_frequencies(rope, rope.dims or head_dim, positions, made_for)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device=device, dtype=dtype)
 
 
 def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [T, 1, head_dim] of int64 positions [T]; once per step, used by every layer."""
+    """cos and signed sin [T, 1, rotated numbers] of int64 positions [T]; once per step, used by every layer."""
     cos, sin = table.index_select(0, positions).chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the heads x [T, heads, head_dim] in their own dtype; a new tensor of the same shape."""
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
+    """Rotate the heads x [T, heads, head_dim] in their own dtype; a new tensor of the same shape.
+
+    Where the rotation is narrower than a head, the rest of it stays. `interleaved` as in `Rope`.
+    """
     cos, signed_sin = rotation
+    dims = cos.shape[-1]
+    if dims < x.shape[-1]:
+        return torch.cat((rotate(x[..., :dims], rotation, interleaved), x[..., dims:]), dim=-1)
+    if interleaved:
+        shape = x.shape
+        halves = x.reshape(*shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
+        return rotate(halves, rotation).view(*shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
     # The sign sits in sin, so a roll replaces "negate one half and swap"; each product rounds as elsewhere.
-    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(signed_sin))
+    return (x * cos).add_(x.roll(dims // 2, -1).mul_(signed_sin))

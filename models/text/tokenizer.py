@@ -12,7 +12,7 @@ from models.text.text_stream import TextStream, decode, token_bytes_of
 from models.text.tokenizer_parts import END_OF_TURN, TokenizerParts
 
 if TYPE_CHECKING:
-    from models.hub.sources import ModelFiles
+    from models.files import ModelFiles
 
 __all__ = ["Message", "Piece", "TextStream", "Tokenizer", "load_tokenizer"]
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.errors import ModelError
-from models.families.config import read_json
+from models.files import read_json
 from models.weights.block_formats import Kind
 from models.weights.staging import Extent
 
@@ -36,7 +36,7 @@ class StoredTensor:
     """One tensor of a checkpoint, not read yet."""
 
     name: str
-    """The Hugging Face name."""
+    """As the file calls it."""
     shape: tuple[int, ...]
     nbytes: int
     """Bytes in the file."""

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from models.errors import ModelError
-from models.families.config import ModelConfig
 from models.weights.block_formats import BLOCKS, Kind
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -74,18 +73,8 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ModelError(f"{path} is damaged or incomplete ({reason}); download it again.") from None
 
 
-def config_of(file: GGUFFile) -> ModelConfig:
-    """The config of a GGUF file. Raises ModelError for what is missing or cannot be run."""
-    factors = file.tensors.get("rope_freqs.weight")
-    return ModelConfig.from_gguf(
-        file.metadata,
-        tie_word_embeddings="output.weight" not in file.tensors,
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
-        frequency_factors=None if factors is None else _values(file.path, factors),
-    )
-
-
-def _values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
+def float_values(path: Path, tensor: GGUFTensor) -> tuple[float, ...]:
+    """The numbers of an F32 tensor, all finite and above 0. Raises ModelError otherwise."""
     if tensor.kind != Kind.F32:
         raise ModelError(
             f"{tensor.name} in {path} is of type {tensor.kind.name} and not F32; download it again."

@@ -1,9 +1,10 @@
-"""The tensors of a GGUF file under their Hugging Face names, dequantised on the way to their place."""
+"""The tensors of a GGUF file, dequantised on the way to their place."""
 
 import math
-import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from models.errors import ModelError
-from models.families.config import ModelConfig
 from models.weights.block_formats import BLOCKS, Kind
 from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.dequantize import Bytes, chunks, decoder
@@ -19,42 +19,24 @@ from models.weights.gguf import GGUFFile, GGUFTensor
 from models.weights.staging import Extent
 
 Order = np.ndarray[Any, np.dtype[Any]]
-_MODULES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _IN_CONFIG = ("rope_freqs.weight",)
-"""Tensors that config_of() has read already."""
+"""Tensors that are part of the description."""
 
 
-def stored_tensors(file: GGUFFile, config: ModelConfig) -> list[StoredTensor]:
-    """All weights of a file, in file order. Raises ModelError for a type that cannot be dequantised."""
+def stored_tensors(
+    file: GGUFFile, interleaved: Mapping[str, int] = MappingProxyType({})
+) -> list[StoredTensor]:
+    """All weights of a file, in file order. Raises ModelError for a type that cannot be dequantised.
+
+    `interleaved` has the size of a head for each tensor whose rows interleave the two halves of every head.
+    """
     for kind in {tensor.kind for tensor in file.tensors.values()}:
         _check_kind(kind)
     return [
-        _stored(file.path, tensor, config) for name, tensor in file.tensors.items() if name not in _IN_CONFIG
+        _stored(file.path, tensor, interleaved.get(name))
+        for name, tensor in file.tensors.items()
+        if name not in _IN_CONFIG
     ]
-
-
-def hugging_face_name(name: str) -> str:
-    """The Hugging Face name of a GGUF tensor; an unknown name stays as it is."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in _MODULES:
-        return name
-    layer = f"model.layers.{match[1]}." if match[1] else ""
-    return f"{layer}{_MODULES[match[2]]}.{match[3]}"
 
 
 def _check_kind(kind: Kind) -> None:
@@ -69,9 +51,8 @@ def _check_kind(kind: Kind) -> None:
         ) from None
 
 
-def _stored(path: Path, tensor: GGUFTensor, config: ModelConfig) -> StoredTensor:
-    name = hugging_face_name(tensor.name)
-    order = _row_order(name, tensor.shape[0], config)
+def _stored(path: Path, tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
+    order = None if head_dim is None else _row_order(tensor.shape[0], head_dim)
 
     def copy_into(out: Tensor) -> None:
         if len(tensor.shape) == 1:
@@ -90,7 +71,7 @@ def _stored(path: Path, tensor: GGUFTensor, config: ModelConfig) -> StoredTensor
 
     packed = len(tensor.shape) == 2 and BLOCKS[tensor.kind][0] > 1
     return StoredTensor(
-        name,
+        tensor.name,
         tensor.shape,
         tensor.data.nbytes,
         copy_into,
@@ -122,12 +103,8 @@ def _extent(path: Path, tensor: GGUFTensor, order: Order | None) -> Extent | Non
     )
 
 
-def _row_order(name: str, rows: int, config: ModelConfig) -> Order | None:
-    """Which row of the file comes at each place; None where they lie in order.
-
-    GGUF files of Llama interleave the two halves of every q and k head, for another form of RoPE.
-    """
-    rotated = name.rpartition(".")[0].endswith(("self_attn.q_proj", "self_attn.k_proj"))
-    if config.architecture != "LlamaForCausalLM" or not rotated or rows % config.head_dim:
+def _row_order(rows: int, head_dim: int) -> Order | None:
+    """Which row of the file comes at each place, so that the two halves of every head follow each other."""
+    if rows % head_dim:
         return None
-    return np.arange(rows).reshape(-1, config.head_dim // 2, 2).swapaxes(1, 2).ravel()
+    return np.arange(rows).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()

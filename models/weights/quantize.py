@@ -1,12 +1,12 @@
 """From numbers to blocks of 32, and which weights of a checkpoint are held in which blocks."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from models.errors import ModelError
+from models.slots import Slot
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
@@ -21,17 +21,18 @@ _HALF_MAX = 65504.0
 _REFINEMENTS = 3
 """How often scale and minimum are fitted to the digits and the digits to them. Of normal weights Q4_1 then misses 7.3%,
 against 7.8% without and 7.25% with one more; Q4_0, which has no minimum, 8.3%."""
-_HEAD = ("model.embed_tokens.weight", "lm_head.weight")
 
 
-def choose_kinds(tensors: Sequence[StoredTensor], quantize: str, device: torch.device) -> dict[str, Kind]:
+def choose_kinds(
+    tensors: Sequence[StoredTensor], places: Mapping[str, Slot], quantize: str, device: torch.device
+) -> dict[str, Kind]:
     """The type in which each matrix of a checkpoint is held, by name; empty where all become plain numbers.
 
-    `quantize` is one of QUANTIZE. Raises ModelError for what cannot be done.
+    `places` says where each tensor goes; `quantize` is one of QUANTIZE. Raises ModelError for what cannot be done.
     """
     if quantize not in QUANTIZE:
         raise ModelError(f"Unknown quantisation {quantize!r}; it must be one of {', '.join(QUANTIZE)}.")
-    matrices = [tensor for tensor in tensors if len(tensor.shape) == 2]
+    matrices = [tensor for tensor in tensors if tensor.name in places and places[tensor.name].is_matrix]
     packed = [tensor.blocks.kind for tensor in matrices if tensor.blocks is not None]
     odd = [tensor for tensor in matrices if tensor.shape[1] % _BLOCK]
     if quantize == "auto":
@@ -51,7 +52,7 @@ def choose_kinds(tensors: Sequence[StoredTensor], quantize: str, device: torch.d
             f"{odd[0].name} has rows of {odd[0].shape[1]} numbers, not a multiple of {_BLOCK}; leave out "
             f"--quantize {quantize}."
         )
-    delicate = {t.name for t in matrices} if quantize == "int8" else _delicate([t.name for t in matrices])
+    delicate = set(places) if quantize == "int8" else _delicate(places)
     return {t.name: Kind.Q8_0 if t.name in delicate else Kind.Q4_1 for t in matrices}
 
 
@@ -77,17 +78,19 @@ def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) 
     )
 
 
-def _delicate(names: Sequence[str]) -> set[str]:
+def _delicate(places: Mapping[str, Slot]) -> set[str]:
     """The matrices that stay in 8 bits when the others take 4: together 4% more bytes.
 
     On SmolLM2-135M the head takes a fifth off the KL divergence against bf16, the values of the attention another
     third, and where an MLP writes in the first and last layers a quarter of the rest (benchmarks.quantize_quality).
     """
-    layers = {name: int(match[1]) for name in names if (match := re.search(r"\.layers\.(\d+)\.", name))}
-    count = 1 + max(layers.values(), default=0)
+    count = 1 + max((slot.layer for slot in places.values() if slot.layer is not None), default=0)
     ends = {*range(count // 8), *range(count - count // 8, count)}
-    written = {name for name, layer in layers.items() if name.endswith("down_proj.weight") and layer in ends}
-    return written | {name for name in names if name in _HEAD or name.endswith("v_proj.weight")}
+    return {
+        name
+        for name, slot in places.items()
+        if slot.part in ("embedding", "head", "v") or (slot.part == "down" and slot.layer in ends)
+    }
 
 
 def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:

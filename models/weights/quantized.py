@@ -1,14 +1,15 @@
-"""Weights that stay quantised, in the block formats of GGUF: how they lie in memory, the layers that hold them, and
-the plain product with them, which dequantises some rows at a time.
+"""Weights that stay quantised, in the block formats of GGUF: how they lie in memory, and the plain product with them,
+which dequantises some rows at a time.
 
 How a weight lies in memory
 ---------------------------
-A weight [rows, columns] is one `QuantizedTensor`: `rows` output features, `columns` input features, every row a whole
-number of blocks. `data` is uint8 [rows, row_bytes], contiguous: row r begins at `data.data_ptr() + r * row_bytes`, and
-its blocks follow each other without a gap. `qtype` is the type's number in GGUF files. Little-endian; f16 is an IEEE
-half; nibbles are written low first, so byte j of a 32-block holds number j (low) and number j + 16 (high).
+A weight [rows, columns] is one `Weight` (models/network.py): `rows` output features, `columns` input features, every
+row a whole number of blocks. `data` is uint8 [rows, row_bytes], contiguous: row r begins at `data.data_ptr() + r *
+row_bytes`, and its blocks follow each other without a gap. `format` is the type's number in GGUF files.
+Little-endian; f16 is an IEEE half; nibbles are written low first, so byte j of a 32-block holds number j (low) and
+number j + 16 (high).
 
-    qtype  name  numbers  bytes  a block is
+   format  name  numbers  bytes  a block is
         2  Q4_0       32     18  f16 d, u8 qs[16]                        d * (q - 8)
         3  Q4_1       32     20  f16 d, f16 m, u8 qs[16]                 d * q + m
         8  Q8_0       32     34  f16 d, i8 qs[32]                        d * q
@@ -27,21 +28,18 @@ No other type reaches a layer: what a file holds in another one becomes Q8_0 at 
   two halves of every head, are put in order at load (those are copies, all else is a view of the mapping).
 - `columns` is a multiple of the block. `rows` is any positive number.
 
-`QuantizedLinear.weights` holds the parts of a packed layer in packing order (q, k, v; gate, up), each with a type of
-its own; `bias` is one parameter over all of them, in the dtype of the model, or None. `QuantizedEmbedding.weight` is
-one tensor; where the embedding is tied, `lm_head.weights[0]` is the same object. Norms are parameters in the dtype of
-the model, as everywhere. A model is quantised as a whole or not at all: `isinstance(model.lm_head, QuantizedLinear)`.
-"""
+The parts of a packed layer (q, k, v; gate, up) lie in packing order, each with a type of its own; its bias is one
+vector over all of them, in the dtype of the activations, or None. Where the embedding is tied, the head's one part is
+the embedding itself. Norms are plain, as everywhere. A network is quantised as a whole or not at all
+(`Network.is_quantized`)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.reference.decoder import DecoderModel
-from models.reference.layers import Embedding, Linear, Slot, choose_product, compute_dtype
+from models.network import Weight
+from models.reference.products import choose_product, compute_dtype
 from models.weights.block_formats import BLOCKS, Kind
 from models.weights.dequantize import dequantize
 
@@ -53,36 +51,6 @@ TILE = 1 << 20
 and the product more in reading its input again."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantizedTensor:
-    """A weight [rows, columns] in blocks; see above for how they lie."""
-
-    data: Tensor
-    """uint8 [rows, row_bytes], contiguous; perhaps memory that must not be written. On the meta device until
-    models.load fills it."""
-    qtype: int
-    """The number of the type in GGUF files: one of KINDS."""
-    rows: int
-    columns: int
-
-    def __post_init__(self) -> None:
-        assert self.qtype in KINDS
-        assert self.data.dtype == torch.uint8
-        assert self.data.is_contiguous()
-        assert self.data.shape == (self.rows, row_bytes(self.qtype, self.columns))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the blocks."""
-        return self.data.nbytes
-
-    @classmethod
-    def empty(cls, kind: int, rows: int, columns: int) -> "QuantizedTensor":
-        """One without memory, on the meta device."""
-        data = torch.empty(rows, row_bytes(kind, columns), dtype=torch.uint8, device="meta")
-        return cls(data, int(kind), rows, columns)
-
-
 def row_bytes(kind: int, columns: int) -> int:
     """Bytes of a row of `columns` numbers, a multiple of the block."""
     block, block_bytes = BLOCKS[Kind(kind)]
@@ -90,23 +58,23 @@ def row_bytes(kind: int, columns: int) -> int:
     return int(columns // block * block_bytes)
 
 
-def dequantize_rows(weight: QuantizedTensor, start: int, stop: int, out: Tensor) -> None:
+def dequantize_rows(weight: Weight, start: int, stop: int, out: Tensor) -> None:
     """Write the rows from `start` to `stop` as numbers to `out` [stop - start, columns], contiguous, fp32 or bf16."""
-    dequantize(weight.data[start:stop], Kind(weight.qtype), out)
+    dequantize(weight.data[start:stop], weight.format, out)
 
 
-Dequantize = Callable[[QuantizedTensor, int, int, Tensor], None]
+def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows of an embedding, plain or in blocks: int64 [T] -> [T, columns] of `dtype`."""
+    rows = weight.data.index_select(0, token_ids)
+    if weight.is_plain:
+        return rows
+    out = torch.empty(len(token_ids), weight.columns, dtype=dtype)
+    dequantize(rows, weight.format, out)
+    return out
+
+
+Dequantize = Callable[[Weight, int, int, Tensor], None]
 """See `dequantize_rows`."""
-
-
-class QuantizedProduct(Protocol):
-    """What a packed layer computes."""
-
-    def __call__(self, x: Tensor, weights: Sequence[QuantizedTensor], bias: Tensor | None) -> Tensor:
-        """x [T, columns] of any float dtype, weights with as many columns, bias [sum of the rows] or None ->
-        [T, sum of the rows] in the dtype of x: the outputs of the weights side by side.
-        """
-        ...
 
 
 class TiledProduct:
@@ -123,7 +91,10 @@ class TiledProduct:
         self._tile = tile
         self._buffer = torch.empty(0, dtype=self.dtype)
 
-    def __call__(self, x: Tensor, weights: Sequence[QuantizedTensor], bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
+        """x [T, columns] of any float dtype, weights with as many columns, bias [sum of the rows] or None ->
+        [T, sum of the rows] in the dtype of x: the outputs of the weights side by side.
+        """
         wide = x.to(self.dtype)
         columns, rows = weights[0].columns, sum(weight.rows for weight in weights)
         step = max(1, self._tile // columns)
@@ -138,7 +109,7 @@ class TiledProduct:
             out += bias
         return out.to(x.dtype)
 
-    def _numbers(self, weights: Sequence[QuantizedTensor], start: int, stop: int) -> Tensor:
+    def _numbers(self, weights: Sequence[Weight], start: int, stop: int) -> Tensor:
         """The rows from `start` to `stop` of the weights one below the other; the next call overwrites them."""
         size = (stop - start) * weights[0].columns
         if self._buffer.numel() < size:
@@ -151,113 +122,3 @@ class TiledProduct:
                 self._dequantize(weight, low - first, high - first, tile[low - start : high - start])
             first += weight.rows
         return tile
-
-
-class QuantizedLinear(nn.Module):
-    """One or several linear layers over the same input, each with a weight of its own, side by side in the output."""
-
-    weights: list[QuantizedTensor]
-    """One a part, in packing order."""
-    bias: nn.Parameter | None
-
-    def __init__(self, plain: Linear, kinds: Sequence[int], product: QuantizedProduct) -> None:
-        """In the place of `plain`, an unfilled one; `kinds` has a type for every part."""
-        super().__init__()
-        self.parts = dict(plain.parts)
-        self.product = product
-        self.in_features = plain.weight.shape[1]
-        self.weights = [
-            QuantizedTensor.empty(kind, rows, self.in_features)
-            for kind, rows in zip(kinds, self.parts.values(), strict=True)
-        ]
-        self.bias = plain.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, sum of the parts]"""
-        return self.product(x, self.weights, self.bias)
-
-    def slots(self) -> Iterator[tuple[str, Slot]]:
-        """As in Linear; the parameter is "weights", and `start` is the index in it."""
-        start = 0
-        for index, (name, rows) in enumerate(self.parts.items()):
-            yield f"{name}.weight", Slot("weights", index, rows, (rows, self.in_features))
-            if self.bias is not None:
-                yield f"{name}.bias", Slot("bias", start, rows, (rows,))
-            start += rows
-
-
-class QuantizedEmbedding(nn.Module):
-    """One row of `weight` a token."""
-
-    weights: list[QuantizedTensor]
-    """Exactly one."""
-
-    def __init__(self, plain: Embedding, kind: int, dtype: torch.dtype) -> None:
-        """In the place of `plain`, an unfilled one; `dtype` is that of the rows it gives."""
-        super().__init__()
-        self.dtype = dtype
-        self.weights = [QuantizedTensor.empty(kind, *plain.weight.shape)]
-
-    @property
-    def weight(self) -> QuantizedTensor:
-        return self.weights[0]
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """int64 [T] -> [T, hidden_size]"""
-        weight = self.weight
-        out = torch.empty(len(token_ids), weight.columns, dtype=self.dtype)
-        dequantize(weight.data.index_select(0, token_ids), Kind(weight.qtype), out)
-        return out
-
-    def slots(self) -> Iterator[tuple[str, Slot]]:
-        rows, columns = self.weight.rows, self.weight.columns
-        yield "embed_tokens.weight", Slot("weights", 0, rows, (rows, columns))
-
-
-def hold_quantized(model: DecoderModel, kinds: Mapping[str, int], dtype: torch.dtype) -> None:
-    """Put quantised layers in the place of the plain ones of an unfilled model; they share one TiledProduct.
-
-    `kinds` has the type of every matrix by its checkpoint name; `dtype` is that of the activations.
-    """
-    found: dict[nn.Module, list[int]] = {}
-    for name, module, slot in model.slots():
-        if slot.parameter == "weight" and isinstance(module, Linear | Embedding):
-            found.setdefault(module, []).append(kinds[name])
-    embedding = QuantizedEmbedding(model.embed_tokens, found[model.embed_tokens][0], dtype)
-    product = TiledProduct(dtype)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, Embedding):
-                setattr(parent, name, embedding)
-            elif isinstance(child, Linear):
-                setattr(
-                    parent, name, QuantizedLinear(child, found.get(child, [embedding.weight.qtype]), product)
-                )
-    if model.config.tie_word_embeddings:
-        cast(QuantizedLinear, model.lm_head).weights = embedding.weights
-
-
-def set_product(model: nn.Module, product: QuantizedProduct) -> None:
-    """Have all quantised layers of a model compute their outputs with `product`."""
-    for module in model.modules():
-        if isinstance(module, QuantizedLinear):
-            module.product = product
-
-
-def quantized_weights(model: nn.Module) -> list[QuantizedTensor]:
-    """The quantised weights of a model, each once, in the order of its modules; empty where it has none."""
-    modules = [m for m in model.modules() if isinstance(m, QuantizedEmbedding | QuantizedLinear)]
-    return list({id(weight): weight for module in modules for weight in module.weights}.values())
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all weights, plain and quantised, each once."""
-    plain = sum(parameter.nbytes for parameter in model.parameters())
-    return plain + sum(weight.nbytes for weight in quantized_weights(model))
-
-
-def release(model: nn.Module) -> None:
-    """Let go of the memory of all quantised weights: they are on the meta device again."""
-    for module in model.modules():
-        if isinstance(module, QuantizedEmbedding | QuantizedLinear):
-            module.weights[:] = [QuantizedTensor.empty(w.qtype, w.rows, w.columns) for w in module.weights]

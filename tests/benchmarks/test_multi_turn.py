@@ -15,7 +15,7 @@ from benchmarks.multi_turn import KEPT, LLAMA, OURS, table, verdicts
 from benchmarks.peers.chats import KeptCache, LlamaCppChat, Recompute
 from benchmarks.scripted_chat import MESSAGES, follow_script, script, strokes, thinking_tokenizer
 from engine import Engine, SamplingParams
-from models.hub.sources import ModelFiles
+from models.files import ModelFiles
 
 
 def test_the_script_has_the_lengths_it_says_and_prompts_leave_the_thinking_out(smollm2: Path) -> None:

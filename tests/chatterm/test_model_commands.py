@@ -9,8 +9,9 @@ import pytest
 from chatterm.cli import models as model_commands
 from chatterm.cli.main import call
 from models.errors import ModelError
+from models.files import ModelFiles
 from models.hub.inspect import ModelFacts
-from models.hub.sources import LocalModel, ModelFiles
+from models.hub.sources import LocalModel
 from models.progress import OnProgress, Progress
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.turns import Answer
 from engine.errors import EngineError
-from models.hub.sources import ModelFiles
+from models.files import ModelFiles
 from models.text.tokenizer import Message, Tokenizer, load_tokenizer
 from tests.engine.tiny import tiny_tokenizer
 

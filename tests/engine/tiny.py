@@ -15,6 +15,8 @@ from transformers import PretrainedConfig
 from engine.engine import Engine
 from engine.schedule.loop import Loop
 from models.load import load_model
+from models.network import Network
+from models.reference.decoder import Decoder
 from models.text.chat_template import ChatTemplate
 from models.text.tokenizer import Tokenizer
 from models.text.tokenizer_parts import TokenizerParts
@@ -69,8 +71,8 @@ class ScriptedModel:
     `logits_seen` keeps the true logits of every sampled position. Without a script it chooses for itself.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, network: Network) -> None:
+        self.model = Decoder(network)
         self.script: list[int] = []
         self.logits_seen: list[Tensor] = []
         self.rows_computed = 0
@@ -135,21 +137,19 @@ def tiny_engine(
     tokenizer = tokenizer or tiny_tokenizer()
     if not (folder / "config.json").exists():
         write_checkpoint(folder, config or tiny_qwen3(vocab_size=272, max_position_embeddings=1024))
-    model = load_model(files_of(folder), dtype=dtype, device=torch.device(device))
-    scripted = ScriptedModel(model)
+    network = load_model(files_of(folder), dtype=dtype, device=torch.device(device))
     engine = TinyEngine(
         Loop(),
-        scripted,  # type: ignore[arg-type]
+        network,
         tokenizer,
         name="tiny",
         device=torch.device(device),
         lane=False,  # a script is followed on the host
         dtype=dtype,
-        **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", **options},
+        **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, **options},
     )
-    engine.scripted = scripted
-    scripted.rows_computed = 0  # not what was computed to find out how much memory that takes
-    scripted.logits_seen.clear()
+    engine.scripted = ScriptedModel(network)
+    engine._runner._model = engine.scripted
     try:
         yield engine
         if not engine._loop.closed:

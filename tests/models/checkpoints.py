@@ -12,7 +12,9 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
-from models.hub.sources import ModelFiles
+from models.files import ModelFiles
+from models.network import Network
+from models.reference.decoder import Decoder
 
 VOCAB_SIZE = 160
 
@@ -115,8 +117,11 @@ class PlainAttention:
         return torch.matmul(weights, values).transpose(0, 1)
 
 
-def run(model: Any, token_ids: list[int], attention: PlainAttention | None = None, start: int = 0) -> Tensor:
-    """Logits [T, vocab] of our model for one sequence, whose first `start` tokens the attention holds."""
+def run(
+    given: Network | Decoder, token_ids: list[int], attention: PlainAttention | None = None, start: int = 0
+) -> Tensor:
+    """Logits [T, vocab] of our network for one sequence, whose first `start` tokens the attention holds."""
+    model = Decoder(given) if isinstance(given, Network) else given
     with torch.inference_mode():
         positions = torch.arange(start, start + len(token_ids))
         hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention())

@@ -1,14 +1,19 @@
-"""ModelConfig from config.json and from GGUF metadata, and what is refused."""
+"""The description of a network from config.json and from GGUF metadata, and what is refused."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from models.errors import ModelError
-from models.families.config import ModelConfig, RopeParameters, load_config
-from models.hub.sources import ModelFiles
+from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
+from models.features import Feature, features
+from models.files import ModelFiles
+from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.weights.block_formats import Kind
+from models.weights.gguf import GGUFFile, GGUFTensor
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -67,27 +72,40 @@ GGUF = {
 }
 
 
+def hf(raw: dict[str, Any]) -> ModelSpec:
+    return spec_of_hf(raw)[1]
+
+
+def gguf(metadata: dict[str, Any], tied: bool = True, factors: int = 0) -> ModelSpec:
+    """`factors` values of 1 in rope_freqs.weight."""
+
+    def tensor(name: str, count: int) -> GGUFTensor:
+        data = np.ones((1, count), dtype="<f4").view(np.uint8)
+        return GGUFTensor(name, (count,), Kind.F32, data, 0)
+
+    names = {"rope_freqs.weight": factors, "output.weight": 0 if tied else 1}
+    tensors = {name: tensor(name, count) for name, count in names.items() if count}
+    return spec_of_gguf(GGUFFile(Path("x.gguf"), metadata, tensors))[1]
+
+
 def test_qwen3() -> None:
-    assert ModelConfig.from_hf(QWEN3) == ModelConfig(
-        architecture="Qwen3ForCausalLM",
+    assert hf(QWEN3) == uniform(
+        "Qwen3ForCausalLM",
+        layers=28,
         vocab_size=151936,
         hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        rope_parameters=RopeParameters(1e6),
+        max_positions=40960,
+        attention=Attention(16, 8, 128, head_norm=Norm(1e-6), rope=Rope(1e6)),
+        feed_forward=FeedForward(3072),
+        norm=Norm(1e-6),
+        tied=True,
     )
 
 
 def test_llama_with_its_old_rope_scaling() -> None:
-    config = ModelConfig.from_hf(LLAMA)
-    assert config.head_dim == 64
-    assert config.rope_parameters == RopeParameters(500_000.0, "llama3", 32.0, 1.0, 4.0, 8192)
+    config = hf(LLAMA)
+    assert config.attention.head_dim == 64
+    assert config.attention.rope == Rope(500_000.0, "llama3", 32.0, 1.0, 4.0, 8192)
 
 
 @pytest.mark.parametrize(
@@ -107,52 +125,49 @@ def test_llama_with_its_old_rope_scaling() -> None:
 )
 def test_both_ways_to_write_rope_mean_the_same(old: dict[str, Any], new: dict[str, Any]) -> None:
     plain = {key: value for key, value in LLAMA.items() if not key.startswith("rope_")}
-    assert ModelConfig.from_hf(plain | old) == ModelConfig.from_hf(plain | {"rope_parameters": new})
+    assert hf(plain | old) == hf(plain | {"rope_parameters": new})
 
 
 def test_what_transformers_leaves_out_has_its_defaults() -> None:
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
     raw = {key: LLAMA[key] for key in (*needed, "architectures", "max_position_embeddings")}
-    config = ModelConfig.from_hf(raw)
-    assert (config.num_key_value_heads, config.tie_word_embeddings) == (32, False)
-    assert (config.rms_norm_eps, config.rope_parameters) == (1e-6, RopeParameters(10_000.0))
+    config = hf(raw)
+    assert (config.attention.kv_heads, config.tied) == (32, False)
+    assert (config.final_norm.eps, config.attention.rope) == (1e-6, Rope(10_000.0))
 
 
 def test_without_architectures_the_model_type_counts() -> None:
     raw = QWEN3 | {"architectures": None}
-    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(QWEN3)
+    assert hf(raw) == hf(QWEN3)
 
 
 def test_mistral_without_a_window_is_llama_without_biases() -> None:
-    config = ModelConfig.from_hf(MISTRAL | {"attention_bias": True, "mlp_bias": True})
-    assert (config.attention_bias, config.mlp_bias) == (False, False)
+    config = hf(MISTRAL | {"attention_bias": True, "mlp_bias": True})
+    assert not features(config)
     # A window that the context cannot reach is none.
-    assert ModelConfig.from_hf(MISTRAL | {"sliding_window": 131072, "architectures": ["MistralForCausalLM"]})
+    assert hf(MISTRAL | {"sliding_window": 131072}) == config
 
 
 def test_gguf() -> None:
-    assert ModelConfig.from_gguf(GGUF) == ModelConfig(
-        architecture="LlamaForCausalLM",
+    assert gguf(GGUF) == uniform(
+        "LlamaForCausalLM",
+        layers=30,
         vocab_size=49152,
         hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        rope_parameters=RopeParameters(100_000.0),
+        max_positions=8192,
+        attention=Attention(9, 3, 64, rope=Rope(1e5)),
+        feed_forward=FeedForward(1536),
+        norm=Norm(1e-5),
+        tied=True,
     )
 
 
 def test_gguf_rope_scaling_and_vocabulary() -> None:
     raw = GGUF | {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     raw["tokenizer.ggml.tokens"] = ["a"] * 77
-    config = ModelConfig.from_gguf(raw, tie_word_embeddings=False, frequency_factors=(1.0,) * 32)
-    assert config.rope_parameters == RopeParameters(1e5, "linear", 4.0, frequency_factors=(1.0,) * 32)
-    assert (config.vocab_size, config.tie_word_embeddings) == (77, False)
+    config = gguf(raw, tied=False, factors=32)
+    assert config.attention.rope == Rope(1e5, "linear", 4.0, frequency_factors=(1.0,) * 32)
+    assert (config.vocab_size, config.tied) == (77, False)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +194,6 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (QWEN3, {"num_key_value_heads": 5}, ["num_attention_heads 16", "num_key_value_heads 5"]),
         (QWEN3, {"head_dim": 127}, ["head_dim 127"]),
         (QWEN3, {"hidden_act": "gelu"}, ["gelu", "silu"]),
-        (QWEN3, {"use_sliding_window": True, "sliding_window": 4096}, ["sliding window of 4096"]),
         (QWEN3, {"layer_types": ["full_attention", "linear_attention"]}, ["linear_attention"]),
         (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "llama3"]),
         (QWEN3, {"rope_scaling": {"rope_type": ["x"]}}, ["RoPE"]),
@@ -189,22 +203,28 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (QWEN3, {"quantization_config": {"quant_method": "gptq"}}, ["quantised", "GGUF"]),
         (LLAMA, {"rope_scaling": {**LLAMA["rope_scaling"], "low_freq_factor": 4.0}}, ["low_freq_factor"]),
         (LLAMA, {"head_dim": None, "hidden_size": 2049}, ["no head_dim"]),
-        (MISTRAL, {"sliding_window": 4096}, ["sliding window of 4096"]),
     ],
 )
 def test_what_cannot_be_run_is_one_line(
     base: dict[str, Any], change: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(ModelError) as caught:
-        ModelConfig.from_hf(base | change)
+        hf(base | change)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_mistral_that_does_not_name_its_window_has_one() -> None:
     raw = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
-    with pytest.raises(ModelError, match="sliding window of 4096"):
-        ModelConfig.from_hf(raw)
+    assert {layer.attention.window for layer in hf(raw).layers} == {4096}
+    assert features(hf(raw)) == {Feature.WINDOW}
+
+
+def test_only_the_layers_that_are_named_have_a_window() -> None:
+    kinds = ["sliding_attention"] * 3 + ["full_attention"] * 25
+    spec = hf(QWEN3 | {"use_sliding_window": True, "sliding_window": 512, "layer_types": kinds})
+    assert [layer.attention.window for layer in spec.layers] == [512] * 3 + [None] * 25
+    assert Feature.MIXED_LAYERS in features(spec)
 
 
 @pytest.mark.parametrize(
@@ -224,19 +244,19 @@ def test_mistral_that_does_not_name_its_window_has_one() -> None:
 )
 def test_gguf_metadata_that_cannot_be_run_is_one_line(change: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ModelError) as caught:
-        ModelConfig.from_gguf(GGUF | change)
+        gguf(GGUF | change)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_gguf_rope_factors_of_another_head_size() -> None:
     with pytest.raises(ModelError, match="needs 32"):
-        ModelConfig.from_gguf(GGUF, frequency_factors=(1.0,) * 16)
+        gguf(GGUF, factors=16)
 
 
-def test_load_config_reads_a_folder(tmp_path: Path) -> None:
+def test_load_spec_reads_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
-    assert load_config(ModelFiles("x", folder=tmp_path)) == ModelConfig.from_hf(QWEN3)
+    assert load_spec(ModelFiles("x", folder=tmp_path)) == hf(QWEN3)
 
 
 @pytest.mark.parametrize(
@@ -254,15 +274,15 @@ def test_a_folder_without_a_readable_config(contents: bytes | None, words: str, 
     if contents is not None:
         (tmp_path / "config.json").write_bytes(contents)
     with pytest.raises(ModelError, match=words):
-        load_config(ModelFiles("x", folder=tmp_path))
+        load_spec(ModelFiles("x", folder=tmp_path))
 
 
 def test_a_config_that_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ModelError, match="cannot be read"):
-        load_config(ModelFiles("x", folder=tmp_path))
+        load_spec(ModelFiles("x", folder=tmp_path))
 
 
 def test_files_without_any_file() -> None:
     with pytest.raises(ModelError, match="neither a folder nor a GGUF file"):
-        load_config(ModelFiles("x"))
+        load_spec(ModelFiles("x"))

@@ -10,10 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from models.families.config import ModelConfig
+from models.families.registry import spec_of_hf
 from models.load import load_model
-from models.reference.layers import RMSNorm, _native_linear, _upcast_linear, choose_product
+from models.network import NormWeights
+from models.reference.decoder import Decoder, _norm
+from models.reference.products import _native_linear, _upcast_linear, choose_product
 from models.reference.rope import rotary_table
+from models.spec import Norm
 from tests.models.checkpoints import (
     VOCAB_SIZE,
     PlainAttention,
@@ -123,12 +126,13 @@ def test_a_prompt_in_pieces_gives_the_logits_of_the_whole(config: Any, tmp_path:
 
 def test_hidden_and_logits_have_the_dtype_of_the_model(tmp_path: Path) -> None:
     model = load_model(files_of(write_checkpoint(tmp_path, tiny_qwen3())), dtype=torch.bfloat16, device=CPU)
+    decoder = Decoder(model)
     with torch.inference_mode():
-        hidden = model.forward(torch.tensor(TOKENS), torch.arange(len(TOKENS)), PlainAttention())
-        logits = model.logits(hidden[-2:])
+        hidden = decoder.forward(torch.tensor(TOKENS), torch.arange(len(TOKENS)), PlainAttention())
+        logits = decoder.logits(hidden[-2:])
     assert (hidden.shape, hidden.dtype) == ((60, 48), torch.bfloat16)
     assert (logits.shape, logits.dtype) == ((2, VOCAB_SIZE), torch.bfloat16)
-    assert model.lm_head.weight is model.embed_tokens.weight
+    assert model.head.parts == (model.embedding,)
 
 
 def test_attention_gets_normed_and_rotated_heads_of_every_layer(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_attention_gets_normed_and_rotated_heads_of_every_layer(tmp_path: Path) 
         return torch.zeros_like(q)
 
     with torch.inference_mode():
-        model.forward(torch.tensor([1, 2, 3]), torch.tensor([5, 0, 9]), attention)
+        Decoder(model).forward(torch.tensor([1, 2, 3]), torch.tensor([5, 0, 9]), attention)
     assert seen == [(layer, (3, 4, 16), (3, 2, 16), (3, 2, 16)) for layer in range(3)]
 
 
@@ -149,7 +153,8 @@ def test_positions_need_not_start_at_zero_or_be_in_order(tmp_path: Path) -> None
     reference = random_model(tiny_llama())
     positions = torch.tensor([7, 3, 200, 8])
     with torch.inference_mode():
-        ours = model.logits(model.forward(torch.tensor([1, 2, 3, 4]), positions, PlainAttention()))
+        decoder = Decoder(model)
+        ours = decoder.logits(decoder.forward(torch.tensor([1, 2, 3, 4]), positions, PlainAttention()))
         # The mask is given, for transformers takes positions out of order for several packed sequences.
         hidden = torch.full((4, 4), float("-inf")).triu(1)[None, None]
         theirs = reference(torch.tensor([[1, 2, 3, 4]]), attention_mask=hidden, position_ids=positions[None])
@@ -171,17 +176,17 @@ def test_the_rotary_table_is_computed_in_fp32_and_then_rounded(rope: dict[str, A
     config = tiny_llama(rope_parameters=rope, max_position_embeddings=4096)
     x = torch.zeros(1, dtype=torch.bfloat16)
     cos, sin = LlamaRotaryEmbedding(config)(x, torch.arange(4096)[None])
-    table = rotary_table(ModelConfig.from_hf(config.to_dict()), 4096, torch.bfloat16, CPU)
+    attention = spec_of_hf(config.to_dict())[1].attention
+    assert attention.rope is not None
+    table = rotary_table(attention.rope, attention.head_dim, 4096, 4096, torch.bfloat16, CPU)
     assert torch.equal(table, torch.cat((cos[0, :, :8], sin[0, :, :8]), dim=-1))
 
 
 def test_rms_norm_rounds_before_it_multiplies_by_the_weight() -> None:
-    x, residual, weight = (torch.randn(50, 64, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    ours, theirs = RMSNorm("norm", 64, 1e-6), LlamaRMSNorm(64, 1e-6)
-    ours.weight = theirs.weight = torch.nn.Parameter((weight[0] * 40).bfloat16(), requires_grad=False)
-    normed, total = ours(x.bfloat16(), residual.bfloat16())
-    assert torch.equal(total, x.bfloat16() + residual.bfloat16())
-    assert torch.equal(normed, theirs(total))
+    x, weight = (torch.randn(50, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in range(2))
+    theirs = LlamaRMSNorm(64, 1e-6)
+    theirs.weight = torch.nn.Parameter(weight[0] * 40, requires_grad=False)
+    assert torch.equal(_norm(Norm(1e-6), NormWeights(theirs.weight), x), theirs(x))
 
 
 @pytest.mark.parametrize("product", [_native_linear, _upcast_linear])
@@ -223,6 +228,6 @@ def test_a_layer_costs_few_operations(config: Any, limit: int, tmp_path: Path) -
         folder = write_checkpoint(tmp_path / str(layers), config(num_hidden_layers=layers))
         model = load_model(files_of(folder), dtype=torch.bfloat16, device=CPU)
         with CountedOps() as ops:
-            model.forward(torch.tensor([1]), torch.tensor([2]), lambda layer_index, q, k, v: q)
+            Decoder(model).forward(torch.tensor([1]), torch.tensor([2]), lambda layer_index, q, k, v: q)
         counts.append(ops.count)
     assert counts[1] - counts[0] <= limit

@@ -8,9 +8,10 @@ import pytest
 from huggingface_hub import constants
 
 from models.errors import ModelError
+from models.files import ModelFiles
 from models.hub import catalogue
 from models.hub.download import HubModel
-from models.hub.sources import ModelFiles, local_models, parse, remove, resolve
+from models.hub.sources import local_models, parse, remove, resolve
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from models.errors import ModelError
-from models.hub.sources import ModelFiles
+from models.files import ModelFiles
 from models.text.folder_tokenizer import generation_defaults, parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.tokenizer import Tokenizer, load_tokenizer
@@ -350,7 +350,7 @@ def test_loading_imports_neither_transformers_nor_torch(tmp_path: Path) -> None:
     write_folder(tmp_path)
     program = (
         "import sys; from pathlib import Path; from models.text.tokenizer import load_tokenizer;"
-        "from models.hub.sources import ModelFiles; load_tokenizer(ModelFiles('x', folder=Path(sys.argv[1])));"
+        "from models.files import ModelFiles; load_tokenizer(ModelFiles('x', folder=Path(sys.argv[1])));"
         "print([name for name in ('transformers', 'torch') if name in sys.modules])"
     )
     root = Path(__file__).parents[2]

@@ -11,65 +11,66 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
+from engine.execute.compatibility import BIASES, lacking
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
-from models.families.llama import LlamaModel
-from models.families.qwen3 import Qwen3Model
-from models.reference.decoder import DecoderLayer, DecoderModel
-from models.reference.layers import Linear
-from models.weights.quantized import QuantizedLinear, QuantizedTensor
+from models.features import Feature
+from models.network import PLAIN, FeedForwardWeights, LayerWeights, Linear, Network, NormWeights, Weight
+from models.spec import FeedForward, ModelSpec
 
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
-"""Numbers of the plain types in GGUF files."""
+SUPPORTED = BIASES | {Feature.HEAD_NORM}
 
 
-def supports(model: DecoderModel) -> str | None:
-    """Why the native kernels cannot run this model, as the middle of a sentence; None if they can."""
-    if type(model) not in (Qwen3Model, LlamaModel):
-        return f"there are no native kernels for {model.config.architecture}"
-    if model.config.head_dim % 8:
-        return f"there are no native kernels for a head_dim of {model.config.head_dim}"
+def unsupported(spec: ModelSpec) -> str | None:
+    """Why the native kernels cannot run such a network, as the middle of a sentence; None if they can."""
+    lacks = lacking(spec, SUPPORTED)
+    if lacks is not None:
+        return f"the native kernels do not know {lacks}"
+    if spec.attention.head_dim % 8:
+        return f"there are no native kernels for a head_dim of {spec.attention.head_dim}"
     return native.problem()
 
 
 class NativeDecoder:
     """One token through the model, from the host's values to logits."""
 
-    def __init__(self, model: DecoderModel, cache: KVCache, pool: Pool, variant: int | None = None) -> None:
+    def __init__(self, network: Network, cache: KVCache, pool: Pool, variant: int | None = None) -> None:
         """`variant` is a number of `pool.library.variants`, None the best. Raises NativeError for what does not fit."""
         self.name = f"native kernels, {pool.library.best_name}"
         self._pool = pool
         self._functions = pool.library.functions
         # Everything whose address the library gets.
-        self._alive: list[object] = [model, cache]
-        config = model.config
-        layers = (native.Layer * len(model.layers))(*map(self._layer, model.layers))
-        embedding = model.embed_tokens
+        self._alive: list[object] = [network, cache]
+        spec, attention = network.spec, network.spec.attention
+        feed = spec.layers[0].feed_forward
+        rotary = network.layers[0].attention.rotary
+        assert isinstance(feed, FeedForward)
+        assert rotary is not None
         described = native.Model(
-            layers=layers,
-            final_norm=self._numbers(model.norm.weight),
-            rotary=self._numbers(model.rotary_table),
-            embedding=self._matrix(embedding.weight),
-            head=self._linear(model.lm_head),
-            layer_count=len(model.layers),
-            hidden=config.hidden_size,
-            inner=config.intermediate_size,
-            q_heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            positions=model.positions,
-            eps=config.rms_norm_eps,
+            layers=(native.Layer * len(network.layers))(*map(self._layer, network.layers)),
+            final_norm=self._numbers(network.final_norm.weight),
+            rotary=self._numbers(rotary),
+            embedding=self._matrix(network.embedding),
+            head=self._linear(network.head),
+            layer_count=len(network.layers),
+            hidden=spec.hidden_size,
+            inner=feed.size,
+            q_heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim,
+            positions=network.positions,
+            eps=spec.final_norm.eps,
         )
-        if cache.kv.dtype not in TYPES or cache.kv.device.type != "cpu":
+        if cache.kv.dtype not in PLAIN or cache.kv.device.type != "cpu":
             raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.kv.device}")
         kept = native.Cache(
             k=cache.k.data_ptr(),
             v=cache.v.data_ptr(),
             slots=cache.k.shape[1],
-            type=TYPES[cache.kv.dtype],
+            type=PLAIN[cache.kv.dtype],
             block_size=cache.block_size,
         )
         reason = ctypes.c_char_p()
@@ -81,11 +82,11 @@ class NativeDecoder:
         if not self._handle:
             raise NativeError((reason.value or b"no reason").decode())
         weakref.finalize(self, self._functions.ct_decoder_destroy, self._handle).atexit = False
-        self._quantized = isinstance(model.lm_head, QuantizedLinear)
+        self._quantized = network.is_quantized
         self._portable = number == pool.library.variants["portable"]
         self._blocks: list[int] = []
         self._table = np.zeros(0, dtype=np.int32)
-        self._logits = torch.empty(config.vocab_size, dtype=torch.float32)
+        self._logits = torch.empty(spec.vocab_size, dtype=torch.float32)
 
     def run(self, token: int, row: int, position: int, blocks: Sequence[int]) -> Tensor:
         """Compute a token that lies at `row` of a table of `blocks`: its K and V, and what follows it.
@@ -170,30 +171,32 @@ class NativeDecoder:
             raise NativeError(wrong.decode())
         return self._logits
 
-    def _layer(self, layer: nn.Module) -> native.Layer:
-        assert isinstance(layer, DecoderLayer)
-        attention, mlp = layer.self_attn, layer.mlp
-        head_norm = getattr(attention, "qk_norm", None)
+    def _layer(self, layer: LayerWeights) -> native.Layer:
+        attention, feed = layer.attention, layer.feed_forward
+        assert isinstance(feed, FeedForwardWeights)
         return native.Layer(
-            input_norm=self._numbers(layer.input_layernorm.weight),
-            head_norm=None if head_norm is None else self._numbers(head_norm.weight),
-            mlp_norm=self._numbers(layer.post_attention_layernorm.weight),
-            qkv=self._linear(attention.qkv_proj),
-            output=self._linear(attention.o_proj),
-            gate_up=self._linear(mlp.gate_up_proj),
-            down=self._linear(mlp.down_proj),
+            input_norm=self._norm(layer.attention_norm),
+            head_norm=None if attention.head_norm is None else self._numbers(attention.head_norm),
+            mlp_norm=self._norm(layer.feed_forward_norm),
+            qkv=self._linear(attention.qkv),
+            output=self._linear(attention.out),
+            gate_up=self._linear(feed.gate_up),
+            down=self._linear(feed.down),
         )
 
-    def _linear(self, layer: Linear | QuantizedLinear) -> native.Linear:
-        weights = layer.weights if isinstance(layer, QuantizedLinear) else [layer.weight]
-        matrices = [self._matrix(weight) for weight in weights]
-        bias = None if layer.bias is None else self._numbers(layer.bias)
+    def _linear(self, linear: Linear) -> native.Linear:
+        matrices = [self._matrix(weight) for weight in linear.parts]
+        bias = None if linear.bias is None else self._numbers(linear.bias)
         return native.Linear((native.Matrix * 3)(*matrices), bias, len(matrices))
 
-    def _matrix(self, weight: Tensor | QuantizedTensor) -> native.Matrix:
+    def _matrix(self, weight: Weight) -> native.Matrix:
         matrix = matrix_of(weight)
         self._alive.append(weight)
         return matrix
+
+    def _norm(self, norm: NormWeights | None) -> int:
+        assert norm is not None
+        return self._numbers(norm.weight)
 
     def _numbers(self, numbers: Tensor) -> int:
         """The address of an fp32 copy."""
@@ -202,13 +205,11 @@ class NativeDecoder:
         return copy.data_ptr()
 
 
-def matrix_of(weight: Tensor | QuantizedTensor) -> native.Matrix:
+def matrix_of(weight: Weight) -> native.Matrix:
     """How the library is told of a weight, which must outlive what it is told to. Raises NativeError."""
-    if isinstance(weight, QuantizedTensor):
-        data, qtype, rows, columns = weight.data, weight.qtype, weight.rows, weight.columns
-    else:
-        data, qtype, (rows, columns) = weight.detach(), TYPES.get(weight.dtype, -1), weight.shape
-    if qtype < 0 or data.device.type != "cpu" or not data.is_contiguous():
+    data = weight.data
+    if data.device.type != "cpu" or not data.is_contiguous():
         raise NativeError(f"there are no native kernels for {data.dtype} weights on {data.device}")
-    row_bytes = data.nbytes // rows
-    return native.Matrix(data.data_ptr(), row_bytes, qtype, rows, columns)
+    return native.Matrix(
+        data.data_ptr(), data.nbytes // weight.rows, weight.format, weight.rows, weight.columns
+    )

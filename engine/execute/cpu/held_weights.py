@@ -1,27 +1,23 @@
-"""How the weights of a model are held here: as they are, packed for torch's operators, or expanded."""
+"""How the weights of a model are held here: as they are in their files, or expanded."""
 
 from dataclasses import dataclass
 
 import torch
 
-from engine.execute.cpu.executor import supports
-from models.hub.sources import ModelFiles
+from engine.execute.cpu.executor import unsupported
+from models.files import ModelFiles
 from models.load import load_model
+from models.network import Network
 from models.progress import OnProgress
-from models.reference.decoder import DecoderModel
-from models.weights import packed
-from models.weights.quantized import quantized_weights, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class HeldModel:
     """A model that was read."""
 
-    network: DecoderModel
-    nbytes: int
-    """Bytes of its weights, with what was packed beside them."""
+    network: Network
     notes: tuple[str, ...]
-    """What a person should know about how they are held."""
+    """What a person should know about how it is held."""
 
 
 def read_model(
@@ -31,31 +27,24 @@ def read_model(
     quantize: str,
     on_progress: OnProgress | None,
 ) -> HeldModel:
-    """Read the weights; quantised ones that the native kernels cannot decode are packed or expanded.
+    """Read the weights; `quantize` as in `models.load`.
 
-    `quantize` as in `models.load`. Raises ModelError.
+    Quantised ones that the native kernels cannot compute with are expanded unless `quantize` asks for them. Raises
+    ModelError.
     """
     told: list[str] = []
 
-    def load(quantize: str) -> DecoderModel:
+    def load(quantize: str) -> Network:
         told.clear()
         return load_model(
-            files,
-            dtype=dtype,
-            device=device,
-            on_progress=on_progress,
-            quantize=quantize,
-            on_note=told.append,
+            files, dtype=dtype, device=device, on_progress=on_progress, quantize=quantize, on_note=told.append
         )
 
-    network, slower, packed_bytes = load(quantize), "", 0
-    if quantized_weights(network) and (reason := supports(network)) is not None:
-        can_pack = packed.problem(dtype) is None
-        if can_pack and (quantize != "auto" or packed.faster_than_expanded()):
-            packed_bytes = packed.use_packed(network).nbytes
-            slower = f"Decoding uses torch's packed operators, which are slower ({reason})."
-        elif quantize == "auto":
+    network = load(quantize)
+    if network.is_quantized and (reason := unsupported(network.spec)) is not None:
+        if quantize == "auto":
             network = load("none")
-            slower = f"Quantised weights were expanded, so decoding is slower ({reason})."
-    notes = (slower, *told) if slower else tuple(told)
-    return HeldModel(network, weight_bytes(network) + packed_bytes, notes)
+            told.insert(0, f"Quantised weights were expanded, so decoding is slower ({reason}).")
+        else:
+            told.insert(0, f"Weights are expanded in every step, which is slow ({reason}).")
+    return HeldModel(network, tuple(told))

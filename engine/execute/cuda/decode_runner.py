@@ -20,7 +20,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.plain_program import PlainDecoder, StepInput
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import HISTORY, DeviceSampler
-from models.reference.decoder import DecoderModel
+from models.network import Network
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -45,7 +45,7 @@ class Lane:
 
     def __init__(
         self,
-        model: DecoderModel,
+        network: Network,
         cache: KVCache,
         attention: str,
         rows: int,
@@ -56,13 +56,13 @@ class Lane:
 
         Raises ImportError where triton is not installed.
         """
-        from engine.execute.cuda.fused_program import FusedDecoder, supports
+        from engine.execute.cuda.fused_program import FusedDecoder, unsupported
 
         device = cache.kv.device
         capability = torch.cuda.get_device_capability(device)
         pdl = capability >= (9, 0)
         self.sequence: Sequence | None = None
-        self.sampler = DeviceSampler(model.config.vocab_size, device, pdl)
+        self.sampler = DeviceSampler(network.spec.vocab_size, device, pdl)
         self.counters = torch.zeros(2, dtype=torch.int64, device=device)
         self.rows = rows
         blocks = -(-rows // cache.block_size) + 1
@@ -75,10 +75,10 @@ class Lane:
         self._read = 0
         given = StepInput(self.sampler.token, self.counters, self.table)
         self.program: DecodeProgram
-        if fused and supports(model) is None:
-            self.program = FusedDecoder(model, cache, given, pdl)
+        if fused and unsupported(network) is None:
+            self.program = FusedDecoder(network, cache, given, pdl)
         else:
-            self.program = PlainDecoder(model, cache, given, attention)
+            self.program = PlainDecoder(network, cache, given, attention)
 
     @property
     def name(self) -> str:

@@ -20,15 +20,15 @@ import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
+from engine.execute.compatibility import BIASES, lacking
 from engine.execute.cuda.plain_program import StepInput
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
-from models.families.llama import LlamaModel
-from models.families.qwen3 import Qwen3Model
-from models.reference.decoder import DecoderLayer, DecoderModel
-from models.reference.layers import HeadNorm, Linear, RMSNorm
+from models.features import Feature
+from models.network import AttentionWeights, FeedForwardWeights, Linear, Network, NormWeights
+from models.spec import FeedForward
 
 MOST_CHUNKS = 80
 
@@ -88,14 +88,17 @@ def choose_chunking(limit: int) -> Chunking:
     return Chunking(warps, tile, tiles, triton.cdiv(limit, tile * tiles))
 
 
-def supports(model: DecoderModel) -> str | None:
-    """Why the fused kernels cannot run this model; None if they can."""
-    config = model.config
-    if type(model) not in (Qwen3Model, LlamaModel):
-        return f"there are no fused kernels for {config.architecture}"
-    if config.head_dim not in (64, 128):
-        return f"there are no fused kernels for a head_dim of {config.head_dim}"
-    return None
+SUPPORTED = BIASES | {Feature.HEAD_NORM}
+
+
+def unsupported(network: Network) -> str | None:
+    """Why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
+    lacks = lacking(network.spec, SUPPORTED)
+    if lacks is not None:
+        return f"the fused kernels do not know {lacks}"
+    if network.spec.attention.head_dim not in (64, 128):
+        return f"there are no fused kernels for a head_dim of {network.spec.attention.head_dim}"
+    return "there are no fused kernels for quantised weights" if network.is_quantized else None
 
 
 class FusedDecoder:
@@ -103,25 +106,27 @@ class FusedDecoder:
 
     name = "fused kernels"
 
-    def __init__(self, model: DecoderModel, cache: KVCache, given: StepInput, pdl: bool) -> None:
+    def __init__(self, network: Network, cache: KVCache, given: StepInput, pdl: bool) -> None:
         """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
-        config = model.config
-        weight = model.embed_tokens.weight
-        self._model = model
+        spec, heads = network.spec, network.spec.attention
+        feed, weight = spec.layers[0].feed_forward, network.embedding.data
+        assert isinstance(feed, FeedForward)
+        self._network = network
+        self._eps = spec.final_norm.eps
         self._cache = cache
         self._given = given
         self._pdl = pdl
-        self._q_heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self._dim = config.head_dim
+        self._q_heads, self._kv_heads = heads.heads, heads.kv_heads
+        self._dim = heads.head_dim
 
         def buffer(size: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=weight.device)
 
-        self._x = buffer(config.hidden_size)
+        self._x = buffer(spec.hidden_size)
         self._heads = buffer((self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(self._q_heads * self._dim)
-        self._inner = buffer(config.intermediate_size)
-        self._logits = buffer(config.vocab_size)
+        self._inner = buffer(feed.size)
+        self._logits = buffer(spec.vocab_size)
         self._partial = buffer(MOST_CHUNKS * self._q_heads * self._dim, torch.float32)
         self._lse = buffer(MOST_CHUNKS * self._q_heads, torch.float32)
 
@@ -130,20 +135,20 @@ class FusedDecoder:
         x = self._x
         size = x.shape[0]
         kernel = embedding_kernel[(-(-size // 1024),)](
-            self._given.token, self._model.embed_tokens.weight, x, SIZE=size, BLOCK=1024
+            self._given.token, self._network.embedding.data, x, SIZE=size, BLOCK=1024
         )
         split_alike(kernel)
         cut = choose_chunking(limit)
-        for index, layer in enumerate(self._model.layers):
-            assert isinstance(layer, DecoderLayer)
-            attention, mlp = layer.self_attn, layer.mlp
-            self._linear(x, attention.qkv_proj, self._heads, norm=layer.input_layernorm)
-            self._attend(index, getattr(attention, "qk_norm", None), cut)
+        for index, layer in enumerate(self._network.layers):
+            attention, feed = layer.attention, layer.feed_forward
+            assert isinstance(feed, FeedForwardWeights)
+            self._linear(x, attention.qkv, self._heads, norm=layer.attention_norm)
+            self._attend(index, attention, cut)
             self._combine(cut)
-            self._linear(self._mixed, attention.o_proj, x, residual=x)
-            self._linear(x, mlp.gate_up_proj, self._inner, norm=layer.post_attention_layernorm, gated=True)
-            self._linear(self._inner, mlp.down_proj, x, residual=x)
-        self._linear(x, self._model.lm_head, self._logits, norm=self._model.norm)
+            self._linear(self._mixed, attention.out, x, residual=x)
+            self._linear(x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
+            self._linear(self._inner, feed.down, x, residual=x)
+        self._linear(x, self._network.head, self._logits, norm=self._network.final_norm)
         return self._logits
 
     def _linear(
@@ -151,7 +156,7 @@ class FusedDecoder:
         x: Tensor,
         layer: Linear,
         out: Tensor,
-        norm: RMSNorm | None = None,
+        norm: NormWeights | None = None,
         residual: Tensor | None = None,
         gated: bool = False,
     ) -> None:
@@ -167,7 +172,7 @@ class FusedDecoder:
             out,
             N=outputs,
             K=inputs,
-            EPS=norm.eps if norm is not None else 0.0,
+            EPS=self._eps,
             NORM=norm is not None,
             BIAS=layer.bias is not None,
             GATED=gated,
@@ -182,12 +187,13 @@ class FusedDecoder:
         )
         split_alike(kernel)
 
-    def _attend(self, index: int, norm: HeadNorm | None, cut: Chunking) -> None:
+    def _attend(self, index: int, layer: AttentionWeights, cut: Chunking) -> None:
+        norm = layer.head_norm
         groups = cut.warps * 256 // self._dim
         kernel = attention_kernel[(self._kv_heads, cut.chunks)](
             self._heads,
-            norm.weight if norm is not None else self._heads,
-            self._model.rotary_table,
+            norm if norm is not None else self._heads,
+            layer.rotary,
             self._cache.k[index],
             self._cache.v[index],
             self._given.table,
@@ -199,7 +205,7 @@ class FusedDecoder:
             HKV=self._kv_heads,
             G=triton.next_power_of_2(self._q_heads // self._kv_heads),
             D=self._dim,
-            EPS=norm.eps if norm is not None else 0.0,
+            EPS=self._eps,
             NORM=norm is not None,
             BLOCK=self._cache.block_size,
             W=groups,

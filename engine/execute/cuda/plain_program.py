@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.attention.triton import PagedStep
 from engine.cache.kv_cache import KVCache
-from models.reference.decoder import DecoderModel
+from models.network import Network
+from models.reference.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ class PlainDecoder:
 
     name = "plain modules"
 
-    def __init__(self, model: DecoderModel, cache: KVCache, given: StepInput, attention: str) -> None:
+    def __init__(self, network: Network, cache: KVCache, given: StepInput, attention: str) -> None:
         """`attention` is the name of the backend whose kernel attends: flash, or else triton's."""
-        self._model = model
+        self._model = Decoder(network)
         self._cache = cache
         self._given = given
         self._flash = attention == "flash"

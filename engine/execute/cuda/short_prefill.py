@@ -19,7 +19,7 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.graphs import Graphs
 from engine.kernels.triton.prefill import write_kernel
 from engine.schedule.scheduler import Chunk
-from models.reference.decoder import DecoderModel
+from models.network import Network
 
 SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Tokens of a step. Longer chunks keep the GPU busy for longer than the host."""
@@ -29,7 +29,7 @@ class ShortPrefill:
     """One chunk of at most SIZES[-1] tokens, from its ids to its logits. It belongs to the loop thread."""
 
     def __init__(
-        self, model: DecoderModel, cache: KVCache, attend: Kernel, rows: int, graphs: Graphs | None
+        self, network: Network, cache: KVCache, attend: Kernel, rows: int, graphs: Graphs | None
     ) -> None:
         """`rows` is the most that a sequence holds; `attend` is flash_attn_with_kvcache.
 
@@ -38,15 +38,13 @@ class ShortPrefill:
         from engine.execute.cuda.prefill import FusedPrefill
 
         device, most = cache.kv.device, SIZES[-1]
-        self._model = FusedPrefill(model)
+        self._model = FusedPrefill(network)
         self._cache = cache
         self._attend = attend
         self._graphs = graphs
         blocks = -(-rows // cache.block_size) + 1
         self._given = torch.zeros(2 + 2 * most + blocks, dtype=torch.int64, device=device)
-        self._logits = torch.zeros(
-            1, model.config.vocab_size, dtype=model.embed_tokens.weight.dtype, device=device
-        )
+        self._logits = torch.zeros(1, network.spec.vocab_size, dtype=network.dtype, device=device)
 
     @staticmethod
     def takes(chunk: Chunk) -> bool:

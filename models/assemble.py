@@ -1,0 +1,106 @@
+"""From filled tensors to the network that they are."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from models.network import (
+    AttentionWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Linear,
+    Network,
+    NormWeights,
+    Weight,
+)
+from models.reference.rope import rotary_table
+from models.spec import Attention, Experts, Layer, ModelSpec, Norm, Rope
+
+
+@dataclass(slots=True)
+class Store:
+    """The tensors of a network by their group (see models/slots.py)."""
+
+    plain: dict[str, Tensor] = field(default_factory=dict)
+    blocks: dict[str, dict[int, Weight]] = field(default_factory=dict)
+    """Of a quantised layer its parts, by the row at which they begin."""
+
+    def linear(self, group: str, split_columns: bool = False) -> Linear:
+        """The layer of a group, with its bias if it has one."""
+        bias = self.plain.get(f"{group}.bias")
+        if group_blocks := self.blocks.get(f"{group}.weight"):
+            return Linear(tuple(part for _, part in sorted(group_blocks.items())), bias)
+        return Linear((self.weight(group, split_columns),), bias)
+
+    def weight(self, group: str, split_columns: bool = False) -> Weight:
+        """The plain numbers of a group."""
+        return Weight.plain(self.plain[f"{group}.weight"], "columns" if split_columns else "rows")
+
+    def norm(self, group: str, spec: Norm | None) -> NormWeights | None:
+        """The norm of a group, where there is one."""
+        if spec is None:
+            return None
+        return NormWeights(self.plain[f"{group}.weight"], self.plain.get(f"{group}.bias"))
+
+
+def assemble(
+    spec: ModelSpec, store: Store, positions: int, dtype: torch.dtype, device: torch.device
+) -> Network:
+    """The network whose tensors are in `store`, with rotary tables for `positions`."""
+    tables: dict[Rope, Tensor] = {}
+    for layer in spec.layers:
+        rope, dim = layer.attention.rope, layer.attention.head_dim
+        if rope is not None and rope not in tables:
+            tables[rope] = rotary_table(rope, dim, positions, spec.max_positions, dtype, device)
+    embedding = store.linear("embedding").parts[0]
+    final_norm = store.norm("final_norm", spec.final_norm)
+    assert final_norm is not None
+    return Network(
+        spec=spec,
+        embedding=embedding,
+        layers=tuple(_layer(store, f"layers.{i}.", layer, tables) for i, layer in enumerate(spec.layers)),
+        final_norm=final_norm,
+        head=Linear((embedding,)) if spec.tied else store.linear("head"),
+        positions=positions,
+        position_embedding=store.plain.get("position_embedding.weight"),
+    )
+
+
+def _layer(store: Store, at: str, spec: Layer, tables: dict[Rope, Tensor]) -> LayerWeights:
+    return LayerWeights(
+        attention=_attention(store, at, spec.attention, tables),
+        feed_forward=_feed_forward(store, at, spec),
+        attention_norm=store.norm(f"{at}attention_norm", spec.attention_norm),
+        feed_forward_norm=store.norm(f"{at}feed_forward_norm", spec.feed_forward_norm),
+        attention_post_norm=store.norm(f"{at}attention_post_norm", spec.attention_post_norm),
+        feed_forward_post_norm=store.norm(f"{at}feed_forward_post_norm", spec.feed_forward_post_norm),
+    )
+
+
+def _attention(store: Store, at: str, spec: Attention, tables: dict[Rope, Tensor]) -> AttentionWeights:
+    return AttentionWeights(
+        qkv=store.linear(f"{at}qkv"),
+        out=store.linear(f"{at}out", split_columns=True),
+        head_norm=store.plain.get(f"{at}head_norm.weight"),
+        sinks=store.plain.get(f"{at}sinks"),
+        rotary=tables[spec.rope] if spec.rope is not None else None,
+    )
+
+
+def _feed_forward(store: Store, at: str, spec: Layer) -> FeedForwardWeights | ExpertWeights:
+    feed = spec.feed_forward
+    if not isinstance(feed, Experts):
+        return _dense(store, at)
+    return ExpertWeights(
+        router=store.linear(f"{at}router"),
+        gate_up=store.weight(f"{at}experts.gate_up"),
+        down=store.weight(f"{at}experts.down", split_columns=True),
+        shared=_dense(store, f"{at}shared.") if feed.shared is not None else None,
+        shared_gate=store.linear(f"{at}shared_gate") if feed.shared_gate else None,
+    )
+
+
+def _dense(store: Store, at: str) -> FeedForwardWeights:
+    return FeedForwardWeights(store.linear(f"{at}gate_up"), store.linear(f"{at}down", split_columns=True))

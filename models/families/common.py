@@ -1,0 +1,102 @@
+"""What most families have in common: norms before attention and a gated feed-forward, rotary positions."""
+
+from models.errors import ModelError
+from models.families.family import GGUFConfig
+from models.families.fields import Fields
+from models.families.rope import rope_from_gguf, rope_from_hf
+from models.spec import Attention, FeedForward, ModelSpec, Norm, uniform
+
+
+def base_spec(
+    architecture: str,
+    fields: Fields,
+    *,
+    head_dim: int | None = None,
+    head_norm: bool = False,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
+) -> ModelSpec:
+    """From a config.json whose layers are all alike; `head_dim` is what it is where the config does not say.
+
+    Raises ModelError for what is missing or cannot be run.
+    """
+    raw = fields.raw
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ModelError(
+            f"hidden_act {str(raw['hidden_act'])[:60]} in config.json is not supported; supported: silu."
+        )
+    heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    norm = Norm(fields.number("rms_norm_eps", 1e-6))
+    dim = fields.integer("head_dim", head_dim or _head_dim(hidden, heads))
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    _check_heads(heads, kv_heads, dim)
+    return uniform(
+        architecture,
+        layers=fields.integer("num_hidden_layers", limit=1024),
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        max_positions=fields.integer("max_position_embeddings"),
+        attention=Attention(
+            heads, kv_heads, dim, qkv_bias, out_bias, norm if head_norm else None, rope_from_hf(fields)
+        ),
+        feed_forward=FeedForward(fields.integer("intermediate_size"), bias=mlp_bias),
+        norm=norm,
+        tied=fields.flag("tie_word_embeddings"),
+    )
+
+
+def base_spec_of_gguf(
+    architecture: str,
+    name: str,
+    config: GGUFConfig,
+    *,
+    head_norm: bool = False,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+) -> ModelSpec:
+    """The same from the metadata of the GGUF architecture `name`."""
+    fields = config.fields
+    if fields.raw.get(f"{name}.expert_count"):
+        raise ModelError(
+            "The GGUF file contains a mixture of experts, which is not supported; choose a dense model."
+        )
+    if fields.raw.get(f"{name}.attention.sliding_window"):
+        raise ModelError("The GGUF file requires sliding-window attention, which is not supported.")
+    heads, hidden = fields.integer(f"{name}.attention.head_count"), fields.integer(f"{name}.embedding_length")
+    dim = fields.integer(f"{name}.attention.key_length", _head_dim(hidden, heads))
+    for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
+        if fields.integer(key, dim) != dim:
+            raise ModelError(f"{key} is {fields.raw[key]}, not the head size {dim}, which is not supported.")
+    tokens = fields.raw.get("tokenizer.ggml.tokens")
+    vocab_size = len(tokens) if isinstance(tokens, list) else fields.integer(f"{name}.vocab_size")
+    norm = Norm(fields.number(f"{name}.attention.layer_norm_rms_epsilon"))
+    kv_heads = fields.integer(f"{name}.attention.head_count_kv", heads)
+    _check_heads(heads, kv_heads, dim)
+    rope = rope_from_gguf(fields, name, dim, config.rope_factors)
+    return uniform(
+        architecture,
+        layers=fields.integer(f"{name}.block_count", limit=1024),
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        max_positions=fields.integer(f"{name}.context_length"),
+        attention=Attention(heads, kv_heads, dim, qkv_bias, out_bias, norm if head_norm else None, rope),
+        feed_forward=FeedForward(fields.integer(f"{name}.feed_forward_length")),
+        norm=norm,
+        tied="output.weight" not in config.tensors,
+    )
+
+
+def _head_dim(hidden_size: int, heads: int) -> int | None:
+    """What head_dim is where nothing says; None where the heads do not divide the hidden size."""
+    return hidden_size // heads if hidden_size % heads == 0 else None
+
+
+def _check_heads(heads: int, kv_heads: int, dim: int) -> None:
+    if heads % kv_heads:
+        raise ModelError(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}; the config is "
+            "damaged: download it again."
+        )
+    if dim % 2:
+        raise ModelError(f"head_dim {dim} is odd, but RoPE rotates pairs; the config is damaged.")

@@ -1,0 +1,51 @@
+"""Checked access to a config of which nothing is known yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from models.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Checked access to a mapping of which nothing is known yet."""
+
+    raw: Mapping[str, Any]
+    where: str
+    """What it is, for people: "config.json"."""
+
+    def integer(self, key: str, default: int | None = None, *, limit: int = 2**24) -> int:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+            raise self._wrong(key, value, f"a whole number from 1 to {limit}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e30:
+            raise self._wrong(key, value, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def mapping(self, key: str) -> "Fields":
+        value = self._value(key, {})
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, value, "an object")
+        return Fields(value, f"{key} of {self.where}")
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.raw.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelError(f"{self.where} has no {key}; it is incomplete or not of a supported model.")
+        return value
+
+    def _wrong(self, key: str, value: Any, allowed: str) -> ModelError:
+        return ModelError(f"{key} in {self.where} is {str(value)[:60]!r}; it must be {allowed}.")

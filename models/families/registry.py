@@ -1,0 +1,71 @@
+"""The families that can be run, and the description of a model on this machine."""
+
+from typing import TYPE_CHECKING, Any
+
+from models.errors import ModelError
+from models.families import llama, qwen3
+from models.families.family import Family, GGUFConfig
+from models.families.fields import Fields
+from models.files import ModelFiles, read_json
+from models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from models.weights.gguf import GGUFFile  # brings numpy, which a listing of models need not wait for
+
+FAMILIES: tuple[Family, ...] = (qwen3.FAMILY, llama.FAMILY)
+
+ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
+"""What can be run, as config.json names it."""
+
+
+def load_spec(files: ModelFiles) -> ModelSpec:
+    """The description of local files. Raises ModelError when the config is missing, damaged or not supported."""
+    if files.gguf is not None:
+        from models.weights.gguf import read_gguf
+
+        return spec_of_gguf(read_gguf(files.gguf))[1]
+    if files.folder is None:
+        raise ModelError(f"{files.name} has neither a folder nor a GGUF file; name one of them.")
+    return spec_of_hf(read_json(files.folder / "config.json"))[1]
+
+
+def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
+    """From the contents of a config.json. Raises ModelError for what is missing or cannot be run."""
+    names = raw.get("architectures")
+    kind = str(raw.get("model_type", "(none named)"))
+    types = {
+        t: name
+        for family in FAMILIES
+        for t, name in zip(family.model_types, family.architectures, strict=True)
+    }
+    architecture = names[0] if isinstance(names, list) and names else types.get(kind, kind)
+    family = next((family for family in FAMILIES if architecture in family.architectures), None)
+    if family is None:
+        raise ModelError(
+            f"The architecture {str(architecture)[:60]} is not supported; "
+            f"supported: {', '.join(ARCHITECTURES)}."
+        )
+    if raw.get("quantization_config") is not None:
+        raise ModelError(
+            "The checkpoint is quantised (quantization_config in config.json), which chatterm does not read; "
+            "use the original checkpoint or a GGUF file."
+        )
+    return family, family.from_hf(architecture, Fields(raw, "config.json"))
+
+
+def spec_of_gguf(file: "GGUFFile") -> tuple[Family, ModelSpec]:
+    """From a parsed GGUF file. Raises ModelError for what is missing or cannot be run."""
+    from models.weights.gguf import float_values
+
+    name = file.metadata.get("general.architecture", "(none named)")
+    family = next((family for family in FAMILIES if family.gguf_architecture == name), None)
+    if family is None or family.from_gguf is None:
+        supported = ", ".join(f.gguf_architecture for f in FAMILIES if f.gguf_architecture is not None)
+        raise ModelError(f"The GGUF architecture {str(name)[:60]} is not supported; supported: {supported}.")
+    factors = file.tensors.get("rope_freqs.weight")
+    config = GGUFConfig(
+        Fields(file.metadata, "the GGUF file"),
+        file.tensors,
+        None if factors is None else float_values(file.path, factors),
+    )
+    return family, family.from_gguf(config)

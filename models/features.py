@@ -1,0 +1,91 @@
+"""What a network asks of an executor beyond the plainest decoder: RMSNorm before each part, a gated SiLU feed-forward,
+rotary positions over whole heads, softmax over all rows before."""
+
+from enum import Enum
+
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, same_heads
+
+
+class Feature(Enum):
+    """Each with the words a person reads: "this model has ..."."""
+
+    WINDOW = "a sliding window"
+    SCALE = "a scale of its own for attention scores"
+    SCORE_CAP = "capped attention scores"
+    SINKS = "attention sinks"
+    HEAD_NORM = "norms of query and key heads"
+    QKV_BIAS = "biases of queries, keys and values"
+    OUT_BIAS = "a bias of the attention's output"
+    PARTIAL_ROPE = "heads that are rotated in part"
+    INTERLEAVED_ROPE = "interleaved rotary positions"
+    NO_ROPE = "layers without rotary positions"
+    LEARNED_POSITIONS = "learned positions"
+    EXPERTS = "a mixture of experts"
+    ACTIVATION = "another activation than SiLU"
+    UNGATED = "a feed-forward without a gate"
+    FEED_FORWARD_BIAS = "biases of the feed-forward"
+    LAYER_NORM = "LayerNorm"
+    NORM_OFFSET = "norm weights stored as offsets"
+    NORM_PLACE = "norms in other places than before attention and feed-forward"
+    EMBEDDING_SCALE = "scaled embeddings"
+    LOGIT_SCALE = "scaled logits"
+    LOGIT_CAP = "capped logits"
+    MIXED_LAYERS = "layers that differ from each other"
+    MIXED_HEADS = "KV heads that differ from layer to layer"
+
+
+def features(spec: ModelSpec) -> frozenset[Feature]:
+    """Everything that `spec` asks for."""
+    found = {
+        Feature.LEARNED_POSITIONS: spec.learned_positions,
+        Feature.EMBEDDING_SCALE: spec.embedding_scale != 1.0,
+        Feature.LOGIT_SCALE: spec.logit_scale != 1.0,
+        Feature.LOGIT_CAP: spec.logit_cap is not None,
+        Feature.MIXED_LAYERS: len(set(spec.layers)) > 1,
+        Feature.MIXED_HEADS: not same_heads(spec),
+    }
+    asked = {feature for feature, is_asked in found.items() if is_asked}
+    for layer in set(spec.layers):
+        asked |= _of_attention(layer.attention) | _of_feed_forward(layer.feed_forward)
+        before = (layer.attention_norm, layer.feed_forward_norm)
+        after = (layer.attention_post_norm, layer.feed_forward_post_norm)
+        if None in before or after != (None, None):
+            asked.add(Feature.NORM_PLACE)
+        asked |= {f for norm in (*before, *after) for f in _of_norm(norm)}
+    return frozenset(asked | _of_norm(spec.final_norm))
+
+
+def _of_attention(spec: Attention) -> set[Feature]:
+    rope = spec.rope
+    found = {
+        Feature.WINDOW: spec.window is not None,
+        Feature.SCALE: spec.scale is not None,
+        Feature.SCORE_CAP: spec.score_cap is not None,
+        Feature.SINKS: spec.sinks,
+        Feature.HEAD_NORM: spec.head_norm is not None,
+        Feature.QKV_BIAS: spec.qkv_bias,
+        Feature.OUT_BIAS: spec.out_bias,
+        Feature.NO_ROPE: rope is None,
+        Feature.PARTIAL_ROPE: rope is not None and rope.dims not in (None, spec.head_dim),
+        Feature.INTERLEAVED_ROPE: rope is not None and rope.interleaved,
+    }
+    return {feature for feature, is_asked in found.items() if is_asked} | _of_norm(spec.head_norm)
+
+
+def _of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
+    if isinstance(spec, Experts):
+        shared = _of_feed_forward(spec.shared) if spec.shared is not None else set()
+        return {Feature.EXPERTS} | _of_feed_forward(spec.expert) | shared
+    found = {
+        Feature.ACTIVATION: spec.activation != "silu",
+        Feature.UNGATED: not spec.gated,
+        Feature.FEED_FORWARD_BIAS: spec.bias,
+    }
+    return {feature for feature, is_asked in found.items() if is_asked}
+
+
+def _of_norm(norm: Norm | None) -> set[Feature]:
+    if norm is None:
+        return set()
+    found = {Feature.LAYER_NORM: norm.kind == "layer" or norm.bias, Feature.NORM_OFFSET: norm.offset != 0.0}
+    return {feature for feature, is_asked in found.items() if is_asked}

@@ -1,0 +1,35 @@
+"""The files of a model on this machine, and the JSON among them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The local files of one model: a folder in Hugging Face layout, or one GGUF file."""
+
+    name: str
+    """What people call it: "smollm2", "Qwen/Qwen3-0.6B", the folder's or file's name."""
+    folder: Path | None = None
+    """Holds config.json, *.safetensors, tokenizer.json, ...; None for a GGUF model."""
+    gguf: Path | None = None
+    """The GGUF file (brings config, tokenizer and weights); None for a folder."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ModelError when there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} has no {path.name}; name a folder in Hugging Face layout.") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path} is not valid JSON; download it again.") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object; download it again.")
+    return value

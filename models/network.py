@@ -1,0 +1,201 @@
+"""A network as data: the description, and the weights that it names. What computes it is an executor."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.spec import ModelSpec
+from models.weights.block_formats import BLOCKS, Kind
+
+Axis = Literal["rows", "columns"]
+
+PLAIN = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.BF16}
+"""The formats of plain numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A matrix [rows, columns], or [experts, rows, columns], as plain numbers or in blocks (weights/quantized.py)."""
+
+    data: Tensor
+    """Plain numbers in that shape, or uint8 [rows, bytes a row]: perhaps memory that must not be written."""
+    format: Kind
+    rows: int
+    columns: int
+    scales: Tensor | None = None
+    """Where a format keeps them apart from the data."""
+    split: Axis = "rows"
+    """Along which axis devices may share it: its outputs, or its inputs (their results are then added up)."""
+
+    @classmethod
+    def plain(cls, data: Tensor, split: Axis = "rows") -> "Weight":
+        """Plain numbers [..., rows, columns]. Raises KeyError for a dtype that is no format."""
+        return cls(data, PLAIN[data.dtype], data.shape[-2], data.shape[-1], split=split)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the data are the numbers themselves."""
+        return BLOCKS[self.format][0] == 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data and scales."""
+        return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """Layers over the same input, their outputs side by side: x [T, columns] -> [T, rows of all parts]."""
+
+    parts: tuple[Weight, ...]
+    """Plain ones lie in one weight; quantised ones each have a format of their own."""
+    bias: Tensor | None = None
+    """[rows of all parts], in the dtype of the activations."""
+
+    @property
+    def rows(self) -> int:
+        """Outputs of all parts."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def columns(self) -> int:
+        """Inputs."""
+        return self.parts[0].columns
+
+    @property
+    def weight(self) -> Tensor:
+        """The numbers [rows, columns] of a plain layer."""
+        (part,) = self.parts
+        return part.data
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `weight` is there."""
+        return len(self.parts) == 1 and self.parts[0].is_plain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormWeights:
+    """The weight [size] as it is stored, and the bias [size], of a norm."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionWeights:
+    """q, k and v in one layer, and the output."""
+
+    qkv: Linear
+    out: Linear
+    head_norm: Tensor | None = None
+    """[q heads + k heads, head_dim]: repeated for each head, so that q and k, side by side, take one pass."""
+    sinks: Tensor | None = None
+    """[q heads]"""
+    rotary: Tensor | None = None
+    """[positions, rotated numbers]: cos and sin side by side (see reference/rope.py), shared by layers alike."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeedForwardWeights:
+    """Gate above up in one layer (without a gate: up), and down."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """The router, and all experts: gate_up [experts, 2 size, hidden], down [experts, hidden, size]."""
+
+    router: Linear
+    gate_up: Weight
+    down: Weight
+    shared: FeedForwardWeights | None = None
+    shared_gate: Linear | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """The weights of one layer; a norm is None where the spec has none."""
+
+    attention: AttentionWeights
+    feed_forward: FeedForwardWeights | ExpertWeights
+    attention_norm: NormWeights | None
+    feed_forward_norm: NormWeights | None
+    attention_post_norm: NormWeights | None = None
+    feed_forward_post_norm: NormWeights | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """A decoder with its weights on one device."""
+
+    spec: ModelSpec
+    embedding: Weight
+    layers: tuple[LayerWeights, ...]
+    final_norm: NormWeights
+    head: Linear
+    """Its weight is the embedding where they are tied."""
+    positions: int
+    """Positions that the network can tell apart: rows of the rotary tables."""
+    position_embedding: Tensor | None = None
+    """[positions, hidden]"""
+
+    def linears(self) -> Iterator[Linear]:
+        """Every layer of products, from first to last; experts are weights of their own."""
+        for layer in self.layers:
+            yield from (layer.attention.qkv, layer.attention.out)
+            feed = layer.feed_forward
+            dense = feed.shared if isinstance(feed, ExpertWeights) else feed
+            if dense is not None:
+                yield from (dense.gate_up, dense.down)
+        yield self.head
+
+    def weights(self) -> list[Weight]:
+        """Every matrix, each once."""
+        found = [self.embedding, *(part for linear in self.linears() for part in linear.parts)]
+        for layer in self.layers:
+            feed = layer.feed_forward
+            if isinstance(feed, ExpertWeights):
+                found += [*feed.router.parts, feed.gate_up, feed.down]
+                found += feed.shared_gate.parts if feed.shared_gate is not None else ()
+        return list({id(weight): weight for weight in found}.values())
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether matrices are in blocks: then all of them are."""
+        return not self.embedding.is_plain
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and norms."""
+        return self.final_norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.final_norm.weight.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights, each once."""
+        return sum(tensor.nbytes for tensor in self._vectors()) + sum(w.nbytes for w in self.weights())
+
+    def _vectors(self) -> Iterator[Tensor]:
+        norms = [self.final_norm]
+        for layer in self.layers:
+            found = (
+                layer.attention_norm,
+                layer.attention_post_norm,
+                layer.feed_forward_norm,
+                layer.feed_forward_post_norm,
+            )
+            norms += [norm for norm in found if norm is not None]
+            yield from (t for t in (layer.attention.head_norm, layer.attention.sinks) if t is not None)
+        for norm in norms:
+            yield from (t for t in (norm.weight, norm.bias) if t is not None)
+        yield from (linear.bias for linear in self.linears() if linear.bias is not None)

@@ -1,0 +1,138 @@
+"""Which tensors a network needs, and where each of them goes: worked out from its description alone."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
+
+Names = Mapping[str, str]
+"""What a checkpoint calls the parts of `Slot`: "layers" is the prefix of a layer, with {} for its number; parts of a
+layer stand without theirs. Of experts "{}" is the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor of a checkpoint goes."""
+
+    part: str
+    """What it is: "embedding", "q", "down", ...; see `_layer`."""
+    field: str
+    """weight or bias"""
+    group: str
+    """The tensor that it is a part of: "layers.3.qkv.weight"."""
+    start: int
+    """First row of the group that it fills."""
+    rows: int
+    """Number of rows that it fills."""
+    shape: tuple[int, ...]
+    """The shape that the tensor must have."""
+    repeated: bool = False
+    """Whether each of these rows gets the whole tensor."""
+    layer: int | None = None
+    expert: int | None = None
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it may be held in blocks."""
+        return self.field == "weight" and len(self.shape) == 2
+
+    def name(self, names: Names) -> str:
+        """Its name in a checkpoint."""
+        name = names[self.part]
+        if self.expert is not None:
+            name = name.format(self.expert)
+        if self.layer is not None:
+            name = names["layers"].format(self.layer) + name
+        return f"{name}.{self.field}" if self.part != "sinks" else name
+
+
+def slots(spec: ModelSpec) -> Iterator[Slot]:
+    """A slot for every tensor, from first to last."""
+    hidden, vocab = spec.hidden_size, spec.vocab_size
+    yield Slot("embedding", "weight", "embedding.weight", 0, vocab, (vocab, hidden))
+    if spec.learned_positions:
+        rows = spec.max_positions
+        yield Slot("position_embedding", "weight", "position_embedding.weight", 0, rows, (rows, hidden))
+    for index, layer in enumerate(spec.layers):
+        for slot in _layer(layer, hidden):
+            yield replace(slot, group=f"layers.{index}.{slot.group}", layer=index)
+    yield from _norm("final_norm", spec.final_norm, hidden)
+    if not spec.tied:
+        yield from _linear("head", {"head": vocab}, hidden)
+
+
+def group_shapes(found: Iterator[Slot] | list[Slot]) -> dict[str, tuple[int, ...]]:
+    """The shape of every group: the rows of its slots by their width; of experts [experts, rows, width]."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for slot in found:
+        rows, before = slot.start + slot.rows, shapes.get(slot.group)
+        width = slot.shape if slot.repeated else slot.shape[1:]
+        if slot.expert is None:
+            shapes[slot.group] = (max(rows, before[0] if before else 0), *width)
+        else:
+            experts = max(slot.expert + 1, before[0] if before else 0)
+            shapes[slot.group] = (experts, max(rows, before[1] if before else 0), *width)
+    return shapes
+
+
+def parameters(spec: ModelSpec) -> int:
+    """Weights of a network; a head that is tied to the embedding counts once."""
+    return sum(prod(slot.shape) for slot in slots(spec))
+
+
+def _layer(layer: Layer, hidden: int) -> Iterator[Slot]:
+    yield from _norm("attention_norm", layer.attention_norm, hidden)
+    yield from _attention(layer.attention, hidden)
+    yield from _norm("attention_post_norm", layer.attention_post_norm, hidden)
+    yield from _norm("feed_forward_norm", layer.feed_forward_norm, hidden)
+    if isinstance(layer.feed_forward, Experts):
+        yield from _experts(layer.feed_forward, hidden)
+    else:
+        yield from _feed_forward("", layer.feed_forward, hidden)
+    yield from _norm("feed_forward_post_norm", layer.feed_forward_post_norm, hidden)
+
+
+def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
+    dim = spec.head_dim
+    q, kv = spec.heads * dim, spec.kv_heads * dim
+    yield from _linear("qkv", {"q": q, "k": kv, "v": kv}, hidden, spec.qkv_bias)
+    if spec.head_norm is not None:
+        yield Slot("q_norm", "weight", "head_norm.weight", 0, spec.heads, (dim,), True)
+        yield Slot("k_norm", "weight", "head_norm.weight", spec.heads, spec.kv_heads, (dim,), True)
+    if spec.sinks:
+        yield Slot("sinks", "weight", "sinks", 0, spec.heads, (spec.heads,))
+    yield from _linear("out", {"out": hidden}, q, spec.out_bias)
+
+
+def _feed_forward(prefix: str, spec: FeedForward, hidden: int) -> Iterator[Slot]:
+    parts = {f"{prefix}gate": spec.size} if spec.gated else {}
+    yield from _linear(f"{prefix}gate_up", {**parts, f"{prefix}up": spec.size}, hidden, spec.bias)
+    yield from _linear(f"{prefix}down", {f"{prefix}down": hidden}, spec.size, spec.bias)
+
+
+def _experts(spec: Experts, hidden: int) -> Iterator[Slot]:
+    yield from _linear("router", {"router": spec.count}, hidden, spec.router_bias)
+    for index in range(spec.count):
+        for slot in _feed_forward("experts.", spec.expert, hidden):
+            yield replace(slot, expert=index)
+    if spec.shared is not None:
+        yield from _feed_forward("shared.", spec.shared, hidden)
+        if spec.shared_gate:
+            yield from _linear("shared_gate", {"shared_gate": 1}, hidden)
+
+
+def _norm(part: str, spec: Norm | None, size: int) -> Iterator[Slot]:
+    if spec is not None:
+        yield Slot(part, "weight", f"{part}.weight", 0, size, (size,))
+        if spec.bias:
+            yield Slot(part, "bias", f"{part}.bias", 0, size, (size,))
+
+
+def _linear(group: str, parts: dict[str, int], columns: int, bias: bool = False) -> Iterator[Slot]:
+    start = 0
+    for part, rows in parts.items():
+        yield Slot(part, "weight", f"{group}.weight", start, rows, (rows, columns))
+        if bias:
+            yield Slot(part, "bias", f"{group}.bias", start, rows, (rows,))
+        start += rows

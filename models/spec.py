@@ -1,0 +1,173 @@
+"""What a network computes, layer by layer: data that every executor reads. A family (models/families) writes it."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm, or LayerNorm, of the last dimension."""
+
+    eps: float = 1e-6
+    kind: Literal["rms", "layer"] = "rms"
+    offset: float = 0.0
+    """Added to the stored weight: some checkpoints keep how far it is from 1."""
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How positions become angles (Su et al. 2021); the numbers are those of Hugging Face's rope_parameters."""
+
+    theta: float = 10_000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 0
+    """original_max_position_embeddings"""
+    frequency_factors: tuple[float, ...] | None = None
+    """Divisors of each frequency, [dims / 2], where a GGUF file stores them (rope_freqs.weight)."""
+    dims: int | None = None
+    """How many numbers of a head are rotated, its first ones; None: all."""
+    interleaved: bool = False
+    """Whether neighbours are rotated together, and not the two halves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The attention of one layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norm: Norm | None = None
+    """Of every q and k head, before the rotation."""
+    rope: Rope | None = None
+    """None: no rotation in this layer."""
+    window: int | None = None
+    """A row sees itself and the `window` - 1 rows before it; None: all rows before it."""
+    scale: float | None = None
+    """Of the scores; None: head_dim ** -0.5."""
+    score_cap: float | None = None
+    """Scores become cap * tanh(score / cap)."""
+    sinks: bool = False
+    """A learned score for each head that takes part in the softmax and has no value."""
+
+    @property
+    def softmax_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def groups(self) -> int:
+        """Query heads for each KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def is_plain(self) -> bool:
+        """Softmax over all rows before, scaled as usual: what every attention kernel computes."""
+        return (self.window, self.scale, self.score_cap, self.sinks) == (None, None, None, False)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) where it is not gated."""
+
+    size: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: the router's best ones, each weighted by its score."""
+
+    count: int
+    chosen: int
+    expert: FeedForward
+    renormalise: bool = True
+    """Whether the weights of the chosen ones are made to add up to 1."""
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    router_bias: bool = False
+    """Added to the router's logits."""
+    shared: FeedForward | None = None
+    """An expert that every token takes, too."""
+    shared_gate: bool = False
+    """Whether that one is weighted by the sigmoid of a product of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """x = x + after(attention(before(x))), then the same with the feed-forward; a norm that is None does nothing."""
+
+    attention: Attention
+    feed_forward: FeedForward | Experts
+    attention_norm: Norm | None = Norm()
+    attention_post_norm: Norm | None = None
+    feed_forward_norm: Norm | None = Norm()
+    feed_forward_post_norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder-only network."""
+
+    architecture: str
+    """As in config.json, for people."""
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    """What the model was made for."""
+    layers: tuple[Layer, ...]
+    final_norm: Norm = Norm()
+    tied: bool = False
+    """The embedding is the head, too."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    """Logits become cap * tanh(logit / cap)."""
+    learned_positions: bool = False
+    """A learned vector for each position is added to the embedding."""
+
+    @property
+    def attention(self) -> Attention:
+        """Of the first layer: all layers have the same heads (see `same_heads`)."""
+        return self.layers[0].attention
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that a token leaves in the KV cache: K and V of every layer."""
+        return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim
+
+    def with_layers(self, count: int) -> "ModelSpec":
+        """The same with `count` layers like the first one."""
+        return replace(self, layers=(self.layers[0],) * count)
+
+
+def same_heads(spec: ModelSpec) -> bool:
+    """Whether K and V of all layers have the same shape, as the KV cache needs it."""
+    return len({(layer.attention.kv_heads, layer.attention.head_dim) for layer in spec.layers}) == 1
+
+
+def uniform(
+    architecture: str,
+    *,
+    layers: int,
+    vocab_size: int,
+    hidden_size: int,
+    max_positions: int,
+    attention: Attention,
+    feed_forward: FeedForward | Experts,
+    norm: Norm,
+    tied: bool,
+) -> ModelSpec:
+    """A network whose layers are all alike, with the norms before attention and feed-forward."""
+    layer = Layer(attention, feed_forward, attention_norm=norm, feed_forward_norm=norm)
+    return ModelSpec(architecture, vocab_size, hidden_size, max_positions, (layer,) * layers, norm, tied)
