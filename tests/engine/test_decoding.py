@@ -99,7 +99,7 @@ def test_a_runner_that_fails_ends_those_who_decode_and_the_engine_lives_on(
 
 
 def test_logits_that_are_no_numbers_end_one_answer(engine: TinyEngine) -> None:
-    engine._loop.call(lambda: engine.scripted.model.norm.weight.data.fill_(float("nan")))
+    engine._loop.call(lambda: engine.scripted.model.network.final_norm.weight.fill_(float("nan")))
     with pytest.raises(EngineError, match="not a number"):
         list(engine.stream(PROMPTS[0], GREEDY))
     engine.check()
