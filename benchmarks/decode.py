@@ -32,8 +32,8 @@ from benchmarks.shapes import (
     weight_bytes,
 )
 from engine import Engine
-from models.families.config import ModelConfig
-from models.reference.decoder import DecoderModel
+from models.network import Network
+from models.spec import ModelSpec
 
 PEERS = ("ours", "transformers", "compiled", "compiled-max", "llama.cpp")
 ERROR_TOKENS, ERROR_PROMPTS = 512, 2
@@ -79,24 +79,24 @@ class Bench:
 
     def run(self, shape: str) -> None:
         """Everything about one shape."""
-        config = SHAPES[shape]
+        spec = SHAPES[shape]
         self.bandwidth = copy_bandwidth(self.device)
-        self._note(weight_bytes(config, DTYPE), shape, "weight_bytes")
-        self._note(kv_bytes(config, DTYPE), shape, "kv_bytes_per_token")
-        floor = self.bandwidth / weight_bytes(config, DTYPE)
+        self._note(weight_bytes(spec, DTYPE), shape, "weight_bytes")
+        self._note(kv_bytes(spec, DTYPE), shape, "kv_bytes_per_token")
+        floor = self.bandwidth / weight_bytes(spec, DTYPE)
         print(
-            f"\n{shape}: {weight_bytes(config, DTYPE) / 1e9:.3f} GB of weights a token, copy "
+            f"\n{shape}: {weight_bytes(spec, DTYPE) / 1e9:.3f} GB of weights a token, copy "
             f"{self.bandwidth / 1e9:.0f} GB/s, floor {floor:.0f} tok/s  [{self.budget.spent:.0f} s]",
             flush=True,
         )
         room = max(self.contexts) + self.steps + 64
-        with random_engine(config, device=self.device, dtype=DTYPE, context=room, **self.options) as (
+        with random_engine(spec, device=self.device, dtype=DTYPE, context=room, **self.options) as (
             engine,
             model,
         ):
-            peers = self._peers(config, engine, model, room)
+            peers = self._peers(spec, engine, model, room)
             if shape in ("0.6B", "tiny"):
-                self._errors(shape, config, engine, model)
+                self._errors(shape, spec, engine, model)
             costs = dict(self.first_cost)
             for context in self.contexts:
                 self._context(shape, context, peers, costs)
@@ -107,7 +107,7 @@ class Bench:
             torch.cuda.empty_cache()
         self._table(shape)
 
-    def _peers(self, config: ModelConfig, engine: Engine, model: DecoderModel, room: int) -> list[Peer]:
+    def _peers(self, spec: ModelSpec, engine: Engine, model: Network, room: int) -> list[Peer]:
         from benchmarks.peers.compiled import Compiled
         from benchmarks.peers.ours import BareLoop, Stream
         from benchmarks.peers.transformers import Transformers
@@ -115,13 +115,13 @@ class Bench:
         peers: list[Peer] = []
         for name in self.wanted:
             if name == "ours":
-                peers += [BareLoop(engine), Stream(engine, config)]
+                peers += [BareLoop(engine), Stream(engine, spec)]
             elif name == "transformers":
-                peers.append(Transformers(config, shared_tensors(model), self.device))
+                peers.append(Transformers(spec, shared_tensors(model), self.device))
             elif name == "compiled":
-                peers.append(Compiled(name, config, model, room, None))
+                peers.append(Compiled(name, spec, model, room, None))
             elif name == "compiled-max":
-                peers.append(Compiled(name, config, model, room, "max-autotune-no-cudagraphs"))
+                peers.append(Compiled(name, spec, model, room, "max-autotune-no-cudagraphs"))
         return peers
 
     def _context(self, shape: str, context: int, peers: list[Peer], costs: dict[str, float]) -> None:
@@ -172,21 +172,21 @@ class Bench:
         except RuntimeError as error:
             self._skip(shape, context, "llama.cpp", _line(error))
 
-    def _errors(self, shape: str, config: ModelConfig, engine: Engine, model: DecoderModel) -> None:
+    def _errors(self, shape: str, spec: ModelSpec, engine: Engine, model: Network) -> None:
         """How far logits are from fp32: those of our decode steps and those of transformers in bf16."""
         from benchmarks.peers import transformers as peer
-        from engine.execute.cuda.decode_runner import forced_logits
+        from benchmarks.stepping import forced_logits
 
-        prompts = [random_prompt(config, ERROR_TOKENS, 900 + n) for n in range(ERROR_PROMPTS)]
+        prompts = [random_prompt(spec, ERROR_TOKENS, 900 + n) for n in range(ERROR_PROMPTS)]
         errors: dict[str, list[float]] = {"transformers, bf16": [], "ours, bf16": []}
         try:
             tensors = shared_tensors(model)
-            exact = peer.network_of(config, {name: t.float() for name, t in tensors.items()}, self.device)
-            rounded = peer.network_of(config, tensors, self.device)
+            exact = peer.network_of(spec, {name: t.float() for name, t in tensors.items()}, self.device)
+            rounded = peer.network_of(spec, tensors, self.device)
             for prompt in prompts:
                 reference = peer.all_logits(exact, prompt, self.device)[1:]
                 theirs = peer.all_logits(rounded, prompt, self.device)[1:]
-                mine = forced_logits(engine, prompt, 1)
+                mine = forced_logits(engine, [prompt], len(prompt) - 1)[0]
                 errors["transformers, bf16"] += relative_errors(theirs, reference)
                 errors["ours, bf16"] += relative_errors(mine, reference)
             for name, found in errors.items():

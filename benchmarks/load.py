@@ -31,31 +31,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from models.families.config import ModelConfig
+    from models.spec import ModelSpec
 
 BUFFER = 16 << 20
-COPIED_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "attention_bias",
-)
 
 
-def write_checkpoint(folder: Path, config: "ModelConfig", device: str, dtype: str, shard_bytes: int) -> None:
+def write_checkpoint(folder: Path, spec: "ModelSpec", device: str, dtype: str, shard_bytes: int) -> None:
     """Random weights in the layout of Hugging Face: config.json, shards and their index."""
     import torch
     from safetensors.torch import save_file
 
-    from models.load import build_model
-    from models.reference.layers import choose_product
+    from benchmarks.peers.transformers import fields_of
+    from models.families.family import NAMES
+    from models.slots import slots
 
     number = getattr(torch, dtype)
     generator = torch.Generator(device).manual_seed(0)
@@ -66,7 +54,8 @@ def write_checkpoint(folder: Path, config: "ModelConfig", device: str, dtype: st
         save_file(shards[-1], folder / f"model-{len(shards):05}.safetensors", {"format": "pt"})
         shards[-1] = {}
 
-    for name, _, slot in build_model(config, choose_product(number, torch.device(device))).slots():
+    for slot in slots(spec):
+        name = slot.name(NAMES)
         tensor = torch.empty(slot.shape, dtype=number, device=device).normal_(0.0, 0.02, generator=generator)
         if shards[-1] and size + tensor.nbytes > shard_bytes:
             flush()
@@ -79,15 +68,12 @@ def write_checkpoint(folder: Path, config: "ModelConfig", device: str, dtype: st
     flush()
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    raw = {
-        "architectures": [config.architecture],
+    raw = fields_of(spec) | {
+        "architectures": [spec.architecture],
         "model_type": "qwen3",
-        "rope_theta": config.rope_parameters.rope_theta,
         "hidden_act": "silu",
         "torch_dtype": dtype,
     }
-    for name in COPIED_FIELDS:
-        raw[name] = getattr(config, name)
     (folder / "config.json").write_text(json.dumps(raw))
 
 

@@ -21,7 +21,7 @@ from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import SHAPES, prefill_flops, random_engine, random_prompt, shared_tensors
 from engine import Engine, SamplingParams
-from models.families.config import ModelConfig
+from models.spec import ModelSpec
 
 DTYPE = torch.bfloat16
 PEERS = ("transformers",)
@@ -67,7 +67,7 @@ class Bench:
 
     def run(self, shape: str) -> None:
         """Every length of one shape."""
-        config = SHAPES[shape]
+        spec = SHAPES[shape]
         self.rate = matmul_rate(self.device)
         self._note(self.rate / 1e12, shape, "matmul_TFLOP_per_s")
         print(
@@ -76,20 +76,20 @@ class Bench:
             flush=True,
         )
         with random_engine(
-            config, device=self.device, dtype=DTYPE, context=max(self.lengths) + 64, spill=0, **self.options
+            spec, device=self.device, dtype=DTYPE, context=max(self.lengths) + 64, spill=0, **self.options
         ) as (engine, model):
             peer = None
             if "transformers" in self.peers:
                 from benchmarks.peers.transformers import Prefill
 
-                peer = Prefill(config, shared_tensors(model), self.device)
+                peer = Prefill(spec, shared_tensors(model), self.device)
             for length in self.lengths:
-                self._length(shape, config, length, engine, peer)
+                self._length(shape, spec, length, engine, peer)
         del engine, model, peer
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _length(self, shape: str, config: ModelConfig, length: int, engine: Engine, peer: Any) -> None:
+    def _length(self, shape: str, spec: ModelSpec, length: int, engine: Engine, peer: Any) -> None:
         runs: dict[str, list[float]] = {"ours": [], "ours, TTFT": []}
         if peer is not None:
             runs[peer.name] = []
@@ -98,12 +98,12 @@ class Bench:
                 print(f"  {length}: stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
                 break
             times = {
-                "ours": warm_seconds(engine, self._prompt(config, length)),
-                "ours, TTFT": first_token_seconds(engine, self._prompt(config, length)),
+                "ours": warm_seconds(engine, self._prompt(spec, length)),
+                "ours, TTFT": first_token_seconds(engine, self._prompt(spec, length)),
             }
             if peer is not None:
                 try:
-                    times[peer.name] = peer.prefill(self._prompt(config, length))
+                    times[peer.name] = peer.prefill(self._prompt(spec, length))
                 except torch.OutOfMemoryError:
                     print(f"  {length}: {peer.name} skipped: out of memory", flush=True)
                     runs.pop(peer.name, None)
@@ -113,24 +113,24 @@ class Bench:
                     runs[name].append(times[name])
         for name, spent in runs.items():
             if spent:
-                self._add(shape, config, length, name, spent)
+                self._add(shape, spec, length, name, spent)
         if shape == "0.6B" and self.llama is not None and self.budget.allows(15.0):
             try:
                 rates = self.llama.prefill(length, self.repeats)
-                self._add(shape, config, length, "llama.cpp", [length / rate for rate in rates])
+                self._add(shape, spec, length, "llama.cpp", [length / rate for rate in rates])
                 greedy = self.llama.greedy(length, self.repeats)
-                self._add(shape, config, length, "llama.cpp, TTFT", [greedy.ttft_s])
+                self._add(shape, spec, length, "llama.cpp, TTFT", [greedy.ttft_s])
             except RuntimeError as error:
                 print(f"  {length}: llama.cpp skipped: {error}", flush=True)
         self._ratios(shape, length)
 
-    def _prompt(self, config: ModelConfig, length: int) -> list[int]:
+    def _prompt(self, spec: ModelSpec, length: int) -> list[int]:
         self._seed += 1
-        return random_prompt(config, length, self._seed)
+        return random_prompt(spec, length, self._seed)
 
-    def _add(self, shape: str, config: ModelConfig, length: int, name: str, times: list[float]) -> None:
+    def _add(self, shape: str, spec: ModelSpec, length: int, name: str, times: list[float]) -> None:
         spent = statistics.median(times)
-        flops = prefill_flops(config, length) / spent
+        flops = prefill_flops(spec, length) / spent
         figures = {
             "tokens_per_s": length / spent,
             "TFLOP_per_s": flops / 1e12,

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--no-graph", action="store_true", help="without CUDA graphs")
     parser.add_argument("--json", type=Path, help="add the figures to this file")
     arguments = parser.parse_args()
-    from engine.execute.cuda.decode_runner import bare_rate
+    from benchmarks.stepping import bare_seconds
 
     device, context = torch.device(arguments.device), arguments.context
     options = {"attention": arguments.attention} if arguments.attention else {}
@@ -100,12 +100,12 @@ def main() -> None:
     ) as (engine, _):
 
         def run(steps: int) -> float:
-            return float(bare_rate(engine, context, steps))
+            return bare_seconds(engine, context, steps)
 
         run(LONG)
         step_us = 1e6 * statistics.median(run(128) for _ in range(arguments.repeats))
         short, long = (profiled(run, steps, device) for steps in (SHORT, LONG))
-    kernels = per_step(short, long, 2 * (LONG - SHORT))  # `bare_rate` runs its steps twice
+    kernels = per_step(short, long, 2 * (LONG - SHORT))  # `bare_seconds` runs its steps twice
     if not kernels:
         raise SystemExit("The profiler saw no kernels; the driver may not let this user profile.")
     facts = describe(device)

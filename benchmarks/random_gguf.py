@@ -7,28 +7,30 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from models.families.config import ModelConfig
+from models.spec import FeedForward, ModelSpec
 
 _STD = 0.02
 _SCALES = {Kind.Q8_0: _STD / 74, Kind.Q4_0: _STD / 4.6}
 """What a block's scale must be for uniform digits to have the deviation of a fresh layer."""
 
 
-def write_random_qwen3(path: Path, config: ModelConfig, kind: Kind, context: int) -> None:
-    """Write a model of `config` (tied embeddings) whose matrices are all of `kind`, Q8_0 or Q4_0."""
+def write_random_qwen3(path: Path, spec: ModelSpec, kind: Kind, context: int) -> None:
+    """Write a model of `spec` (tied embeddings) whose matrices are all of `kind`, Q8_0 or Q4_0."""
+    feed_forward = spec.layers[0].feed_forward
+    assert isinstance(feed_forward, FeedForward)
     writer = gguf.GGUFWriter(path, "qwen3")
     writer.add_name("random")
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(len(spec.layers))
     writer.add_context_length(context)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_embedding_length(spec.hidden_size)
+    writer.add_feed_forward_length(feed_forward.size)
+    writer.add_head_count(spec.attention.heads)
+    writer.add_head_count_kv(spec.attention.kv_heads)
+    writer.add_key_length(spec.attention.head_dim)
+    writer.add_value_length(spec.attention.head_dim)
     writer.add_rope_freq_base(1e6)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    _add_tokenizer(writer, config.vocab_size)
+    writer.add_layer_norm_rms_eps(spec.final_norm.eps)
+    _add_tokenizer(writer, spec.vocab_size)
     random = np.random.default_rng(0)
 
     def matrix(name: str, rows: int, columns: int) -> None:
@@ -37,10 +39,10 @@ def write_random_qwen3(path: Path, config: ModelConfig, kind: Kind, context: int
     def norm(name: str, size: int) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))
 
-    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
-    q, kv = config.num_attention_heads * head, config.num_key_value_heads * head
-    matrix("token_embd", config.vocab_size, hidden)
-    for layer in range(config.num_hidden_layers):
+    hidden, inner, head = spec.hidden_size, feed_forward.size, spec.attention.head_dim
+    q, kv = spec.attention.heads * head, spec.attention.kv_heads * head
+    matrix("token_embd", spec.vocab_size, hidden)
+    for layer in range(len(spec.layers)):
         at = f"blk.{layer}."
         for name, size in (("attn_norm", hidden), ("attn_q_norm", head), ("attn_k_norm", head)):
             norm(at + name, size)

@@ -1,9 +1,10 @@
 """Microseconds of one token's sampling inside a CUDA graph, beside the plain torch sampler in the same run.
 
-    python -m benchmarks.sampler [--vocab 151936] [--repeats 50]
+    python -m benchmarks.sampler [--vocab 151936] [--repeats 50] [--rows 1]
 
 A graph holds `repeats` samplings of bf16 logits, so launches from the host do not count. The plain sampler runs
-as the engine runs it, launch by launch, since it cannot be captured; reading its token is not counted.
+as the engine runs it, launch by launch, since it cannot be captured; reading its token is not counted. It draws
+for one row; `--rows` are drawn for at once.
 """
 
 import argparse
@@ -26,7 +27,9 @@ SETTINGS = {
     "min_p, T=2": SamplingParams(temperature=2.0, min_p=0.1),
     "top_k 20, top_p": SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
     "top_k 128": SamplingParams(temperature=1.0, top_k=128),
-    "top_p": SamplingParams(temperature=0.7, top_p=0.9),
+    "top_p": SamplingParams(temperature=0.3, top_p=0.9),
+    "top_p, flat": SamplingParams(temperature=0.7, top_p=0.9),
+    "top_k 500, top_p": SamplingParams(temperature=0.7, top_k=500, top_p=0.9),
 }
 
 
@@ -62,28 +65,32 @@ def main() -> None:
     )
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--rows", type=int, default=1)
     arguments = parser.parse_args()
     device = torch.device("cuda")
     pdl_possible = torch.cuda.get_device_capability() >= (9, 0)
     print(describe(device))
     logits = torch.randn(arguments.vocab, generator=torch.Generator(device).manual_seed(0), device=device)
     logits = (logits * 3).bfloat16()
-    counters = torch.zeros(2, dtype=torch.int64, device=device)
-    print(f"{'setting':<20} {'kind':<7} {'us':>7} {'with PDL':>9} {'plain us':>9} {'ratio':>6}")
+    rows = arguments.rows
+    batch = logits.repeat(rows, 1)
+    active = torch.arange(rows, dtype=torch.int32, device=device)
+    counters = torch.zeros(rows, 2, dtype=torch.int64, device=device)
+    print(f"{'setting':<20} {'draw':<5} {'us':>7} {'with PDL':>9} {'plain us':>9} {'ratio':>6}")
     for name, params in SETTINGS.items():
         ours: dict[bool, float] = {}
         for pdl in (False, True) if pdl_possible else (False,):
-            sampler = DeviceSampler(arguments.vocab, device, pdl=pdl)
-            sampler.load(params, [], [], seed=1)
-            replay = captured(partial(sampler.sample, logits, counters), arguments.repeats)
+            sampler = DeviceSampler(arguments.vocab, rows, device, pdl=pdl)
+            for slot in range(rows):
+                sampler.load(slot, params, [], [], seed=1 + slot)
+            draw = sampler.draw(range(rows))
+            replay = captured(partial(sampler.sample, batch, active, counters, draw), arguments.repeats)
             ours[pdl] = microseconds(replay) / arguments.repeats
         state = SamplerState.create(params, [], arguments.vocab, device)
         plain = microseconds(partial(sample, logits, state), arguments.repeats)
         overlapped = f"{ours[True]:9.2f}" if pdl_possible else f"{'-':>9}"
         best = min(ours.values())
-        print(
-            f"{name:<20} {sampler.kind:<7} {ours[False]:7.2f} {overlapped} {plain:9.2f} {plain / best:6.1f}"
-        )
+        print(f"{name:<20} {draw:<5} {ours[False]:7.2f} {overlapped} {plain:9.2f} {plain / best:6.1f}")
 
 
 if __name__ == "__main__":

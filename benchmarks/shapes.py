@@ -5,7 +5,7 @@ Speed does not depend on the values of the weights, so no checkpoint is needed: 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -14,22 +14,25 @@ from torch import Tensor
 from engine import Engine
 from engine.machine.expected import MODELS
 from engine.schedule.loop import Loop
-from models.families.config import ModelConfig
-from models.load import build_model, fill_model
-from models.reference.decoder import DecoderModel
-from models.reference.layers import choose_product
+from models.families.family import NAMES
+from models.load import fill_network
+from models.network import FeedForwardWeights, Network
+from models.slots import Slot, slots
+from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
 
 SHAPES = {
-    "tiny": replace(
-        MODELS["qwen3:0.6b"],
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    "tiny": uniform(
+        "Qwen3ForCausalLM",
+        layers=2,
         vocab_size=272,
+        hidden_size=64,
+        max_positions=40_960,
+        attention=Attention(4, 2, 128, head_norm=Norm(), rope=Rope(1e6)),
+        feed_forward=FeedForward(128),
+        norm=Norm(),
+        tied=True,
     ),
     "0.6B": MODELS["qwen3:0.6b"],
     "1.7B": MODELS["qwen3:1.7b"],
@@ -40,10 +43,9 @@ SHAPES = {
 
 
 def random_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, positions: int, seed: int = 0
-) -> DecoderModel:
-    """The model of a config with normal weights of deviation 0.02 and norms of 1, drawn on the device."""
-    model = build_model(config, choose_product(dtype, device))
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, positions: int, seed: int = 0
+) -> Network:
+    """A network with normal weights of deviation 0.02 and norms of 1, drawn on the device."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(target: Tensor) -> None:
@@ -52,57 +54,88 @@ def random_model(
     def one(target: Tensor) -> None:
         target.fill_(1.0)
 
-    tensors = []
-    for name, _, slot in model.slots():
-        count = torch.Size(slot.shape).numel()
-        copy_into = one if len(slot.shape) == 1 else draw
-        tensors.append(StoredTensor(name, slot.shape, count * dtype.itemsize, copy_into))
-    fill_model(model, tensors, dtype, device, None, positions)
-    return model
+    tensors = [
+        StoredTensor(
+            slot.name(NAMES),
+            slot.shape,
+            prod(slot.shape) * dtype.itemsize,
+            one if len(slot.shape) == 1 else draw,
+        )
+        for slot in slots(spec)
+    ]
+    return fill_network(spec, tensors, dtype, device, positions=positions)
 
 
-def shared_tensors(model: DecoderModel) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint by its Hugging Face name, as a view of the model's own memory."""
+def shared_tensors(network: Network) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint by its Hugging Face name, as a view of the network's own memory."""
     tensors = {}
-    for name, module, slot in model.slots():
-        rows = getattr(module, slot.parameter).detach().narrow(0, slot.start, slot.rows)
+    for slot in slots(network.spec):
+        rows = _group(network, slot).narrow(0, slot.start, slot.rows)
         # Where a checkpoint's vector is repeated in every row, one row is the vector.
-        tensors[name] = rows if rows.shape == slot.shape else rows[0]
-    if model.config.tie_word_embeddings:
+        tensors[slot.name(NAMES)] = rows[0] if slot.repeated else rows
+    if network.spec.tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     return tensors
 
 
-def parameter_count(config: ModelConfig) -> int:
+def _group(network: Network, slot: Slot) -> Tensor:
+    """The tensor of which a slot is a part."""
+    if slot.layer is None:
+        whole = {
+            "embedding": network.embedding.data,
+            "final_norm": network.final_norm.weight,
+            "head": network.head.weight,
+        }
+        return whole[slot.part]
+    layer = network.layers[slot.layer]
+    attention, feed_forward = layer.attention, layer.feed_forward
+    assert isinstance(feed_forward, FeedForwardWeights)
+    norms = {"attention_norm": layer.attention_norm, "feed_forward_norm": layer.feed_forward_norm}
+    if (norm := norms.get(slot.part)) is not None:
+        return norm.weight
+    if slot.part in ("q_norm", "k_norm"):
+        assert attention.head_norm is not None
+        return attention.head_norm
+    linears = {
+        "qkv": attention.qkv,
+        "out": attention.out,
+        "gate_up": feed_forward.gate_up,
+        "down": feed_forward.down,
+    }
+    linear = linears[slot.group.split(".")[-2]]
+    if slot.field == "weight":
+        return linear.weight
+    assert linear.bias is not None
+    return linear.bias
+
+
+def parameter_count(spec: ModelSpec) -> int:
     """All parameters without the embedding and without the head."""
-    model = build_model(config, choose_product(torch.float32, torch.device("cpu")))
-    unique = {id(p): p.numel() for name, p in model.named_parameters() if "embed" not in name}
-    tied = config.tie_word_embeddings
-    return sum(unique.values()) - (0 if tied else model.lm_head.weight.numel())
+    return sum(prod(slot.shape) for slot in slots(spec) if slot.part not in ("embedding", "head"))
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Weights that one decoded token reads: all layers and the head (of an untied embedding, only a row)."""
-    return (parameter_count(config) + config.vocab_size * config.hidden_size) * dtype.itemsize
+    return (parameter_count(spec) + spec.vocab_size * spec.hidden_size) * dtype.itemsize
 
 
-def kv_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def kv_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """K and V of one token, all layers."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    return spec.kv_numbers * dtype.itemsize
 
 
-def moved_bytes(config: ModelConfig, dtype: torch.dtype, context: int, steps: int) -> float:
+def moved_bytes(spec: ModelSpec, dtype: torch.dtype, context: int, steps: int) -> float:
     """Bytes that a decoded token must move, the mean of `steps` tokens after `context`: weights and KV."""
-    return weight_bytes(config, dtype) + kv_bytes(config, dtype) * (context + (steps + 1) / 2)
+    return weight_bytes(spec, dtype) + kv_bytes(spec, dtype) * (context + (steps + 1) / 2)
 
 
-def prefill_flops(config: ModelConfig, tokens: int) -> float:
+def prefill_flops(spec: ModelSpec, tokens: int) -> float:
     """2 * parameters * T for the products of all layers, 2 * 2 * T^2 / 2 * Hq * D * L for causal attention.
 
     The head is left out: only the prompt's last position goes through it.
     """
-    attention = 2 * tokens**2 * config.num_attention_heads * config.head_dim * config.num_hidden_layers
-    return 2.0 * parameter_count(config) * tokens + attention
+    attention = 2 * tokens**2 * spec.attention.heads * spec.attention.head_dim * len(spec.layers)
+    return 2.0 * parameter_count(spec) * tokens + attention
 
 
 class WordTokenizer:
@@ -127,18 +160,18 @@ class WordTokenizer:
 
 @contextmanager
 def random_engine(
-    config: ModelConfig,
+    spec: ModelSpec,
     *,
     device: torch.device,
     dtype: torch.dtype,
     context: int,
     **options: Any,
-) -> Iterator[tuple[Engine, DecoderModel]]:
+) -> Iterator[tuple[Engine, Network]]:
     """An engine over a random model, and the model; `options` go to Engine as they are."""
     loop = Loop()
 
-    def build() -> tuple[Engine, DecoderModel]:
-        model = random_model(config, dtype, device, context)
+    def build() -> tuple[Engine, Network]:
+        model = random_model(spec, dtype, device, context)
         tokenizer: Any = WordTokenizer()
         made = Engine(
             loop, model, tokenizer, name="random", device=device, dtype=dtype, context=context, **options
@@ -156,7 +189,7 @@ def random_engine(
         engine.close()
 
 
-def random_prompt(config: ModelConfig, tokens: int, seed: int) -> list[int]:
+def random_prompt(spec: ModelSpec, tokens: int, seed: int) -> list[int]:
     """Random token ids: prompts of different seeds share no prefix."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(config.vocab_size, (tokens,), generator=generator).tolist()
+    return torch.randint(spec.vocab_size, (tokens,), generator=generator).tolist()

@@ -25,7 +25,7 @@ from engine import Engine
 from engine.attention.choose import choose_attention
 from engine.cache import host_memory as host_kv
 from engine.cache.host_memory import Costs
-from models.families.config import ModelConfig
+from models.spec import ModelSpec
 
 
 class Always(Costs):
@@ -48,7 +48,7 @@ def back_seconds(engine: Engine, prompt: list[int]) -> float:
 
 
 def rounds(
-    engine: Engine, config: ModelConfig, lengths: list[int], capacity: int, repeats: int, budget: Budget
+    engine: Engine, spec: ModelSpec, lengths: list[int], capacity: int, repeats: int, budget: Budget
 ) -> dict[int, dict[str, list[float]]]:
     """Times in seconds, by length: "computed", "evicting", "first", "back"."""
     times: dict[int, dict[str, list[float]]] = {
@@ -64,7 +64,7 @@ def rounds(
             assert engine._host is not None
             engine._host.prepare(wait=True)
             seed += 2
-            prompt, filler = random_prompt(config, length, seed), random_prompt(config, capacity, seed + 1)
+            prompt, filler = random_prompt(spec, length, seed), random_prompt(spec, capacity, seed + 1)
             took = {
                 "computed": warm_seconds(engine, prompt),
                 "evicting": warm_seconds(engine, filler),
@@ -80,27 +80,27 @@ def rounds(
 
 def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
     """Every length of one shape."""
-    config, device = SHAPES[shape], torch.device(arguments.device)
+    spec, device = SHAPES[shape], torch.device(arguments.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     attention = arguments.attention or "auto"
-    size = choose_attention(attention, device, dtype, config.head_dim).block_size
+    size = choose_attention(attention, device, dtype, spec.attention.head_dim).block_size
     blocks = -(-max(arguments.lengths) // size)
-    token = kv_bytes(config, dtype)
+    token = kv_bytes(spec, dtype)
     host_kv.AHEAD_BYTES = 3 * blocks * size * token
     print(f"\n{shape}: {token:,} bytes a token, blocks of {size}  [{budget.spent:.0f} s]", flush=True)
     with random_engine(
-        config,
+        spec,
         device=device,
         dtype=dtype,
         context=blocks * size,
         num_blocks=blocks,
         attention=attention,
-        lane=False,
+        decode_runner=False,
         spill=3 * blocks * size * token,
     ) as (engine, _):
         assert engine._host is not None
         costs = engine._host.costs = Always()
-        times = rounds(engine, config, arguments.lengths, blocks * size, arguments.repeats, budget)
+        times = rounds(engine, spec, arguments.lengths, blocks * size, arguments.repeats, budget)
     print(f"{'tokens':>10}{'computed':>12}{'first':>12}{'back':>12}{'ratio':>8}{'GB/s':>8}{'evicting':>10}")
     for length, runs in times.items():
         if not runs["back"]:

@@ -432,12 +432,12 @@ def load(arguments: argparse.Namespace) -> Iterator[Any]:
         yield lambda: engine.bare(min(tokens, 2000))
         yield script
         return
+    from benchmarks.stepping import bare_seconds
     from engine import Engine
-    from engine.execute.cuda.decode_runner import bare_rate
 
     engine = Engine.load(arguments.model, device=arguments.device)
     yield engine
-    yield lambda: 1 / bare_rate(engine, tokens // 2, min(tokens, 512))
+    yield lambda: 1 / bare_seconds(engine, tokens // 2, min(tokens, 512))
     yield lambda number: None
 
 

@@ -144,7 +144,8 @@ def paced_backend(engine: PacedEngine, answer: int) -> Any:
 
 def make_session(messages: int) -> str:
     """A session with questions and answers of every kind and length in the person's store; its id."""
-    from chatterm.sessions.records import Exchange, SessionInfo
+    from chatterm.backends.backend import Exchange
+    from chatterm.sessions.records import SessionInfo
     from chatterm.sessions.store import Store
 
     rng = random.Random(1)

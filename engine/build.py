@@ -23,7 +23,7 @@ from engine.cache.sizing import (
 )
 from engine.errors import EngineError
 from engine.execute.compatibility import PLAIN_ATTENTION, lacking
-from engine.execute.cuda.decode_runner import Lane
+from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
@@ -51,8 +51,8 @@ class Options:
     """CUDA graphs; without them steps run kernel by kernel."""
     fused: bool = True
     """Kernels of our own; without them steps run through the plain modules."""
-    lane: bool = True
-    """On a GPU one sequence decodes ahead of the host; without it as prompts do."""
+    decode_runner: bool = True
+    """On a GPU sequences decode ahead of the host; without it as prompts do."""
     threads: int | None = None
     """Of a CPU; None: `default_threads`."""
     spill_gb: float | None = None
@@ -78,7 +78,7 @@ class Pieces:
     scheduler: Scheduler
     backend: AttentionBackend
     runner: Runner
-    lane: Lane | None
+    decode_runner: DecodeRunner | None
     context_length: int
     threads: int
     notes: tuple[str, ...]
@@ -92,7 +92,7 @@ class Pieces:
     @property
     def decode_name(self) -> str:
         """The program of a decode step, for people."""
-        return self.lane.name if self.lane is not None else self.runner.name
+        return self.decode_runner.name if self.decode_runner is not None else self.runner.name
 
 
 def assemble(
@@ -180,7 +180,7 @@ def _host_memory(cache: KVCache, options: Options, device: torch.device) -> Host
 
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
-    """Fused kernels, graphs and the lane, where this GPU has what they need."""
+    """Fused kernels, graphs and the decode runner, where this GPU has what they need."""
     if torch.cuda.get_device_capability(device) < FULL_SPEED:
         return
     graphs = Graphs() if options.graphs else None
@@ -189,14 +189,20 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
             pieces.runner.fuse(network)
             if graphs is not None:
                 pieces.runner.record(network, pieces.cache, pieces.context_length, graphs)
-        if options.lane:
-            pieces.lane = Lane(
-                network, pieces.cache, pieces.backend.name, pieces.context_length, graphs, options.fused
+        if options.decode_runner:
+            pieces.decode_runner = make_decode_runner(
+                network,
+                pieces.cache,
+                pieces.backend.name,
+                pieces.context_length,
+                ROWS[-1],
+                graphs,
+                options.fused,
             )
-            pieces.lane.prepare()
+            pieces.decode_runner.prepare(options.streams)
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way
         pieces.runner = Runner(network, pieces.backend, device)
-        pieces.lane = None
+        pieces.decode_runner = None
         why = (str(error).splitlines() or [repr(error)])[0][:200]
         pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)
     if graphs is not None and graphs.problem is not None:

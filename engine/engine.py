@@ -15,8 +15,6 @@ from engine.conversation.chat import Chat, Think, ThinkCache
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.execute.cpu.held_weights import read_model
-from engine.execute.cuda.decode_runner import Lane
-from engine.execute.cuda.one_slot import OneSlot
 from engine.kernels.native.library import check_threads, default_threads
 from engine.machine.bandwidth import known_bandwidth
 from engine.machine.device import available_memory, pick_device, pick_dtype
@@ -74,7 +72,7 @@ class Engine:
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
         self._runner = pieces.runner
-        self._lane = pieces.lane
+        self._decode_runner = pieces.decode_runner
         self._attention_name = pieces.attention_name
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
@@ -90,8 +88,9 @@ class Engine:
             self._runner,
             pieces.threads,
         )
-        if pieces.lane is not None:
-            self._stepper.decode_with(OneSlot(pieces.lane))
+        if pieces.decode_runner is not None:
+            self._stepper.decode_with(pieces.decode_runner)
+        self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
         # Not the stepper's own methods: the loop outlives it (see `close`).
@@ -219,7 +218,7 @@ class Engine:
             context_length=self.context_length,
             weight_bytes=self._weight_bytes,
             kv_bytes=self._kv_bytes,
-            block_size=self._blocks.block_size,
+            block_size=self.block_size,
             blocks_free=self._blocks.num_free,
             blocks_cached=self._blocks.num_cached,
             blocks_held=self._blocks.num_held,
@@ -243,32 +242,6 @@ class Engine:
 
         self._loop.post(job)
 
-    def on_lane(self, function: Callable[[Lane], T], empty: bool = True) -> T:
-        """Call `function` on the loop thread between two steps, for measurements; `empty` the prefix cache before.
-
-        Raises EngineError where tokens are not decoded in a lane or something runs.
-        """
-
-        def job() -> T:
-            if self._lane is None or self._scheduler.has_work:
-                raise EngineError(
-                    "There is no GPU decode runner to measure, or it is busy; it needs a GPU and Triton."
-                )
-            if empty:
-                self._blocks.evict_all()
-            return function(self._lane)
-
-        return self._loop.call(job)
-
-    def with_rows(self, keys: list[Key], more: int, function: Callable[[list[int]], T]) -> T:
-        """Call `function` with the blocks of cached rows and of `more` to come. For the loop thread."""
-        table = self._blocks.open(keys)
-        try:
-            self._blocks.reserve(table, len(keys) - table.length + more)
-            return function(table.blocks)
-        finally:
-            self._blocks.close(table)
-
     def close(self) -> None:
         """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
         self._loop.close()
@@ -277,7 +250,7 @@ class Engine:
             self._host.close()
             self._host = None
         self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_runner", "_lane", "_stepper"):
+        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_stepper"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what Chat uses
@@ -345,6 +318,11 @@ class Engine:
     def wait(self, sequence: Sequence) -> None:
         """Return when the sequence has ended, whatever it still has to say. Not for the loop's own thread."""
         sequence.finished.wait()
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing can be asked for any more."""
+        return self._loop.closed
 
     @property
     def on_loop_thread(self) -> bool:

@@ -39,7 +39,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         rules = (
             (0.0 <= self.temperature < inf, "temperature", self.temperature, "0 (greedy) or more"),
-            (self.top_k >= 0, "top_k", self.top_k, "0 (off) or more"),
+            (0 <= self.top_k < 2**31, "top_k", self.top_k, "0 (off) or more, below 2^31"),
             (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1"),
             (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1"),
             (0.0 < self.repetition_penalty < inf, "repetition_penalty", self.repetition_penalty, "above 0"),
@@ -51,3 +51,8 @@ class SamplingParams:
         for valid, name, value, allowed in rules:
             if not valid:
                 raise EngineError(f"{name} is {value!r}; it must be {allowed}.")
+
+
+def seeds(first: int | None, count: int) -> list[int | None]:
+    """The seeds of `count` answers to one prompt: `first` and those after it; None each where there is none."""
+    return [None if first is None else (first + number) % 2**63 for number in range(count)]

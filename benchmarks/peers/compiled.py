@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.machine import synchronize
-from models.families.config import ModelConfig
-from models.reference.decoder import DecoderModel
+from models.network import FeedForwardWeights, LayerWeights, Network
+from models.spec import ModelSpec
 
 PAGE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """What the compiled functions need to know of a config."""
+    """What the compiled functions need to know of a spec."""
 
     q_heads: int
     kv_heads: int
@@ -109,18 +109,22 @@ def choose(x: Tensor, residual: Tensor, weight: Tensor, head: Tensor, dims: Dims
     return last(x, residual, weight, head, dims).argmax(-1)
 
 
-def _weights(block: Any) -> tuple[Tensor, ...]:
-    """What `layer` takes, from a layer of the packed model."""
-    modules = (
-        block.input_layernorm,
-        block.self_attn.qkv_proj,
-        block.self_attn.qk_norm,
-        block.self_attn.o_proj,
-        block.post_attention_layernorm,
-        block.mlp.gate_up_proj,
-        block.mlp.down_proj,
+def _weights(layer: LayerWeights) -> tuple[Tensor, ...]:
+    """What `layer` takes."""
+    attention, feed_forward = layer.attention, layer.feed_forward
+    assert isinstance(feed_forward, FeedForwardWeights)
+    assert layer.attention_norm is not None
+    assert layer.feed_forward_norm is not None
+    assert attention.head_norm is not None
+    return (
+        layer.attention_norm.weight,
+        attention.qkv.weight,
+        attention.head_norm,
+        attention.out.weight,
+        layer.feed_forward_norm.weight,
+        feed_forward.gate_up.weight,
+        feed_forward.down.weight,
     )
-    return tuple(module.weight.detach() for module in modules)
 
 
 class Step:
@@ -128,8 +132,8 @@ class Step:
 
     def __init__(
         self,
-        config: ModelConfig,
-        model: DecoderModel,
+        spec: ModelSpec,
+        model: Network,
         length: int,
         paged: bool,
         compiling: dict[str, Any] | None,
@@ -138,13 +142,15 @@ class Step:
         self.paged = paged
         self._model = model
         self._dims = Dims(
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.rms_norm_eps
+            spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim, spec.final_norm.eps
         )
-        embedding: Tensor = model.embed_tokens.weight.detach()
+        embedding, rotary = model.embedding.data, model.layers[0].attention.rotary
+        assert rotary is not None
+        self._rotary = rotary
         self._embedding, self._device = embedding, embedding.device
         self._weights = [_weights(block) for block in model.layers]
         pages = max(2, -(-length // PAGE))
-        heads, dim = config.num_key_value_heads, config.head_dim
+        heads, dim = spec.attention.kv_heads, spec.attention.head_dim
         shape = (pages, heads, PAGE, dim) if paged else (1, heads, pages * PAGE, dim)
         self._caches = [
             tuple(torch.randn(shape, dtype=embedding.dtype, device=self._device) for _ in range(2))
@@ -152,7 +158,7 @@ class Step:
         ]
         self.token = torch.ones(1, dtype=torch.int64, device=self._device)
         self.position = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._zero = torch.zeros(1, config.hidden_size, dtype=embedding.dtype, device=self._device)
+        self._zero = torch.zeros(1, spec.hidden_size, dtype=embedding.dtype, device=self._device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._views: list[tuple[Tensor, Tensor]] = []
         wrap = (lambda f: f) if compiling is None else (lambda f: torch.compile(f, **compiling))
@@ -185,7 +191,7 @@ class Step:
 
     def hidden(self) -> tuple[Tensor, Tensor]:
         """The output of the last layer and its residual for the token and the position in the buffers."""
-        x, cos, sin = self._first(self.token, self.position, self._embedding, self._model.rotary_table)
+        x, cos, sin = self._first(self.token, self.position, self._embedding, self._rotary)
         residual = self._zero
         for weights, (keys, values) in zip(self._weights, self._views, strict=True):
             x, residual = self._layer(
@@ -196,11 +202,11 @@ class Step:
     def logits(self) -> Tensor:
         """Logits [1, vocab] of the token and the position in the buffers; eager head, nothing moves on."""
         x, residual = self.hidden()
-        return last(x, residual, self._model.norm.weight, self._model.lm_head.weight, self._dims)
+        return last(x, residual, self._model.final_norm.weight, self._model.head.weight, self._dims)
 
     def _run(self) -> None:
         x, residual = self.hidden()
-        weight, head = self._model.norm.weight.detach(), self._model.lm_head.weight.detach()
+        weight, head = self._model.final_norm.weight, self._model.head.weight
         self.token.copy_(self._choose(x, residual, weight, head, self._dims))
         self.position.add_(1)
 
@@ -222,12 +228,10 @@ class Step:
 class Compiled:
     """The faster of both ways of attention at each context."""
 
-    def __init__(
-        self, name: str, config: ModelConfig, model: DecoderModel, length: int, mode: str | None
-    ) -> None:
+    def __init__(self, name: str, spec: ModelSpec, model: Network, length: int, mode: str | None) -> None:
         self.name = name
         compiling = {"mode": mode, "fullgraph": True}
-        self._steps = [Step(config, model, length, paged, compiling) for paged in (False, True)]
+        self._steps = [Step(spec, model, length, paged, compiling) for paged in (False, True)]
         self._chosen = self._steps[0]
 
     def prepare(self, context: int, steps: int) -> str | None:

@@ -4,7 +4,7 @@ import time
 
 from benchmarks.shapes import random_prompt
 from engine import Engine, SamplingParams
-from models.families.config import ModelConfig
+from models.spec import ModelSpec
 
 
 class BareLoop:
@@ -22,9 +22,9 @@ class BareLoop:
 
     def decode(self, context: int, steps: int) -> float:
         """Seconds per token of `steps` tokens after `context`."""
-        from engine.execute.cuda.decode_runner import bare_rate
+        from benchmarks.stepping import bare_seconds
 
-        return float(bare_rate(self._engine, context, steps))
+        return bare_seconds(self._engine, context, steps)
 
 
 class Stream:
@@ -32,9 +32,9 @@ class Stream:
 
     name = "ours, stream"
 
-    def __init__(self, engine: Engine, config: ModelConfig) -> None:
+    def __init__(self, engine: Engine, spec: ModelSpec) -> None:
         self._engine = engine
-        self._config = config
+        self._spec = spec
 
     def prepare(self, context: int, steps: int) -> str | None:
         """Fill the cache with the prompt, so that what follows starts at once."""
@@ -44,7 +44,7 @@ class Stream:
     def decode(self, context: int, steps: int) -> float:
         """Seconds per token of `steps` tokens after the first."""
         params = SamplingParams(temperature=0.0, max_tokens=steps + 1)
-        stream = self._engine.stream(random_prompt(self._config, context, context), params)
+        stream = self._engine.stream(random_prompt(self._spec, context, context), params)
         next(stream)
         began, count = time.perf_counter(), 0
         for _ in stream:

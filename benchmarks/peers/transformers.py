@@ -15,29 +15,32 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from benchmarks.machine import synchronize
-from models.families.config import ModelConfig
+from models.spec import FeedForward, ModelSpec
 
 
-def fields_of(config: ModelConfig) -> dict[str, Any]:
+def fields_of(spec: ModelSpec) -> dict[str, Any]:
     """A configuration of transformers with the same shapes, as keyword arguments."""
+    attention, feed_forward = spec.attention, spec.layers[0].feed_forward
+    assert isinstance(feed_forward, FeedForward)
+    assert attention.rope is not None
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_parameters.rope_theta},
-        "tie_word_embeddings": config.tie_word_embeddings,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": feed_forward.size,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "max_position_embeddings": spec.max_positions,
+        "rms_norm_eps": spec.final_norm.eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": attention.rope.theta},
+        "tie_word_embeddings": spec.tied,
     }
 
 
-def network_of(config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> Qwen3ForCausalLM:
+def network_of(spec: ModelSpec, tensors: dict[str, Tensor], device: torch.device) -> Qwen3ForCausalLM:
     """The model around these tensors (by Hugging Face name, used by reference)."""
-    theirs = Qwen3Config(**fields_of(config), attn_implementation="sdpa")
+    theirs = Qwen3Config(**fields_of(spec), attn_implementation="sdpa")
     with torch.device("meta"):
         network = Qwen3ForCausalLM(theirs)
     network.load_state_dict(tensors, assign=True)
@@ -51,10 +54,10 @@ class Transformers:
 
     name = "transformers"
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> None:
-        self._config = config
+    def __init__(self, spec: ModelSpec, tensors: dict[str, Tensor], device: torch.device) -> None:
+        self._spec = spec
         self._device = device
-        self._network = network_of(config, tensors, device)
+        self._network = network_of(spec, tensors, device)
         self._step = torch.compile(self._next, mode="reduce-overhead")
         self._cache: StaticCache | None = None
 
@@ -66,11 +69,11 @@ class Transformers:
     def prepare(self, context: int, steps: int) -> str | None:
         """A cache for this context, its contents random, and the step compiled for it."""
         length = -(-(context + steps) // 64) * 64
-        config = self._config
+        attention = self._spec.attention
         self._cache = None
         cache = StaticCache(config=self._network.config, max_cache_len=length)
         cache.early_initialization(
-            1, config.num_key_value_heads, config.head_dim, self._network.dtype, self._device
+            1, attention.kv_heads, attention.head_dim, self._network.dtype, self._device
         )
         for layer in cache.layers:
             layer.keys.normal_()
@@ -101,9 +104,9 @@ class Prefill:
 
     name = "transformers"
 
-    def __init__(self, config: ModelConfig, tensors: dict[str, Tensor], device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, tensors: dict[str, Tensor], device: torch.device) -> None:
         self._device = device
-        self._network = network_of(config, tensors, device)
+        self._network = network_of(spec, tensors, device)
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int]) -> float:

@@ -4,17 +4,17 @@ Two kinds of calls: those of the *worker* (they may block, and all come from one
 (they return at once). A screen therefore never waits for a model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from chatterm.backends.exchange import Exchange, Outcome
 from engine.errors import ContextFullError, EngineError
 from engine.events import DraftCost, Figures, FinishReason, SpillFigures, TokenEvent, TurnStats
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
-    from chatterm.sessions.records import Exchange
     from engine.cache.block_map import BlockMap
 
 __all__ = [
@@ -24,14 +24,18 @@ __all__ = [
     "ContextFullError",
     "DraftCost",
     "EngineError",
+    "Exchange",
     "Figures",
     "FinishReason",
+    "Message",
     "ModelChoice",
     "ModelError",
     "ModelInfo",
     "OnProgress",
     "Outcome",
+    "Part",
     "Progress",
+    "Request",
     "SpillFigures",
     "ThinkCache",
     "ThinkMode",
@@ -84,34 +88,29 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The latest answer, whole or as far as it has come."""
+class Message:
+    """What somebody said."""
 
-    text: str
-    reasoning: str
-    finish_reason: FinishReason | None
-    """None while the answer is running."""
-    stats: TurnStats
-    """Of the latest run: an answer that was continued has the figures of what was added."""
-    token_ids: Sequence[int] = ()
-    """Every token of the answer. While it runs this is the list that grows: copy what you keep."""
-    shown: tuple[int, int] = (0, 0)
-    """Which of `token_ids` the history shows; (0, 0) while it runs."""
-    opening: Sequence[int] = ()
-    """What the generation prompt put before the answer and the history leaves out."""
-    seed: int | None = None
-    """Of the random numbers: with the number of tokens it is the state of sampling. None: there is none to know."""
-    ends_at: int | None = None
-    """While it runs: the number of tokens at which `max_tokens` ends it, if anything does."""
+    role: Literal["system", "user", "assistant"]
+    content: str
 
-    def before(self, event: TokenEvent) -> "Outcome":
-        """The answer as it was before `event`, its latest token."""
-        text, reasoning = self.text, self.reasoning
-        if event.kind == "reasoning":
-            reasoning = reasoning[: len(reasoning) - len(event.text)]
-        else:
-            text = text[: len(text) - len(event.text)]
-        return replace(self, text=text, reasoning=reasoning, token_ids=list(self.token_ids[:-1]))
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt that is no part of the conversation."""
+
+    messages: Sequence[Message]
+    """A system message or none, then messages of the user and the assistant by turns; the first and the last are the
+    user's."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SamplingParams that override those of the backend."""
+    think: ThinkMode | None = None
+    """None: as the backend does."""
+
+
+Part = TokenEvent | Outcome | EngineError | ModelError
+"""What comes of one of several prompts: an Outcome without a finish reason as it begins, its tokens, an Outcome with
+one; an error in its place is the last, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +176,11 @@ class Backend(Protocol):
     def made_title(self) -> str | None:
         """What the model said when it was asked for a title, as it came; None while it has not."""
 
-    def stop(self) -> None:
-        """End the running answer; what was produced is kept. Nothing happens when none is running."""
+    def stop(self, but: int | None = None) -> None:
+        """End the running answer; what was produced is kept. Nothing happens when none is running.
+
+        Of candidates all end, or all `but` one.
+        """
 
     def answer_now(self) -> None:
         """End the thinking of the running answer: the same iterator goes on with the answer itself.
@@ -208,7 +210,20 @@ class Backend(Protocol):
         differently: `last.text` is what counts in the end.
         """
 
-    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+    def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
+        """Answer `text` `count` times at once: what comes of each, with its number from 0.
+
+        The history does not change; `load_path` makes one of them part of it. Raises as `send` does.
+        """
+
+    def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
+        """Answer requests, many at once: what comes of each as it comes, with its number from 0.
+
+        They are taken as they are needed. What is wrong with one is the last part of that one; what is raised ended
+        them all. Closing the iterator ends them.
+        """
+
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
         """The history becomes this path; [] empties it. It is warmed in idle time, which this does not wait for.
 
         Token ids are kept where `exchange.model` is `info.name`; what another model said is tokenised from its text.

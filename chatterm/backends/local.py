@@ -1,8 +1,8 @@
 """The engine in this process as a Backend."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from chatterm.backends.backend import (
     ChatOptions,
     DraftCost,
     EngineError,
+    Exchange,
     Figures,
     FinishReason,
     ModelChoice,
@@ -17,22 +18,26 @@ from chatterm.backends.backend import (
     ModelInfo,
     OnProgress,
     Outcome,
+    Part,
+    Request,
     ThinkCache,
     ThinkMode,
     TokenEvent,
     TurnStats,
 )
 from chatterm.backends.power import Power
-from chatterm.sessions.titles import TITLE_TOKENS, title_question
+from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
-    from chatterm.sessions.records import Exchange
     from engine.cache.block_map import BlockMap
     from engine.cache.prefix_index import Key
     from engine.conversation.aside import Aside
     from engine.conversation.chat import Chat
-    from engine.conversation.turns import Turn
+    from engine.conversation.prompt import PromptFormat
+    from engine.conversation.several import Part as EnginePart
+    from engine.conversation.several import Prompt
+    from engine.conversation.turns import Answer, Turn
     from engine.engine import Engine
     from models.files import ModelFiles
 
@@ -78,17 +83,7 @@ class LocalBackend:
         answer = chat.last if chat is not None else None
         if answer is None:
             return None
-        return Outcome(
-            answer.text,
-            answer.reasoning,
-            answer.finish_reason,
-            answer.stats,
-            answer.token_ids,
-            answer.shown,
-            chat.turns[-1].opening if chat is not None and chat.turns else (),
-            answer.seed,
-            answer.ends_at,
-        )
+        return _outcome(answer, chat.turns[-1].opening if chat is not None and chat.turns else ())
 
     @property
     def used_tokens(self) -> int:
@@ -131,9 +126,9 @@ class LocalBackend:
             return None
         return engine.tokenizer.decode([token_id], skip_special=False)
 
-    def stop(self) -> None:
+    def stop(self, but: int | None = None) -> None:
         if (chat := self._chat) is not None:
-            chat.stop()
+            chat.stop(but)
 
     def answer_now(self) -> None:
         if (chat := self._chat) is not None:
@@ -201,7 +196,43 @@ class LocalBackend:
     def resume(self) -> Iterator[TokenEvent]:
         return self._counted(self._loaded().resume(self._params))
 
-    def load_path(self, exchanges: "Sequence[Exchange]") -> None:
+    def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
+        chat = self._loaded()
+        opening = chat.opening
+        for index, part in chat.candidates(text, count, self._params):
+            yield index, _part(part, opening)
+
+    def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
+        from engine.conversation.prompt import PromptFormat
+        from engine.conversation.several import Several
+
+        self._loaded()
+        assert self._engine is not None
+        prompts = self._prompts(PromptFormat(self._engine.tokenizer), requests)
+        with closing(Several(self._engine).run(prompts)) as parts:
+            for index, part in parts:
+                yield index, _part(part)
+
+    def _prompts(
+        self, format: "PromptFormat", requests: Iterable[Request]
+    ) -> "Iterator[Prompt | EngineError | ModelError]":
+        from engine.conversation.several import prompt_of
+
+        engine = self._engine
+        assert engine is not None
+        for request in requests:
+            first, *rest = request.messages
+            system = first.content if first.role == "system" else self._system
+            said = [message.content for message in (rest if first.role == "system" else [first, *rest])]
+            think = {"auto": None, "on": True, "off": False}[request.think or self._think]
+            try:
+                params = engine.default_params(**{**self._sampling, **request.sampling})
+                before = list(zip(said[:-1:2], said[1::2], strict=True))
+                yield prompt_of(engine, format, system, before, said[-1], think, params)
+            except (EngineError, ModelError) as error:
+                yield error
+
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
         chat, info = self._person(), self._info
         if chat is None or info is None:
             self._path = tuple(exchanges)
@@ -324,7 +355,29 @@ class LocalBackend:
         return self._chat
 
 
-def _turn(exchange: "Exchange", same_model: bool) -> "Turn":
+def _outcome(answer: "Answer", opening: Sequence[int]) -> Outcome:
+    return Outcome(
+        answer.text,
+        answer.reasoning,
+        answer.finish_reason,
+        answer.stats,
+        answer.token_ids,
+        answer.shown,
+        opening,
+        answer.seed,
+        answer.ends_at,
+    )
+
+
+def _part(part: "EnginePart", opening: Sequence[int] = ()) -> Part:
+    if isinstance(part, TokenEvent | EngineError | ModelError):
+        return part
+    from engine.conversation.several import Ended  # brings torch, which is there by now
+
+    return _outcome(part.answer if isinstance(part, Ended) else part, opening)
+
+
+def _turn(exchange: Exchange, same_model: bool) -> "Turn":
     """An exchange as the engine knows it; tokens of another model mean nothing here."""
     from engine.conversation.turns import Answer, Turn
 

@@ -11,14 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chatterm.backends.backend import (
     Backend,
     EngineError,
+    Exchange,
     ModelError,
     ModelInfo,
     Outcome,
+    Part,
     Progress,
     ThinkCache,
     ThinkMode,
@@ -27,9 +29,6 @@ from chatterm.backends.backend import (
 from chatterm.terminal.error_log import error_line, write_down
 from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import in_chat
-
-if TYPE_CHECKING:
-    from chatterm.sessions.records import Exchange
 
 _SWITCH = 0.0001
 """Seconds after which a thread that computes gives way to one that waits for the interpreter.
@@ -68,10 +67,18 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """Answer a message several times at once. The history stays as it is."""
+
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadPath:
     """The history becomes these exchanges."""
 
-    exchanges: "tuple[Exchange, ...]"
+    exchanges: tuple[Exchange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,7 @@ Job = (
     | Send
     | Retry
     | Resume
+    | Draw
     | LoadPath
     | Undo
     | Reset
@@ -173,6 +181,8 @@ class Begun:
 
     before: Outcome
     """The answer without them: nothing, or what is gone on with."""
+    index: int = 0
+    """Which of the candidates this is about; so it is in `Token` and `Answered`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +190,13 @@ class Token:
     time: float
     """When it came, by `time.monotonic()`."""
     event: TokenEvent
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     outcome: Outcome | None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +233,8 @@ class Worker:
         self._progress: Progress | None = None
         self._closing = threading.Event()
         self._stopping = threading.Event()
+        self._but: int | None = None
+        """The candidate that is not to stop."""
         self._abandoning = threading.Event()
         self._drafts: dict[type[Job], Job] = {}
         """The latest jobs about a draft: earlier ones that still wait are about a text that is gone."""
@@ -234,16 +248,17 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        if isinstance(job, Send | Retry | Resume):
+        if isinstance(job, Send | Retry | Resume | Draw):
             self._stopping.clear()
         if isinstance(job, Prepare | Count):
             self._drafts[type(job)] = job
         self._jobs.put(job)
 
-    def stop(self) -> None:
-        """End the answer submitted last, also where it has not begun."""
+    def stop(self, but: int | None = None) -> None:
+        """End the answer submitted last, also where it has not begun; of candidates all, or all `but` one."""
+        self._but = but
         self._stopping.set()
-        self._backend.stop()
+        self._backend.stop(but)
 
     def abandon(self) -> None:
         """Leave the running download or load as soon as it tells of its progress; it ends with Failed."""
@@ -304,6 +319,8 @@ class Worker:
                 self._answer(backend.retry())
             case Resume():
                 self._answer(backend.resume())
+            case Draw(text, count):
+                self._draw(backend.candidates(text, count))
             case LoadPath(exchanges):
                 backend.load_path(exchanges)
             case Undo():
@@ -353,6 +370,28 @@ class Worker:
             if self._stopping.is_set():
                 self._backend.stop()  # it was asked before the backend had begun
         self._reports.append(Answered(self._backend.last))
+        if self._jobs.empty():
+            self._backend.settle()
+
+    def _draw(self, parts: Iterator[tuple[int, Part]]) -> None:
+        """Candidates. An error of one ends that one, and is raised once the others are done."""
+        problem: EngineError | ModelError | None = None
+        for index, part in parts:
+            if isinstance(part, TokenEvent):
+                self._reports.append(Token(time.monotonic(), part, index))
+            elif isinstance(part, EngineError | ModelError):
+                problem = part
+                self._reports.append(Answered(None, index))
+            elif part.finish_reason is None:
+                self._reports.append(Begun(part, index))
+            else:
+                self._reports.append(Answered(part, index))
+            if self._closing.is_set():
+                raise _Closing
+            if self._stopping.is_set():
+                self._backend.stop(self._but)  # it was asked before the backend had begun
+        if problem is not None:
+            raise problem
         if self._jobs.empty():
             self._backend.settle()
 

@@ -20,8 +20,9 @@ def show(context: typer.Context) -> None:
     """Print all settings and what they mean. The output is itself a settings file."""
     if context.invoked_subcommand is None:
         from chatterm.settings.paths import config_path
-        from chatterm.settings.settings import parse_settings, read_source
+        from chatterm.settings.reading import parse_settings
         from chatterm.settings.text import described
+        from chatterm.settings.toml import read_source
 
         path = config_path()
         source = read_source(path)
@@ -41,6 +42,7 @@ def edit() -> None:
     """Open the settings file in $VISUAL or $EDITOR; it is checked afterwards."""
     from chatterm.settings.file import write
     from chatterm.settings.paths import config_path
+    from chatterm.settings.reading import load_settings
     from chatterm.settings.settings import Settings
     from chatterm.settings.text import described
     from chatterm.terminal.editor import edit_file
@@ -49,7 +51,7 @@ def edit() -> None:
     if not place.exists():
         write(place, described(Settings(), place, exists=False))
     edit_file(place)
-    Settings.load(place)
+    load_settings(place)
     print(f"{place} is valid.", file=sys.stderr)
 
 
@@ -61,7 +63,7 @@ def set_value(
     """Set KEY to VALUE in the file; everything else in it is left unchanged."""
     from chatterm.settings.file import store
     from chatterm.settings.paths import config_path
-    from chatterm.settings.settings import check
+    from chatterm.settings.reading import check
     from chatterm.settings.text import find, parsed
 
     table, name = find(key)

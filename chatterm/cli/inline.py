@@ -137,6 +137,8 @@ class Inline:
                 self._help()
             case "continue":
                 self._answer(self._talk.resume())
+            case "retry" if argument:
+                raise EngineError("Several answers at once need the chat screen; /retry draws one here.")
             case "retry":
                 self._answer(self._talk.retry())
             case "undo":

@@ -5,15 +5,19 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, BinaryIO, Literal, NoReturn, cast
+from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
 from typer.main import get_command
 
-from chatterm.backends.backend import ChatOptions, EngineError, ModelError
+from chatterm.backends.backend import EngineError, ModelError
+from chatterm.cli import options
+from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
+from chatterm.cli.options import check_utf8
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
+from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
 
 app = typer.Typer(
@@ -29,17 +33,6 @@ app.add_typer(sessions_app, name="sessions")
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
-
-_MODEL = (
-    "A catalogue name (smollm2, qwen3:0.6b, ...), a Hub id (owner/name, optional @revision), "
-    "hf.co/owner/name/file.gguf, a folder, or a .gguf file."
-)
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False, autocompletion=model_names)
-]
-_SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
-_MACHINE = "Machine"
-_THINKING = "Thinking"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -82,13 +75,6 @@ def _debugging() -> bool:
     return os.environ.get("CHATTERM_DEBUG", "") not in ("", "0")
 
 
-class WrongUsage(typer.BadParameter):
-    """A command line that makes no sense; exit code 2."""
-
-    def format_message(self) -> str:
-        return self.message
-
-
 @app.callback(invoke_without_command=True)
 def chatterm(
     context: typer.Context,
@@ -114,7 +100,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help=f"{_MODEL} Default: smollm2.",
+            help=f"{options.MODEL} Default: smollm2.",
             show_default=False,
             autocompletion=model_names,
         ),
@@ -144,6 +130,14 @@ def run(
         bool,
         typer.Option("--save", help="Save a -p conversation as a session to continue later."),
     ] = False,
+    parallel: Annotated[
+        bool,
+        typer.Option("--parallel", help="Answer each -p on its own, all at once, instead of turn by turn."),
+    ] = False,
+    answers: Annotated[
+        int,
+        typer.Option("-n", "--answers", metavar="N", min=1, max=1000, help="Print N answers to each prompt."),
+    ] = 1,
     inline: Annotated[
         bool,
         typer.Option("--inline", help="Chat in plain text, line by line, for pipes and screen readers."),
@@ -155,146 +149,52 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print statistics of each turn on standard error.")
     ] = False,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
-    theme: Annotated[str | None, typer.Option(metavar="NAME", help="The colour theme.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 always picks the most likely token.", rich_help_panel=_SAMPLING)
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(help="Sample from the k most likely tokens; 0 means all.", rich_help_panel=_SAMPLING),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Sample from the most likely tokens whose probabilities add up to p.",
-            rich_help_panel=_SAMPLING,
-        ),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Drop tokens less likely than this fraction of the top one.", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 1 discourages repeating earlier tokens.", rich_help_panel=_SAMPLING),
-    ] = None,
-    presence_penalty: Annotated[
-        float | None,
-        typer.Option(help="Above 0 discourages tokens already in the answer.", rich_help_panel=_SAMPLING),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="The same seed gives the same text for the same conversation.", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(help="The maximum length of an answer, in tokens.", rich_help_panel=_SAMPLING),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Stop when this text is generated; repeatable.",
-            rich_help_panel=_SAMPLING,
-            show_default=False,
-        ),
-    ] = None,
-    think: Annotated[
-        Literal["auto", "on", "off"],
-        typer.Option(help="Whether a reasoning model thinks before it answers.", rich_help_panel=_THINKING),
-    ] = "auto",
-    think_cache: Annotated[
-        Literal["exact", "mask"],
-        typer.Option(
-            help="After thinking: recompute the answer without it (exact), or keep both cached and hide "
-            "the thinking (mask).",
-            rich_help_panel=_THINKING,
-        ),
-    ] = "exact",
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.", rich_help_panel=_MACHINE)
-    ] = "auto",
-    dtype: Annotated[
-        Literal["auto", "bfloat16", "float32", "float16"],
-        typer.Option(help="The number format used for computing.", rich_help_panel=_MACHINE),
-    ] = "auto",
-    quantize: Annotated[
-        Literal["auto", "none", "int8", "int4"],
-        typer.Option(
-            help="CPU weights: as in the GGUF file (auto), expanded (none), or quantised to 8 or 4 bits.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = "auto",
-    context: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="The context size: maximum tokens in a conversation.", rich_help_panel=_MACHINE
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="CPU threads. Default: all physical cores, minus one for the screen if there are more than two.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = None,
-    attention: Annotated[
-        Literal["auto", "flash", "triton", "sdpa"],
-        typer.Option(
-            help="The attention kernels; chatterm doctor lists those that work here.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = "auto",
-    no_graph: Annotated[
-        bool,
-        typer.Option("--no-graph", help="Decode on a GPU without CUDA graphs.", rich_help_panel=_MACHINE),
-    ] = False,
+    system: options.System = None,
+    theme: options.Theme = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = None,
+    stop: options.Stop = None,
+    think: options.Think = "auto",
+    think_cache: options.ThinkCache = "exact",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quantize: options.Quantize = "auto",
+    context: options.Context = None,
+    threads: options.Threads = None,
+    attention: options.Attention = "auto",
+    no_graph: options.NoGraph = False,
 ) -> None:
     """Chat with MODEL; with TEXT, -p or text on standard input, answer and exit.
 
-    Piped text goes before the first -p, separated by a blank line; with --inline, each line of it is a message.
+    Piped text goes before the first -p (with --parallel, before each), separated by a blank line; with --inline, each
+    line of it is a message.
 
     The answer goes to standard output, everything else to standard error.
     """
-    settings = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "seed": seed,
-        "max_tokens": max_tokens,
-        "stop": tuple(stop) if stop else None,
-    }
-    options = ChatOptions(
-        device=device,
-        dtype=dtype,
-        quantize=quantize,
-        context=context,
-        threads=threads,
-        attention=attention,
-        graphs=not no_graph,
-        system=system,
-        think=think,
-        think_cache=think_cache,
-        sampling=checked_sampling({name: value for name, value in settings.items() if value is not None}),
-    )
+    chosen = options.chat_options(invocation)
     _check_theme(theme)
-    _check_model(model)
+    options.check_model(model)
     if question:
         prompt = [" ".join(question), *(prompt or [])]
     if inline and as_json:
         raise WrongUsage("--inline writes plain text; leave out --json.")
-    prompts = checked_texts(prompt or []) if inline else checked_prompts(prompt or [])
-    for text in (system or "", *(stop or ())):
-        _check_utf8(text)
+    if parallel or answers > 1:
+        _check_alone(answers, **{"--inline": inline, "--save": save, "--continue": continue_last})
+        if session is not None or (answers > 1 and not parallel and len(prompt or []) > 1):
+            raise WrongUsage(
+                "--session continues one conversation; leave out --parallel and -n."
+                if session is not None
+                else "-n answers one prompt, or each with --parallel; add --parallel, or use one -p."
+            )
+    prompts = checked_texts(prompt or []) if inline else checked_prompts(prompt or [], each=parallel)
+    if not prompts and (parallel or answers > 1):
+        raise WrongUsage("--parallel and -n need a prompt; add -p TEXT, or pipe text in.")
     if not prompts and not inline:
         if as_json or stats:
             raise WrongUsage("--json and --stats need a prompt; add -p TEXT, or pipe text in.")
@@ -308,32 +208,26 @@ def run(
     if continue_last or session is not None:
         from chatterm.sessions.resume import find_session, resumed
 
-        chosen = find_session(session)
-        given = {name: _is_given(invocation, name) for name in ("think", "think_cache")}
-        options = resumed(options, chosen, **given)
-        model = model or chosen.model or None
-        resume["session"] = chosen.id
-    from chatterm.settings.paths import config_path
-    from chatterm.settings.settings import SessionSettings, Settings, with_settings
+        earlier = find_session(session)
+        given = {name: options.is_given(invocation, name) for name in ("think", "think_cache")}
+        chosen = resumed(chosen, earlier, **given)
+        model = model or earlier.model or None
+        resume["session"] = earlier.id
+    from chatterm.settings.settings import SessionSettings, with_settings
 
-    preferences = Settings.load(config_path())
-    decided = {
-        name
-        for name in ("device", "context", "threads", "system", "think", "think_cache")
-        if _is_given(invocation, name)
-    }
-    decided |= {"system", "think", "think_cache"} if resume else set()
-    chosen_sampling = dict(options.sampling)
-    options = with_settings(options, preferences, decided)
+    preferences = options.preferences()
+    decided = options.decided(invocation) | ({"system", "think", "think_cache"} if resume else set())
+    chosen_sampling = dict(chosen.sampling)
+    chosen = with_settings(chosen, preferences, decided)
     model = model or preferences.model.name
     if model is None and not prompts and not resume and _is_terminal():
         from chatterm.cli.first_run import first_model
 
-        model = first_model(options.device, options.dtype)
+        model = first_model(chosen.device, chosen.dtype)
     from chatterm.backends.local import LocalBackend
     from models.hub.catalogue import DEFAULT_MODEL
 
-    backend = LocalBackend(DEFAULT_MODEL if model is None else model, options)
+    backend = LocalBackend(DEFAULT_MODEL if model is None else model, chosen)
     if inline:
         from chatterm.cli.inline import run_inline
 
@@ -351,9 +245,17 @@ def run(
         raise typer.Exit(
             run_app(backend, theme=theme, settings=preferences, sampling=chosen_sampling, **resume)
         )
+    if parallel or answers > 1:
+        from chatterm.cli.parallel import answer_all
+
+        raise typer.Exit(
+            answer_all(
+                backend, prompts, answers, seed=chosen.sampling.get("seed"), as_json=as_json, stats=stats
+            )
+        )
     from chatterm.cli.oneshot import answer
 
-    chosen_sampling = dict(options.sampling)
+    chosen_sampling = dict(chosen.sampling)
     answer(backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume)
 
 
@@ -369,19 +271,12 @@ def _check_theme(theme: str | None) -> None:
         raise WrongUsage(str(error)) from error
 
 
-def _check_model(model: str | None) -> None:
-    """Raises WrongUsage where MODEL is a question: no model's name holds several words."""
-    if model is None or len(model.split()) < 2:
-        return
-    from models.hub.sources import parse
-
-    try:
-        parse(model)
-    except ModelError:
-        shown = one_line(model, 60)
-        raise WrongUsage(
-            f"Unknown model {shown!r}; to ask the default model a question, use: chatterm run -p TEXT"
-        ) from None
+def _check_alone(answers: int, **flags: bool) -> None:
+    """Raises WrongUsage for an option that is about one conversation."""
+    for name, is_given in flags.items():
+        if is_given:
+            many = "-n" if answers > 1 else "--parallel"
+            raise WrongUsage(f"{name} is for one conversation; leave out {name} or {many}.")
 
 
 def _is_terminal() -> bool:
@@ -389,33 +284,20 @@ def _is_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
-def _is_given(invocation: typer.Context, name: str) -> bool:
-    source = invocation.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings`, each known to be in its range. Raises WrongUsage before any model is loaded."""
-    from engine.params import SamplingParams
-
-    try:
-        SamplingParams(**settings)
-    except EngineError as error:
-        raise WrongUsage(str(error)) from error
-    return settings
-
-
 def checked_texts(prompts: Sequence[str]) -> list[str]:
     """What was given with -p. Raises WrongUsage."""
     for text in prompts:
         if not text.strip():
             raise WrongUsage("The prompt is empty; add some text.")
-        _check_utf8(text)
+        check_utf8(text)
     return list(prompts)
 
 
-def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> list[str]:
-    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage."""
+def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None, each: bool = False) -> list[str]:
+    """The turns to send, from -p and from standard input; [] asks for the screen. Raises WrongUsage.
+
+    What is piped stands before the first prompt, or before `each`.
+    """
     from chatterm.cli.oneshot import InputError, join_prompts, read_input
 
     checked_texts(prompts)
@@ -425,7 +307,7 @@ def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> li
             return list(prompts)
         stdin = cast("BinaryIO", sys.stdin.buffer)
     try:
-        turns = join_prompts(read_input(stdin), prompts)
+        turns = join_prompts(read_input(stdin), prompts, each)
     except InputError as error:
         raise WrongUsage(str(error)) from error
     if not turns:
@@ -433,18 +315,11 @@ def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None) -> li
     return turns
 
 
-def _check_utf8(text: str) -> None:
-    # Bytes of the command line that are no UTF-8 arrive as lone surrogates.
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise WrongUsage(
-            "The command line is not UTF-8 text; convert it first, or use a UTF-8 terminal."
-        ) from error
+app.command()(batch)
 
 
 @app.command()
-def pull(model: ModelArgument) -> None:
+def pull(model: options.ModelArgument) -> None:
     """Download MODEL, or resume an interrupted download."""
     from chatterm.cli import models as model_commands
 
@@ -471,7 +346,7 @@ def list_models() -> None:
 
 @app.command()
 def rm(
-    model: ModelArgument,
+    model: options.ModelArgument,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete MODEL from this machine."""
@@ -486,7 +361,7 @@ def rm(
 
 
 @app.command()
-def show(model: ModelArgument) -> None:
+def show(model: options.ModelArgument) -> None:
     """Show details of MODEL: architecture, parameters, context, files."""
     from chatterm.cli import models as model_commands
 

@@ -42,13 +42,14 @@ def read_input(stream: BinaryIO) -> str:
     return text.rstrip("\r\n")
 
 
-def join_prompts(piped: str, prompts: Sequence[str]) -> list[str]:
-    """The turns to send: piped text stands before the first prompt, with a blank line between them."""
+def join_prompts(piped: str, prompts: Sequence[str], each: bool = False) -> list[str]:
+    """The turns to send: piped text stands before the first prompt, or before `each`, with a blank line between."""
     if not piped.strip():
         return list(prompts)
     if not prompts:
         return [piped]
-    return [f"{piped}\n\n{prompts[0]}", *prompts[1:]]
+    with_piped = [f"{piped}\n\n{prompt}" for prompt in prompts]
+    return with_piped if each else [with_piped[0], *prompts[1:]]
 
 
 def answer(
@@ -83,16 +84,16 @@ def answer(
             backend.open(on_progress)
         talk.begin()
         said: set[str] = set()
-        _say_notes(backend, said, err)
+        say_notes(backend, said, err)
         if stats and (figures := backend.figures()) is not None:
-            _write(err, start_line(figures) + "\n")
+            write(err, start_line(figures) + "\n")
         for index, prompt in enumerate(prompts):
             if index and not as_json:
-                _write(out, "\n")
+                write(out, "\n")
             _turn(backend, talk, prompt, as_json=as_json, stats=stats, out=out, err=err)
-            _say_notes(backend, said, err)
+            say_notes(backend, said, err)
         if save and talk.session is not None and err.isatty():
-            _write(err, _dim(f"Saved. To continue: chatterm run --session {talk.session}", err) + "\n")
+            write(err, _dim(f"Saved. To continue: chatterm run --session {talk.session}", err) + "\n")
     finally:
         backend.close()
         close_store(store, err)
@@ -102,18 +103,18 @@ def close_store(store: "Store | None", err: TextIO) -> None:
     """Write what is left of a session; say so where that is not possible."""
     if store is not None and not store.close():
         why = store.problem or "The session database is not responding."
-        _write(err, f"chatterm: {sentences(one_line(why), 'This conversation is not saved')}\n")
+        write(err, f"chatterm: {sentences(one_line(why), 'This conversation is not saved')}\n")
 
 
-def _say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
+def say_notes(backend: Backend, said: set[str], err: TextIO) -> None:
     for note in new_notes(backend.figures(), said):
-        _write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
+        write(err, _dim(f"chatterm: {one_line(note, 400)}", err) + "\n")
 
 
 def _turn(
     backend: Backend, talk: Talk, prompt: str, *, as_json: bool, stats: bool, out: TextIO, err: TextIO
 ) -> None:
-    page = _Page(out if not as_json else None, err)
+    page = Page(out if not as_json else None, err)
     started = False
     try:
         with Spinner(err, "Reading the prompt") as spinner, closing(talk.ask(prompt)) as events:
@@ -126,27 +127,27 @@ def _turn(
     except (KeyboardInterrupt, EngineError) as error:
         page.end()
         if as_json and started and isinstance(error, KeyboardInterrupt) and backend.last is not None:
-            _write(out, to_json(backend.last) + "\n")
+            write(out, to_json(backend.last) + "\n")
         raise
     outcome = backend.last
     if outcome is None:
         return
     if as_json:
-        _write(out, to_json(outcome) + "\n")
+        write(out, to_json(outcome) + "\n")
     if outcome.finish_reason is FinishReason.CONTEXT_FULL:
-        _write(err, "chatterm: The context is full, so the answer ends here; a larger --context may help.\n")
+        write(err, "chatterm: The context is full, so the answer ends here; a larger --context may help.\n")
     if outcome.finish_reason is FinishReason.LENGTH:
-        _write(err, "chatterm: The answer ends at the token limit (--max-tokens).\n")
+        write(err, "chatterm: The answer ends at the token limit (--max-tokens).\n")
     if stats:
-        _write(err, stats_line(outcome) + "\n")
+        write(err, stats_line(outcome) + "\n")
 
 
-class _Page:
+class Page:
     """Writes one answer as it comes: its text on `out`, its reasoning dim on `err` if that is a terminal."""
 
-    def __init__(self, out: TextIO | None, err: TextIO) -> None:
+    def __init__(self, out: TextIO | None, err: TextIO | None) -> None:
         self._out = out
-        self._err = err if err.isatty() else None
+        self._err = err if err is not None and err.isatty() else None
         self._open: TextIO | None = None
         """The stream whose last line has no end yet."""
 
@@ -157,13 +158,13 @@ class _Page:
         if self._open is not stream:
             self.end()
         text = visible(event.text)
-        _write(stream, text if event.kind == "answer" else _dim(text, stream))
+        write(stream, text if event.kind == "answer" else _dim(text, stream))
         self._open = None if text.endswith("\n") else stream
 
     def end(self) -> None:
         if self._open is not None:
             stream, self._open = self._open, None
-            _write(stream, "\n")
+            write(stream, "\n")
 
 
 def _dim(text: str, stream: TextIO) -> str:
@@ -172,15 +173,17 @@ def _dim(text: str, stream: TextIO) -> str:
 
 def to_json(outcome: Outcome) -> str:
     """One answer as a JSON object on one line. Everything beyond printable ASCII is escaped."""
-    reason = outcome.finish_reason or FinishReason.CANCELLED
-    return json.dumps(
-        {
-            "text": outcome.text,
-            "reasoning": outcome.reasoning,
-            "finish_reason": str(reason),
-            "stats": outcome.stats.to_dict(),
-        }
-    )
+    return json.dumps(json_of(outcome))
+
+
+def json_of(outcome: Outcome) -> dict[str, Any]:
+    """One answer as `--json` prints it."""
+    return {
+        "text": outcome.text,
+        "reasoning": outcome.reasoning,
+        "finish_reason": str(outcome.finish_reason or FinishReason.CANCELLED),
+        "stats": outcome.stats.to_dict(),
+    }
 
 
 def start_line(figures: Figures) -> str:
@@ -205,6 +208,6 @@ def stats_line(outcome: Outcome) -> str:
     return f"[{' | '.join(parts)}]"
 
 
-def _write(stream: TextIO, text: str) -> None:
+def write(stream: TextIO, text: str) -> None:
     stream.write(text)
     stream.flush()

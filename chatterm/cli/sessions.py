@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line, visible
 
 if TYPE_CHECKING:
@@ -179,7 +180,6 @@ def _picked(store: "Store", name: str) -> "SessionInfo":
 
 
 def _confirmed(chosen: "Iterable[SessionInfo]") -> bool:
-    from chatterm.cli.main import WrongUsage
     from chatterm.sessions.titles import extent_text
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):

@@ -75,11 +75,13 @@ COMMANDS: tuple[Command, ...] = (
     Command("answer", "", "Stop thinking and answer now", lambda a, _: a.answer_now(), {"alt+a": ""}),
     Command(
         "retry",
-        "",
-        "Answer again; the old answer is kept",
-        lambda a, _: a.retry(),
+        "[N]",
+        "Answer again, or N times at once to choose from; the old answer is kept",
+        lambda a, text: a.retry(text),
         {"ctrl+r": ""},
         ("regenerate",),
+        choices=("2", "3", "4"),
+        is_free=True,
     ),
     Command(
         "edit",

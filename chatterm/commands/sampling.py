@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from chatterm.backends.backend import EngineError, ModelInfo
-from chatterm.settings.settings import SamplingSettings, problem_with
+from chatterm.settings.reading import problem_with
+from chatterm.settings.settings import SamplingSettings
 from chatterm.terminal.sanitize import one_line
 
 NAMES = tuple(part.name for part in fields(SamplingSettings))

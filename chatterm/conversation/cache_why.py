@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chatterm.backends.backend import TurnStats
+from chatterm.backends.backend import Exchange, TurnStats
 from chatterm.conversation.figures import bar
 from chatterm.markdown.lines import Line, cells, elided, line_cells, wrap
-from chatterm.sessions.records import Exchange
 from chatterm.terminal.sanitize import one_line, visible
 from engine.events import Cause, Parting
 from models.units import counted

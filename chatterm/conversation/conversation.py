@@ -5,16 +5,18 @@ It turns what the person wants into jobs for the worker and knows no widget: the
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Backend, EngineError, Outcome, TurnStats
+from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, TurnStats
 from chatterm.conversation.entries import AnswerEntry, Branch, Entry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.turn import Turn, answer_of, stats_of
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
 
 _BUSY = "An answer is running; Esc stops it."
@@ -43,6 +45,11 @@ class Conversation:
         self.keeper = keeper
         self.tree = Tree()
         self.turn: Turn | None = None
+        """The answer that runs; of several the one in front."""
+        self.choice: list[Turn] = []
+        """Candidates among which the person is to choose; some may run. [] where there is nothing to choose."""
+        self._running: dict[int, Turn] = {}
+        """What runs, by the worker's number of it."""
         self.waiting: deque[UserEntry] = deque()
         self.ended: Turn | None = None
         """The latest turn that is over, for its figures."""
@@ -52,6 +59,8 @@ class Conversation:
         self.show_thinking: bool | None = None
         self.sampling: dict[str, Any] = {}
         """What was chosen for this session."""
+        self.given_title = ""
+        """That of the session, where it has one."""
         self._pairs: dict[int, tuple[UserEntry, AnswerEntry]] = {}
         self._held: list[int] | None = []
         """The exchanges that the backend's history holds; None: nobody knows."""
@@ -64,6 +73,12 @@ class Conversation:
     def path(self) -> list[Exchange]:
         """The selected branch."""
         return self.tree.path(self.tree.head)
+
+    @property
+    def title(self) -> str:
+        """That of the session, else the first words; "" before it begins."""
+        first = next(iter(self.path), None)
+        return self.given_title or (title_of(first.user) if first is not None else "")
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
         """The exchange on the selected branch that an entry belongs to."""
@@ -127,11 +142,33 @@ class Conversation:
         self._refuse_while_busy()
         self._ask(exchange.parent, UserEntry(text), model, fallback=self.tree.head)
 
-    def retry(self, exchange: Exchange, model: str) -> None:
-        """Answer the message of `exchange` once more; its answer stays as a branch."""
+    def retry(self, exchange: Exchange, model: str, count: int = 1) -> None:
+        """Answer the message of `exchange` once more, or so many times at once; its answer stays as a branch."""
         self._refuse_while_busy()
         prompt, _ = self.entries_of(exchange)
-        self._ask(exchange.parent, prompt, model, fallback=self.tree.head, is_retry=True)
+        self._ask(exchange.parent, prompt, model, fallback=self.tree.head, is_retry=True, count=count)
+
+    def keep(self, chosen: Turn) -> None:
+        """Of the candidates go on with this one. Those that still run stop; all stay as branches."""
+        number = next((number for number, turn in self._running.items() if turn is chosen), None)
+        others = [turn for turn in self._running.values() if turn is not chosen]
+        for turn in others:
+            turn.is_stopping = True
+        if others:
+            self._worker.stop(but=number)
+        self.choice = []
+        if number is None:
+            self.ended = chosen
+            return self._go(chosen.exchange.id)
+        self.turn = chosen
+        self._select(chosen.exchange.id)  # the history gets it once it is over
+        return self.show()
+
+    def choose_none(self) -> None:
+        """Go back to the answer that was there before the candidates, which stay as branches."""
+        chosen, self.choice = self.choice[:1], []
+        for turn in chosen:
+            self._go(turn.fallback)
 
     def resume(self) -> None:
         """Go on with the last answer from exactly where it ended."""
@@ -145,7 +182,7 @@ class Conversation:
         answer.footer = []
         self._hold(exchange.id)
         turn = Turn(exchange, prompt, answer, monotonic(), fallback=exchange.id, is_resumed=True)
-        self._begin(turn, worker.Resume())
+        self._begin([turn], worker.Resume())
 
     def _ask(
         self,
@@ -155,22 +192,30 @@ class Conversation:
         *,
         fallback: int | None,
         is_retry: bool = False,
+        count: int = 1,
     ) -> None:
-        exchange = self.tree.add(parent, prompt.text, model)
-        answer = AnswerEntry(show_thinking=self.show_thinking)
-        self._pairs[exchange.id] = (prompt, answer)
+        turns: list[Turn] = []
+        for _ in range(count):
+            exchange = self.tree.add(parent, prompt.text, model)
+            answer = AnswerEntry(show_thinking=self.show_thinking)
+            self._pairs[exchange.id] = (prompt, answer)
+            of_several = {"is_retry": is_retry, "is_candidate": count > 1}
+            turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
         self.keeper.begin(self.new_info())
         self._hold(parent)
-        turn = Turn(exchange, prompt, answer, monotonic(), fallback=fallback, is_retry=is_retry)
-        self._begin(turn, worker.Send(prompt.text))
+        if count > 1:
+            self.tree.select(turns[0].exchange.id)
+            self.choice = turns.copy()
+        self._begin(turns, worker.Send(prompt.text) if count == 1 else worker.Draw(prompt.text, count))
 
-    def _begin(self, turn: Turn, job: worker.Send | worker.Resume) -> None:
-        self.turn = turn
-        turn.session = self.keeper.session
-        turn.tick(turn.started, None)
+    def _begin(self, turns: Sequence[Turn], job: worker.Send | worker.Resume | worker.Draw) -> None:
+        self.turn, self._running = turns[0], dict(enumerate(turns))
+        for turn in turns:
+            turn.session = self.keeper.session
+            turn.tick(turn.started, None)
+            self.keeper.save(turn.session, turn.exchange)
         self._looked()
-        self.keeper.save(turn.session, turn.exchange)
-        self.keeper.head(turn.exchange.id)
+        self.keeper.head(turns[0].exchange.id)
         self.show()
         self._worker.submit(job)
 
@@ -184,6 +229,11 @@ class Conversation:
             think_cache=backend.think_cache,
             sampling=dict(self.sampling),
         )
+
+    def info(self) -> SessionInfo:
+        """What there is to say about this session in an export."""
+        path = self.path
+        return replace(self.new_info(), title=self.title, created=path[0].created if path else 0.0)
 
     def aim(self, exchange: Exchange | None) -> None:
         """What is being typed will be asked instead of `exchange`, or after everything: make that the history."""
@@ -206,56 +256,71 @@ class Conversation:
 
     def tick(self, now: float) -> bool:
         """Move what moves by itself; whether anything did."""
-        return self.turn is not None and self.turn.tick(now, self._backend.figures())
+        figures = self._backend.figures() if self._running else None
+        moved = [turn.tick(now, figures) for turn in self._running.values()]
+        return any(moved)
 
-    def begun(self, before: Outcome) -> None:
-        """The running answer has begun, or goes on: save what it goes on from."""
-        turn = self.turn
+    def begun(self, before: Outcome, index: int = 0) -> None:
+        """A running answer has begun, or goes on: save what it goes on from."""
+        turn = self._running.get(index)
         if turn is not None:
             turn.begin(before)
             self.keeper.save(turn.session, turn.exchange)
 
     def take(self, tokens: Sequence[worker.Token]) -> None:
-        """Show and save the next tokens of the running answer."""
-        turn = self.turn
-        if turn is None or not tokens:
-            return
-        events = turn.take(tokens)
-        if (latest := self._backend.last) is not None:
-            turn.note(latest)
-        self.keeper.say(turn.session, turn.exchange, events)
+        """Show and save the next tokens of the running answers."""
+        for index in dict.fromkeys(token.index for token in tokens):
+            if (turn := self._running.get(index)) is None:
+                continue
+            events = turn.take([token for token in tokens if token.index == index])
+            latest = turn.before if turn.is_candidate else self._backend.last
+            if latest is not None:
+                turn.note(latest)
+            self.keeper.say(turn.session, turn.exchange, events)
 
     def stop(self) -> None:
-        if self.turn is not None:
-            self.turn.is_stopping = True
+        if self._running:
+            for turn in self._running.values():
+                turn.is_stopping = True
             self._worker.stop()
 
-    def answered(self, outcome: Outcome | None, now: float) -> None:
-        """The running answer is over."""
-        turn, self.turn = self.turn, None
+    def answered(self, outcome: Outcome | None, now: float, index: int = 0) -> None:
+        """A running answer is over."""
+        turn = self._running.pop(index, None)
         if turn is None:
             return
+        if self.turn is turn:
+            self.turn = next(iter(self._running.values()), None)
         turn.end(outcome, now)
         if turn.is_dropped:
             self.keeper.save(turn.session, turn.exchange)
             return
-        if turn.is_retry and not turn.has_begun and turn.is_stopping:
+        if not turn.has_begun and (turn.is_candidate or (turn.is_retry and turn.is_stopping)):
             self._withdraw(turn)
-            return
-        self._held = [exchange.id for exchange in self.path]
+        else:
+            self._note(turn)
+        if turn.is_undone:
+            self.undo()
+        elif turn.is_candidate and not self._running and not self.choice:
+            self._hold(self.tree.head)
+
+    def _note(self, turn: Turn) -> None:
+        """Save an answer that is over, and count its figures in."""
+        if not turn.is_candidate:
+            self._held = [exchange.id for exchange in self.path]
         self.keeper.save(turn.session, turn.exchange)
         self.ended = turn
         if turn.stats is not None:
             self.stats.add(turn.stats, retry=turn.is_retry)
             self.process.add(turn.stats, retry=turn.is_retry)
-        if turn.is_undone:
-            self.undo()
 
     def failed(self, now: float) -> None:
-        """The running answer ended with an error. What was said is kept; a message that was refused is given back."""
-        turn, self.turn = self.turn, None
-        if turn is None:
-            return
+        """What runs ended with an error. What was said is kept; a message that was refused is given back."""
+        turns, self._running, self.turn = list(self._running.values()), {}, None
+        for turn in turns:
+            self._fail(turn, now)
+
+    def _fail(self, turn: Turn, now: float) -> None:
         if turn.has_begun or turn.is_resumed:
             self._held = None  # who knows how much of it the history holds
             turn.end(self._backend.last if turn.is_resumed and not turn.has_begun else None, now)
@@ -270,12 +335,18 @@ class Conversation:
                 self._view.give_back(turn.prompt.text)
 
     def _withdraw(self, turn: Turn) -> None:
-        """Nothing was said: the exchange was never there."""
+        """Nothing was said: the exchange was never there. Of candidates the others are still to be chosen from."""
+        was_head = turn.exchange.id == self.tree.head
         self.tree.drop(turn.exchange.id)
         self._pairs.pop(turn.exchange.id, None)
-        self._held = None
         self.keeper.drop(turn.session, turn.exchange.id)
-        self._go(turn.fallback)
+        self.choice = [other for other in self.choice if other is not turn]
+        if self.choice:
+            self._select(self.choice[0].exchange.id)
+            self.show()
+        elif was_head:
+            self._held = None
+            self._go(turn.fallback)
 
     # --- branches ---
 
@@ -347,11 +418,14 @@ class Conversation:
         return self.entries_of(undone[0])[0]
 
     def _go(self, head: int | None) -> None:
+        self._select(head)
+        self._hold(head)
+        self.show()
+
+    def _select(self, head: int | None) -> None:
         self.tree.select(head)
         self._looked()
         self.keeper.head(head)
-        self._hold(head)
-        self.show()
 
     def _looked(self) -> None:
         for exchange in self.path:
@@ -361,25 +435,28 @@ class Conversation:
 
     def clear(self) -> None:
         """A new conversation; what runs is stopped and kept where it was."""
-        self.stop()
-        if self.turn is not None:
-            self.turn.is_dropped = True
+        self._drop()
         while self.waiting:
             self.take_back()
         self.keeper.leave()
-        self._begin_with(Tree())
+        self._begin_with(Tree(), "")
         self._held = []
         self._worker.submit(worker.Reset())
 
-    def open(self, session: str | None, tree: Tree) -> None:
-        """Go on with a session that was saved."""
+    def _drop(self) -> None:
+        """What runs is stopped and kept where it was."""
         self.stop()
-        if self.turn is not None:
-            self.turn.is_dropped = True
+        self.choice = []
+        for turn in self._running.values():
+            turn.is_dropped = True
+
+    def open(self, session: str | None, tree: Tree, title: str = "") -> None:
+        """Go on with a session that was saved."""
+        self._drop()
         while self.waiting:
             self.take_back()
         self.keeper.session = session
-        self._begin_with(tree)
+        self._begin_with(tree, title)
         self._held = None
         self._hold(tree.head)
 
@@ -392,8 +469,8 @@ class Conversation:
         """The backend may hold anything."""
         self._held = None
 
-    def _begin_with(self, tree: Tree) -> None:
-        self.tree = tree
+    def _begin_with(self, tree: Tree, title: str) -> None:
+        self.tree, self.given_title = tree, title
         self._pairs, self._seen = {}, {}
         self.ended = None
         self.stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)
@@ -409,6 +486,8 @@ class Conversation:
             prompt, answer = self.entries_of(exchange)
             self._mark(exchange, prompt, answer)
             entries += [prompt, answer]
+        if self.choice:  # they are shown elsewhere
+            entries.pop()
         self._view.show_path([*entries, *self.waiting])
 
     def _mark(self, exchange: Exchange, prompt: UserEntry, answer: AnswerEntry) -> None:

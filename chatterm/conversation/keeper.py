@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from chatterm.backends.backend import TokenEvent
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.backends.backend import Exchange, TokenEvent
+from chatterm.sessions.records import SessionInfo
 
 if TYPE_CHECKING:
     from chatterm.sessions.store import Store

@@ -4,8 +4,8 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
-from chatterm.backends.backend import Backend, EngineError, FinishReason, Outcome, TokenEvent
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.backends.backend import Backend, EngineError, Exchange, FinishReason, Outcome, TokenEvent
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 
 if TYPE_CHECKING:

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chatterm.backends.backend import Backend, Figures, FinishReason, Outcome, TokenEvent, TurnStats
+from chatterm.backends.backend import Backend, Exchange, Figures, FinishReason, Outcome, TokenEvent, TurnStats
 from chatterm.backends.worker import Token
 from chatterm.conversation.entries import AnswerEntry, UserEntry
 from chatterm.conversation.figures import Live, Speedometer, rate_text, seconds_text
 from chatterm.markdown.lines import Line
-from chatterm.sessions.records import Exchange
 from models.units import counted
 
-_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 _REASONS = {
     FinishReason.CANCELLED: "stopped; /continue resumes it",
@@ -36,6 +35,7 @@ class Turn:
         fallback: int | None = None,
         is_retry: bool = False,
         is_resumed: bool = False,
+        is_candidate: bool = False,
     ) -> None:
         self.exchange = exchange
         self.prompt = prompt
@@ -45,6 +45,10 @@ class Turn:
         self.is_retry = is_retry
         self.is_resumed = is_resumed
         """It goes on with an answer that is there already."""
+        self.is_candidate = is_candidate
+        """It is one of several answers that are made at once."""
+        self.before: Outcome | None = None
+        """The answer without the tokens of this turn, once they come."""
         self.session: str | None = None
         """Where the exchange is saved."""
         self.started = now
@@ -80,6 +84,7 @@ class Turn:
 
         Half a character or a stop string that was shown at its end may become something else now.
         """
+        self.before = before
         thinking_s = self.exchange.thinking_s
         if before.reasoning != self.exchange.reasoning:
             self.answer.settle_thinking(before.reasoning)
@@ -129,7 +134,7 @@ class Turn:
             what = "stopping" if self.is_stopping else "reading" if not self.has_begun else "writing"
             if what == "reading" and figures is not None and figures.prefill_total:
                 what += f" · {figures.prefill_done:,} of {counted(figures.prefill_total, 'token')}"
-            activity = f"{_SPINNER[int((now - self.started) * 10) % len(_SPINNER)]} {what}"
+            activity = f"{SPINNER[int((now - self.started) * 10) % len(SPINNER)]} {what}"
             if activity == answer.activity:
                 return False
             answer.activity = activity
@@ -207,7 +212,9 @@ def live_figures(
     )
     if turn is None:
         return _with_saved(common, saved) if saved is not None else common
-    latest = backend.last if running is not None and running.has_begun else None
+    latest = (
+        (running.before if running.is_candidate else backend.last) if running and running.has_begun else None
+    )
     stats = latest.stats if latest is not None else turn.stats
     known = stats if stats is not None and stats.prompt_tokens else None
     count = turn.speed.count

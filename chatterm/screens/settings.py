@@ -19,7 +19,8 @@ from chatterm.markdown.lines import Line, cells, elided, padded, styled, text_of
 from chatterm.screens.picker import Picker, PickerList
 from chatterm.screens.report import BoxHead
 from chatterm.settings.file import store
-from chatterm.settings.settings import Settings, problem_with
+from chatterm.settings.reading import load_settings, problem_with
+from chatterm.settings.settings import Settings
 from chatterm.settings.text import Known, known_settings, parsed, table_docs
 from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
@@ -162,7 +163,7 @@ class SettingsScreen(Picker):
         work = partial(store, self._path, known.table, known.name, value)
         try:
             await asyncio.to_thread(work)
-            settings = await asyncio.to_thread(Settings.load, self._path)
+            settings = await asyncio.to_thread(load_settings, self._path)
             self._settings = settings
             self._list.show(settings)
             self._apply(settings, known.table, known.name)

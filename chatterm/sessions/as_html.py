@@ -7,9 +7,10 @@ from html import escape
 
 from markdown_it import MarkdownIt
 
+from chatterm.backends.backend import Exchange
+from chatterm.sessions.as_markdown import ENDINGS, thinking_head
 from chatterm.sessions.dates import stamp
-from chatterm.sessions.export import ENDINGS, thinking_head
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import UNTITLED
 from chatterm.terminal.sanitize import one_line, visible
 

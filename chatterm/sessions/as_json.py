@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any, TypeGuard, get_args
 
-from chatterm.backends.backend import EngineError, FinishReason, ThinkCache, ThinkMode
+from chatterm.backends.backend import EngineError, Exchange, FinishReason, ThinkCache, ThinkMode
 from chatterm.sessions.dates import LATEST
-from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import one_line

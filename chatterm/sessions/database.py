@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import time
 from typing import Any, get_args
 
-from chatterm.backends.backend import ThinkCache, ThinkMode
+from chatterm.backends.backend import Exchange, ThinkCache, ThinkMode
 from chatterm.sessions.journal import Piece, Running
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import extent
 from chatterm.terminal.sanitize import one_line
 

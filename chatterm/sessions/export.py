@@ -2,27 +2,17 @@
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from chatterm.sessions.dates import stamp
-from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import UNTITLED
 from chatterm.sessions.tree import Tree
-from chatterm.terminal.sanitize import one_line, visible
+from chatterm.terminal.sanitize import one_line
 
 Format = Literal["md", "json", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 _SUFFIXES = {".md": "md", ".markdown": "md", ".json": "json", ".html": "html", ".htm": "html"}
-
-ENDINGS = {
-    None: "cut off",
-    "cancelled": "stopped",
-    "length": "cut off: the token limit was reached",
-    "context_full": "cut off: the context was full",
-}
-"""Said below an answer that did not end by itself."""
 
 
 def exported(info: SessionInfo, tree: Tree, format: Format) -> str:
@@ -35,6 +25,8 @@ def exported(info: SessionInfo, tree: Tree, format: Format) -> str:
         from chatterm.sessions.as_html import to_html
 
         return to_html(info, tree.path(tree.head))
+    from chatterm.sessions.as_markdown import to_markdown
+
     return to_markdown(info, tree.path(tree.head))
 
 
@@ -87,27 +79,3 @@ def read_import(path: Path) -> tuple[SessionInfo, Tree]:
         return from_json(text)
     except SessionError as error:
         raise SessionError(f"{shown}: {error}") from error
-
-
-def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
-    """One branch, texts as they were written."""
-    parts = [f"# {info.title or UNTITLED}"]
-    facts = [fact for fact in (info.model, stamp(info.created) if info.created else "") if fact]
-    if facts:
-        parts.append(" · ".join(facts))
-    if info.system:
-        parts += ["## System", info.system]
-    for exchange in path:
-        parts += ["## You", exchange.user, f"## {one_line(exchange.model) or 'Answer'}"]
-        if exchange.reasoning.strip():
-            thinking = "\n".join(f"> {line}".rstrip() for line in exchange.reasoning.strip().split("\n"))
-            parts.append(f"> **{thinking_head(exchange)}**\n>\n{thinking}")
-        if exchange.text:
-            parts.append(exchange.text)
-        if exchange.finish_reason in ENDINGS:
-            parts.append(f"*({ENDINGS[exchange.finish_reason]})*")
-    return visible("\n\n".join(part.strip("\n") for part in parts)) + "\n"
-
-
-def thinking_head(exchange: Exchange) -> str:
-    return f"Thinking, {exchange.thinking_s:.1f} s" if exchange.thinking_s else "Thinking"

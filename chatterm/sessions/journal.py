@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chatterm.backends.backend import TokenEvent
-from chatterm.sessions.records import Exchange
+from chatterm.backends.backend import Exchange, TokenEvent
 
 _STATE = ("stats", "thinking_s", "ends_at")
 """Fields of an exchange that move with every token."""

@@ -18,10 +18,10 @@ from threading import Condition, Thread
 from time import monotonic, time
 from typing import Any, TypeVar
 
-from chatterm.backends.backend import TokenEvent
+from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions.database import FIELDS, Database
 from chatterm.sessions.journal import Running
-from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, database_path, explain
 from chatterm.sessions.titles import title_of
 from chatterm.sessions.tree import Tree

@@ -10,10 +10,6 @@ from models.units import counted
 LIMIT = 60
 """Characters of a title that was made from a message."""
 UNTITLED = "Untitled"
-TITLE_TOKENS = 24
-"""Tokens that a model may take for a title."""
-_SAID = 600
-"""Characters of a message and of an answer that a title is made from."""
 _MOST_WORDS = 10
 _NO_TITLES = frozenset(
     ("sure", "here", "here's", "certainly", "okay", "ok", "i", "i'm", "as", "sorry", "user", "assistant")
@@ -32,12 +28,6 @@ def title_of(message: str) -> str:
     head = text[:LIMIT]  # the last place is the ellipsis's
     cut = head.rfind(" ", LIMIT // 2)
     return head[: cut if cut > 0 else LIMIT - 1].rstrip(" ,;:.") + "…"
-
-
-def title_question(question: str, answer: str) -> str:
-    """What to ask a model for a title of what was said."""
-    said = f"User: {cleaned(question[:_SAID])}\n\nAssistant: {cleaned(answer[:_SAID])}"
-    return f"{said}\n\nWrite a title for this conversation: at most six words, in its language, nothing else."
 
 
 def made_title(said: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from time import time
 
-from chatterm.sessions.records import Exchange
+from chatterm.backends.backend import Exchange
 
 
 class Tree:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from chatterm.backends.backend import Exchange
 from chatterm.sessions.database import FIELDS, Database, Renumbered
-from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.schema import Trouble, connect, connect_read_only, explain, transaction
 from chatterm.sessions.titles import matching_line
 from chatterm.sessions.tree import Tree, extent

@@ -1,6 +1,5 @@
-"""The text of the settings file: where a setting stands, and how one is changed. Comments stay as they are."""
+"""The settings file is changed: one setting at a time, and comments stay as they are."""
 
-import json
 import os
 import re
 import tempfile
@@ -10,49 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chatterm.settings.settings import SettingsError, parse_settings, read_source
-
-Lines = tuple[int, int]
-"""The first line (from 0) and the one behind the last."""
-
-
-def statement_lines(source: str, keys: tuple[str, ...]) -> Lines | None:
-    """The lines of the statement that sets `keys`; None where there is none. `source` is TOML.
-
-    Every start of the file that parses is read: the setting stands where it appears for the first time. So it does
-    not matter how it is written (below its table, as `table.key`, over several lines).
-    """
-    rows = source.split("\n")
-    whole = 0  # lines that are TOML by themselves
-    for end in range(1, len(rows) + 1):
-        try:
-            tables = tomllib.loads("\n".join(rows[:end]))
-        except tomllib.TOMLDecodeError:
-            continue
-        if _has(tables, keys):
-            return whole, end
-        whole = end
-    return None
-
-
-def _has(tables: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
-    node: object = tables
-    for key in keys:
-        if not isinstance(node, Mapping) or key not in node:
-            return False
-        node = node[key]
-    return True
-
-
-def toml_value(value: object) -> str:
-    """`value` (text, number, boolean, list of texts) as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(toml_value(item) for item in value)}]"
-    if isinstance(value, str):  # a JSON string is a TOML string, but for DEL
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
+from chatterm.settings.reading import parse_settings
+from chatterm.settings.settings import SettingsError
+from chatterm.settings.toml import read_source, statement_lines, toml_value
 
 
 def changed(source: str, table: str, key: str, value: object | None, path: Path) -> str:

@@ -1,18 +1,13 @@
-"""The settings: one frozen tree, read from one TOML file. Nothing in the file is ever executed.
+"""The settings: one frozen tree.
 
 Each field is documented by the string that follows it; `chatterm config` prints these.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
-from math import inf
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from chatterm.backends.backend import ChatOptions, EngineError, ThinkCache, ThinkMode
-from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.title import Notify
 
 Panel = Literal["auto", "show", "hide"]
@@ -134,11 +129,6 @@ class Settings:
     composer: ComposerSettings = field(default_factory=ComposerSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
 
-    @classmethod
-    def load(cls, path: Path) -> "Settings":
-        """What the file says; every default where there is none. Raises SettingsError."""
-        return parse_settings(read_source(path), path)
-
 
 def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[str]) -> ChatOptions:
     """`options` with the settings for everything that is not `chosen` already: names of fields that the command line
@@ -155,158 +145,3 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
     }
     fresh = {name: value for name, value in wanted.items() if name not in chosen}
     return replace(options, **fresh, sampling={**settings.sampling.given(), **options.sampling})
-
-
-def read_source(path: Path) -> str:
-    """The text of the file, "" where there is none. Raises SettingsError where it cannot be read."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from error
-    try:
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise SettingsError(
-            f"{path}, line {line}: this is not UTF-8; save the file as UTF-8 text."
-        ) from error
-
-
-def parse_settings(source: str, path: Path) -> Settings:
-    """The settings that `source` states; `path` is named where it is wrong. Raises SettingsError."""
-    import tomllib
-
-    try:
-        tables = tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
-        raise not_toml(path, source, error) from error
-    try:
-        return settings_from(tables)
-    except _Wrong as wrong:
-        from chatterm.settings.file import statement_lines
-
-        first, _ = statement_lines(source, wrong.keys) or (0, 0)
-        raise SettingsError(f"{path}, line {first + 1}: {wrong}") from None
-
-
-def not_toml(path: Path, source: str, error: Exception) -> SettingsError:
-    """What to say about a file that tomllib does not accept."""
-    text, _, place = one_line(str(error)).rstrip(")").partition(" (at ")
-    line = place.split(",")[0] if place.startswith("line ") else f"line {source.rstrip().count(chr(10)) + 1}"
-    return SettingsError(f"{path}, {line}: this is not TOML: {text}.")
-
-
-class _Wrong(Exception):
-    """A value of the file is wrong; `keys` is where it stands."""
-
-    def __init__(self, keys: tuple[str, ...], message: str) -> None:
-        super().__init__(message)
-        self.keys = keys
-
-
-def check(table: str, key: str, value: object) -> None:
-    """Raises SettingsError where the setting does not exist or cannot have this value."""
-    if problem := problem_with(table, key, value):
-        raise SettingsError(f"{table}.{key}: {problem}")
-
-
-def problem_with(table: str, key: str, value: object) -> str:
-    """What is wrong with this value of a setting, as a line that begins with its name; "" where nothing is."""
-    try:
-        settings_from({table: {key: list(value) if isinstance(value, tuple) else value}})
-    except _Wrong as wrong:
-        return str(wrong)
-    return ""
-
-
-def settings_from(tables: Mapping[str, Any]) -> Settings:
-    """The settings that these tables state. Raises _Wrong."""
-    types = get_type_hints(Settings)
-    _check_names((), tables, types)
-    built = {}
-    for table, values in tables.items():
-        if not isinstance(values, dict):
-            raise _Wrong((table,), f"{table} is a table: write [{table}] and its settings below it.")
-        kind = types[table]
-        hints = get_type_hints(kind)
-        _check_names((table,), values, hints)
-        built[table] = kind(**{k: _checked((table, k), v, hints[k]) for k, v in values.items()})
-    settings = Settings(**built)
-    _check_ranges(settings)
-    return settings
-
-
-def _check_names(where: tuple[str, ...], given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in known:
-            path = one_line(".".join((*where, name)), limit=80)
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known)}."
-            raise _Wrong((*where, name), f"unknown setting {path}; {hint}")
-
-
-def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
-    """`value` as the field wants it."""
-    wanted = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
-    for part in wanted:
-        if get_origin(part) is Literal and value in get_args(part) and isinstance(value, str):
-            return value
-        if part is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        if get_origin(part) is tuple and isinstance(value, list) and all(isinstance(v, str) for v in value):
-            return tuple(value)
-        if part in (str, bool, int) and type(value) is part:
-            return value
-    raise _Wrong(keys, f"{keys[-1]} is {_shown(value)}; it must be {expected(kind)}.")
-
-
-def expected(kind: Any) -> str:
-    """What a field of this type may hold, in words."""
-    parts = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
-    if get_origin(parts[0]) is Literal:
-        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(parts[0]))
-    if get_origin(parts[0]) is tuple:
-        return 'a list of strings, as in ["one", "two"]'
-    return {str: 'text in quotes, as in "text"', bool: "true or false", int: "a whole number"}.get(
-        parts[0], "a number"
-    )
-
-
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType)
-
-
-def _shown(value: object) -> str:
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    return one_line(text, limit=60)
-
-
-def _check_ranges(settings: Settings) -> None:
-    """Values of the right type that make no sense all the same."""
-    from engine.params import SamplingParams
-
-    for name, value in settings.sampling.given().items():
-        try:
-            SamplingParams(**{name: value})
-        except EngineError as error:
-            raise _Wrong(("sampling", name), one_line(str(error))) from error
-    if settings.composer.history < 0:
-        raise _Wrong(
-            ("composer", "history"), f"history is {settings.composer.history}; it must be 0 or more."
-        )
-    for name in ("context", "threads"):
-        number = getattr(settings.model, name)
-        if number is not None and number < 1:
-            raise _Wrong(("model", name), f"{name} is {number}; it must be 1 or more.")
-    if settings.model.spill_gb is not None and not 0 <= settings.model.spill_gb < inf:
-        raise _Wrong(("model", "spill_gb"), f"spill_gb is {settings.model.spill_gb}; it must be 0 or more.")
-    if settings.model.name is not None and not settings.model.name.strip():
-        raise _Wrong(("model", "name"), 'name is empty; it must name a model, as in "smollm2".')
-    from chatterm.settings.themes import theme_names
-
-    if settings.screen.theme not in theme_names():
-        known = ", ".join(theme_names())
-        theme = one_line(settings.screen.theme, limit=60)
-        raise _Wrong(("screen", "theme"), f"unknown theme {theme!r}; choose one of: {known}.")

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from chatterm.settings.file import toml_value
 from chatterm.settings.settings import Settings, SettingsError
 from chatterm.settings.themes import theme_names
+from chatterm.settings.toml import toml_value
 
 _WIDTH = 100
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatterm.settings.paths import user_themes
-from chatterm.settings.settings import SettingsError, not_toml, read_source
+from chatterm.settings.settings import SettingsError
+from chatterm.settings.toml import not_toml, read_source, statement_lines
 from chatterm.terminal.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -103,7 +104,5 @@ def _colours(
 
 
 def _wrong(path: Path, source: str, keys: tuple[str, ...], text: str) -> SettingsError:
-    from chatterm.settings.file import statement_lines
-
     lines = statement_lines(source, keys)
     return SettingsError(f"{path}, line {lines[0] + 1 if lines else 1}: {text}")

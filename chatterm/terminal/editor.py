@@ -9,44 +9,49 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chatterm.settings.settings import SettingsError
+from engine.errors import EngineError
 
 if TYPE_CHECKING:
     from textual.app import App
+
+
+class EditorError(EngineError):
+    """Nothing can be written in an editor; one line."""
+
 
 _COMMON = ("nano", "vim", "vi") if sys.platform != "win32" else ("notepad",)
 
 
 def editor_command() -> list[str]:
-    """What to run, as words. Raises SettingsError where there is no editor."""
+    """What to run, as words. Raises EditorError where there is no editor."""
     for variable in ("VISUAL", "EDITOR"):
         if text := os.environ.get(variable, "").strip():
             try:
                 words = shlex.split(text, posix=sys.platform != "win32")
             except ValueError as error:
-                raise SettingsError(f"{variable} cannot be read ({error}); it is {text!r}.") from error
+                raise EditorError(f"{variable} cannot be read ({error}); it is {text!r}.") from error
             if shutil.which(words[0]) is None:
-                raise SettingsError(f"There is no program {words[0]}, which {variable} names as your editor.")
+                raise EditorError(f"There is no program {words[0]}, which {variable} names as your editor.")
             return words
     for name in _COMMON:
         if shutil.which(name):
             return [name]
-    raise SettingsError("There is no editor; set VISUAL or EDITOR to the one you use.")
+    raise EditorError("There is no editor; set VISUAL or EDITOR to the one you use.")
 
 
 def edit_file(path: Path) -> None:
-    """Let the person edit a file; the terminal is the editor's meanwhile. Raises SettingsError."""
+    """Let the person edit a file; the terminal is the editor's meanwhile. Raises EditorError."""
     command = editor_command()
     try:
         status = subprocess.run([*command, str(path)], check=False).returncode
     except OSError as error:
-        raise SettingsError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
+        raise EditorError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
     if status:
-        raise SettingsError(f"{command[0]} ended with status {status}; the message is unchanged.")
+        raise EditorError(f"{command[0]} ended with status {status}; the message is unchanged.")
 
 
 def edit_text(app: "App[object]", text: str) -> str:
-    """`text` as the person left it in the editor; the screen of `app` steps aside. Raises SettingsError."""
+    """`text` as the person left it in the editor; the screen of `app` steps aside. Raises EditorError."""
     from textual.app import SuspendNotSupported
 
     editor_command()  # fails before the screen steps aside
@@ -58,6 +63,6 @@ def edit_text(app: "App[object]", text: str) -> str:
                 edit_file(path)
             return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SettingsError(f"The message cannot be edited: {error.strerror or error}.") from error
+        raise EditorError(f"The message cannot be edited: {error.strerror or error}.") from error
     except SuspendNotSupported as error:
-        raise SettingsError("An editor cannot run in this terminal.") from error
+        raise EditorError("An editor cannot run in this terminal.") from error

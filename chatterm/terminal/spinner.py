@@ -26,7 +26,8 @@ class Spinner:
 
     def __init__(self, err: TextIO, text: str, delay: float = _DELAY) -> None:
         self._err = err
-        self._text = text
+        self.text = text
+        """What it says; it may change."""
         self._delay = delay
         self._stopped = Event()
         self._thread = Thread(target=self._turn, name="spinner", daemon=True)
@@ -57,7 +58,7 @@ class Spinner:
         number = 0
         while True:
             room = max(shutil.get_terminal_size().columns - 3, 0)  # a line that wraps could not be cleared
-            self._put(f"\r{frames[number % len(frames)]} {self._text[:room]}\x1b[K")
+            self._put(f"\r{frames[number % len(frames)]} {self.text[:room]}\x1b[K")
             number += 1
             if self._stopped.wait(_FRAME):
                 break

@@ -1,6 +1,6 @@
 """Sentences that are put together from parts: who joins two texts does it here."""
 
-from chatterm.backends.backend import ContextFullError
+from engine.errors import ContextFullError
 
 _ENDS = (".", "!", "?", "…", ".)", '."', ".'", ".`")
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.document._document import EditResult, Location, Selection
 from textual.document._edit import Edit
+from textual.message import Message
 from textual.strip import Strip
 from textual.widgets import TextArea
 
@@ -29,6 +30,18 @@ class FoldingArea(TextArea):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"composer--label"}
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+o", "open_paste", "View paste", show=False)]
+
+    class PasteOpened(Message):
+        """The person wants to see a paste. `done` takes "unfold", "remove" or None: what is to become of it."""
+
+        def __init__(
+            self, label: str, text: str, can_unfold: bool, done: Callable[[str | None], None]
+        ) -> None:
+            super().__init__()
+            self.label = label
+            self.text = text
+            self.can_unfold = can_unfold
+            self.done = done
 
     def __init__(self, *, placeholder: str, id: str | None = None) -> None:
         self.pastes = Pastes()  # first: the text area asks where labels stand as soon as it is made
@@ -101,8 +114,6 @@ class FoldingArea(TextArea):
                 return
 
     def _open(self, row: int, span: tuple[int, int]) -> None:
-        from chatterm.screens.paste import PasteScreen
-
         label = self._line(row)[slice(*span)]
         text = self.pastes.text_of(label)
         short = not is_long(text, _MOST_LINES, _MOST_CHARACTERS)
@@ -113,7 +124,7 @@ class FoldingArea(TextArea):
                 result = self.replace(insert, (row, span[0]), (row, span[1]), maintain_selection_offset=False)
                 self.move_cursor(result.end_location)
 
-        self.app.push_screen(PasteScreen(label, text, can_unfold=short), done)
+        self.post_message(self.PasteOpened(label, text, short, done))
 
     def _labels(self, row: int) -> list[tuple[int, int]]:
         """Where labels stand in line `row`; none where there is no such line."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import takewhile
 from threading import Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
@@ -12,11 +11,12 @@ from engine.cache.rows import Rows
 from engine.conversation.adopt import Adopter, thinking_of
 from engine.conversation.history import History, IdleWork, ThinkCache
 from engine.conversation.prompt import PromptFormat
-from engine.conversation.turns import Answer, Turn, gone_on, is_same, joined
+from engine.conversation.several import Ended, Part, Prompt, Several
+from engine.conversation.turns import Answer, Turn, ended, gone_on, is_same, joined
 from engine.conversation.why import Explainer, Question
 from engine.errors import EngineError, check_room
 from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
-from engine.params import SamplingParams
+from engine.params import SamplingParams, seeds
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import Sequence
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
 
 Think = Literal["auto", "on", "off"]
-
-_LONG_DRAFT = 5000
-"""Characters from which on fewer continuations of a draft are looked at: each is tokenised."""
 
 
 class Chat:
@@ -55,6 +52,8 @@ class Chat:
         self.think_cache = think_cache
         self.turns: list[Turn] = []
         self._running: Sequence | None = None
+        self._several: Several | None = None
+        """What makes candidates, while it does."""
         self._stopped = False
         self._hurried: Sequence | None = None
         self._explainer = Explainer()
@@ -111,6 +110,11 @@ class Chat:
         return self._idle.present
 
     @property
+    def opening(self) -> list[int]:
+        """What the next generation prompt puts before the answer and the history leaves out."""
+        return self._format.opening(self._thinking)
+
+    @property
     def history(self) -> Rows:
         """The rows of the conversation so far; none before it begins."""
         return self._history.rows(self.turns) if self.turns or self.system else Rows()
@@ -142,8 +146,25 @@ class Chat:
         self._stopped = False
         return self._resume(params)
 
-    def stop(self) -> None:
-        """End the answer that was asked for last within one step; what was produced is kept."""
+    def candidates(
+        self, text: str, count: int, params: SamplingParams | None = None
+    ) -> Iterator[tuple[int, Part]]:
+        """Answer `text` `count` times at once, with seeds that count on from that of `params`, if it has one.
+
+        Yields what comes of each with its number from 0, as `Several.run` does. The conversation does not change: to
+        go on with one of them, `load` it. They share the rows of the prompt. Raises as `send` does.
+        """
+        self._stopped = False
+        self._several = Several(self._engine)
+        return self._candidates(self._several, text, count, params or self._engine.default_params())
+
+    def stop(self, but: int | None = None) -> None:
+        """End the answer that was asked for last within one step; what was produced is kept. Of candidates all end,
+        or all `but` one."""
+        if (several := self._several) is not None:
+            several.stop(but)
+        if but is not None:
+            return
         self._stopped = True
         running = self._running
         if running is not None:
@@ -216,12 +237,8 @@ class Chat:
             if not rows.masked_until:
                 output = self._engine.output(params, self._format.inside(self._thinking))
                 return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
-        # The draft itself comes last: what a message was tokenised to is remembered until the next one.
-        typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
-        tails = [self._history.prompt(self.turns, draft + more, self._thinking) for more in typed_on]
-        together = zip(*(rows.keys for rows in tails), strict=False)
-        same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
-        return self._idle.warm(self.turns, tails[-1].prefix(same), wait, tails[-1].message_start)
+        rows, start = self._history.typed(self.turns, draft, self._thinking)
+        return self._idle.warm(self.turns, rows, wait, start)
 
     # -- how it is done
 
@@ -242,6 +259,45 @@ class Chat:
         if turn.answer.is_complete:
             raise EngineError("The answer is already complete; retry it or send a message.")
         yield from self._answer(before, turn.user, params, turn)
+
+    def _candidates(
+        self, several: Several, text: str, count: int, params: SamplingParams
+    ) -> Iterator[tuple[int, Part]]:
+        if not text.strip():
+            raise EngineError("The message is empty; write something first.")
+        self._idle.stop()
+        before, opening = list(self.turns), self.opening
+        rows = self._prompt_rows(before, text, self._thinking)
+        check_room(len(rows) + 1, self._engine.context_length, goes_on=False)
+        asks = Question(tuple(before), text, self.system, self.think_cache)
+        inside, origin = self._format.inside(self._thinking), -self._idle.pause
+        prompts = (
+            Prompt(rows.copy(), each, inside, origin)
+            for each in (replace(params, seed=seed) for seed in seeds(params.seed, count))
+        )
+        try:
+            for index, part in several.run(prompts):
+                if isinstance(part, Ended) and part.sequence is not None:
+                    self._explain(Turn(text, part.answer, opening), asks, part.sequence)
+                    self._show(part.answer, part.sequence)
+                yield index, part
+        finally:
+            self._several = None
+            self._idle.pause = self._engine.new_pause()
+
+    def _prompt_rows(
+        self, before: list[Turn], text: str, think: bool | None, exact: bool = False, more: int = 0
+    ) -> Rows:
+        """The rows of a prompt, in use from now on. Those of masked turns that were evicted are computed again; where
+        that fails, or `more` rows than these do not fit, they are those of the `exact` policy."""
+        rows = self._history.prompt(before, text, think, exact)
+        if rows.masked_until and (
+            rows.next_position + more >= self._engine.max_positions
+            or not self._history.restore(before, self._follow, origin=-self._idle.pause)
+        ):
+            rows = self._history.prompt(before, text, think, exact=True)
+        self._engine.keep(rows)
+        return rows
 
     def _follow(self, sequence: Sequence) -> None:
         """From now on `stop` ends this sequence; if it was called already, it ends at once."""
@@ -281,14 +337,8 @@ class Chat:
         think = self._thinking
         if unfinished is not None:
             think = thinking_of(self._format, unfinished.opening, think)
-        rows = self._history.prompt(before, text, think, exact)
         earlier = [] if unfinished is None else unfinished.answer.token_ids
-        if rows.masked_until and (
-            rows.next_position + len(earlier) >= self._engine.max_positions
-            or not self._history.restore(before, self._follow, origin=-self._idle.pause)
-        ):
-            rows = self._history.prompt(before, text, think, exact=True)
-        self._engine.keep(rows)
+        rows = self._prompt_rows(before, text, think, exact, len(earlier))
         turn = Turn(text, Answer(), self._format.opening(think))
         output = self._engine.output(params, inside_think=self._format.inside(think))
         if unfinished is not None:
@@ -417,27 +467,22 @@ class Chat:
         nothing = len(sequence.generated) == given
         if nothing and (sequence.error is not None or len(self.turns) > len(before)):
             return  # nothing was said: a retry that was stopped so early leaves the earlier answer
-        answer = turn.answer
-        while not sequence.events.empty():  # what was produced but not taken any more
-            if (event := sequence.events.get()) is not None:
-                answer.add(event.text, event.kind)
-        if sequence.output is not None:
-            answer.add(sequence.tail, sequence.output.kind)
-        answer.token_ids = list(sequence.generated)
-        answer.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
-        answer.ends_at = None
-        answer.stats = joined(first, sequence)
-        self._explain(turn)
-        span = sequence.output.thinking.span if sequence.output else None
-        answer.shown = self._format.answer_span(answer.token_ids, answer.text, span[1] if span else 0)
+        ended(turn.answer, sequence, joined(first, sequence))
+        question, asked, self._asked = self._question, self._asked, None  # freed now, while nobody waits
+        self._explain(turn, question, asked)
+        self._show(turn.answer, sequence)
         self.turns = [*before, turn]
         if self.think_cache == "mask":
             with suppress(EngineError):  # the answer is there; the next turn tries again
                 self._history.hide_last(self.turns)
 
-    def _explain(self, turn: Turn) -> None:
-        """Note in the figures of a finished answer why no more of its prompt was reused."""
-        question, asked, self._asked = self._question, self._asked, None  # freed now, while nobody waits
+    def _show(self, answer: Answer, sequence: Sequence) -> None:
+        """Note what of a finished answer the history shows."""
+        span = sequence.output.thinking.span if sequence.output else None
+        answer.shown = self._format.answer_span(answer.token_ids, answer.text, span[1] if span else 0)
+
+    def _explain(self, turn: Turn, question: Question | None, asked: Sequence | None) -> None:
+        """Note in the figures of a finished answer why no more of its prompt was reused; `asked` computed it."""
         if question is not None and asked is not None and asked.admitted:
             stats = turn.answer.stats
             turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.found)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 ThinkCache = Literal["exact", "mask"]
 
+_LONG_DRAFT = 5000
+"""Characters from which on fewer continuations of a draft are looked at: each is tokenised."""
+
 
 class History:
     """Makes rows of turns: what the chat template renders (`exact`), or what was generated, think spans hidden."""
@@ -40,6 +44,15 @@ class History:
         answers = [turn.answer for turn in turns]
         segments = self._format.segments(self.system, users, answers, generate=True, think=think)
         return self._rows(turns, segments, exact)
+
+    def typed(self, turns: Items[Turn], draft: str, think: bool | None) -> tuple[Rows, int]:
+        """The rows of a prompt up to the last one that typing on cannot change, and where its last message begins."""
+        # The draft itself comes last: what a message was tokenised to is remembered until the next one.
+        typed_on = (" ", "a", "\n", ".", "") if len(draft) < _LONG_DRAFT else ("a", "")
+        tails = [self.prompt(turns, draft + more, think) for more in typed_on]
+        together = zip(*(rows.keys for rows in tails), strict=False)
+        same = sum(1 for _ in takewhile(lambda keys: len(set(keys)) == 1, together))
+        return tails[-1].prefix(same), tails[-1].message_start
 
     def rows(self, turns: Items[Turn]) -> Rows:
         """The rows that the next prompt begins with, whatever is asked."""

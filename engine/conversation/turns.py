@@ -74,6 +74,20 @@ def after(rows: Rows, segment: list[int]) -> list[int]:
     return segment
 
 
+def ended(answer: Answer, sequence: Sequence, stats: TurnStats) -> Answer:
+    """`answer` as its sequence left it. What was taken of the sequence's events is in its text already."""
+    while not sequence.events.empty():  # what was produced but not taken any more
+        if (event := sequence.events.get()) is not None:
+            answer.add(event.text, event.kind)
+    if sequence.output is not None:
+        answer.add(sequence.tail, sequence.output.kind)
+    answer.token_ids = list(sequence.generated)
+    answer.finish_reason = sequence.finish_reason or FinishReason.CANCELLED
+    answer.ends_at = None
+    answer.stats = stats
+    return answer
+
+
 def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
     """The figures of an answer that took two prompts: the second one only went on from the first, if there was one."""
     then = last.stats()

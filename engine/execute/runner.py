@@ -10,7 +10,7 @@ from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
 from engine.cache.kv_cache import KVCache
 from engine.execute.batch import Batch, Span
-from engine.execute.cpu.executor import NativeDecoder, unsupported
+from engine.execute.cpu.executor import NativeDecoder, NativeSpan, unsupported
 from engine.execute.cuda.graphs import Graphs
 from engine.kernels.native.library import Pool
 from engine.schedule.scheduler import Chunk
@@ -37,7 +37,7 @@ class Decoder(Protocol):
 class Runner:
     """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch.
 
-    On a CPU native kernels, where there are some for the model, compute every chunk by itself: of a model whose weights
+    On a CPU native kernels compute all chunks together, where there are some for the model: of a model whose weights
     are not quantised only the rows of answers. What computes a row depends on nothing but whether it is a prompt's.
     """
 
@@ -94,7 +94,7 @@ class Runner:
     @property
     def all_native(self) -> bool:
         """Whether native kernels compute everything, attention included."""
-        return self._native is not None and self._native.takes_chunks
+        return self._native is not None and self._native.takes_prompts
 
     def uses_torch(self, chunks: list[Chunk]) -> bool:
         """Whether the plain modules have something to compute for `chunks`."""
@@ -118,43 +118,26 @@ class Runner:
             return [logits] if chunks[0].samples else []
         if self._native is None:
             return self._run(chunks)
-        if self._native.takes_chunks:
-            found = [self._run_native(self._native, chunk) for chunk in chunks]
-        else:
-            found = self._run_apart(self._native, chunks)
-        return [row for row, chunk in zip(found, chunks, strict=True) if row is not None and chunk.samples]
+        if self._native.takes_prompts:
+            return list(_run_native(self._native, chunks))
+        return self._run_apart(self._native, chunks)
 
-    def _run_apart(self, native: NativeDecoder, chunks: list[Chunk]) -> list[Tensor | None]:
-        """The rows of prompts by the plain modules, those of answers one after the other by the native kernels."""
+    def _run_apart(self, native: NativeDecoder, chunks: list[Chunk]) -> list[Tensor]:
+        """The rows of prompts by the plain modules, those of answers by the native kernels."""
         prompts, answers = [], []
         for chunk in chunks:
             count = min(max(_first_of_answer(chunk) - chunk.start, 0), chunk.count)
-            prompts.append(replace(chunk, count=count))
-            first = chunk.start + count
-            answers.append(
-                [replace(chunk, start=row, count=1) for row in range(first, chunk.start + chunk.count)]
-            )
-        given = [chunk for chunk in prompts if chunk.count]
-        rows = iter(self._run(given) if given else [])
-        found: list[Tensor | None] = [
-            next(rows) if chunk.count and chunk.samples else None for chunk in prompts
-        ]
-        for index, parts in enumerate(answers):
-            for part in parts:
-                found[index] = self._run_native(native, part)
-        return found
-
-    def _run_native(self, native: NativeDecoder, chunk: Chunk) -> Tensor | None:
-        """One row takes the kernels of a decode step, which are quicker for it and give the same as a chunk."""
-        sequence, start, stop = chunk.sequence, chunk.start, chunk.start + chunk.count
-        assert sequence.table is not None
-        rows, blocks = sequence.rows, sequence.table.blocks
-        if chunk.count == 1:
-            logits: Tensor | None = native.run(rows.token_ids[start], start, rows.positions[start], blocks)
-        else:
-            tokens, positions = rows.token_ids[start:stop], rows.positions[start:stop]
-            logits = native.run_chunk(tokens, start, positions, blocks, chunk.samples)
-        return logits.clone() if logits is not None and chunk.samples else None
+            left = chunk.count - count
+            if count:
+                prompts.append(replace(chunk, count=count))
+            if left:
+                answers.append(replace(chunk, start=chunk.start + count, count=left))
+        found: dict[int, Tensor] = {}
+        if prompts:
+            found |= zip(_sampling(prompts), self._run(prompts), strict=True)
+        if answers:
+            found |= zip(_sampling(answers), _run_native(native, answers), strict=True)
+        return [found[name] for name in _sampling(chunks)]
 
     def _run(self, chunks: list[Chunk]) -> list[Tensor]:
         token_ids: list[int] = []
@@ -176,6 +159,22 @@ class Runner:
         )
         # Only the rows that are sampled from go through the head.
         return list(self._model.logits(hidden[last])) if last else []
+
+
+def _run_native(native: NativeDecoder, chunks: list[Chunk]) -> Tensor:
+    """fp32 [chunks that sample, vocab]"""
+    spans = []
+    for chunk in chunks:
+        sequence, rows = chunk.sequence, slice(chunk.start, chunk.start + chunk.count)
+        assert sequence.table is not None
+        tokens, positions = sequence.rows.token_ids[rows], sequence.rows.positions[rows]
+        spans.append(NativeSpan(tokens, chunk.start, positions, sequence.table.blocks, chunk.samples))
+    return native.run(spans)
+
+
+def _sampling(chunks: list[Chunk]) -> list[int]:
+    """Which sequences get logits; a sequence has one chunk in a step."""
+    return [id(chunk.sequence) for chunk in chunks if chunk.samples]
 
 
 def _first_of_answer(chunk: Chunk) -> int:

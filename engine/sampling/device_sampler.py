@@ -1,167 +1,163 @@
-"""Sampling without the host: one sequence's settings, masks and token live on the device.
+"""Sampling without the host: the settings, the masks and the newest token of every slot live on the device.
 
 The plain twin, on any device, is `engine/sampling/sampler.py`.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from engine.params import SamplingParams
 
-Kind = Literal["race", "narrow", "wide"]
+Draw = Literal["race", "any"]
 HISTORY = 64
-"""Tokens that the host can still read."""
+"""Tokens of a slot that the host can still read."""
+
+ONE_LAUNCH = 8
+"""Rows of any kind up to which looking and finishing are one launch."""
 
 
 class DeviceSampler:
     """Turns logits into tokens by enqueuing work only, so that a CUDA graph can hold it.
 
-    `load` fills buffers that stay where they are: a captured graph serves every later sequence of the same `kind`.
-    On a CPU it runs in Triton's interpreter, for tests. Run every kind once before capturing it, which compiles it.
+    A slot holds a sequence. `load` fills buffers that stay where they are: a captured graph serves whichever
+    sequences come later. A row's token depends on its logits and its slot alone: not on other rows, nor on which
+    row it is. On a CPU it runs in Triton's interpreter, for tests. Draw once of every sort before capturing it,
+    which compiles it.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, pdl: bool = False) -> None:
-        """`pdl`: launch with programmatic dependent launch (sm_90 and later)."""
+    def __init__(self, vocab_size: int, slots: int, device: torch.device, pdl: bool = False) -> None:
+        """For batches of up to as many rows as the power of two from `slots` on.
+
+        `pdl`: launch with programmatic dependent launch (sm_90 and later).
+        """
         import triton
 
-        from engine.kernels.triton import sampling
+        from engine.kernels.triton import ranking, sampling
         from engine.kernels.triton.launch import split_alike
 
         self._kernels = sampling
+        self._most_ranked = ranking.MAX_NARROW.value
         self._split_alike = split_alike
         self.vocab_size = vocab_size
         self.pdl = pdl
-        self.kind: Kind = "race"
-        """Which graph serves the loaded sequence: greedy and plain draws, top_k up to 128, or everything else."""
-        self.token = torch.full((1,), -1, dtype=torch.int64, device=device)
-        """The last token; -1 where the logits held NaN or their maximum was not finite."""
-        self.seen = torch.zeros(vocab_size, dtype=torch.uint8, device=device)
-        """1 for tokens of the prompt and the answer; only kept from `load` on where a penalty needs it."""
-        self.generated = torch.zeros_like(self.seen)
-        """1 for tokens of the answer; likewise."""
-        self.history = torch.full((HISTORY,), -1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        """The token of step s (its number within the answer) at s % 64, in memory that the host reads directly."""
-        self._settings = torch.zeros(5, dtype=torch.float32, device=device)
-        self._numbers = torch.zeros(3, dtype=torch.int64, device=device)
-        self.step = self._numbers[1:2]
-        """int64 [1]: tokens of the answer so far; with the seed it determines the next draw."""
-        self._arrived = torch.zeros(1, dtype=torch.int32, device=device)
+        self.token = torch.full((slots,), -1, dtype=torch.int64, device=device)
+        """The newest token of each slot; -1 where the logits held NaN or their maximum was not finite."""
+        self.history = torch.full((slots, HISTORY), -1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        """The token of step s (its number within the answer) of a slot at [slot, s % 64], in memory that the host
+        reads directly once that step has ended."""
+        self.marks = torch.zeros(slots, vocab_size, dtype=torch.uint8, device=device)
+        """1 for tokens of prompt and answer, 3 for tokens of the answer; only kept where a penalty needs it."""
+        # One row of bytes a slot, so that one copy loads it: three int64, then six fp32.
+        self._state = torch.zeros(slots, sampling.NUMBERS.value, dtype=torch.int64, device=device)
+        self._settings = self._state.view(torch.float32)[:, 6:]
+        self.step = self._state[:, 1]
+        """int64 [slots]: tokens of the answer so far; with the seed it determines the next draw."""
+        self._races = [True] * slots
         # A block is what one program reads: small for many programs, and enough for 16 bytes a thread.
-        self._race_block, self._narrow_block = 1024, 2048
-        self._race_grid = triton.cdiv(vocab_size, self._race_block)
-        self._narrow_grid = triton.cdiv(vocab_size, self._narrow_block)
-        self._blocks = triton.next_power_of_2(self._race_grid)
-        self._groups = triton.next_power_of_2(self._narrow_grid * self._narrow_block // sampling.GROUP.value)
-        entries = max(self._blocks, sampling.CANDIDATES.value)
-        self._peaks = torch.zeros(max(self._blocks, self._groups), dtype=torch.float32, device=device)
-        self._values = torch.zeros(entries, dtype=torch.float32, device=device)
-        self._names = torch.zeros(entries, dtype=torch.int32, device=device)
-        self._logits = torch.zeros(vocab_size, dtype=torch.float32, device=device)
-        self._ranks = torch.arange(vocab_size, device=device)
+        self._block = 2048
+        self._parts = triton.cdiv(vocab_size, sampling.PART.value)
+        self._blocks = triton.cdiv(vocab_size, self._block)
+        self._places = triton.next_power_of_2(max(2 * self._blocks, ranking.CANDIDATES.value))
+        self._groups = triton.next_power_of_2(self._blocks * self._block // ranking.GROUP.value)
+        rows = triton.next_power_of_2(slots)
+        self._peaks = torch.zeros(rows, self._groups, dtype=torch.float32, device=device)
+        self._values = torch.zeros(rows, self._places, dtype=torch.float32, device=device)
+        self._names = torch.zeros(rows, self._places, dtype=torch.int32, device=device)
+        self._masses = torch.zeros(rows, triton.next_power_of_2(self._blocks), device=device)
+        self._arrived = torch.zeros(rows, dtype=torch.int32, device=device)
 
     def load(
-        self, params: SamplingParams, prompt_ids: Sequence[int], generated_ids: Sequence[int], seed: int
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        generated_ids: Sequence[int],
+        seed: int,
     ) -> None:
-        """Start serving a sequence. `seed` (0 to 2^63 - 1) is used whatever `params.seed` says."""
+        """Serve a sequence in a slot from the next `sample` on; what was enqueued before is not touched.
+
+        It only enqueues, on the current stream. `seed` (0 to 2^63 - 1) is used whatever `params.seed` says.
+        """
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else 0
         if params.temperature == 0.0 or (top_k == 0 and params.top_p >= 1.0):
-            self.kind = "race"
+            kind = self._kernels.RACE
         else:
-            self.kind = "narrow" if 1 <= top_k <= self._kernels.MAX_NARROW.value else "wide"
+            kind = self._kernels.NARROW if 1 <= top_k <= self._most_ranked else self._kernels.WIDE
+        self._races[slot] = kind is self._kernels.RACE
         # 0 is greedy; what is above must not become 0 or divide to infinity in fp32.
         temperature = max(params.temperature, 1e-30) if params.temperature else 0.0
         settings = [temperature, params.top_p, params.min_p]
-        settings += [params.repetition_penalty, params.presence_penalty]
-        self._settings.copy_(torch.tensor(settings, dtype=torch.float32))
-        self._numbers.copy_(torch.tensor([seed, len(generated_ids), top_k or self.vocab_size]))
-        self._arrived.zero_()
-        if params.repetition_penalty != 1.0:
-            self._mark(self.seen, [*prompt_ids, *generated_ids])
-        if params.presence_penalty != 0.0:
-            self._mark(self.generated, generated_ids)
+        settings += [params.repetition_penalty, params.presence_penalty, kind.value]
+        state = torch.tensor([seed, len(generated_ids), top_k or self.vocab_size, 0, 0, 0])
+        state.view(torch.float32)[6:] = torch.tensor(settings)
+        self._send(state, self._state[slot])
+        if params.repetition_penalty != 1.0 or params.presence_penalty != 0.0:
+            self._mark(self.marks[slot], prompt_ids, generated_ids)
 
-    def sample(self, logits: Tensor, counters: Tensor | None = None) -> None:
-        """Enqueue: `token` from logits [vocab] (contiguous, any float dtype), in the masks, `history` and `step`.
+    def draw(self, slots: Iterable[int]) -> Draw:
+        """Which draw serves these slots fastest; "any" is always right."""
+        return "race" if all(self._races[slot] for slot in slots) else "any"
 
-        Adds 1 to every entry of `counters` (int64 [n]).
+    def sample(
+        self, logits: Tensor, active: Tensor, counters: Tensor | None = None, draw: Draw = "any"
+    ) -> None:
+        """Enqueue: the tokens of the slots `active` int32 [rows] from logits [rows, vocab], any float dtype.
+
+        A slot of -1 is a row that is nobody's; no slot comes twice, and nothing that overlaps this kernel writes
+        `active`. The tokens also go into the marks and `history`, and `step` and every entry of a slot's counters
+        (int64 [slots, n], contiguous) go up by 1. `draw` "race": every slot here draws from all tokens, or greedily.
         """
-        if self.kind == "narrow":
-            self._narrow(logits, counters)
-        elif self.kind == "wide":
-            self._keep_nucleus(logits)
-            # The penalties are in these logits. min_p, relative to the likeliest, which was kept, is not.
-            self._race(self._logits, counters, penalise=False)
-        else:
-            self._race(logits, counters, penalise=True)
-
-    def _mark(self, mask: Tensor, ids: Sequence[int]) -> None:
-        mask.zero_()
-        mask[torch.tensor(ids, dtype=torch.int64).to(mask.device)] = 1
-
-    def _race(self, logits: Tensor, counters: Tensor | None, penalise: bool) -> None:
-        kernel = self._kernels.race_kernel[(self._race_grid,)](
-            *self._buffers(logits, counters),
-            BLOCK=self._race_block,
-            BLOCKS=self._blocks,
-            PENALISE=penalise,
-            num_warps=4,
-            **self._constants(counters),
-            **self._launch(),
-        )
-        self._split_alike(kernel)
-
-    def _narrow(self, logits: Tensor, counters: Tensor | None) -> None:
-        kernel = self._kernels.narrow_kernel[(self._narrow_grid,)](
-            *self._buffers(logits, counters),
-            BLOCK=self._narrow_block,
-            GROUPS=self._groups,
-            num_warps=16,
-            **self._constants(counters),
-            **self._launch(),
-        )
-        self._split_alike(kernel)
-
-    def _keep_nucleus(self, logits: Tensor) -> None:
-        """Put the penalised logits that top-k and top-p keep into `_logits`, -inf for the others."""
-        self._kernels.penalise_kernel[(self._race_grid,)](
+        rows = logits.shape[0]
+        if rows > len(self._arrived):
+            raise ValueError(f"There are {rows} rows to sample, and room for {len(self._arrived)}.")
+        arguments = (
             logits,
-            self.seen,
-            self.generated,
+            logits.stride(0) if rows > 1 else 0,  # 0: loads of 16 bytes, whatever the vocabulary
+            active,
+            self.marks,
             self._settings,
-            self._logits,
-            VOCAB=self.vocab_size,
-            BLOCK=self._race_block,
-            PDL=self.pdl,
-            **self._launch(),
-        )
-        values, order = self._logits.sort(descending=True, stable=True)
-        chances = ((values - values[0]) / self._settings[0]).exp()
-        chances.masked_fill_(self._ranks >= self._numbers[2], 0.0)
-        top_p = self._settings[1]
-        before = chances.cumsum(0) - chances
-        kept = (before < top_p * chances.sum()) | (top_p >= 1.0)
-        kept = (kept & (self._ranks < self._numbers[2])) | (self._ranks == 0)
-        self._logits.scatter_(0, order, values.masked_fill(~kept, -torch.inf))
-
-    def _buffers(self, logits: Tensor, counters: Tensor | None) -> tuple[Tensor, ...]:
-        """The arguments that both kernels take, in their order."""
-        masks = (self.seen, self.generated, self._settings, self._numbers)
-        scratch = (self._peaks, self._values, self._names, self._arrived)
-        return (
-            logits,
-            *masks,
-            *scratch,
+            self._state,
+            self._peaks,
+            self._values,
+            self._names,
+            self._masses,
+            self._arrived,
             self.token,
             self.history,
             self.step if counters is None else counters,
         )
+        constants = {
+            "VOCAB": self.vocab_size,
+            "PLACES": self._places,
+            "GROUPS": self._groups,
+            "SLOTS": HISTORY,
+            "COUNTERS": 0 if counters is None else counters.shape[1],
+            "PDL": self.pdl,
+            **({"launch_pdl": True} if self.pdl else {}),
+        }
+        if draw == "race":
+            kernel = self._kernels.race_kernel[(self._parts, rows)](*arguments, **constants, num_warps=4)
+            self._split_alike(kernel)
+            return
+        for look, finish in [(True, True)] if rows <= ONE_LAUNCH else [(True, False), (False, True)]:
+            kernel = self._kernels.sampling_kernel[(self._blocks if look else 1, rows)](
+                *arguments, **constants, BLOCK=self._block, LOOK=look, FINISH=finish, num_warps=16
+            )
+            self._split_alike(kernel)
 
-    def _constants(self, counters: Tensor | None) -> dict[str, Any]:
-        count = 0 if counters is None else counters.numel()
-        return {"VOCAB": self.vocab_size, "SLOTS": HISTORY, "COUNTERS": count, "PDL": self.pdl}
+    def _mark(self, marks: Tensor, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
+        from engine.kernels.triton import scores
 
-    def _launch(self) -> dict[str, bool]:
-        return {"launch_pdl": True} if self.pdl else {}
+        ids = torch.tensor([*prompt_ids, *generated_ids], dtype=torch.int64)
+        there = torch.empty_like(ids, device=marks.device)
+        self._send(ids, there)
+        marks.zero_()
+        marks.index_fill_(0, there[: len(prompt_ids)], scores.SEEN.value)
+        marks.index_fill_(0, there[len(prompt_ids) :], scores.GENERATED.value)
+
+    def _send(self, values: Tensor, to: Tensor) -> None:
+        """Copy to the device without waiting. Pinned memory is not used again before the copy has been made."""
+        to.copy_(values.pin_memory() if to.is_cuda else values, non_blocking=True)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, Literal
@@ -10,19 +10,21 @@ from typing import Any, Literal
 from chatterm.backends.backend import (
     DraftCost,
     EngineError,
+    Exchange,
     Figures,
     FinishReason,
     ModelChoice,
     ModelInfo,
     OnProgress,
     Outcome,
+    Part,
     Progress,
+    Request,
     ThinkCache,
     ThinkMode,
     TokenEvent,
     TurnStats,
 )
-from chatterm.sessions.records import Exchange
 from engine.cache.block_map import BlockMap
 
 
@@ -87,6 +89,7 @@ class ScriptedBackend:
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
+        self._but: int | None = None
         self._answer_now = threading.Event()
         self._turns = 0
         self._titled = False
@@ -125,7 +128,8 @@ class ScriptedBackend:
             else None
         )
 
-    def stop(self) -> None:
+    def stop(self, but: int | None = None) -> None:
+        self._but = but
         self._stop.set()
 
     def answer_now(self) -> None:
@@ -171,9 +175,81 @@ class ScriptedBackend:
             raise EngineError("The answer is complete; /retry generates another one.")
         return self._answer(self.history.pop()[0], self.last)
 
-    def _answer(self, question: str, before: Outcome | None = None) -> Iterator[TokenEvent]:
-        script = self.scripts[min(self._turns, len(self.scripts) - 1)] if self.scripts else Script()
+    def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
+        """The next scripts, a token of each in turn. A gate holds up its own, and an error ends its own."""
+        self.calls.append(("candidates", (text, count)))
+        self._stop.clear()
+        running = {index: self._several(self._next_script(), index) for index in range(count)}
+        while running:
+            for index in list(running):
+                for part in running[index]:
+                    if part is not None:
+                        yield index, part
+                    break
+                else:
+                    del running[index]
+            time.sleep(0.001)
+
+    def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
+        """The last message is answered with the next script; `calls` notes the requests."""
+        running: dict[int, Iterator[Part | None]] = {}
+        source = enumerate(requests)
+        while True:
+            while len(running) < 8 and (taken := next(source, None)) is not None:
+                self.calls.append(("answer", taken[1]))
+                running[taken[0]] = self._several(self._next_script(), taken[0])
+            if not running:
+                return
+            for index in list(running):
+                for part in running[index]:
+                    if part is not None:
+                        yield index, part
+                    break
+                else:
+                    del running[index]
+
+    def _next_script(self) -> Script:
         self._turns += 1
+        return self.scripts[min(self._turns, len(self.scripts)) - 1] if self.scripts else Script()
+
+    def _several(self, script: Script, index: int) -> Iterator[Part | None]:
+        """One of several answers, a part at a time; None: not yet."""
+        said = {"reasoning": "", "answer": ""}
+        ids: list[int] = []
+        reason = script.finish_reason
+        begun = time.monotonic()
+        pieces = [(piece, "reasoning") for piece in _pieces(script.reasoning)]
+        pieces += [(piece, "answer") for piece in _pieces(script.text)]
+        for number, (piece, kind) in enumerate(pieces):
+            is_stopped = False
+            while not is_stopped and script.gate is not None and number == script.gate_after:
+                if script.gate.is_set():
+                    break
+                is_stopped = self._stop.is_set() and self._but != index
+                yield None
+            while not is_stopped and script.tokens_per_s is not None:
+                if time.monotonic() >= begun + number / script.tokens_per_s:
+                    break
+                is_stopped = self._stop.is_set() and self._but != index
+                yield None
+            if is_stopped or (self._stop.is_set() and self._but != index):
+                reason = FinishReason.CANCELLED
+                break
+            if script.error is not None and number == script.error_after:
+                error = script.error
+                yield error if isinstance(error, EngineError) else EngineError(str(error))
+                return
+            if not number:
+                yield Outcome("", "", None, self._stats(script, 0, 0, begun), [])
+            said[kind] += piece
+            ids.append(number)
+            yield TokenEvent(piece, number, "reasoning" if kind == "reasoning" else "answer")
+        thought = min(len(ids), len(_pieces(script.reasoning)))
+        stats = self._stats(script, len(ids), thought, begun)
+        yield Outcome(said["answer"], said["reasoning"], reason, stats, ids, (thought, len(ids)))
+
+    def _answer(self, question: str, before: Outcome | None = None) -> Iterator[TokenEvent]:
+        script = self._next_script()
         self._stop.clear()
         self._answer_now.clear()
         if script.error is not None and not script.error_after:
@@ -298,6 +374,6 @@ class ScriptedBackend:
         self.closed = True
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _pieces(text: str) -> list[str]:
     """Four characters at a time, about what a token is."""
-    return (text[start : start + 4] for start in range(0, len(text), 4))
+    return [text[start : start + 4] for start in range(0, len(text), 4)]

@@ -32,7 +32,7 @@ def check(driver: Driver, backend: ScriptedBackend) -> None:
         assert talk.entries_of(exchange)[0].text == exchange.user
         assert "".join(talk.entries_of(exchange)[1].source) == exchange.text
         assert exchange.finish_reason is not None
-    editing = driver.app.chat.writing.editing
+    editing = driver.app.chat.editing
     paths = [talk.path, talk.tree.path(editing.parent)] if editing is not None else [talk.path]
     assert backend.history in [[(exchange.user, exchange.text) for exchange in path] for path in paths]
     assert len(talk.tree) == len({exchange.id for exchange in talk.tree.exchanges})

@@ -9,7 +9,7 @@ import pytest
 from chatterm.screens.settings import Detail, SettingsList, SettingsScreen
 from chatterm.screens.theme import ThemePicker
 from chatterm.settings.paths import config_path
-from chatterm.settings.settings import Settings
+from chatterm.settings.reading import load_settings
 from chatterm.settings.text import known_settings
 from chatterm.settings.themes import theme_names
 from tests.chatterm.driving import Driver, driven
@@ -127,7 +127,7 @@ async def test_what_can_holds_at_once() -> None:
         await choose(driver, "prepare_drafts")
         await driver.pilot.press("space")
         await driver.until(lambda: not chat.settings.composer.prepare_drafts)
-        assert chat.settings == Settings.load(config_path())
+        assert chat.settings == load_settings(config_path())
 
 
 async def test_a_file_that_is_wrong_is_said_and_stays_as_it_is() -> None:

@@ -6,9 +6,16 @@ from time import sleep
 
 import pytest
 
-from chatterm.backends.backend import Backend, ChatOptions, EngineError, FinishReason, ModelError, Progress
+from chatterm.backends.backend import (
+    Backend,
+    ChatOptions,
+    EngineError,
+    Exchange,
+    FinishReason,
+    ModelError,
+    Progress,
+)
 from chatterm.backends.local import LocalBackend
-from chatterm.sessions.records import Exchange
 
 SHORT = {"temperature": 0.0, "max_tokens": 8}
 

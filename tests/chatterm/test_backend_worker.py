@@ -6,7 +6,7 @@ from time import sleep
 
 import pytest
 
-from chatterm.backends.backend import DraftCost, EngineError, FinishReason, Progress
+from chatterm.backends.backend import DraftCost, EngineError, Exchange, FinishReason, Progress
 from chatterm.backends.worker import (
     Answered,
     Catalogue,
@@ -27,7 +27,6 @@ from chatterm.backends.worker import (
     Token,
     Worker,
 )
-from chatterm.sessions.records import Exchange
 from tests.chatterm.scripted import Script, ScriptedBackend
 
 

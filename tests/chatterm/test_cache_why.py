@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from chatterm.backends.backend import TurnStats
+from chatterm.backends.backend import Exchange, TurnStats
 from chatterm.conversation.cache_why import explained, why_lines
 from chatterm.markdown.lines import line_cells, text_of
 from chatterm.sessions.as_json import from_json, to_json
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.tree import Tree
 from engine.events import Cause, Parting
 from tests.chatterm.driving import driven

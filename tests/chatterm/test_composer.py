@@ -46,6 +46,10 @@ class WritingScreen(Screen[None]):
     def on_composer_problem(self, message: Composer.Problem) -> None:
         self.problems.append(message.text)
 
+    def on_folding_area_paste_opened(self, message: Composer.PasteOpened) -> None:
+        screen = PasteScreen(message.label, message.text, can_unfold=message.can_unfold)
+        self.app.push_screen(screen, message.done)
+
 
 class WritingApp(LookApp):
     CSS_PATH = STYLESHEET

@@ -16,10 +16,9 @@ from time import sleep
 import pytest
 from safetensors.torch import load_file, save_file
 
-from chatterm.backends.backend import EngineError, Outcome, TokenEvent
+from chatterm.backends.backend import EngineError, Exchange, Outcome, TokenEvent
 from chatterm.backends.local import LocalBackend
 from chatterm.conversation.talk import Talk
-from chatterm.sessions.records import Exchange
 from chatterm.sessions.store import Store
 from tests.chatterm.victim import MESSAGES, SAMPLING, backend_of
 from tests.counting import PATIENCE, until

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from chatterm.cli import first_run
 from chatterm.cli.first_run import ask, best_of, candidates, first_model, is_first_time
 from chatterm.cli.main import call
-from chatterm.settings.settings import Settings
+from chatterm.settings.reading import load_settings
 from engine.machine.expected import NATIVE, PROGRAMS, Here, Speed, catalogue_speed
 from models.hub import download as hub
 from models.hub.catalogue import DEFAULT_MODEL, HUB_FILES, HUB_NAMES
@@ -86,7 +86,7 @@ def test_the_choice_is_asked_for_once_and_remembered(
     assert "qwen3:4b-q4  2.5 GB to download  about 16" in terminal.getvalue()
     assert "smollm2      93 MB to download   about" in terminal.getvalue()
     assert terminal.getvalue().count("1 or 2") == 2
-    assert Settings.load(own_folders / "config.toml").model.name == model
+    assert load_settings(own_folders / "config.toml").model.name == model
     asked = len(server.requests)
     assert call(["run"]) == 0
     assert started == [model, model]

@@ -10,6 +10,7 @@ import pytest
 
 from chatterm.backends.backend import (
     EngineError,
+    Exchange,
     Figures,
     FinishReason,
     OnProgress,
@@ -28,7 +29,6 @@ from chatterm.cli.oneshot import (
     to_json,
 )
 from chatterm.cli.progress import PlainLines, progress_on
-from chatterm.sessions.records import Exchange
 from chatterm.terminal.spinner import Spinner
 
 Script = Iterable[TokenEvent | BaseException]

@@ -90,7 +90,8 @@ async def test_a_long_answer_rings_while_nobody_looks(
 
 
 def test_leaving_says_how_to_come_back(tmp_path: Path) -> None:
-    from chatterm.sessions.records import Exchange, SessionInfo
+    from chatterm.backends.backend import Exchange
+    from chatterm.sessions.records import SessionInfo
 
     store = Store.open(tmp_path / "s.db")
     empty = store.new(SessionInfo())

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from chatterm.backends.backend import ChatOptions
 from chatterm.cli.main import call
-from chatterm.settings.file import changed, statement_lines, store
+from chatterm.settings.file import changed, store
 from chatterm.settings.paths import config_path, user_themes
-from chatterm.settings.settings import Settings, SettingsError, parse_settings, with_settings
+from chatterm.settings.reading import load_settings, parse_settings
+from chatterm.settings.settings import Settings, SettingsError, with_settings
 from chatterm.settings.text import described, field_docs
+from chatterm.settings.toml import statement_lines
 
 PATH = Path("config.toml")
 
@@ -27,7 +29,7 @@ def parse(source: str) -> Settings:
 
 
 def test_without_a_file_everything_is_at_its_default(tmp_path: Path) -> None:
-    assert Settings.load(tmp_path / "none" / "config.toml") == Settings()
+    assert load_settings(tmp_path / "none" / "config.toml") == Settings()
 
 
 def test_a_file_states_what_differs() -> None:
@@ -80,9 +82,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(b"[model]\nname = 'f\xfcr'\n")
     with pytest.raises(SettingsError, match="line 2: this is not UTF-8"):
-        Settings.load(path)
+        load_settings(path)
     with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
-        Settings.load(tmp_path)
+        load_settings(tmp_path)
 
 
 def test_every_field_is_documented() -> None:
@@ -158,7 +160,7 @@ def test_the_file_is_replaced_whole_and_a_link_stays(tmp_path: Path) -> None:
     assert list(real.parent.iterdir()) == [real]
     with pytest.raises(SettingsError, match="unknown theme 'plaid'"):
         store(link, "screen", "theme", "plaid")
-    assert Settings.load(link).screen.theme == "snow"
+    assert load_settings(link).screen.theme == "snow"
 
 
 def test_settings_fill_what_was_not_chosen() -> None:
@@ -192,7 +194,7 @@ def test_config_shows_sets_and_takes_out(capsys: pytest.CaptureFixture[str]) -> 
     assert call(["config", "set", "presence_penalty", "-1"]) == 0
     assert call(["config", "set", "prepare_drafts", "off"]) == 0
     assert call(["config", "set", "stop", "a b", "c"]) == 0
-    settings = Settings.load(config_path())
+    settings = load_settings(config_path())
     assert settings.screen.theme == "moss"
     assert settings.sampling.presence_penalty == -1.0
     assert settings.sampling.stop == ("a b", "c")
@@ -201,7 +203,7 @@ def test_config_shows_sets_and_takes_out(capsys: pytest.CaptureFixture[str]) -> 
     assert call(["config"]) == 0
     assert parse(capsys.readouterr().out) == settings
     assert call(["config", "unset", "theme"]) == 0
-    assert Settings.load(config_path()).screen == Settings().screen
+    assert load_settings(config_path()).screen == Settings().screen
 
 
 @pytest.mark.parametrize(
@@ -250,7 +252,7 @@ def test_edit_opens_the_editor_and_checks(
     config_path().write_text("", encoding="utf-8")
     assert call(["config", "edit"]) == 0
     assert "is valid" in capfd.readouterr().err
-    assert Settings.load(config_path()).screen.theme == "snow"
+    assert load_settings(config_path()).screen.theme == "snow"
     monkeypatch.setenv("EDITOR", "false")
     assert call(["config", "edit"]) == 1
     assert "false ended with status 1" in capfd.readouterr().err

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.backends.backend import EngineError, FinishReason, TokenEvent
+from chatterm.backends.backend import EngineError, Exchange, FinishReason, TokenEvent
 from chatterm.cli.inline import HERE, Inline, Lines, run_inline
 from chatterm.cli.main import call
 from chatterm.cli.oneshot import answer
 from chatterm.commands.registry import find
 from chatterm.conversation.talk import Talk
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from tests.chatterm.scripted import Script, ScriptedBackend
 

@@ -31,13 +31,13 @@ async def test_the_model_makes_the_title(store: Store) -> None:
     backend = ScriptedBackend([Script("Six minutes.")], title='"Boiling an egg."')
     async with driven(backend, store=store) as driver:
         await driver.send("how long?")
-        await driver.until(lambda: driver.app.chat.actions.title == "Boiling an egg")
+        await driver.until(lambda: driver.app.chat.conversation.title == "Boiling an egg")
         await driver.until(lambda: titles(store) == ["Boiling an egg"])
         assert ("begin_title", ("how long?", "Six minutes.")) in backend.calls
         await driver.send("and hard?")
         assert sum(name == "begin_title" for name, _ in backend.calls) == 1
         await driver.send("/reset")
-        assert driver.app.chat.actions.title == ""
+        assert driver.app.chat.conversation.title == ""
 
 
 @pytest.mark.parametrize("said", [None, "", "the the the the the"])
@@ -80,7 +80,7 @@ async def test_nothing_is_asked_while_somebody_types_or_where_it_is_off(store: S
         await driver.until(lambda: driver.app.chat.titling._wanted)
         assert all(name != "begin_title" for name, _ in backend.calls)
         driver.composer.put("")
-        await driver.until(lambda: driver.app.chat.actions.title == "Boiling an egg")
+        await driver.until(lambda: driver.app.chat.conversation.title == "Boiling an egg")
 
 
 def test_the_engine_makes_one_and_a_message_ends_it(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,11 @@
 
 import pytest
 
-from chatterm.backends.backend import Outcome, TokenEvent, TurnStats
+from chatterm.backends.backend import Exchange, Outcome, TokenEvent, TurnStats
 from chatterm.backends.worker import Token
 from chatterm.conversation.entries import UserEntry
 from chatterm.conversation.turn import Turn, answer_of
 from chatterm.markdown.document import Document
-from chatterm.sessions.records import Exchange
 
 
 @pytest.mark.parametrize("thinking", [False, True])

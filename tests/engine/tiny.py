@@ -144,7 +144,7 @@ def tiny_engine(
         tokenizer,
         name="tiny",
         device=torch.device(device),
-        lane=False,  # a script is followed on the host
+        decode_runner=False,  # a script is followed on the host
         dtype=dtype,
         **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, **options},
     )

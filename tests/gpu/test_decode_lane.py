@@ -1,42 +1,25 @@
 """The decode lane on a GPU: fused kernels, CUDA graphs and the plain modules give the same tokens and true logits."""
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.stepping import bare_seconds
 from engine import SamplingParams
 from engine.cache.host_memory import Costs
 from engine.engine import Engine
 from engine.errors import EngineError
-from engine.execute.cuda.decode_runner import bare_rate
-from engine.schedule.loop import Loop
-from models.load import load_model
-from tests.engine.tiny import tiny_tokenizer
-from tests.models.checkpoints import (
-    files_of,
-    reference_model,
-    run_reference,
-    tiny_llama,
-    tiny_qwen3,
-    write_checkpoint,
-)
+from tests.gpu.engines import CONFIGS as FUSED
+from tests.gpu.engines import SIZES, an_engine
+from tests.models.checkpoints import reference_model, run_reference, tiny_qwen3, write_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 pytest.importorskip("triton")
 
-SIZES: dict[str, Any] = {"vocab_size": 272, "max_position_embeddings": 2048}
-CONFIGS = {
-    "qwen3": tiny_qwen3(**SIZES, hidden_size=320, intermediate_size=704, head_dim=128, num_attention_heads=8),
-    "llama": tiny_llama(
-        **SIZES, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3
-    ),
-    "unusual": tiny_qwen3(**SIZES),  # head_dim 16: no fused kernels
-}
+CONFIGS = FUSED | {"unusual": tiny_qwen3(**SIZES)}  # head_dim 16: no fused kernels
 PROMPT = torch.randint(256, (301,), generator=torch.Generator().manual_seed(0)).tolist()
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 
@@ -44,25 +27,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param])
-
-
-@contextmanager
-def an_engine(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[Engine]:
-    device = torch.device("cuda")
-    loop = Loop()
-    model = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=device))
-    tokenizer = tiny_tokenizer()
-    tokenizer.stop_ids = frozenset()
-    options = {"attention": "sdpa", "block_size": 32} | options
-    engine = loop.call(
-        lambda: Engine(
-            loop, model, tokenizer, name="tiny", device=device, dtype=dtype, context=1500, **options
-        )
-    )
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 def tokens(engine: Engine, params: SamplingParams = GREEDY) -> list[int]:
@@ -183,7 +147,7 @@ def test_damaged_weights_end_the_turn_with_a_line(folder: Path) -> None:
 
 def test_the_bare_loop_can_be_measured(folder: Path) -> None:
     with an_engine(folder) as engine:
-        assert bare_rate(engine, 100, 8) > 0
+        assert bare_seconds(engine, 100, 8) > 0
         assert len(tokens(engine)) == 60
 
 

@@ -46,25 +46,26 @@ def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_graph_draws_the_tokens_of_eager_sampling(name: str, pdl: bool) -> None:
     rows, steps = torch.stack([logits_of(seed) for seed in range(4)]), 100
-    eager, replayed = DeviceSampler(VOCAB, GPU), DeviceSampler(VOCAB, GPU, pdl=pdl)
-    logits = torch.empty_like(rows[0])
-    counters = torch.zeros(2, dtype=torch.int64, device=GPU)
-    replayed.load(SETTINGS[name], [], [], seed=0)
-    graph = captured(lambda: replayed.sample(logits, counters))
+    eager, replayed = DeviceSampler(VOCAB, 1, GPU), DeviceSampler(VOCAB, 1, GPU, pdl=pdl)
+    logits = torch.empty_like(rows[:1])
+    active = torch.zeros(1, dtype=torch.int32, device=GPU)
+    counters = torch.zeros(1, 2, dtype=torch.int64, device=GPU)
+    replayed.load(0, SETTINGS[name], [], [], seed=0)
+    graph = captured(lambda: replayed.sample(logits, active, counters, replayed.draw([0])))
     tokens: list[list[int]] = [[], []]
     for seed in (3, 2**62 + 3):  # one graph serves every sequence of its kind
         counters.zero_()
         for sampler in (eager, replayed):
-            sampler.load(SETTINGS[name], [5, 6, 7], [8, 9], seed)
+            sampler.load(0, SETTINGS[name], [5, 6, 7], [8, 9], seed)
         for i in range(steps):
-            logits.copy_(rows[i % len(rows)])
-            eager.sample(logits)
+            logits[0] = rows[i % len(rows)]
+            eager.sample(logits, active)
             graph.replay()
             tokens[0].append(int(eager.token))
             tokens[1].append(int(replayed.token))
-            assert int(replayed.history[(2 + i) % HISTORY]) == tokens[1][-1]
-        assert counters.tolist() == [steps, steps]
-        assert torch.equal(eager.seen, replayed.seen)
+            assert int(replayed.history[0, (2 + i) % HISTORY]) == tokens[1][-1]
+        assert counters.tolist() == [[steps, steps]]
+        assert torch.equal(eager.marks, replayed.marks)
     assert tokens[0] == tokens[1]
     assert tokens[0][:steps] != tokens[0][steps:] or name == "greedy"
     assert min(tokens[0]) >= 0
@@ -72,13 +73,14 @@ def test_a_graph_draws_the_tokens_of_eager_sampling(name: str, pdl: bool) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_greedy_takes_the_tokens_of_the_plain_sampler(dtype: torch.dtype) -> None:
-    params, sampler = SETTINGS["greedy"], DeviceSampler(VOCAB, GPU)
+    params, sampler = SETTINGS["greedy"], DeviceSampler(VOCAB, 1, GPU)
     prompt = list(range(0, VOCAB, 7))
     state = SamplerState.create(params, prompt, VOCAB, torch.device("cpu"))
-    sampler.load(params, prompt, [], seed=0)
+    sampler.load(0, params, prompt, [], seed=0)
     logits = logits_of(1, dtype)
+    active = torch.zeros(1, dtype=torch.int32, device=GPU)
     for _ in range(30):
-        sampler.sample(logits)
+        sampler.sample(logits[None], active, draw=sampler.draw([0]))
         plain = int(sample(logits.cpu(), state))
         state.note(plain)
         assert int(sampler.token) == plain
@@ -93,9 +95,10 @@ def test_draws_follow_the_probabilities_of_the_plain_sampler(name: str) -> None:
         "wide": SamplingParams(temperature=1.5, top_p=0.8),
     }[name]
     logits, draws, bins = logits_of(2, torch.float32), 20_000, 12
-    sampler = DeviceSampler(VOCAB, GPU)
-    sampler.load(params, [], [], seed=11)
-    graph = captured(lambda: sampler.sample(logits))
+    sampler = DeviceSampler(VOCAB, 1, GPU)
+    sampler.load(0, params, [], [], seed=11)
+    active = torch.zeros(1, dtype=torch.int32, device=GPU)
+    graph = captured(lambda: sampler.sample(logits[None], active, draw=sampler.draw([0])))
     tokens = torch.empty(draws, dtype=torch.int64, device=GPU)
     for i in range(draws):
         graph.replay()
@@ -114,11 +117,70 @@ def test_draws_follow_the_probabilities_of_the_plain_sampler(name: str) -> None:
 
 
 def test_damaged_logits_are_noticed_in_every_block() -> None:
-    sampler = DeviceSampler(VOCAB, GPU)
+    sampler = DeviceSampler(VOCAB, 1, GPU)
+    active = torch.zeros(1, dtype=torch.int32, device=GPU)
     for params in SETTINGS.values():
         for at in (0, 75_000, VOCAB - 1):
             logits = logits_of(3)
             logits[at] = torch.nan
-            sampler.load(params, [], [], seed=0)
-            sampler.sample(logits)
+            sampler.load(0, params, [], [], seed=0)
+            sampler.sample(logits[None], active, draw=sampler.draw([0]))
             assert int(sampler.token) == -1
+
+
+def test_a_row_is_drawn_alike_in_every_company() -> None:
+    """256 rows of every kind, other rows at other places in every step, with graphs: the tokens each draws alone."""
+    slots, steps, names = 256, 5, list(SETTINGS)
+    logits = torch.stack([logits_of(100 + i) * (0.3 if i % 3 else 1.0) for i in range(slots)])
+    params = [SETTINGS[names[i % len(names)]] for i in range(slots)]
+    alone, together = DeviceSampler(VOCAB, 1, GPU), DeviceSampler(VOCAB, slots, GPU, pdl=PDL)
+    one = torch.zeros(1, dtype=torch.int32, device=GPU)
+    wanted = []
+    for i in range(slots):
+        alone.load(0, params[i], [i, i + 1], [7], seed=i)
+        for s in range(steps):
+            alone.sample(logits[(i + s) % slots][None], one, draw=alone.draw([0]))
+        torch.cuda.synchronize()
+        wanted.append(alone.history[0, 1 : 1 + steps].clone())
+    for i in range(slots):
+        together.load(i, params[i], [i, i + 1], [7], seed=i)
+    active = torch.full((slots,), -1, dtype=torch.int32, device=GPU)
+    batch = torch.zeros_like(logits)
+    graph = captured(lambda: together.sample(batch, active))
+    for s in range(steps):
+        order = torch.randperm(slots, generator=torch.Generator().manual_seed(s))
+        for half in (order[: slots // 2], order[slots // 2 :]):  # the other half of the rows is nobody's
+            active.copy_(torch.cat([half, torch.full((slots - len(half),), -1)]))
+            batch[: len(half)] = logits[((half + s) % slots).to(GPU)]
+            graph.replay()
+    torch.cuda.synchronize()
+    for i in range(slots):
+        assert torch.equal(together.history[i, 1 : 1 + steps], wanted[i]), (i, params[i])
+
+
+def test_loading_a_slot_neither_waits_nor_disturbs_what_is_enqueued() -> None:
+    """A slot is loaded again and again behind steps that have not run yet; each step sees what was loaded before it."""
+    sampler = DeviceSampler(VOCAB, 4, GPU)
+    active = torch.zeros(1, dtype=torch.int32, device=GPU)
+    logits = logits_of(5)[None]
+    params = SamplingParams(1.0, repetition_penalty=1.1)
+    tokens = torch.empty(20, dtype=torch.int64, device=GPU)
+    seen = []
+    for delay in (
+        0,
+        2_000_000_000,
+    ):  # clock cycles: the second time nothing runs before everything is enqueued
+        sampler.load(0, params, list(range(1000)), [], 0)
+        sampler.sample(logits, active)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(delay)
+        enqueued = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        enqueued.record()  # type: ignore[no-untyped-call]
+        for i in range(20):
+            sampler.load(0, params, list(range(i, 1000 + i)), [], seed=i)
+            sampler.sample(logits, active)
+            tokens[i] = sampler.token[0]
+        assert delay == 0 or not enqueued.query()  # type: ignore[no-untyped-call]
+        seen.append(tokens.tolist())
+    assert seen[0] == seen[1]
+    assert len(set(seen[0])) > 5

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine import EngineError, SamplingParams
+from engine.cache.host_memory import Costs
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
 from tests.models.checkpoints import random_model, run_reference, tiny_qwen3
 
@@ -58,8 +59,12 @@ def test_bf16_chats(folder: Path) -> None:
         assert len(list(engine.stream(PROMPT, SamplingParams(temperature=0.7, max_tokens=8, seed=1)))) <= 8
 
 
-def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(folder: Path) -> None:
+def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cache of 40 blocks and prompts of 37: each evicts the one before, whose rows come back as they were."""
+    # Whether it wins is measured, so it depends on who else uses the GPU and the bus.
+    monkeypatch.setattr(Costs, "worth_it", True)
     options = {"context": 150, "num_blocks": 40, "spill": 1 << 28}
     with tiny_engine(folder, CONFIG, device="cuda", dtype=torch.bfloat16, **options) as engine:
 

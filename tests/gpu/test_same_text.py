@@ -6,9 +6,7 @@ agree (`pytest -s tests/gpu/test_same_text.py`).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,49 +14,20 @@ import torch
 
 from engine import Engine, SamplingParams
 from engine.conversation.chat import Chat
-from engine.schedule.loop import Loop
-from models.load import load_model
 from tests.engine.test_chat_paths import copies
-from tests.engine.tiny import tiny_tokenizer
-from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+from tests.gpu.engines import CONFIGS, an_engine
+from tests.models.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CASES = 32
-CONFIG = tiny_qwen3(
-    vocab_size=272,
-    hidden_size=320,
-    intermediate_size=704,
-    head_dim=128,
-    num_attention_heads=8,
-    max_position_embeddings=2048,
-)
-
-
-@contextmanager
-def an_engine(folder: Path, device: str, attention: str) -> Iterator[Engine]:
-    loop, picked, tokenizer = Loop(), torch.device(device), tiny_tokenizer()
-    tokenizer.stop_ids = frozenset()  # every answer has as many tokens as it may have
-    model = loop.call(lambda: load_model(files_of(folder), dtype=torch.bfloat16, device=picked))
-    options = {
-        "name": "tiny",
-        "device": picked,
-        "dtype": torch.bfloat16,
-        "attention": attention,
-        "context": 1500,
-    }
-    engine = loop.call(lambda: Engine(loop, model, tokenizer, **options))
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 @pytest.fixture(scope="module", params=["sdpa", "triton", "flash"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if request.param != "sdpa":
         pytest.importorskip({"triton": "triton", "flash": "flash_attn"}[request.param])
-    folder = write_checkpoint(tmp_path_factory.mktemp("same"), CONFIG)
-    with an_engine(folder, "cuda", request.param) as engine:
+    folder = write_checkpoint(tmp_path_factory.mktemp("same"), CONFIGS["qwen3"])
+    with an_engine(folder, torch.bfloat16, attention=request.param, block_size=None) as engine:
         yield engine
 
 

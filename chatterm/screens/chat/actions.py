@@ -5,8 +5,8 @@ from functools import partial
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError, ModelChoice
 from chatterm.commands.reports import help_lines
+from chatterm.screens.chat.command_part import LOADING
 from chatterm.screens.chat.message_actions import MessageActions
-from chatterm.screens.chat.parts import LOADING
 from chatterm.screens.chat.preferences import Preferences
 from chatterm.screens.chat.session_actions import SessionActions
 

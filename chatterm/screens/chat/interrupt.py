@@ -3,6 +3,8 @@
 from functools import partial
 from time import monotonic
 
+from chatterm.screens.chat.actions import ChatActions
+from chatterm.screens.chat.base import ChatBase
 from chatterm.screens.chat.parts import ScreenPart
 
 _AGAIN = 3.0
@@ -10,8 +12,11 @@ _AGAIN = 3.0
 
 
 class Interrupt(ScreenPart):
-    _armed_at: float | None = None
-    """When the press came after which another one quits."""
+    def __init__(self, screen: ChatBase, actions: ChatActions) -> None:
+        super().__init__(screen)
+        self._actions = actions
+        self._armed_at: float | None = None
+        """When the press came after which another one quits."""
 
     @property
     def _is_armed(self) -> bool:
@@ -24,10 +29,10 @@ class Interrupt(ScreenPart):
     def press(self) -> None:
         screen, talk = self.screen, self.conversation
         if text := screen.composer.selected_text or screen.get_selected_text():
-            screen.attempt(partial(screen.actions.copy_text, text))
+            screen.attempt(partial(self._actions.copy_text, text))
             screen.clear_selection()
         elif self._is_armed:
-            screen.actions.quit()
+            self._actions.quit()
         elif talk.turn is not None and talk.waiting:
             talk.stop()
             screen.hint("Stopped; your next message is answered now. Ctrl+C stops that too.", _AGAIN)

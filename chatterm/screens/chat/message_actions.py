@@ -4,21 +4,40 @@ from functools import partial
 
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.entries import AnswerEntry, UserEntry
-from chatterm.screens.chat.parts import LOADING, ScreenPart, undone_text
+from chatterm.screens.chat.base import undone_text
+from chatterm.screens.chat.command_part import LOADING, CommandPart
 from chatterm.terminal import clipboard
-from chatterm.terminal.sanitize import cleaned
+from chatterm.terminal.sanitize import cleaned, one_line
 
 _NO_ANSWER = "There is no answer yet."
 
 
-class MessageActions(ScreenPart):
-    def retry(self) -> None:
+_MOST = 8
+"""Candidates at once: as many as one can compare."""
+
+
+def candidates_of(text: str) -> int:
+    """How many answers are wanted. Raises EngineError for what is no number of them."""
+    if not text:
+        return 1
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST):
+        raise EngineError(f"/retry takes a number from 1 to {_MOST}, or nothing; not {one_line(text, 40)!r}.")
+    return int(text)
+
+
+class MessageActions(CommandPart):
+    def retry(self, count: str) -> None:
+        number = candidates_of(count)
         self._refuse_without_model()
         exchange = self.chosen_exchange()
         if exchange is None:
             raise EngineError("There is no answer to generate again.")
-        self.conversation.retry(exchange, self.screen.model_name)
+        self.conversation.retry(exchange, self.screen.model_name, number)
         self.screen.back_to_composer()
+        if number > 1:
+            from chatterm.screens.candidates import CandidatesScreen
+
+            self.screen.app.push_screen(CandidatesScreen(self.conversation, self.screen.backend.blocks))
 
     def resume(self) -> None:
         self._refuse_without_model()
@@ -58,7 +77,7 @@ class MessageActions(ScreenPart):
         exchange = self.nth_exchange(which) if which else self.chosen_exchange()
         if exchange is None:
             raise EngineError("There is no message to edit yet.")
-        self.screen.writing.begin_edit(exchange)
+        self.writing.begin_edit(exchange)
 
     def branch(self, where: str) -> None:
         entry = self.selected
@@ -89,7 +108,7 @@ class MessageActions(ScreenPart):
     def find(self, text: str) -> None:
         if not self.conversation.path:
             raise EngineError("There is nothing to search yet; /sessions searches earlier conversations.")
-        self.screen.finding.open(text)
+        self.finding.open(text)
 
     def expand(self) -> None:
         entry = self.selected
@@ -147,12 +166,12 @@ class MessageActions(ScreenPart):
         self.screen.in_thread(partial(self.screen.copy_with, text), tell)
 
     def _copy_all(self) -> None:
-        from chatterm.sessions.export import to_markdown
+        from chatterm.sessions.as_markdown import to_markdown
 
         path = self.conversation.path
         if not path:
             raise EngineError(_NO_ANSWER)
-        self.copy_text(to_markdown(self.screen.actions.session_info(), path))
+        self.copy_text(to_markdown(self.conversation.info(), path))
 
     def _refuse_without_model(self) -> None:
         if self.screen.is_loading:

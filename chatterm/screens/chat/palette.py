@@ -5,6 +5,7 @@ from functools import partial
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from chatterm.commands.registry import COMMANDS, Command
+from chatterm.screens.chat.screen import ChatScreen
 
 
 class SlashCommands(Provider):
@@ -23,10 +24,6 @@ class SlashCommands(Provider):
                 yield Hit(score, shown, self._chosen(command), command.usage, _help(command))
 
     def _chosen(self, command: Command) -> "partial[None]":
-        from chatterm.screens.chat.screen import (
-            ChatScreen,  # the screen knows the app, which knows this palette
-        )
-
         screen = self.screen
         assert isinstance(screen, ChatScreen)
         return partial(screen.choose, command, command.default)

@@ -1,20 +1,20 @@
 """Commands about what a person prefers: system prompt, thinking, sampling, colours, the settings file."""
 
 from functools import partial
-from typing import Any
 
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError
 from chatterm.commands.reports import no_thinking, thinking_text
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.markdown.lines import Line, wrap
-from chatterm.screens.chat.parts import ScreenPart
+from chatterm.screens.chat.command_part import CommandPart
 from chatterm.screens.look import LookApp
+from chatterm.settings.reading import load_settings
 from chatterm.settings.settings import Settings
 from chatterm.terminal.sanitize import cleaned
 
 
-class Preferences(ScreenPart):
+class Preferences(CommandPart):
     # --- of this conversation ---
 
     def system(self, text: str) -> None:
@@ -71,11 +71,6 @@ class Preferences(ScreenPart):
             self.screen.keeper.update(sampling=changed)
         self.screen.say(lines[0])
 
-    def use_sampling(self, chosen: dict[str, Any]) -> None:
-        """From the next answer on this is what was chosen for the conversation."""
-        self.conversation.sampling = dict(chosen)
-        self.screen.submit(worker.SetSampling({**self.screen.settings.sampling.given(), **chosen}))
-
     # --- of the person ---
 
     def theme(self, name: str) -> None:
@@ -110,7 +105,7 @@ class Preferences(ScreenPart):
         def show(settings: Settings) -> None:
             self.screen.app.push_screen(SettingsScreen(settings, path, self.apply))
 
-        self.screen.in_thread(partial(Settings.load, path), show)
+        self.screen.in_thread(partial(load_settings, path), show)
 
     def apply(self, settings: Settings, table: str, name: str) -> None:
         """The file states this setting anew: what can follow at once does. Raises SettingsError."""

@@ -31,8 +31,8 @@ class Presence(ScreenPart):
             return
         driver = driver_of(self.screen.app)
         if driver is not None:
-            title = self.screen.actions.title
-            driver.write(attention(self.notify, f"Answer finished: {title}", os.environ))
+            said = f"Answer finished: {self.conversation.title}"
+            driver.write(attention(self.notify, said, os.environ))
 
 
 def driver_of(app: App[Any]) -> TitledDriver | None:

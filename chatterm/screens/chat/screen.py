@@ -1,11 +1,9 @@
 """The chat screen: the widgets, the frames, what the worker reports and what the person types."""
 
-import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -13,10 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
 from chatterm.backends import worker
-from chatterm.backends.backend import Backend, DraftCost, ModelInfo, Progress
+from chatterm.backends.backend import Backend, DraftCost, Progress
 from chatterm.commands.registry import COMMANDS, LEADER, Command, is_command
-from chatterm.conversation.conversation import Conversation
-from chatterm.conversation.entries import Entry, NoticeEntry
 from chatterm.conversation.figures import Live, Watch, new_notes
 from chatterm.conversation.keeper import Keeper
 from chatterm.conversation.preset import NOTHING, Preset, PresetEntry
@@ -26,14 +22,13 @@ from chatterm.screens.chat.finding import Finding
 from chatterm.screens.chat.garbage import collect_now, collect_rarely
 from chatterm.screens.chat.interrupt import Interrupt
 from chatterm.screens.chat.keys import ask_for_second_key, command_bindings
-from chatterm.screens.chat.parts import problem_text
 from chatterm.screens.chat.presence import Presence
 from chatterm.screens.chat.selection import MessageSelection
 from chatterm.screens.chat.titling import Titling
 from chatterm.screens.chat.writing import Writing
+from chatterm.screens.paste import PasteScreen
 from chatterm.settings.settings import Settings
-from chatterm.terminal import clipboard
-from chatterm.terminal.sanitize import cleaned, one_line
+from chatterm.terminal.sanitize import one_line
 from chatterm.terminal.wording import sentences
 from chatterm.widgets.canvas import STYLE_CLASSES
 from chatterm.widgets.completion import Completion
@@ -44,10 +39,8 @@ from chatterm.widgets.new_below import NewBelow
 from chatterm.widgets.remarks import Remarks
 from chatterm.widgets.side_panel import SidePanel
 from chatterm.widgets.status_line import StatusLine
-from chatterm.widgets.transcript import Transcript, message_hint
+from chatterm.widgets.transcript import Transcript
 from chatterm.widgets.welcome import Welcome
-
-T = TypeVar("T")
 
 _FRAME = 1 / 30
 """Seconds between two looks into the mailbox, whatever the token rate."""
@@ -55,8 +48,6 @@ _FIGURES = 0.2
 """Seconds between two updates of the figures: nobody reads numbers that change faster."""
 _IDLE_FIGURES = 1.0
 """The same while nothing is being answered."""
-_WIDE = 110
-"""Columns from which the figures stand beside the conversation."""
 _LOW, _SHORT = 20, 30
 """Rows below which nothing is spent on margins, and below which remarks take the place of the context's note."""
 _REST = 1.0
@@ -68,7 +59,7 @@ _WARM_PAUSE, _WARM_LATEST = 0.1, 0.25
 
 
 class ChatScreen(MessageSelection):
-    """One chat; implements `chatterm.conversation.conversation.View`. The commands are in `actions`."""
+    """One chat. The commands are in `actions`."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -84,30 +75,18 @@ class ChatScreen(MessageSelection):
     ]
 
     def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
-        super().__init__()
-        self.backend = backend
-        self.worker_thread = thread
-        self.keeper = keeper
-        self.conversation = Conversation(backend, thread, keeper, self)
-        self.actions = ChatActions(self)
-        self.writing = Writing(self)
-        self.interrupt = Interrupt(self)
+        super().__init__(backend, thread, keeper, settings)
         self.finding = Finding(self)
+        self.writing = Writing(self, self._run)
+        self.actions = ChatActions(self, self.writing, self.finding, self.action_run_command)
+        self.interrupt = Interrupt(self, self.actions)
         self.titling = Titling(self)
         self.titling.is_on = settings.sessions.titles
         self.presence = Presence(self)
         self.presence.notify = settings.screen.notify
-        self.conversation.show_thinking = settings.screen.thinking_open
-        self.copy_with: Callable[[str], str] = clipboard.copy
-        self.begun = monotonic()
-        self.is_loading = True
-        self.info: ModelInfo | None = None
         self._progress: Progress | None = None
-        self._model = one_line(backend.model, limit=200)
-        self.settings = settings
         self._watch = Watch()
         self._cost: DraftCost | None = None
-        self._panel_wanted = settings.screen.panel_wanted
         self._paint_after = 0.0
         self._figures_after = 0.0
         self._draft_at: float | None = None
@@ -144,9 +123,9 @@ class ChatScreen(MessageSelection):
         self.panel = self.query_one(SidePanel)
         self._completion = self.query_one(Completion)
         self._note = self.query_one(ContextNote)
-        self._remarks = self.query_one(Remarks)
-        self._status = self.query_one(StatusLine)
-        self._welcome = self.query_one(Welcome)
+        self.remarks = self.query_one(Remarks)
+        self.status = self.query_one(StatusLine)
+        self.welcome = self.query_one(Welcome)
         self.transcript.display = False
         self.composer.focus()
         self._show_live(monotonic())
@@ -165,62 +144,15 @@ class ChatScreen(MessageSelection):
         self.writing.keep_draft(self.composer.full_text)
 
     def on_resize(self, event: events.Resize) -> None:
-        self._place_panel(event.size.width)
+        self.place_panel(event.size.width)
         self.set_class(event.size.height < _LOW, "-low")
         self.set_class(event.size.height < _SHORT, "-short")
-
-    def show_panel(self, wanted: bool | None) -> None:
-        self._panel_wanted = wanted
-        self._place_panel(self.size.width)
-
-    def _place_panel(self, width: int) -> None:
-        room = width >= _WIDE if self._panel_wanted is None else self._panel_wanted and width >= 70
-        self.panel.display = room
-        self._status.keys_only(room)
-        if self._panel_wanted and not room:
-            self.hint("The stats panel needs 70 columns; see the line below instead.", 3.0)
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing is being loaded or answered, and nothing waits."""
-        return not self.is_loading and self.conversation.turn is None and not self.conversation.waiting
-
-    @property
-    def model_name(self) -> str:
-        return self.info.name if self.info else self._model
-
-    def submit(self, job: worker.Job) -> None:
-        self.worker_thread.submit(job)
-
-    def in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Do what waits for a disk or a program elsewhere, then go on here. An error is said."""
-
-        async def go() -> None:
-            try:
-                then(await asyncio.to_thread(work))
-            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
-                self.say(problem_text(error), "error")
-
-        self.run_worker(go())
-
-    def attempt(self, action: Callable[[], None]) -> None:
-        """Do something; what cannot be done is said."""
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 (as above)
-            self.say(problem_text(error), "error")
-
-    def switch_model(self, name: str) -> None:
-        self.conversation.stop()
-        self.is_loading, self._model = True, one_line(name, limit=200)
-        self.conversation.forget()
-        self.submit(worker.Switch(name))
 
     # --- from the worker ---
 
     def _frame(self) -> None:
         now = monotonic()
-        self._remarks.expire(now)
+        self.remarks.expire(now)
         if self.hint_until and now > self.hint_until:
             self.hint_until = 0.0
             self.show_standing_hint()
@@ -244,7 +176,7 @@ class ChatScreen(MessageSelection):
         told = len(reports) > len(tokens) or (turn is not None and not turn.has_begun and bool(tokens))
         for report in reports:
             if isinstance(report, worker.Begun):
-                self.conversation.begun(report.before)
+                self.conversation.begun(report.before, report.index)
         self.conversation.take(tokens)
         moved = self.conversation.tick(now)
         for report in reports:
@@ -273,9 +205,10 @@ class ChatScreen(MessageSelection):
                 self.info = replace(info, name=one_line(info.name, limit=200))
                 self.is_loading, self._progress = False, None
                 collect_rarely()
-            case worker.Answered(outcome):
-                self.presence.answered(self.conversation.turn, now)
-                self.conversation.answered(outcome, now)
+            case worker.Answered(outcome, index):
+                turn = self.conversation.turn
+                self.conversation.answered(outcome, now, index)
+                self.presence.answered(turn if self.conversation.turn is None else None, now)
                 self.titling.answered(now)
                 self.set_timer(_REST, self._tidy)
             case worker.Failed(job, message):
@@ -298,12 +231,12 @@ class ChatScreen(MessageSelection):
                 self.is_loading, self._progress = False, None
                 if self.backend.info is None:
                     self.info = None
-                self._model = one_line(self.backend.model, limit=200)
+                self.wanted_model = one_line(self.backend.model, limit=200)
                 if self.info is None:
                     while self.conversation.waiting:
                         self.conversation.take_back()
                     message = sentences(message, "/model loads another model, /quit exits")
-            case worker.Send() | worker.Resume():
+            case worker.Send() | worker.Resume() | worker.Draw():
                 self.conversation.failed(now)
             case worker.LoadPath():
                 self.conversation.forget()
@@ -329,65 +262,24 @@ class ChatScreen(MessageSelection):
 
     # --- what is shown ---
 
-    def say(self, text: str, kind: str = "notice") -> None:
-        """Say something at the composer: an error, or what was done."""
-        self._remarks.say(text, kind, self.composer.text, monotonic())
-
-    def tell(self, text: str) -> None:
-        """Note something in the conversation that belongs to its story."""
-        self.add(NoticeEntry(text))
-
     def _say_problem(self) -> None:
         self._problem, before = self.keeper.problem, self._problem
-        self._remarks.stand(self._problem)
+        self.remarks.stand(self._problem)
         if before and not self._problem:
             self.say("The conversation is saved again.")
-
-    def add(self, entry: Entry) -> None:
-        self._open_transcript()
-        self.transcript.add(entry)
-        self.transcript.look_at(entry)
-
-    def show_path(self, entries: Sequence[Entry]) -> None:
-        if entries:
-            self._open_transcript()
-        self.transcript.show_path(entries)
-        if (turn := self.conversation.turn) is not None:
-            if not turn.has_begun:
-                self.transcript.end_with(turn.answer)
-            self.transcript.follow()
-        self.show_standing_hint()
-
-    def _open_transcript(self) -> None:
-        self._welcome.display = False
-        self.transcript.display = True
-
-    def give_back(self, text: str) -> None:
-        self.composer.put_back(cleaned(text))
-
-    def hint(self, text: str, seconds: float) -> None:
-        """Say something below the composer for a moment."""
-        self.hint_until = monotonic() + seconds
-        self._status.hint(text)
-
-    def show_standing_hint(self) -> None:
-        if self.hint_until:
-            return
-        selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
-        self._status.hint(selected or self.writing.hint)
 
     def _show_live(self, now: float) -> Live:
         talk = self.conversation
         phase = "loading" if self.is_loading else "absent" if self.info is None else "ready"
-        idle = Live(phase, self._model, self.info, self._progress, title=self.actions.title)
+        idle = Live(phase, self.wanted_model, self.info, self._progress, title=talk.title)
         figures = live_figures(idle, self.backend, talk.turn, talk.ended_here, talk.saved_stats, now)
         live = self._watch.see(figures, now)
-        self._status.show(live)
+        self.status.show(live)
         self.panel.show(live)
         if (preset := Preset.of(self.backend.system, talk.sampling)) != self._preset:
             self._preset = preset
             self.transcript.show_head(*([PresetEntry(preset)] if preset else []))
-        self._welcome.show(live, preset)
+        self.welcome.show(live, preset)
         self._note.show(live, self._cost)
         self.presence.show(live)
         return live
@@ -397,7 +289,7 @@ class ChatScreen(MessageSelection):
     @on(Composer.Changed)
     def _typed(self) -> None:
         text = self.composer.text
-        self._remarks.written(text, monotonic())
+        self.remarks.written(text, monotonic())
         if self._cost is not None:  # it was that of another text
             self._cost = None
             self._show_live(monotonic())
@@ -425,6 +317,11 @@ class ChatScreen(MessageSelection):
     def _composer_problem(self, message: Composer.Problem) -> None:
         self.say(message.text, "error")
 
+    @on(Composer.PasteOpened)
+    def _paste_opened(self, message: Composer.PasteOpened) -> None:
+        screen = PasteScreen(message.label, message.text, can_unfold=message.can_unfold)
+        self.app.push_screen(screen, message.done)
+
     @on(Composer.Submitted)
     def _submitted(self, message: Composer.Submitted) -> None:
         self._completion.close()
@@ -437,9 +334,12 @@ class ChatScreen(MessageSelection):
     def choose(self, command: Command, argument: str | None) -> None:
         """Run a command, or write it into the composer where it wants an argument (None)."""
         if argument is not None:
-            self.attempt(partial(command.run, self.actions, argument))
+            self.attempt(partial(self._run, command, argument))
             return
         self.writing.begin_command(command)
+
+    def _run(self, command: Command, argument: str) -> None:
+        command.run(self.actions, argument)
 
     # --- keys ---
 
@@ -460,7 +360,7 @@ class ChatScreen(MessageSelection):
         elif self.is_loading:
             self.hint("The model is still loading; /stop cancels it.", 3.0)
         else:
-            self._remarks.dismiss()
+            self.remarks.dismiss()
             self.clear_selection()
 
     def action_interrupt(self) -> None:

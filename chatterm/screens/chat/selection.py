@@ -1,37 +1,19 @@
 """The selected message of the chat screen: how it is chosen, what clicks and keys on it do."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from textual import events
-from textual.screen import Screen
 
 from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
-from chatterm.widgets.composer import Composer
+from chatterm.screens.chat.actions import ChatActions
+from chatterm.screens.chat.base import ChatBase
 from chatterm.widgets.transcript import MESSAGE_KEYS, Transcript
 
-if TYPE_CHECKING:
-    from chatterm.conversation.conversation import Conversation
-    from chatterm.screens.chat.actions import ChatActions
 
+class MessageSelection(ChatBase):
+    """The transcript has the focus while a message is selected."""
 
-class MessageSelection(Screen[None]):
-    """A screen with a transcript and a composer; the transcript has the focus while a message is selected."""
-
-    transcript: Transcript
-    composer: Composer
-    conversation: "Conversation"
-    actions: "ChatActions"
-    hint_until = 0.0
-
-    def attempt(self, action: Callable[[], None]) -> None:
-        """Do something; what cannot be done is said."""
-        raise NotImplementedError
-
-    def show_standing_hint(self) -> None:
-        """Say below the composer what there is to know for longer than a moment."""
-        raise NotImplementedError
+    actions: ChatActions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """End is the composer's, but where text has come below what is read and none stands behind the cursor."""
@@ -42,17 +24,6 @@ class MessageSelection(Screen[None]):
 
     def action_jump_down(self) -> None:
         self.transcript.follow()
-
-    def select(self, entry: Entry) -> None:
-        self.transcript.select(entry)
-        self.transcript.focus()
-        self.hint_until = 0.0
-        self.show_standing_hint()
-
-    def back_to_composer(self) -> None:
-        self.transcript.select(None)
-        self.composer.focus()
-        self.show_standing_hint()
 
     def on_transcript_clicked(self, message: Transcript.Clicked) -> None:
         entry, click = message.entry, message.click

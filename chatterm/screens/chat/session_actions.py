@@ -1,34 +1,33 @@
 """Commands about sessions: begin, find and open, name, write to a file, read from one."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from chatterm.backends import worker
 from chatterm.backends.backend import EngineError
 from chatterm.conversation.preset import Preset
-from chatterm.screens.chat.parts import ScreenPart, file_path
+from chatterm.screens.chat.command_part import CommandPart
 from chatterm.sessions.records import SessionInfo
-from chatterm.sessions.titles import given_title, pick, title_of
+from chatterm.sessions.titles import given_title, pick
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import cleaned
 
 
-class SessionActions(ScreenPart):
-    _title = ""
-    """That of the session, where it is known."""
+def file_path(text: str) -> Path:
+    """A path as a person writes it, also with ~ and in quotes. Raises EngineError for the home of nobody."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise EngineError(f"{text.split('/')[0]} is not a home folder here; write the full path.") from None
 
-    @property
-    def title(self) -> str:
-        """That of the session, else the first words; "" before it begins."""
-        first = next(iter(self.conversation.path), None)
-        return self._title or (title_of(first.user) if first is not None else "")
 
+class SessionActions(CommandPart):
     def reset(self) -> None:
         self.screen.back_to_composer()
         self.conversation.clear()
         self.transcript.clear()
-        self._title = ""
         kept = Preset.of(self.screen.backend.system, self.conversation.sampling).kept
         self.screen.tell("A new conversation." + kept + self._kept())
 
@@ -57,7 +56,7 @@ class SessionActions(ScreenPart):
         if session is not None:
             screen.in_thread(partial(store.load, session), lambda found: self.show_session(session, *found))
         else:
-            screen.in_thread(store.new_draft, screen.writing.show_draft)
+            screen.in_thread(store.new_draft, self.writing.show_draft)
 
     def open_session(self, session: str) -> None:
         """Go on with a session of the store."""
@@ -74,11 +73,10 @@ class SessionActions(ScreenPart):
 
     def show_session(self, session: str | None, info: SessionInfo, tree: Tree, draft: str) -> None:
         """From now on this is the conversation."""
-        self.screen.writing.end_edit()
-        self._title = info.title
+        self.writing.end_edit()
         self.transcript.clear()
-        self.conversation.open(session, tree)
-        self.screen.writing.show_draft(draft)
+        self.conversation.open(session, tree, info.title)
+        self.writing.show_draft(draft)
         self.transcript.follow()
         if tree.head is not None and tree[tree.head].finish_reason is None:
             self.screen.tell("The last answer was cut off when the program ended; /continue resumes it.")
@@ -87,7 +85,7 @@ class SessionActions(ScreenPart):
         """The session goes on with what it was held with."""
         screen = self.screen
         screen.submit(worker.SetThinkCache(info.think_cache))
-        screen.actions.use_sampling(info.sampling)
+        self.use_sampling(info.sampling)
         if info.system != screen.backend.system:
             screen.submit(worker.SetSystem(info.system))
         if info.think != screen.backend.think:
@@ -95,26 +93,13 @@ class SessionActions(ScreenPart):
         if info.model and info.model != screen.backend.model and not screen.is_loading:
             screen.switch_model(info.model)
 
-    def session_info(self) -> SessionInfo:
-        """What there is to say about this session in an export."""
-        path = self.conversation.path
-        created = path[0].created if path else 0.0
-        return replace(self.conversation.new_info(), title=self.title, created=created)
-
     def rename(self, title: str) -> None:
         title = given_title(title)
         if self.screen.keeper.session is None:
             raise EngineError("This conversation is not saved yet; send a message first.")
         self.screen.keeper.update(title=title)
-        self._title = title
+        self.conversation.given_title = title
         self.screen.say(f"This conversation is now called {title!r}.")
-
-    def retitle(self, session: str, before: str, title: str) -> None:
-        """The model has made a title; one that a person gave stays."""
-        store = self.screen.keeper.store
-        if store is not None and self.screen.keeper.session == session and self.title == before:
-            store.retitle(session, before, title)
-            self._title = title
 
     def export(self, text: str) -> None:
         from chatterm.sessions.export import FORMATS, exported, file_name, format_of, write_export
@@ -124,7 +109,7 @@ class SessionActions(ScreenPart):
         target = rest.strip() if chosen else text
         if not self.conversation.path:
             raise EngineError("There is nothing to export yet.")
-        info, tree = self.session_info(), self.conversation.tree
+        info, tree = self.conversation.info(), self.conversation.tree
         place = file_path(target) if target else None
         form = chosen or (format_of(place) if place else "md")
         path = place or Path(file_name(info, form))

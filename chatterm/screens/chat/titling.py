@@ -31,7 +31,7 @@ class Titling(ScreenPart):
         if not self.is_on or session is None or len(self.conversation.tree) != 1 or not path[0].text.strip():
             return
         words = title_of(path[0].user)
-        if self.screen.actions.title == words:
+        if self.conversation.title == words:
             self._wanted = _Wanted(session, words, path[0].user, path[0].text, next_at=now + _PAUSE)
 
     def tick(self, now: float) -> None:
@@ -39,16 +39,23 @@ class Titling(ScreenPart):
         wanted, screen = self._wanted, self.screen
         if wanted is None or now < wanted.next_at or not screen.is_idle:
             return
-        renamed = screen.actions.title != wanted.first_words
+        renamed = self.conversation.title != wanted.first_words
         if screen.keeper.session != wanted.session or renamed or wanted.attempts == _ATTEMPTS:
             self._wanted = None
         elif (said := screen.backend.made_title()) is not None and wanted.attempts:
             self._wanted = None
             if title := made_title(said):
-                screen.actions.retitle(wanted.session, wanted.first_words, title)
+                self._retitle(wanted, title)
         elif not screen.composer.text.strip():
             wanted.attempts, wanted.next_at = wanted.attempts + 1, now + _PAUSE
             screen.submit(worker.MakeTitle(wanted.question, wanted.answer))
+
+    def _retitle(self, wanted: _Wanted, title: str) -> None:
+        """The model has made a title; one that a person gave stays."""
+        store = self.screen.keeper.store
+        if store is not None:
+            store.retitle(wanted.session, wanted.first_words, title)
+            self.conversation.given_title = title
 
     def refused(self) -> None:
         """The model is too small: the first words stay."""

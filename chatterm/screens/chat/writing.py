@@ -1,29 +1,26 @@
 """What is written in the composer: messages, commands, an earlier message anew; and what is put aside meanwhile."""
 
+from collections.abc import Callable
 from functools import partial
 
+from chatterm.backends.backend import Exchange
 from chatterm.commands.registry import Command, is_command, parse
-from chatterm.screens.chat.parts import ScreenPart, undone_text
-from chatterm.sessions.records import Exchange
+from chatterm.screens.chat.base import ChatBase
+from chatterm.screens.chat.parts import ScreenPart
 from chatterm.terminal.sanitize import cleaned
-
-_EDITING = "Enter sends this as a new branch; Esc leaves the message unchanged"
 
 
 class Writing(ScreenPart):
-    editing: Exchange | None = None
-    """The message that is being written anew."""
-    _shelved = ""
-    """What stood in the composer before something else came into it."""
+    def __init__(self, screen: ChatBase, run: Callable[[Command, str], None]) -> None:
+        """`run` runs a command with its argument."""
+        super().__init__(screen)
+        self._run = run
+        self._shelved = ""
+        """What stood in the composer before something else came into it."""
 
     @property
     def is_editing(self) -> bool:
-        return self.editing is not None
-
-    @property
-    def hint(self) -> str:
-        """What to know about the text in the composer."""
-        return _EDITING if self.is_editing else undone_text(len(self.conversation.undone))
+        return self.screen.editing is not None
 
     def submitted(self, text: str, recall: str) -> None:
         """Enter was pressed. `recall` is what the history of the composer keeps."""
@@ -31,11 +28,11 @@ class Writing(ScreenPart):
         if not text.strip():
             return
         if is_command(text):
-            screen.attempt(partial(self._run, text.strip()))
+            screen.attempt(partial(self._command, text.strip()))
         elif screen.info is None and not screen.is_loading:
             screen.say("No model is loaded. /model loads one; your text is kept.", "error")
-        elif self.editing is not None:
-            screen.attempt(partial(self._send_edit, self.editing, text.strip("\n"), recall))
+        elif self.screen.editing is not None:
+            screen.attempt(partial(self._send_edit, self.screen.editing, text.strip("\n"), recall))
         else:
             screen.composer.take_sent()
             screen.keeper.draft("")
@@ -45,14 +42,14 @@ class Writing(ScreenPart):
             if not waits:
                 self.conversation.next(screen.model_name)
 
-    def _run(self, text: str) -> None:
+    def _command(self, text: str) -> None:
         command, argument = parse(text)
         if self.is_editing:
             self.screen.composer.put("")
             self.end_edit()
         else:
             self._unshelve()
-        command.run(self.screen.actions, argument)
+        self._run(command, argument)
 
     def _send_edit(self, exchange: Exchange, text: str, recall: str) -> None:
         self.conversation.edit(exchange, text, self.screen.model_name)
@@ -69,15 +66,15 @@ class Writing(ScreenPart):
 
     def _mark(self, editing: Exchange | None) -> None:
         """Exactly the message that is being written anew is marked as that."""
-        for exchange in filter(None, (self.editing, editing)):
+        for exchange in filter(None, (self.screen.editing, editing)):
             entry, _ = self.conversation.entries_of(exchange)
             entry.is_edited = exchange is editing
             entry.changed()
-        self.editing = editing
+        self.screen.editing = editing
         self.transcript.update()
 
     def end_edit(self) -> None:
-        if self.editing is not None:
+        if self.screen.editing is not None:
             self._mark(None)
             self._unshelve()
             self.aim()
@@ -86,7 +83,7 @@ class Writing(ScreenPart):
     def aim(self) -> None:
         """The backend's history becomes what stands before the text in the composer, where there is a backend."""
         if self.screen.info is not None and not self.screen.is_loading:
-            self.conversation.aim(self.editing)
+            self.conversation.aim(self.screen.editing)
 
     def begin_command(self, command: Command) -> None:
         """The command comes into the composer, for its argument."""

@@ -1,4 +1,4 @@
-"""The decode step on a CPU: one call of the native kernels for the whole model.
+"""A step on a CPU: one call of the native kernels for rows of several sequences and the whole model.
 
 The plain twin is `models/reference/decoder.py`. It reads the weights of the plain modules and writes the same KV cache.
 Between the products it computes in fp32; what a product with quantised weights reads is rounded to int8, by 32
@@ -7,9 +7,10 @@ numbers with a common scale.
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from models.network import PLAIN, FeedForwardWeights, LayerWeights, Linear, Netw
 from models.spec import FeedForward, ModelSpec
 
 SUPPORTED = BIASES | {Feature.HEAD_NORM}
+_PORTABLE = 0
+"""The number of the first variant."""
 
 
 def unsupported(spec: ModelSpec) -> str | None:
@@ -34,8 +37,20 @@ def unsupported(spec: ModelSpec) -> str | None:
     return native.problem()
 
 
+@dataclass(frozen=True, slots=True)
+class NativeSpan:
+    """Tokens of one sequence, which lie from row `start` of a table of `blocks` on, with a position each."""
+
+    tokens: Sequence[int]
+    start: int
+    positions: Sequence[int]
+    blocks: Sequence[int]
+    wanted: bool = True
+    """Whether the logits that follow the last token are."""
+
+
 class NativeDecoder:
-    """One token through the model, from the host's values to logits."""
+    """Rows of several sequences through the model, from the host's values to logits."""
 
     def __init__(self, network: Network, cache: KVCache, pool: Pool, variant: int | None = None) -> None:
         """`variant` is a number of `pool.library.variants`, None the best. Raises NativeError for what does not fit."""
@@ -82,94 +97,38 @@ class NativeDecoder:
         if not self._handle:
             raise NativeError((reason.value or b"no reason").decode())
         weakref.finalize(self, self._functions.ct_decoder_destroy, self._handle).atexit = False
-        self._quantized = network.is_quantized
-        self._portable = number == pool.library.variants["portable"]
-        self._blocks: list[int] = []
-        self._table = np.zeros(0, dtype=np.int32)
-        self._logits = torch.empty(spec.vocab_size, dtype=torch.float32)
+        self._vocab = spec.vocab_size
+        self.takes_prompts = network.is_quantized and number != _PORTABLE
+        """Whether prompts are computed faster than by torch: quantised ones, and not by the portable kernels."""
 
-    def run(self, token: int, row: int, position: int, blocks: Sequence[int]) -> Tensor:
-        """Compute a token that lies at `row` of a table of `blocks`: its K and V, and what follows it.
+    def run(self, spans: Sequence[NativeSpan], times: native.Times | None = None) -> Tensor:
+        """Compute K and V of all rows of `spans`, and what follows those that want it: fp32 [wanted, vocab_size].
 
-        Returns fp32 [vocab_size], which the next call overwrites. Raises NativeError for values out of range.
+        Every row and all logits are the same to the bit whatever is beside them and however a sequence is split into
+        spans: a row is rounded to int8 by itself, and its sums have one order. `times` gets the seconds of each part
+        added. Raises NativeError for values out of range and for a span without tokens; then nothing was computed.
         """
-        return self._run(token, row, position, blocks, None)
-
-    def time(self, token: int, row: int, position: int, blocks: Sequence[int]) -> dict[str, float]:
-        """Seconds that each part of such a step takes."""
-        times = native.Times()
-        self._run(token, row, position, blocks, times)
-        return {name: getattr(times, name) for name in native.PARTS}
-
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether `run_chunk` is there for the model, whose weights must all be quantised, and faster than torch.
-
-        The portable kernels are not: for many rows torch is faster, once it has made numbers of the weights.
-        """
-        return self._quantized and not self._portable
-
-    def run_chunk(
-        self,
-        tokens: Sequence[int],
-        start: int,
-        positions: Sequence[int],
-        blocks: Sequence[int],
-        samples: bool = True,
-    ) -> Tensor | None:
-        """Compute `tokens`, which lie from row `start` of a table of `blocks` on: their K and V, and what follows.
-
-        Returns fp32 [vocab_size] for the last one, which the next call overwrites; None unless `samples`. Raises
-        NativeError for values out of range, for no tokens, and where the model does not take chunks.
-
-        However a prompt is split into chunks, and token by token (`run`), every row and the logits are the same to the
-        bit: a row is rounded to int8 by itself, and its sums have one order. Only the portable kernels, which take no
-        chunks in the engine, add up otherwise in a decode step.
-        """
-        return self._run_chunk(tokens, start, positions, blocks, samples, None)
-
-    def time_chunk(
-        self, tokens: Sequence[int], start: int, positions: Sequence[int], blocks: Sequence[int]
-    ) -> dict[str, float]:
-        """Seconds that each part of such a chunk takes."""
-        times = native.Times()
-        self._run_chunk(tokens, start, positions, blocks, True, times)
-        return {name: getattr(times, name) for name in native.PARTS}
-
-    def _run_chunk(
-        self,
-        tokens: Sequence[int],
-        start: int,
-        positions: Sequence[int],
-        blocks: Sequence[int],
-        samples: bool,
-        times: native.Times | None,
-    ) -> Tensor | None:
-        if not len(tokens) or len(tokens) != len(positions):
-            raise NativeError(f"a chunk has {len(tokens)} tokens and {len(positions)} positions")
-        table, ids, places = (np.array(values, dtype=np.int32) for values in (blocks, tokens, positions))
-        given = native.Chunk(
-            table.ctypes.data, ids.ctypes.data, places.ctypes.data, len(table), start, len(ids)
-        )
-        logits = self._logits.data_ptr() if samples else None
+        given = (native.Span * len(spans))()
+        alive = []
+        for span, place in zip(spans, given, strict=True):
+            count = len(span.tokens)
+            if count != len(span.positions):
+                raise NativeError(f"a span has {count} tokens and {len(span.positions)} positions")
+            arrays = [array("i", values) for values in (span.blocks, span.tokens, span.positions)]
+            alive.append(arrays)
+            place.table, place.tokens, place.positions = (a.buffer_info()[0] for a in arrays)
+            place.blocks, place.row, place.count, place.wanted = (
+                len(arrays[0]),
+                span.start,
+                count,
+                span.wanted,
+            )
+        logits = torch.empty(sum(span.wanted for span in spans), self._vocab)
         with self._pool.held():
-            wrong = self._functions.ct_decoder_run_chunk(self._handle, given, logits, times)
+            wrong = self._functions.ct_decoder_run(self._handle, given, len(given), logits.data_ptr(), times)
         if wrong is not None:
             raise NativeError(wrong.decode())
-        return self._logits if samples else None
-
-    def _run(
-        self, token: int, row: int, position: int, blocks: Sequence[int], times: native.Times | None
-    ) -> Tensor:
-        if self._blocks != blocks:
-            self._blocks = list(blocks)
-            self._table = np.array(self._blocks, dtype=np.int32)
-        given = native.Input(self._table.ctypes.data, len(self._blocks), token, row, position)
-        with self._pool.held():
-            wrong = self._functions.ct_decoder_run(self._handle, given, self._logits.data_ptr(), times)
-        if wrong is not None:
-            raise NativeError(wrong.decode())
-        return self._logits
+        return logits
 
     def _layer(self, layer: LayerWeights) -> native.Layer:
         attention, feed = layer.attention, layer.feed_forward

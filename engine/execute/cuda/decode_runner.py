@@ -1,84 +1,107 @@
-"""The decode lane: one sequence decodes on the device, and the host looks on one step behind.
+"""The decode runner: several sequences decode on the device, and the host looks on one step behind.
 
-    device   | step i: token i-1 -> token i | step i+1: token i -> token i+1 | ...
-    host     | launch i+1, wait for token i | its text, its event; launch i+2 ...
+    device   | step i: tokens i-1 -> tokens i | step i+1: tokens i -> tokens i+1 | ...
+    host     | launch i+1, wait for tokens i  | their text, their events; launch i+2 ...
 
-Token, row, position, block table, sampling and its random numbers live in device memory, so the host never waits
-for a token before it launches the next step. Where a token turns out to be the last, the one after is thrown away.
+A sequence has a slot. Its token, row, position, block table, sampling and random numbers live in device memory by slot,
+so the host never waits for a token before it launches the next step. A step is of some slots: one recorded graph serves
+so many rows of so much context, whichever sequences they are. Where a token turns out to be the last of its sequence, the
+one after is thrown away.
 """
 
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from time import perf_counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.cache.rows import Rows
 from engine.execute.cuda.graphs import Graphs
-from engine.execute.cuda.plain_program import PlainDecoder, StepInput
+from engine.execute.cuda.slots import Slots, StepInput
+from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
-from engine.sampling.device_sampler import HISTORY, DeviceSampler
+from engine.sampling.device_sampler import HISTORY, DeviceSampler, Draw
 from models.network import Network
 
 if TYPE_CHECKING:
-    from engine.engine import Engine
     from engine.schedule.sequence import Sequence
 
-SMALLEST = 640
-"""Rows of the first bucket. Each next one is twice as long; a prompt of a power of two has room to go on."""
+ROWS = (1, 2, 4, FEW, 16, 32, 64, 96, 128, 192, 256)
+"""Rows of a step. Rows that no sequence has cost next to nothing, and every size is a graph of its own."""
+USUAL_CONTEXT = 2560
+"""Graphs of many rows are recorded ahead up to this context."""
 
 
 class DecodeProgram(Protocol):
-    """One token through the model, wholly on the device."""
+    """One token of each sequence through the model, wholly on the device."""
 
     name: str
 
-    def run(self, limit: int) -> Tensor:
-        """Enqueue a step whose row is below `limit`; logits [vocab_size]."""
+    def run(self, rows: int, limit: int) -> Tensor:
+        """Enqueue a step of the first `rows` rows, whose tokens lie in rows below `limit`; logits [rows, vocab]."""
         ...
 
 
-class Lane:
-    """Holds the device's side of the one sequence that decodes in it. It belongs to the loop thread."""
+class Event(Protocol):
+    """A place in what was enqueued (torch.cuda.Event)."""
+
+    def record(self) -> None:
+        """Here."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything before it is done."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A sequence in a slot. A sequence that leaves and comes back gets another one."""
+
+    sequence: "Sequence"
+    slot: int
+    row: int
+    """Where its newest token lies, read or not."""
+    token: int
+    """The number of that token within the answer."""
+    left: bool = False
+
+
+def rows_for(count: int) -> int:
+    """Rows of a step of so many sequences."""
+    return next(rows for rows in ROWS if rows >= count)
+
+
+class DecodeRunner:
+    """Holds the device's side of the sequences that decode. It belongs to the loop thread."""
 
     def __init__(
         self,
-        network: Network,
-        cache: KVCache,
-        attention: str,
+        program: DecodeProgram,
+        sampler: DeviceSampler,
+        slots: Slots,
         rows: int,
         graphs: Graphs | None,
-        fused: bool,
+        event: Callable[[], Event],
     ) -> None:
-        """`rows` is the most that a sequence holds; without `graphs` every step runs kernel by kernel.
-
-        Raises ImportError where triton is not installed.
-        """
-        from engine.execute.cuda.fused_program import FusedDecoder, unsupported
-
-        device = cache.kv.device
-        capability = torch.cuda.get_device_capability(device)
-        pdl = capability >= (9, 0)
-        self.sequence: Sequence | None = None
-        self.sampler = DeviceSampler(network.spec.vocab_size, device, pdl)
-        self.counters = torch.zeros(2, dtype=torch.int64, device=device)
+        """`rows` is the most that a sequence holds; without `graphs` every step runs kernel by kernel."""
+        self.program = program
+        self.sampler = sampler
+        self.slots = slots
         self.rows = rows
-        blocks = -(-rows // cache.block_size) + 1
-        self.table = torch.zeros(blocks, dtype=torch.int32, device=device)
-        self._pinned = torch.zeros(blocks, dtype=torch.int32, pin_memory=True)
-        self._blocks: list[int] = []
+        self.capacity = slots.given.tables.shape[0]
         self._graphs = graphs
-        self._events = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
-        self._launched = 0
-        self._read = 0
-        given = StepInput(self.sampler.token, self.counters, self.table)
-        self.program: DecodeProgram
-        if fused and unsupported(network) is None:
-            self.program = FusedDecoder(network, cache, given, pdl)
-        else:
-            self.program = PlainDecoder(network, cache, given, attention)
+        self._event = event
+        self._free = list(range(self.capacity))[::-1]
+        self._seats: dict[Sequence, Seat] = {}
+        self._every = torch.arange(self.capacity, dtype=torch.int32, device=slots.given.active.device)
+        self._unread: deque[tuple[Event, list[tuple[Seat, int]]]] = deque()
+        """For each `join` and `launch` that was not read: where it ends, and the number of each sequence's token."""
+        self._events: list[Event] = []
+        self._history = sampler.history.numpy()
 
     @property
     def name(self) -> str:
@@ -86,162 +109,133 @@ class Lane:
         graphs = self._graphs is not None and self._graphs.problem is None
         return f"{self.program.name}, CUDA graph" if graphs else self.program.name
 
-    @property
-    def ahead(self) -> int:
-        """Tokens that were launched and not read."""
-        return self._launched - self._read
-
-    def begin(
-        self, sequence: "Sequence", logits: Tensor, row: int, position: int, blocks: Items[int]
-    ) -> None:
-        """Sample from logits [vocab], and be ready to launch the step of that token at `row` and `position`."""
-        self.load(sequence)
-        self.sampler.sample(logits)
-        self.counters.copy_(torch.tensor([row, position]))
-        self._blocks = []
-        self.show(blocks)
-        self.sequence = sequence
-        self._note()
-
-    def load(self, sequence: "Sequence") -> None:
-        """Sample for `sequence` from now on."""
+    def join(self, sequence: "Sequence", logits: Tensor) -> None:
+        """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits."""
         assert sequence.params is not None
-        prompt = sequence.rows.token_ids[: len(sequence.rows) - len(sequence.generated)]
-        self.sampler.load(sequence.params, prompt, sequence.generated, sequence.seed)
-        self._launched = self._read = len(sequence.generated)
+        rows, drawn = sequence.rows, sequence.generated
+        slot = self._free.pop()
+        seat = self._seats[sequence] = Seat(sequence, slot, len(rows), len(drawn))
+        prompt = rows.token_ids[: len(rows) - len(drawn)]
+        self.sampler.load(slot, sequence.params, prompt, drawn, sequence.seed)
+        self.slots.put(slot, len(rows), rows.next_position)
+        self.slots.send()
+        self.sampler.sample(logits.view(1, -1), self._every[slot : slot + 1], None, self.sampler.draw([slot]))
+        self._note([seat])
 
-    def sample(self, sequence: "Sequence", logits: Tensor) -> int:
-        """The next token of a sequence that is not in the lane, from logits [vocab]; -1 for what is no number."""
-        self.load(sequence)
-        self.sampler.sample(logits)
-        self._note()
-        return self.read()
+    def launch(self, sequences: "list[Sequence]") -> None:
+        """Enqueue a step of these. Their tables have room for the row of their newest token, read or not."""
+        seats = [self._seats[sequence] for sequence in sequences]
+        taken = [seat.slot for seat in seats]
+        for seat in seats:
+            assert seat.sequence.table is not None
+            self.slots.show(seat.slot, seat.sequence.table.blocks)
+        self.step(taken, max(seat.row for seat in seats))
+        for seat in seats:
+            seat.row += 1
+            seat.token += 1
+        self._note(seats)
 
-    def launch(self, row: int, blocks: Items[int]) -> None:
-        """Enqueue the step of the newest token, which lies at `row` of a table of `blocks`."""
-        self.show(blocks)
-        self.step(row)
-        self._note()
+    def read(self) -> "list[tuple[Sequence, int]]":
+        """Wait for the oldest `join` or `launch` that was not read: its sequences and their tokens (-1: no number).
 
-    def step(self, row: int) -> None:
-        """Enqueue a step, nothing else."""
-        limit = self._limit(row)
-        if self._graphs is None:
-            self._run(limit)
-        else:
-            self._graphs.run((limit, self.sampler.kind), lambda: self._run(limit))
-
-    def read(self) -> int:
-        """Wait for the oldest token that was not read; -1 where the logits were not numbers."""
-        self._events[self._read % 2].synchronize()
-        token = int(self.sampler.history[self._read % HISTORY])
-        self._read += 1
-        return token
-
-    def show(self, blocks: Items[int]) -> None:
-        """Bring the device's block table up to date: blocks come at the end, and the last full one may be replaced.
-
-        No blocks at all: the next table is another one.
+        Those that have left meanwhile are not among them.
         """
-        known = self._blocks
-        if not blocks:
-            self._blocks = []
-            return
-        first = max(len(known) - 2, 0)
-        changed = [i for i in range(first, len(blocks)) if i >= len(known) or known[i] != blocks[i]]
-        for index in changed:
-            self._pinned[index] = blocks[index]
-        if not known:
-            self.table.copy_(self._pinned)
-        else:
-            for index in changed:
-                self.table[index : index + 1].copy_(self._pinned[index : index + 1], non_blocking=True)
-        if changed:
-            self._blocks = list(blocks)
+        event, drawn = self._unread.popleft()
+        event.synchronize()
+        self._events.append(event)
+        there = [(seat, number) for seat, number in drawn if not seat.left]
+        slots = [seat.slot for seat, _ in there]
+        tokens = self._history[slots, [number % HISTORY for _, number in there]].tolist()
+        return [(seat.sequence, token) for (seat, _), token in zip(there, tokens, strict=True)]
 
-    def prepare(self) -> None:
-        """Compile and record what conversations need, before the first: every bucket, greedy and with top-k."""
-        self.table.zero_()
+    def leave(self, sequence: "Sequence") -> None:
+        """Free the slot. What was launched for it may still run."""
+        seat = self._seats.pop(sequence)
+        seat.left = True
+        self._free.append(seat.slot)
+
+    def step(self, slots: Items[int], row: int) -> None:
+        """Enqueue a step of these slots, of which none is beyond `row`, and whatever changed in `slots`; nothing else."""
+        rows, limit = rows_for(len(slots)), context_limit(row)
+        self.slots.activate(slots, rows)
+        self.slots.send()
+        self._step(rows, limit, self.sampler.draw(slots))
+
+    @torch.inference_mode()
+    def logits(self, slots: Items[int], row: int) -> Tensor:
+        """Logits [len(slots), vocab] of the tokens of these slots, as `step` would; nothing is sampled."""
+        rows = rows_for(len(slots))
+        self.slots.activate(slots, rows)
+        self.slots.send()
+        return self.program.run(rows, context_limit(row))[: len(slots)].clone()
+
+    @torch.inference_mode()
+    def prepare(self, streams: int = 1) -> None:
+        """Compile and record what `streams` sequences need, before the first: nobody has a slot yet.
+
+        For one every context; for several every context up to 8 rows, and the usual ones beyond.
+        """
+        vocab = self.sampler.vocab_size
+        logits = torch.zeros(1, vocab, dtype=self.program.run(1, SMALLEST).dtype, device=self._every.device)
+        largest = rows_for(min(streams, self.capacity))
         for params in (SamplingParams(temperature=0.0), SamplingParams(top_k=20)):
-            self.sampler.load(params, [], [], 0)
-            self.counters.zero_()
-            self.sampler.sample(
-                self.logits(0)
-            )  # as after a prompt, which is another kernel than that of a step
-            limit = SMALLEST
-            while True:
-                for _ in range(2 if self._graphs is not None else 1):
-                    self.counters.zero_()
-                    self.step(min(limit, self.rows) - 1)
-                if limit >= self.rows:
-                    break
-                limit *= 2
-        torch.cuda.synchronize(self.table.device)
+            self.sampler.load(0, params, [], [], 0)
+            draw = self.sampler.draw([0])
+            self.sampler.sample(logits, self._every[:1], None, draw)  # as after a prompt
+            for rows in (rows for rows in ROWS if rows <= largest):
+                self.slots.activate([], rows)
+                self.slots.send()
+                limit, most = SMALLEST, self.rows if rows <= FEW else min(self.rows, USUAL_CONTEXT)
+                while True:
+                    for _ in range(2 if self._graphs is not None else 1):
+                        self._step(rows, limit, draw)
+                    if limit >= most:
+                        break
+                    limit *= 2
+
+    def _step(self, rows: int, limit: int, draw: Draw) -> None:
+        if self._graphs is None:
+            self._run(rows, limit, draw)
+        else:
+            self._graphs.run((rows, limit, draw), lambda: self._run(rows, limit, draw))
 
     @torch.inference_mode()
-    def logits(self, row: int) -> Tensor:
-        """Logits [vocab_size] of the token that is in the buffers, at `row`; nothing is sampled."""
-        return self.program.run(self._limit(row)).clone()
+    def _run(self, rows: int, limit: int, draw: Draw) -> None:
+        given = self.slots.given
+        logits = self.program.run(rows, limit)
+        self.sampler.sample(logits, given.active[:rows], given.counters, draw)
 
-    @torch.inference_mode()
-    def _run(self, limit: int) -> None:
-        self.sampler.sample(self.program.run(limit), self.counters)
-
-    def _limit(self, row: int) -> int:
-        limit = SMALLEST
-        while limit <= row:
-            limit *= 2
-        return limit
-
-    def _note(self) -> None:
-        self._events[self._launched % 2].record()
-        self._launched += 1
+    def _note(self, seats: list[Seat]) -> None:
+        event = self._events.pop() if self._events else self._event()
+        event.record()
+        self._unread.append((event, [(seat, seat.token) for seat in seats]))
 
 
-def bare_rate(engine: "Engine", context: int, steps: int) -> float:
-    """Seconds a token of the decode loop alone: `steps` greedy steps from row `context` on, read by nobody.
+def make_decode_runner(
+    network: Network,
+    cache: KVCache,
+    attention: str,
+    rows: int,
+    slots: int,
+    graphs: Graphs | None,
+    fused: bool,
+) -> DecodeRunner:
+    """A runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
 
-    For measurements; it empties the prefix cache. Raises EngineError where the engine has no lane.
+    `attention` is the name of the backend. Raises ImportError where triton is not installed.
     """
-    return engine.on_lane(lambda lane: _bare_rate(lane, context, steps))
+    from engine.execute.cuda.fused_program import FusedDecoder, unsupported
+    from engine.execute.cuda.plain_program import PlainDecoder
 
-
-def _bare_rate(lane: Lane, context: int, steps: int) -> float:
-    lane.sampler.load(SamplingParams(temperature=0.0), [], [], 0)
-    lane.show([])
-    lane.show(range(lane.table.shape[0] - 1))
-    seconds = 0.0
-    for measured in (False, True):  # the first round compiles and records
-        lane.counters.fill_(context)
-        torch.cuda.synchronize()
-        began = perf_counter()
-        for step in range(steps):
-            lane.step(context + step)
-        torch.cuda.synchronize()
-        seconds = perf_counter() - began if measured else seconds
-    lane.show([])
-    return seconds / steps
-
-
-def forced_logits(engine: "Engine", token_ids: list[int], start: int) -> Tensor:
-    """Logits [len(token_ids) - start, vocab] after each of token_ids[start:], by decode steps one after the other.
-
-    The tokens before `start` are prefilled. For measurements; the rows of the steps are forgotten. Raises
-    EngineError where the engine has no lane.
-    """
-    engine.warm(token_ids[:start])
-
-    def steps(lane: Lane) -> Tensor:
-        def run(blocks: list[int]) -> Tensor:
-            lane.show([])
-            lane.show(blocks)
-            logits = []
-            for row in range(start, len(token_ids)):
-                lane.sampler.token.fill_(token_ids[row])
-                lane.counters.fill_(row)
-                logits.append(lane.logits(row))
-            return torch.stack(logits)
-
-        return engine.with_rows(Rows.of(token_ids[:start]).keys, len(token_ids) - start, run)
-
-    return engine.on_lane(steps, empty=False)
+    device = cache.kv.device
+    pdl = torch.cuda.get_device_capability(device) >= (9, 0)
+    sampler = DeviceSampler(network.spec.vocab_size, slots, device, pdl)
+    blocks = -(-rows // cache.block_size) + 1
+    held = Slots(slots, rows_for(slots), blocks, sampler.token)
+    given: StepInput = held.given
+    program: DecodeProgram
+    if fused and unsupported(network) is None:
+        program = FusedDecoder(network, cache, given, pdl)
+    else:
+        program = PlainDecoder(network, cache, given, attention)
+    return DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event)

@@ -1,6 +1,6 @@
-"""The decode step in fused GPU kernels: six launches a layer.
+"""The decode step in fused GPU kernels, for one token of each of several sequences.
 
-The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`.
+Up to eight rows, six launches a layer, weights read once, and every row gets the bits that it gets alone:
 
     norm, q, k and v        linear_kernel     x -> heads
     position, cache, attend attention_kernel  heads -> partial, lse
@@ -9,11 +9,13 @@ The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/refere
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
-It reads the weights of the plain modules and writes the same KV cache.
+More rows: the products go through tensor cores, with the kernels of a prompt's layers between them.
+
+The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
+the same KV cache.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,72 +23,24 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import BIASES, lacking
-from engine.execute.cuda.plain_program import StepInput
+from engine.execute.cuda.prefill import product, run_layers
+from engine.execute.cuda.slots import StepInput
+from engine.execute.cuda.tiles import (
+    FEW,
+    MOST_CHUNKS,
+    Chunking,
+    choose_chunkings,
+    choose_tile,
+    most_chunks,
+    norms_apart,
+)
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
-from engine.kernels.triton.linear import linear_kernel
+from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
 from models.features import Feature
-from models.network import AttentionWeights, FeedForwardWeights, Linear, Network, NormWeights
+from models.network import FeedForwardWeights, Linear, Network, NormWeights
 from models.spec import FeedForward
-
-MOST_CHUNKS = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a product is cut (see `linear_kernel`)."""
-
-    wk: int
-    wn: int
-    rows: int
-    steps: int
-
-
-def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
-    """What was fastest on an H100 for so many rows (pairs of rows where gated) of so many columns."""
-    if inputs <= 1024:
-        wk, wn, rows, most = (1, 8, 2, 4) if gated else (1, 4, 2, 2)
-    elif outputs <= 1024 and inputs > 2048:
-        wk, wn, rows, most = 4, 1, 4, 1
-    elif gated and inputs <= 2048:
-        wk, wn, rows, most = 2, 4, 2, 4
-    elif inputs <= 4096:
-        wk, wn, rows, most = 4, 1, 4 if gated or outputs <= 1024 else 8, 4
-    else:
-        wk, wn, rows, most = 8, 1, 2 if gated else 4, 2
-    even = (steps for steps in (4, 2) if steps <= most and inputs % (256 * wk * steps) == 0)
-    return Tile(wk, wn, rows, next(even, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Chunking:
-    """How the rows of a sequence are cut among the programs of the attention."""
-
-    warps: int
-    tile: int
-    """Rows that a program holds at once."""
-    tiles: int
-    """Tiles of a program."""
-    chunks: int
-    """Programs of a KV head."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of a program."""
-        return self.tile * self.tiles
-
-
-def choose_chunking(limit: int) -> Chunking:
-    """What was fastest on an H100 for up to `limit` rows: at most 80 chunks, so that combining them stays cheap."""
-    if limit <= 1280:
-        warps, tile, tiles = 8, 128, 1
-    elif limit <= 10240:
-        warps, tile, tiles = 4, 64, 2
-    else:
-        warps, tile, tiles = 4, 32, triton.cdiv(limit, MOST_CHUNKS * 32)
-    return Chunking(warps, tile, tiles, triton.cdiv(limit, tile * tiles))
-
 
 SUPPORTED = BIASES | {Feature.HEAD_NORM}
 
@@ -102,57 +56,82 @@ def unsupported(network: Network) -> str | None:
 
 
 class FusedDecoder:
-    """One token through the model, from its `StepInput` to logits on the device."""
+    """One token of each sequence through the model, from a `StepInput` to logits on the device."""
 
     name = "fused kernels"
 
     def __init__(self, network: Network, cache: KVCache, given: StepInput, pdl: bool) -> None:
         """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
         spec, heads = network.spec, network.spec.attention
-        feed, weight = spec.layers[0].feed_forward, network.embedding.data
+        feed = spec.layers[0].feed_forward
         assert isinstance(feed, FeedForward)
         self._network = network
         self._eps = spec.final_norm.eps
         self._cache = cache
         self._given = given
         self._pdl = pdl
-        self._q_heads, self._kv_heads = heads.heads, heads.kv_heads
-        self._dim = heads.head_dim
+        self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
+        vocab, size = spec.vocab_size, spec.hidden_size
+        most = given.active.shape[0]
+        few = min(most, FEW)
 
-        def buffer(size: int, dtype: torch.dtype = weight.dtype) -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=weight.device)
+        def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=network.device)
 
-        self._x = buffer(spec.hidden_size)
-        self._heads = buffer((self._q_heads + 2 * self._kv_heads) * self._dim)
-        self._mixed = buffer(self._q_heads * self._dim)
-        self._inner = buffer(feed.size)
-        self._logits = buffer(spec.vocab_size)
-        self._partial = buffer(MOST_CHUNKS * self._q_heads * self._dim, torch.float32)
-        self._lse = buffer(MOST_CHUNKS * self._q_heads, torch.float32)
+        self._x = buffer(most, size)
+        self._normed = buffer(few, size)
+        self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
+        self._mixed = buffer(most, self._q_heads * self._dim)
+        self._inner = buffer(few, feed.size)
+        self._logits = buffer(few, vocab)
+        parts = max(
+            rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
+            for rows in {few, min(most, 31), min(most, 127), most}
+        )
+        self._partial = buffer(parts * self._q_heads * self._dim, dtype=torch.float32)
+        self._lse = buffer(parts * self._q_heads, dtype=torch.float32)
 
-    def run(self, limit: int) -> Tensor:
-        """Enqueue a step; logits [vocab_size] in the model's dtype. The row of the token must be below `limit`."""
-        x = self._x
-        size = x.shape[0]
-        kernel = embedding_kernel[(-(-size // 1024),)](
-            self._given.token, self._network.embedding.data, x, SIZE=size, BLOCK=1024
+    def run(self, rows: int, limit: int) -> Tensor:
+        """Enqueue a step of the first `rows` rows (a count of a graph, not of sequences); logits [rows, vocab].
+
+        They are in the model's dtype; those of rows without a slot mean nothing. Every token lies in a row below `limit`.
+        """
+        size = self._x.shape[1]
+        kernel = embedding_kernel[(triton.cdiv(size, 1024), rows)](
+            self._given.active,
+            self._given.token,
+            self._network.embedding.data,
+            self._x,
+            SIZE=size,
+            BLOCK=1024,
         )
         split_alike(kernel)
-        cut = choose_chunking(limit)
+        cuts = choose_chunkings(rows, limit)
+        return self._few(rows, cuts) if rows <= FEW else self._many(rows, cuts)
+
+    def _few(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
+        x = self._x
         for index, layer in enumerate(self._network.layers):
             attention, feed = layer.attention, layer.feed_forward
             assert isinstance(feed, FeedForwardWeights)
-            self._linear(x, attention.qkv, self._heads, norm=layer.attention_norm)
-            self._attend(index, attention, cut)
-            self._combine(cut)
-            self._linear(self._mixed, attention.out, x, residual=x)
-            self._linear(x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
-            self._linear(self._inner, feed.down, x, residual=x)
-        self._linear(x, self._network.head, self._logits, norm=self._network.final_norm)
-        return self._logits
+            self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
+            self._attend(rows, index, self._heads, cuts)
+            self._linear(rows, self._mixed, attention.out, x, residual=x)
+            self._linear(rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
+            self._linear(rows, self._inner, feed.down, x, residual=x)
+        self._linear(rows, x, self._network.head, self._logits, norm=self._network.final_norm)
+        return self._logits[:rows]
+
+    def _many(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
+        def attend(index: int, projected: Tensor) -> Tensor:
+            self._attend(rows, index, projected, cuts)
+            return self._mixed[:rows]
+
+        return product(self._network.head, run_layers(self._network, self._x[:rows], attend))
 
     def _linear(
         self,
+        rows: int,
         x: Tensor,
         layer: Linear,
         out: Tensor,
@@ -160,21 +139,39 @@ class FusedDecoder:
         residual: Tensor | None = None,
         gated: bool = False,
     ) -> None:
-        weight = layer.weight
-        outputs, inputs = out.shape[0], weight.shape[1]
+        weight, bias = layer.weight, layer.bias
+        outputs, inputs = out.shape[1], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
+        if norm is not None and norms_apart(rows, weight.shape[0]):
+            kernel = rows_norm_kernel[(rows,)](
+                x,
+                norm.weight,
+                self._normed,
+                self._given.count,
+                K=inputs,
+                EPS=self._eps,
+                WK=tile.wk,
+                STEPS=tile.steps,
+                PDL=self._pdl,
+                num_warps=tile.wk,
+                launch_pdl=self._pdl,
+            )
+            split_alike(kernel)
+            x, norm = self._normed, None
         kernel = linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
             x,
             weight,
-            layer.bias if layer.bias is not None else weight,
+            bias if bias is not None else weight,
             norm.weight if norm is not None else weight,
             residual if residual is not None else x,
             out,
+            self._given.count,
+            BATCHED=rows > 1,
             N=outputs,
             K=inputs,
             EPS=self._eps,
             NORM=norm is not None,
-            BIAS=layer.bias is not None,
+            BIAS=bias is not None,
             GATED=gated,
             RESIDUAL=residual is not None,
             WK=tile.wk,
@@ -187,46 +184,57 @@ class FusedDecoder:
         )
         split_alike(kernel)
 
-    def _attend(self, index: int, layer: AttentionWeights, cut: Chunking) -> None:
+    def _attend(self, rows: int, index: int, heads: Tensor, cuts: tuple[Chunking, ...]) -> None:
+        """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
+        given, layer = self._given, self._network.layers[index].attention
         norm = layer.head_norm
-        groups = cut.warps * 256 // self._dim
-        kernel = attention_kernel[(self._kv_heads, cut.chunks)](
-            self._heads,
-            norm if norm is not None else self._heads,
-            layer.rotary,
-            self._cache.k[index],
-            self._cache.v[index],
-            self._given.table,
-            self._given.counters,
+        chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
+        for cut in cuts:
+            groups = cut.warps * 256 // self._dim
+            kernel = attention_kernel[(self._kv_heads, cut.chunks, rows)](
+                heads,
+                norm if norm is not None else heads,
+                layer.rotary,
+                self._cache.k[index],
+                self._cache.v[index],
+                given.active,
+                given.tables,
+                given.counters,
+                self._partial,
+                self._lse,
+                self._dim**-0.5 * math.log2(math.e),
+                TABLE=given.tables.shape[1],
+                FROM=cut.first,
+                UNTIL=cut.end,
+                CHUNKS=chunks,
+                HQ=self._q_heads,
+                HKV=self._kv_heads,
+                G=triton.next_power_of_2(self._q_heads // self._kv_heads),
+                D=self._dim,
+                EPS=self._eps,
+                NORM=norm is not None,
+                BLOCK=self._cache.block_size,
+                W=groups,
+                R=cut.tile // groups,
+                TILES=cut.tiles,
+                PDL=self._pdl,
+                num_warps=cut.warps,
+                launch_pdl=self._pdl,
+            )
+            split_alike(kernel)
+        shortest, longest = cuts[0], cuts[-1]
+        kernel = combine_kernel[(self._q_heads, rows)](
             self._partial,
             self._lse,
-            self._dim**-0.5 * math.log2(math.e),
-            HQ=self._q_heads,
-            HKV=self._kv_heads,
-            G=triton.next_power_of_2(self._q_heads // self._kv_heads),
-            D=self._dim,
-            EPS=self._eps,
-            NORM=norm is not None,
-            BLOCK=self._cache.block_size,
-            W=groups,
-            R=cut.tile // groups,
-            TILES=cut.tiles,
-            PDL=self._pdl,
-            num_warps=cut.warps,
-            launch_pdl=self._pdl,
-        )
-        split_alike(kernel)
-
-    def _combine(self, cut: Chunking) -> None:
-        kernel = combine_kernel[(self._q_heads,)](
-            self._partial,
-            self._lse,
-            self._given.counters,
+            given.active,
+            given.counters,
             self._mixed,
             HQ=self._q_heads,
             D=self._dim,
-            CHUNK=cut.rows,
-            CHUNKS=triton.next_power_of_2(cut.chunks),
+            CHUNK=shortest.rows,
+            DOUBLINGS=(longest.rows // shortest.rows).bit_length() - 1,
+            CHUNKS=chunks,
+            PADDED=triton.next_power_of_2(max(cut.chunks for cut in cuts)),
             PDL=self._pdl,
             num_warps=4,
             launch_pdl=self._pdl,

@@ -3,31 +3,17 @@
 The reference of `engine/execute/cuda/fused_program.py`, and the program of the models that it does not know.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from engine.attention.triton import PagedStep
 from engine.cache.kv_cache import KVCache
+from engine.execute.cuda.slots import StepInput
 from models.network import Network
 from models.reference.decoder import Decoder
 
 
-@dataclass(frozen=True, slots=True)
-class StepInput:
-    """What a decode step reads, all on the device, so that the next step needs nothing from the host."""
-
-    token: Tensor
-    """int64 [1]"""
-    counters: Tensor
-    """int64 [2]: the token's row, its position."""
-    table: Tensor
-    """int32 [blocks]"""
-
-
 class PlainDecoder:
-    """One token through the model, from its `StepInput` to logits on the device."""
+    """One token of each sequence through the model, from a `StepInput` to logits on the device."""
 
     name = "plain modules"
 
@@ -38,41 +24,82 @@ class PlainDecoder:
         self._given = given
         self._flash = attention == "flash"
 
-    def run(self, limit: int) -> Tensor:
-        """Enqueue a step; logits [vocab_size] in the model's dtype. The row of the token must be below `limit`."""
+    def run(self, rows: int, limit: int) -> Tensor:
+        """Enqueue a step of the first `rows` rows; logits [rows, vocab]. See `FusedDecoder.run`."""
         given = self._given
-        attend = _FlashStep if self._flash else _triton_step
-        step = attend(self._cache, given.counters, given.table, limit)
-        hidden = self._model.forward(given.token.clamp(min=0), given.counters[1:], step)
-        return self._model.logits(hidden)[0]
+        slots = given.active[:rows].clamp(min=0)
+        token = given.token.index_select(0, slots).clamp(min=0)
+        positions = given.counters.index_select(0, slots)[:, 1].clamp(min=0)
+        hidden = self._model.forward(token, positions, _Step(self._cache, given, rows, limit, self._flash))
+        return self._model.logits(hidden)
 
 
-def _triton_step(cache: KVCache, counters: Tensor, table: Tensor, limit: int) -> PagedStep:
-    row, size = counters[:1], cache.block_size
-    slot = table.index_select(0, row // size).long() * size + row % size
-    none = torch.zeros_like(row)
-    spans = torch.stack((none, row, none + 1), dim=-1).int()
-    return PagedStep(cache, slot, spans, table.unsqueeze(0), most_tokens=1, most_rows=limit)
+class _Step:
+    """Attention of one token of each sequence. Implements `models.reference.attention.Attention`."""
 
-
-class _FlashStep:
-    def __init__(self, cache: KVCache, counters: Tensor, table: Tensor, limit: int) -> None:
+    def __init__(self, cache: KVCache, given: StepInput, rows: int, limit: int, flash: bool) -> None:
         self._cache = cache
-        self._row = counters[:1].int()
-        self._tables = table[: -(-limit // cache.block_size)].unsqueeze(0)
+        self._given = given
+        self._flash = flash
+        self._limit = limit
+        real = (given.active[:rows] >= 0).int()
+        slots = given.active[:rows].clamp(min=0)
+        self._row = (given.counters.index_select(0, slots)[:, 0] * real).int()
+        blocks = -(-limit // cache.block_size)
+        self._tables = given.tables.index_select(0, slots)[:, :blocks].contiguous()
+        self._real = real
+        numbers = torch.arange(rows, dtype=torch.int32, device=real.device)
+        self._spans = torch.stack((numbers, self._row, real), dim=-1)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from flash_attn import flash_attn_with_kvcache
+        self._write(layer_index, k, v)
+        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
+        if self._flash:
+            from flash_attn import flash_attn_with_kvcache
 
-        pages = (-1, self._cache.block_size, *k.shape[1:])
-        out: Tensor = flash_attn_with_kvcache(
-            q.unsqueeze(0),
-            self._cache.k[layer_index].view(pages),
-            self._cache.v[layer_index].view(pages),
-            k=k.unsqueeze(0),
-            v=v.unsqueeze(0),
-            cache_seqlens=self._row,
-            block_table=self._tables,
-            causal=True,
+            pages = (-1, self._cache.block_size, *k.shape[1:])
+            out: Tensor = flash_attn_with_kvcache(
+                q.unsqueeze(1),
+                keys.view(pages),
+                values.view(pages),
+                cache_seqlens=self._row + self._real,
+                block_table=self._tables,
+                causal=True,
+            )
+            return out.squeeze(1)
+        from engine.kernels.triton.paged_attention import paged_attention
+
+        return paged_attention(
+            q,
+            keys,
+            values,
+            self._spans,
+            self._tables,
+            block_size=self._cache.block_size,
+            most_tokens=1,
+            most_rows=self._limit,
         )
-        return out.squeeze(0)
+
+    def _write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
+        import triton
+
+        from engine.kernels.triton.prefill import slot_write_kernel
+
+        given, keys = self._given, self._cache.k[layer_index]
+        width = keys.shape[1] * keys.shape[2]
+        slot_write_kernel[(k.shape[0],)](
+            k,
+            v,
+            keys,
+            self._cache.v[layer_index],
+            given.active,
+            given.counters,
+            given.tables,
+            K_STRIDE=k.stride(0),
+            V_STRIDE=v.stride(0),
+            TABLE=given.tables.shape[1],
+            WIDTH=width,
+            PADDED=triton.next_power_of_2(width),
+            BLOCK=self._cache.block_size,
+            num_warps=4,
+        )

@@ -76,24 +76,16 @@ struct ct_cache {
   int32_t block_size;
 };
 
-// One token. Row r of the sequence lies in slot table[r / block_size] * block_size + r % block_size.
-struct ct_input {
-  const int32_t* table;
-  int32_t blocks;
-  int32_t token;
-  int32_t row;
-  int32_t position;
-};
-
-// `count` tokens of one sequence in its rows from `row` on, with a position each.
-struct ct_chunk {
+// `count` tokens of one sequence in its rows from `row` on, with a position each, and whether the logits that follow the
+// last one are wanted. Row r of the sequence lies in slot table[r / block_size] * block_size + r % block_size.
+struct ct_span {
   const int32_t* table;
   const int32_t* tokens;
   const int32_t* positions;
   int32_t blocks;
   int32_t row;
   int32_t count;
-  int32_t unused;
+  int32_t wanted;
 };
 
 // Seconds spent in each part of a step, measured on the calling thread, waiting for the others included.
@@ -127,19 +119,14 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
                               const char** problem);
 void ct_decoder_destroy(ct_decoder* decoder);
 
-// The decode step: writes K and V of the row and the logits, fp32 [vocabulary]. Null, or what was wrong with the
-// input (a static string). One call at a time for a pool. `times` may be null.
-const char* ct_decoder_run(ct_decoder* decoder, const ct_input* input, float* logits, ct_times* times);
+// The spans of a batch: writes K and V of their rows, and fp32 [wanted spans, vocabulary] to `logits`. Null, or what was
+// wrong with the spans (a static string). One call at a time for a pool. `times` may be null.
+// What products with quantised weights read is rounded to int8 by 32 numbers. A row's K, V and logits are the same to
+// the bit however a sequence is split into spans, and whatever is beside it.
+const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times);
 
-// Several tokens at once, of models whose weights are all quantised: writes K and V of their rows and, unless `logits`
-// is null, the logits that follow the last one. What products read is rounded to int8 by 32 numbers, in every format.
-// However a prompt is split into chunks or decode steps, K, V and logits are the same to the bit; only the portable
-// variant adds up otherwise in a decode step.
-const char* ct_decoder_run_chunk(ct_decoder* decoder, const ct_chunk* chunk, float* logits, ct_times* times);
-
-// For tests and benchmarks. x fp32 [columns] -> out fp32 [rows]; false for what cannot be multiplied.
-int32_t ct_product(ct_pool* pool, int32_t variant, const ct_matrix* matrix, const float* x, float* out);
-// x fp32 [count, columns] -> out fp32 [count, rows], as chunks compute it; false for what cannot be multiplied.
+// For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
+// false for what cannot be multiplied.
 int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x, float* out);
 // The numbers of one row, fp32 [columns].
 int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out);

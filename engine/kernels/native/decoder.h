@@ -1,95 +1,136 @@
-// What a decoder keeps between its calls, for the decode step (step.cpp) and for chunks of a prompt (chunk.cpp).
+// What a decoder keeps between its calls.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "scratch.h"
+#include "multiply.h"
 #include "team.h"
 
 namespace chatterm {
 
-constexpr int32_t GRAIN = 16;          // outputs of a cache line, so that threads do not write to the same one
+constexpr int32_t MOST_ROWS = 128;     // more share the unpacking no better, and their numbers leave the cache
+constexpr int32_t MOST_QUERIES = 32;   // rows whose queries read K and V together
 constexpr int32_t TASKS_A_THREAD = 4;  // of attention, that the threads finish together
-constexpr int32_t ADD_ROWS = 256;      // outputs that are kept aside before they are added
+constexpr int32_t QUANTIZED = 32;      // numbers that are rounded to int8 together
 
-inline int32_t forms_of(const ct_linear& linear) {
-  int32_t forms = 0;
-  for (int32_t p = 0; p < linear.count; ++p) forms |= form_of(linear.parts[p].type);
-  return forms;
-}
+// The sizes that memory depends on.
+struct Sizes {
+  int32_t hidden, inner, q_heads, kv_heads, groups, dim, q_size, kv_size;
 
-inline int32_t rows_of(const ct_linear& linear) {
-  int32_t rows = 0;
-  for (int32_t p = 0; p < linear.count; ++p) rows += linear.parts[p].rows;
-  return rows;
-}
-
-// What one thread has for itself.
-struct Bench {
-  Buffer normed, query, scores, aside;
-  Quantized quantized;
-
-  Bench(int32_t widest, int32_t heads, int32_t q_heads, int32_t dim, int32_t inner)
-      : normed(size_t(widest) * sizeof(float)),
-        query(size_t(heads) * size_t(dim) * sizeof(float)),
-        scores(size_t(q_heads) * ATTEND_ROWS * sizeof(float)),
-        aside(size_t(inner > ADD_ROWS ? 2 * inner : 2 * ADD_ROWS) * sizeof(float)),
-        quantized(widest) {}
+  explicit Sizes(const ct_model& model)
+      : hidden(model.hidden),
+        inner(model.inner),
+        q_heads(model.q_heads),
+        kv_heads(model.kv_heads),
+        groups(model.q_heads / model.kv_heads),
+        dim(model.head_dim),
+        q_size(model.q_heads * model.head_dim),
+        kv_size(model.kv_heads * model.head_dim) {}
+  int32_t heads() const { return q_size + 2 * kv_size; }
+  int32_t widest() const {
+    const int32_t most = hidden > inner ? hidden : inner;
+    return most > q_size ? most : q_size;
+  }
 };
 
-struct Workspace;
+// What one thread has for itself, where up to `rows` rows are computed together.
+struct Bench {
+  InputsRoom own;  // of one row
+  Buffer row, tile, other, query, scores, keys, values;
+  SumsRoom sums;
+  Multiplier multiplier;
+
+  Bench(const Kernels& kernels, const Sizes& sizes, int32_t rows)
+      : own(1, sizes.widest()),
+        row(room<float>(size_t(sizes.widest()))),
+        tile(room<float>(tile_of(rows))),
+        other(room<float>(tile_of(rows))),
+        query(room<float>(queries(sizes, rows) * size_t(sizes.dim))),
+        scores(room<float>(queries(sizes, rows) * ATTEND_ROWS)),
+        keys(room<float>(size_t(sizes.dim) * ATTEND_ROWS)),
+        values(room<float>(size_t(padded(sizes.dim)) * ATTEND_ROWS)),
+        multiplier(kernels, sizes.widest(), rows) {}
+
+ private:
+  static size_t tile_of(int32_t rows) { return few(rows) ? TILE * PIECE : up_to(rows, TILE) * QUANTIZED; }
+  // All heads of a row and its key, or one KV head of several rows.
+  static size_t queries(const Sizes& sizes, int32_t rows) {
+    const int32_t one = sizes.q_heads + sizes.kv_heads;
+    const int32_t several = (rows < MOST_QUERIES ? rows : MOST_QUERIES) * sizes.groups;
+    return size_t(one > several ? one : several);
+  }
+};
+
+// A row of activations and the token it belongs to.
+struct Row {
+  int32_t token;
+  int32_t position;
+  int64_t slot;
+  int32_t queries;  // which of them it belongs to
+};
+
+// Rows of one sequence whose queries read K and V together.
+struct Queries {
+  const int32_t* table;
+  int32_t row;    // of the first of them in the sequence
+  int32_t first;  // the same in the group
+  int32_t count;
+  int32_t parts;  // of the context, PART_ROWS each
+  bool apart;     // whether each part is a task of its own, whose sums are put together afterwards
+  size_t sums;    // where these are: [parts][kv_heads][count][groups]
+};
+
+// What a thread attends at once: some KV heads of one row or one of several rows, over parts of the context.
+struct Task {
+  int32_t queries;
+  int32_t head, heads;
+  int32_t part, end;
+};
+
+// Room for up to `rows` rows that are computed together, and what is known of them before the first layer.
+struct Workspace {
+  int32_t rows;
+  Buffer x, heads, mixed, normed, inner;  // fp32 [rows][...]; the last two are for plain weights
+  InputsRoom shared, gated;
+  SumsRoom sums;
+  std::vector<Bench> benches;
+  std::vector<Row> given;
+  std::vector<int32_t> wanted;  // rows whose logits are
+  std::vector<Queries> queries;
+  std::vector<Task> tasks;
+
+  Workspace(const Kernels& kernels, const Sizes& sizes, int32_t threads, int32_t most, bool plain)
+      : rows(most),
+        x(floats(sizes.hidden)),
+        heads(floats(sizes.heads())),
+        mixed(floats(sizes.q_size)),
+        normed(floats(plain ? sizes.hidden : 0)),
+        inner(floats(plain ? sizes.inner : 0)),
+        shared(most, sizes.widest()),
+        gated(most, sizes.inner) {
+    for (int32_t t = 0; t < threads; ++t) benches.emplace_back(kernels, sizes, most);
+  }
+
+ private:
+  Buffer floats(int32_t columns) const { return room<float>(size_t(rows) * size_t(columns)); }
+};
 
 struct Decoder {
   const ct_model model;
   const ct_cache cache;
+  const Sizes sizes;
   Pool& pool;
   const Kernels& kernels;
-  std::vector<ct_layer> layers;
-  std::vector<Bench> benches;
-  const int32_t groups, q_size, kv_size, most_tasks, number_bytes;
-  Buffer x, heads, inner;
-  SumsRoom sums;  // of all query heads
-  std::shared_ptr<Workspace> workspace;  // of chunks; null before the first one
+  const std::vector<ct_layer> layers;
+  const int64_t slot_bytes;
+  const bool plain;  // whether a weight is multiplied with what is not rounded
+  std::unique_ptr<Workspace> space;
 
-  Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen)
-      : model(given),
-        cache(kv),
-        pool(team),
-        kernels(chosen),
-        layers(given.layers, given.layers + given.layer_count),
-        groups(given.q_heads / given.kv_heads),
-        q_size(given.q_heads * given.head_dim),
-        kv_size(given.kv_heads * given.head_dim),
-        most_tasks(TASKS_A_THREAD * team.size()),
-        number_bytes(kv.type == CT_F32 ? 4 : 2),
-        x(size_t(given.hidden) * sizeof(float)),
-        heads(size_t(q_size + 2 * kv_size) * sizeof(float)),
-        inner(size_t(given.inner) * sizeof(float)) {
-    int32_t widest = given.hidden;
-    for (int32_t size : {q_size, given.inner}) widest = size > widest ? size : widest;
-    for (int32_t t = 0; t < team.size(); ++t) {
-      benches.emplace_back(widest, given.q_heads + given.kv_heads, given.q_heads, given.head_dim, given.inner);
-    }
-  }
+  Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen);
+  // Have room for `rows` rows. Throws std::bad_alloc.
+  void reserve(int32_t rows);
 };
-
-// Adds up the seconds since the last call to the parts of `times`, unless that is null.
-class Clock {
- public:
-  explicit Clock(ct_times* times);
-  void add(double ct_times::* part);
-
- private:
-  ct_times* times_;
-  double before_;
-};
-
-// What is wrong with a block table for rows up to `last`, or null.
-const char* misfit_of_table(const Decoder& decoder, const int32_t* table, int32_t blocks, int64_t last);
-
-// Within a job of the pool: `thread`'s share of the logits that follow decoder.x, which must not be normed yet.
-void compute_head(Decoder& decoder, int32_t thread, float* logits);
 
 }  // namespace chatterm
 

@@ -5,13 +5,19 @@
 
 namespace chatterm {
 
-// The input of a product: as it is, and rounded as a row of a Grid is, in blocks of 32 with x = scale * q.
-struct Activation {
-  const float* x;  // [n]
-  int8_t* q;       // [n], -127..127
-  float* scale;    // [n / 32]
-  float* low;      // [n / 32]: scale * sum of the q of the block
-  float* low_16;   // [n / 16]: of 16 q
+constexpr int32_t TILE = 8;  // rows of activations that lie side by side
+
+// Rows of activations as products read them: as they are for plain weights, and for quantised ones rounded to int8 with
+// one scale for 32 columns, x = scale * q. Up to TILE rows lie `wide` side by side, and more in tiles of TILE.
+struct Inputs {
+  const float* x;  // [rows][columns]
+  uint32_t* q;     // [tiles][columns / 4][wide], four q of -127..127 each
+  float* scale;    // [tiles][columns / 32][wide]
+  float* low;      // [tiles][columns / 32][wide]: scale * sum of the q of 32 columns
+  float* low_16;   // [tiles][columns / 16][wide]: of 16 columns
+  int32_t rows;
+  int32_t columns;
+  int32_t wide;  // 1, 2, 4 or TILE
 };
 
 enum Form : int32_t { FORM_FLOAT = 1, FORM_INT8 = 2 };
@@ -28,11 +34,11 @@ struct Rows {
 
 constexpr size_t AHEAD = 16384;
 
-// out[count] = the rows times the activation
-using Product = void (*)(const Rows& rows, const Activation& activation, float* out);
+// out[r * stride + i] = row r of the inputs times row i, in one order of sums whatever is beside them. Quantised rows
+// take at most TILE rows of inputs.
+using Product = void (*)(const Rows& rows, const Inputs& x, float* out, int32_t stride);
 
 constexpr int32_t PANEL = 16;  // rows of a weight that are multiplied side by side
-constexpr int32_t TILE = 8;    // rows of activations that lie side by side
 
 // Up to 16 rows of a weight, unpacked. A group is 32 columns, in Q6_K 16.
 struct Panel {
@@ -41,14 +47,6 @@ struct Panel {
   float* low;        // [groups][PANEL]
   int32_t type;
   int32_t columns;
-};
-
-// Rows of activations as products with panels read them: x = scale * q, with one scale for 32 columns.
-struct Grid {
-  uint32_t* q;    // [rows / TILE][columns / 4][TILE], four q each
-  float* scale;   // [rows / TILE][columns / 32][TILE]
-  float* low;     // [rows / TILE][columns / 32][TILE]: scale * sum of the q of 32 columns
-  float* low_16;  // [rows / TILE][columns / 16][TILE]: of 16 columns
 };
 
 // Some KV heads of a layer that lie side by side, `groups` query heads each, over rows first..end of the sequence.
@@ -66,7 +64,7 @@ struct Attend {
   int32_t first;
   int32_t end;
   float* scores;  // [heads, groups, ATTEND_ROWS] of scratch
-  float* out;     // [heads, groups, dim], not divided by the sum
+  float* out;     // [heads, groups, padded(dim)], not divided by the sum
   float* most;    // [heads, groups]: the largest score
   float* sum;     // [heads, groups]: sum of exp(score - most)
 };
@@ -107,18 +105,19 @@ constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
 struct Kernels {
   const char* name;
   Product (*product_of)(int32_t type);  // null where there is no such type
-  void (*quantize)(const float* x, int32_t n, Activation& out);
-  // Rows first..first + count of a quantised weight; columns first..first + count of row r of a grid with n columns.
+  // x [count] to columns first..first + count (multiples of 32) of row r.
+  void (*quantize)(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out);
+  // Rows first..first + count of a quantised weight.
   void (*unpack)(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out);
-  void (*quantize_part)(const float* x, int32_t n, int32_t r, int32_t first, int32_t count, Grid& out);
-  // out[rows, rounded up to TILE][PANEL] = the grid times the panel
-  void (*multiply_panel)(const Panel& panel, const Grid& grid, int32_t rows, float* out);
+  // out[r * stride + i] = row r of more than TILE inputs times row i of the panel, for all PANEL rows and r rounded up
+  // to TILE
+  void (*multiply_panel)(const Panel& panel, const Inputs& x, float* out, int32_t stride);
   void (*norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
   void (*rotate)(float* head, const float* cos_sin, int32_t dim);
   void (*gate)(const float* gate, const float* up, int32_t n, float* out);
   void (*attend)(const Attend& given);
   void (*attend_chunk)(const AttendChunk& given);
-  // parts [count][dim] with their `most` and `sum` (`stride` numbers from part to part) -> out [dim]
+  // Parts of the context with their `most` and `sum`, part i of head h at [i * stride + h] -> out [heads, dim]
   void (*combine)(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride,
                   int32_t heads, int32_t dim, float* out);
   void (*store)(const float* x, int32_t n, int32_t type, uint8_t* out);

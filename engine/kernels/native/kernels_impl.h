@@ -13,23 +13,50 @@ namespace {
 
 constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
 
-template <typename Type>
-void multiply_plain(const Rows& rows, const Activation& given, float* out) {
-  const float* x = given.x;
-  const int32_t columns = rows.columns, even = columns / 32 * 32;
-  const uint8_t* end = rows.data + size_t(rows.count) * rows.row_bytes;
-  for (int32_t r = 0; r < rows.count; ++r) {
-    const uint8_t* row = rows.data + size_t(r) * rows.row_bytes;
-    const uintptr_t ahead = AHEAD + (AHEAD < size_t(end - row) ? 0 : uintptr_t(rows.next) - uintptr_t(end));
-    Floats sums[4] = {};
-    for (int32_t i = 0; i < even; i += 32) {
-      const uint8_t* from = row + i * Type::BYTES;
-      for (int j = 0; j < 32 * Type::BYTES; j += 64) __builtin_prefetch((const char*)(uintptr_t(from + j) + ahead));
-      for (int j = 0; j < 4; ++j) sums[j] += Type::eight(from + 8 * j * Type::BYTES) * load(x + i + 8 * j);
+#ifdef __AVX512VL__
+constexpr int AT_ONCE_PLAIN = 4;  // rows of inputs whose sums stay in registers
+#else
+constexpr int AT_ONCE_PLAIN = 2;
+#endif
+
+// out[r * stride] = N rows of x times a row of a weight, which is asked for `ahead` bytes before it is read.
+template <typename Type, int N>
+inline void multiply_plain_row(const uint8_t* row, const float* x, int32_t columns, uintptr_t ahead, float* out,
+                               int32_t stride) {
+  const int32_t even = columns / 32 * 32;
+  Floats sums[N][4] = {};
+  for (int32_t i = 0; i < even; i += 32) {
+    const uint8_t* from = row + i * Type::BYTES;
+    for (int j = 0; j < 32 * Type::BYTES; j += 64) __builtin_prefetch((const char*)(uintptr_t(from + j) + ahead));
+    CT_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const Floats weight = Type::eight(from + 8 * j * Type::BYTES);
+      CT_UNROLL
+      for (int n = 0; n < N; ++n) sums[n][j] += weight * load(x + n * int64_t(columns) + i + 8 * j);
     }
+  }
+  CT_UNROLL
+  for (int n = 0; n < N; ++n) {
     float rest = 0.0f;
-    for (int32_t i = even; i < columns; ++i) rest += Type::one(row + i * Type::BYTES) * x[i];
-    out[r] = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
+    for (int32_t i = even; i < columns; ++i) rest += Type::one(row + i * Type::BYTES) * x[n * int64_t(columns) + i];
+    out[n * stride] = sum_of((sums[n][0] + sums[n][1]) + (sums[n][2] + sums[n][3])) + rest;
+  }
+}
+
+// A row of a weight comes from memory once, for it stays in the cache until all inputs are multiplied with it.
+template <typename Type>
+void multiply_plain(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
+  const uint8_t* end = rows.data + size_t(rows.count) * rows.row_bytes;
+  for (int32_t i = 0; i < rows.count; ++i) {
+    const uint8_t* row = rows.data + size_t(i) * rows.row_bytes;
+    const uintptr_t ahead = AHEAD + (AHEAD < size_t(end - row) ? 0 : uintptr_t(rows.next) - uintptr_t(end));
+    int32_t r = 0;
+    auto some = [&](auto multiply, int count) {
+      multiply(row, x.x + r * int64_t(rows.columns), rows.columns, ahead, out + r * int64_t(stride) + i, stride);
+      r += count;
+    };
+    while (r + AT_ONCE_PLAIN <= x.rows) some(multiply_plain_row<Type, AT_ONCE_PLAIN>, AT_ONCE_PLAIN);
+    while (r < x.rows) some(multiply_plain_row<Type, 1>, 1);
   }
 }
 
@@ -74,14 +101,25 @@ inline float quantize_block(const float* x, int8_t* q, int32_t& left, int32_t& r
   return most / 127.0f;
 }
 
-void quantize(const float* x, int32_t n, Activation& out) {
-  for (int32_t b = 0; b < n / 32; ++b) {
+void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out) {
+  const int64_t tile = r / out.wide, place = r % out.wide, n = out.columns;
+  uint32_t* q = out.q + tile * (n / 4) * out.wide + place;
+  float* scale = out.scale + tile * (n / 32) * out.wide + place;
+  float* low = out.low + tile * (n / 32) * out.wide + place;
+  float* low_16 = out.low_16 + tile * (n / 16) * out.wide + place;
+  for (int32_t b = first / 32; b < (first + count) / 32; ++b, x += 32) {
+    int8_t numbers[32];
     int32_t left, right;
-    const float scale = quantize_block(x + 32 * b, out.q + 32 * b, left, right);
-    out.scale[b] = scale;
-    out.low[b] = scale * float(left + right);
-    out.low_16[2 * b] = scale * float(left);
-    out.low_16[2 * b + 1] = scale * float(right);
+    const float step = quantize_block(x, numbers, left, right);
+    if (out.wide == 1) {
+      std::memcpy(q + 8 * b, numbers, sizeof numbers);
+    } else {
+      for (int i = 0; i < 8; ++i) q[(8 * b + i) * out.wide] = load_u32(numbers + 4 * i);
+    }
+    scale[b * out.wide] = step;
+    low[b * out.wide] = step * float(left + right);
+    low_16[2 * b * out.wide] = step * float(left);
+    low_16[(2 * b + 1) * out.wide] = step * float(right);
   }
 }
 
@@ -151,12 +189,12 @@ inline void score(const float* q, int32_t dim, const uint8_t* const* rows, float
 
 // out[g][d..] += weights[g][r] * rows[r][d..] for G heads and 8 * WIDE numbers
 template <typename Type, int G, int WIDE>
-inline void mix(const float* weights, const uint8_t* const* rows, int32_t count, int32_t dim, int32_t d, float* out) {
+inline void mix(const float* weights, const uint8_t* const* rows, int32_t count, int32_t row, int32_t d, float* out) {
   Floats sums[G][WIDE];
   CT_UNROLL
   for (int g = 0; g < G; ++g) {
     CT_UNROLL
-    for (int w = 0; w < WIDE; ++w) sums[g][w] = load(out + g * dim + d + 8 * w);
+    for (int w = 0; w < WIDE; ++w) sums[g][w] = load(out + g * row + d + 8 * w);
   }
   for (int32_t r = 0; r < count; ++r) {
     Floats value[WIDE];
@@ -172,7 +210,7 @@ inline void mix(const float* weights, const uint8_t* const* rows, int32_t count,
   CT_UNROLL
   for (int g = 0; g < G; ++g) {
     CT_UNROLL
-    for (int w = 0; w < WIDE; ++w) store(out + g * dim + d + 8 * w, sums[g][w]);
+    for (int w = 0; w < WIDE; ++w) store(out + g * row + d + 8 * w, sums[g][w]);
   }
 }
 
@@ -188,9 +226,10 @@ inline void score_some(const float* q, int32_t dim, const uint8_t* const* rows, 
 template <typename Type, int G>
 inline void mix_some(const float* weights, const uint8_t* const* rows, int32_t count, int32_t dim, float* out) {
   constexpr int WIDE = G <= 2 ? 4 : 2;
+  const int32_t row = padded(dim);
   int32_t d = 0;
-  for (; d + 8 * WIDE <= dim; d += 8 * WIDE) mix<Type, G, WIDE>(weights, rows, count, dim, d, out);
-  for (; d < dim; d += 8) mix<Type, G, 1>(weights, rows, count, dim, d, out);
+  for (; d + 8 * WIDE <= dim; d += 8 * WIDE) mix<Type, G, WIDE>(weights, rows, count, row, d, out);
+  for (; d < dim; d += 8) mix<Type, G, 1>(weights, rows, count, row, d, out);
 }
 
 // Calls part.template of<G>(first) for the query heads of a KV head, up to four at a time.
@@ -234,7 +273,7 @@ struct Mix {
 
   template <int G>
   void of(int32_t group) const {
-    mix_some<Type, G>(weights + group * ATTEND_ROWS, rows, count, dim, out + group * dim);
+    mix_some<Type, G>(weights + group * ATTEND_ROWS, rows, count, dim, out + group * padded(dim));
   }
 };
 
@@ -256,12 +295,12 @@ constexpr int32_t AHEAD_BYTES = 16384;  // so far ahead the rows to come are ask
 
 template <typename Type>
 void attend_rows(const Attend& a) {
-  const int32_t bytes = a.dim * Type::BYTES, queries = a.heads * a.groups;
+  const int32_t bytes = a.dim * Type::BYTES, queries = a.heads * a.groups, wide = padded(a.dim);
   for (int32_t g = 0; g < queries; ++g) {
     a.most[g] = -3.0e38f;
     a.sum[g] = 0.0f;
   }
-  for (int32_t i = 0; i < queries * a.dim; ++i) a.out[i] = 0.0f;
+  for (int32_t i = 0; i < queries * wide; ++i) a.out[i] = 0.0f;
   const uint8_t *k[2][ATTEND_ROWS], *v[ATTEND_ROWS], *some[TOGETHER_ROWS];
   const int32_t far = AHEAD_BYTES / (a.heads * bytes) / TOGETHER_ROWS * TOGETHER_ROWS;
   const int32_t ahead = far < TOGETHER_ROWS ? TOGETHER_ROWS : far < ATTEND_ROWS ? far : ATTEND_ROWS;
@@ -292,7 +331,7 @@ void attend_rows(const Attend& a) {
     for (int32_t g = 0; g < queries; ++g) {
       const float kept = weigh(a.scores + g * ATTEND_ROWS, count, a.most[g], a.sum[g]);
       if (kept != 1.0f) {
-        for (int32_t d = 0; d < a.dim; ++d) a.out[g * a.dim + d] *= kept;
+        for (int32_t d = 0; d < a.dim; ++d) a.out[g * wide + d] *= kept;
       }
     }
     const uint8_t* values[ATTEND_ROWS];
@@ -300,7 +339,7 @@ void attend_rows(const Attend& a) {
     const int32_t after = a.end - row > ATTEND_ROWS ? locate(a, row + ATTEND_ROWS, k[tile ^ 1], v) : 0;
     in_order(values, k[tile ^ 1], after, [&](int32_t head, int32_t r, int32_t here) {
       by_groups(a.groups, Mix<Type>{a.scores + head * a.groups * ATTEND_ROWS + r, a.dim, some, here,
-                                    a.out + head * a.groups * a.dim});
+                                    a.out + head * a.groups * wide});
     });
     count = after;
   }
@@ -327,15 +366,15 @@ namespace {
 
 void combine(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride, int32_t heads,
              int32_t dim, float* out) {
-  // Part i of head h: parts[i * stride + h * dim], most and sum [i * heads + h].
+  const int32_t row = padded(dim);
   for (int32_t h = 0; h < heads; ++h) {
     float top = most[h];
-    for (int32_t i = 1; i < count; ++i) top = most[i * heads + h] > top ? most[i * heads + h] : top;
+    for (int32_t i = 1; i < count; ++i) top = most[i * stride + h] > top ? most[i * stride + h] : top;
     float total = 0.0f;
     for (int32_t i = 0; i < count; ++i) {
-      const float weight = exponential(splat(most[i * heads + h] - top))[0];
-      total += weight * sum[i * heads + h];
-      const float* part = parts + int64_t(i) * stride + h * dim;
+      const float weight = exponential(splat(most[i * stride + h] - top))[0];
+      total += weight * sum[i * stride + h];
+      const float* part = parts + (int64_t(i) * stride + h) * row;
       for (int32_t d = 0; d < dim; ++d) {
         out[h * dim + d] = (i ? out[h * dim + d] : 0.0f) + weight * part[d];
       }
@@ -386,17 +425,17 @@ Product product_of(int32_t type) {
     case CT_BF16:
       return multiply_plain<BF16>;
     case CT_Q4_0:
-      return multiply_q4_0;
+      return multiply_rows<CT_Q4_0>;
     case CT_Q4_1:
-      return multiply_q4_1;
+      return multiply_rows<CT_Q4_1>;
     case CT_Q8_0:
-      return multiply_q8_0;
+      return multiply_rows<CT_Q8_0>;
     case CT_Q4_K:
-      return multiply_q4_k;
+      return multiply_rows<CT_Q4_K>;
     case CT_Q5_K:
-      return multiply_q5_k;
+      return multiply_rows<CT_Q5_K>;
     case CT_Q6_K:
-      return multiply_q6_k;
+      return multiply_rows<CT_Q6_K>;
     default:
       return nullptr;
   }
@@ -407,8 +446,8 @@ Product product_of(int32_t type) {
 #define CT_TEXT_(x) #x
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
-    CT_TEXT(CT_NAME), product_of, quantize, unpack, quantize_part, multiply_panel, norm, rotate, gate, attend,
-    attend_chunk,     combine,    store_row, read,
+    CT_TEXT(CT_NAME), product_of, quantize, unpack,  multiply_panel, norm, rotate, gate, attend, attend_chunk,
+    combine,          store_row,  read,
 };
 
 }  // namespace chatterm

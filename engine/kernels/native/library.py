@@ -28,7 +28,7 @@ VARIANT_NAMES = {
 }
 """Variants of the kernels for people."""
 PARTS = ("embed", "qkv", "attention", "output", "gate_up", "down", "head")
-"""The parts of a decode step that the library can time."""
+"""The parts of a step that the library can time."""
 
 
 class Matrix(ctypes.Structure):
@@ -101,20 +101,8 @@ class Cache(ctypes.Structure):
     ]
 
 
-class Input(ctypes.Structure):
-    """ct_input"""
-
-    _fields_: ClassVar = [
-        ("table", ctypes.c_void_p),
-        ("blocks", ctypes.c_int32),
-        ("token", ctypes.c_int32),
-        ("row", ctypes.c_int32),
-        ("position", ctypes.c_int32),
-    ]
-
-
-class Chunk(ctypes.Structure):
-    """ct_chunk"""
+class Span(ctypes.Structure):
+    """ct_span"""
 
     _fields_: ClassVar = [
         ("table", ctypes.c_void_p),
@@ -123,7 +111,7 @@ class Chunk(ctypes.Structure):
         ("blocks", ctypes.c_int32),
         ("row", ctypes.c_int32),
         ("count", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("wanted", ctypes.c_int32),
     ]
 
 
@@ -155,13 +143,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ),
     ),
     "ct_decoder_destroy": (None, (_Pointer,)),
-    "ct_decoder_run": (ctypes.c_char_p, (_Pointer, ctypes.POINTER(Input), _Pointer, ctypes.POINTER(Times))),
-    "ct_decoder_run_chunk": (
+    "ct_decoder_run": (
         ctypes.c_char_p,
-        (_Pointer, ctypes.POINTER(Chunk), _Pointer, ctypes.POINTER(Times)),
+        (_Pointer, ctypes.POINTER(Span), _Int, _Pointer, ctypes.POINTER(Times)),
     ),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
-    "ct_product": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Pointer, _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
     "ct_read": (ctypes.c_uint64, (_Pointer, _Pointer, ctypes.c_int64)),
 }

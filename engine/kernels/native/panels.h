@@ -27,28 +27,27 @@ inline void place_scale(float scale, float low, int32_t group, int32_t r, Panel&
 namespace chatterm {
 namespace {
 
-// Columns first..first + count (multiples of 32) of row r of a grid with n columns, from as many numbers: the int8 of
-// `quantize`, with the sums that belong to the lows.
-void quantize_part(const float* x, int32_t n, int32_t r, int32_t first, int32_t count, Grid& out) {
-  const int32_t tile = r / TILE, place = r % TILE;
-  uint32_t* q = out.q + int64_t(tile) * (n / 4) * TILE + place;
-  float* scale = out.scale + int64_t(tile) * (n / 32) * TILE + place;
-  float* low = out.low + int64_t(tile) * (n / 32) * TILE + place;
-  float* low_16 = out.low_16 + int64_t(tile) * (n / 16) * TILE + place;
-  for (int32_t b = first / 32; b < (first + count) / 32; ++b, x += 32) {
-    int8_t numbers[32];
-    int32_t left, right;
-    const float step = quantize_block(x, numbers, left, right);
-    for (int i = 0; i < 8; ++i) q[(8 * b + i) * TILE] = load_u32(numbers + 4 * i);
-    scale[b * TILE] = step;
-    low[b * TILE] = step * float(left + right);
-    low_16[2 * b * TILE] = step * float(left);
-    low_16[(2 * b + 1) * TILE] = step * float(right);
+void unpack(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out) {
+  out.type = matrix.type;
+  out.columns = matrix.columns;
+  switch (matrix.type) {
+    case CT_Q4_0:
+      return unpack_as<CT_Q4_0>(matrix, first, count, out);
+    case CT_Q4_1:
+      return unpack_as<CT_Q4_1>(matrix, first, count, out);
+    case CT_Q8_0:
+      return unpack_as<CT_Q8_0>(matrix, first, count, out);
+    case CT_Q4_K:
+      return unpack_as<CT_Q4_K>(matrix, first, count, out);
+    case CT_Q5_K:
+      return unpack_as<CT_Q5_K>(matrix, first, count, out);
+    default:
+      return unpack_as<CT_Q6_K>(matrix, first, count, out);
   }
 }
 
-// One tile of the grid as a product reads it.
-struct GridTile {
+// One tile of the inputs as a product reads it.
+struct InputTile {
   const uint32_t* q;   // [columns / 4][TILE]
   const float* scale;  // [columns / 32][TILE]
   const float* low;    // [groups][TILE]
@@ -68,17 +67,17 @@ struct GridTile {
 namespace chatterm {
 namespace {
 
-void multiply_panel(const Panel& panel, const Grid& grid, int32_t rows, float* out) {
+void multiply_panel(const Panel& panel, const Inputs& x, float* out, int32_t stride) {
   const int64_t n = panel.columns;
   const bool sixteens = panel.type == CT_Q6_K;
-  for (int32_t row = 0; row < rows; row += TILE, out += TILE * PANEL) {
+  for (int32_t row = 0; row < x.rows; row += TILE, out += TILE * stride) {
     const int64_t tile = row / TILE;
-    const GridTile given{grid.q + tile * (n / 4) * TILE, grid.scale + tile * (n / 32) * TILE,
-                         sixteens ? grid.low_16 + tile * (n / 16) * TILE : grid.low + tile * (n / 32) * TILE};
-    if (rows - row > TILE / 2) {
-      multiply_tile<TILE>(panel, given, out);
+    const InputTile given{x.q + tile * (n / 4) * TILE, x.scale + tile * (n / 32) * TILE,
+                          sixteens ? x.low_16 + tile * (n / 16) * TILE : x.low + tile * (n / 32) * TILE};
+    if (x.rows - row > TILE / 2) {
+      multiply_tile<TILE>(panel, given, out, stride);
     } else {
-      multiply_tile<TILE / 2>(panel, given, out);
+      multiply_tile<TILE / 2>(panel, given, out, stride);
     }
   }
 }

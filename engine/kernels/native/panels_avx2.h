@@ -6,10 +6,10 @@
 namespace chatterm {
 namespace {
 
-constexpr int AT_ONCE = 4;          // rows of the grid that are multiplied with all rows of a panel
+constexpr int AT_ONCE = 4;          // rows of inputs that are multiplied with all rows of a panel
 constexpr int HALVES = PANEL / 8;  // vectors for the rows of a panel
 
-// dots[r][h] += the digits from `digits` on times those of the grid from `q` on; DEPTH * 4 columns
+// dots[r][h] += the digits from `digits` on times those of the inputs from `q` on; DEPTH * 4 columns
 template <int DEPTH, bool SIGNED>
 inline void add_products(const uint32_t* digits, const uint32_t* q, __m256i (*dots)[HALVES]) {
 #if defined(__AVXVNNI__)
@@ -54,7 +54,7 @@ inline void add_products(const uint32_t* digits, const uint32_t* q, __m256i (*do
 }
 
 template <int GROUP, int DEPTH, bool SIGNED>
-void multiply_groups(const Panel& panel, const GridTile& x, float* out) {
+void multiply_groups(const Panel& panel, const InputTile& x, float* out, int32_t stride) {
   constexpr int FOURS = GROUP / 4;
   __m256 sums[AT_ONCE][HALVES];
   CT_UNROLL
@@ -90,11 +90,11 @@ void multiply_groups(const Panel& panel, const GridTile& x, float* out) {
   CT_UNROLL
   for (int r = 0; r < AT_ONCE; ++r) {
     CT_UNROLL
-    for (int h = 0; h < HALVES; ++h) _mm256_storeu_ps(out + r * PANEL + 8 * h, sums[r][h]);
+    for (int h = 0; h < HALVES; ++h) _mm256_storeu_ps(out + r * stride + 8 * h, sums[r][h]);
   }
 }
 
-using Groups = void (*)(const Panel& panel, const GridTile& x, float* out);
+using Groups = void (*)(const Panel& panel, const InputTile& x, float* out, int32_t stride);
 
 inline Groups groups_of(int32_t type) {
   switch (type) {
@@ -110,9 +110,9 @@ inline Groups groups_of(int32_t type) {
 }
 
 template <int ROWS>
-void multiply_tile(const Panel& panel, const GridTile& x, float* out) {
+void multiply_tile(const Panel& panel, const InputTile& x, float* out, int32_t stride) {
   const Groups groups = groups_of(panel.type);
-  for (int r = 0; r < ROWS; r += AT_ONCE) groups(panel, {x.q + r, x.scale + r, x.low + r}, out + r * PANEL);
+  for (int r = 0; r < ROWS; r += AT_ONCE) groups(panel, {x.q + r, x.scale + r, x.low + r}, out + r * stride, stride);
 }
 
 }  // namespace

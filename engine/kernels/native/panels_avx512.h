@@ -5,7 +5,7 @@ namespace chatterm {
 namespace {
 
 template <int GROUP, int ROWS>
-void multiply_groups(const Panel& panel, const GridTile& x, float* out) {
+void multiply_groups(const Panel& panel, const InputTile& x, float* out, int32_t stride) {
   constexpr int FOURS = GROUP / 4;
   __m512 sums[ROWS];
   CT_UNROLL
@@ -34,12 +34,12 @@ void multiply_groups(const Panel& panel, const GridTile& x, float* out) {
     }
   }
   CT_UNROLL
-  for (int r = 0; r < ROWS; ++r) _mm512_storeu_ps(out + r * PANEL, sums[r]);
+  for (int r = 0; r < ROWS; ++r) _mm512_storeu_ps(out + r * stride, sums[r]);
 }
 
 template <int ROWS>
-void multiply_tile(const Panel& panel, const GridTile& x, float* out) {
-  (panel.type == CT_Q6_K ? multiply_groups<16, ROWS> : multiply_groups<32, ROWS>)(panel, x, out);
+void multiply_tile(const Panel& panel, const InputTile& x, float* out, int32_t stride) {
+  (panel.type == CT_Q6_K ? multiply_groups<16, ROWS> : multiply_groups<32, ROWS>)(panel, x, out, stride);
 }
 
 }  // namespace

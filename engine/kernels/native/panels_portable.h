@@ -5,9 +5,9 @@ namespace chatterm {
 namespace {
 
 template <int ROWS>
-void multiply_tile(const Panel& panel, const GridTile& x, float* out) {
+void multiply_tile(const Panel& panel, const InputTile& x, float* out, int32_t stride) {
   const int32_t group = panel.type == CT_Q6_K ? 16 : 32, fours = group / 4;
-  for (int32_t i = 0; i < ROWS * PANEL; ++i) out[i] = 0.0f;
+  float sums[ROWS][PANEL] = {};
   for (int32_t g = 0; g < panel.columns / group; ++g) {
     for (int32_t r = 0; r < ROWS; ++r) {
       int32_t dots[PANEL] = {};
@@ -22,10 +22,11 @@ void multiply_tile(const Panel& panel, const GridTile& x, float* out) {
       }
       const float step = x.scale[g * group / 32 * TILE + r], low = x.low[g * TILE + r];
       for (int32_t p = 0; p < PANEL; ++p) {
-        out[r * PANEL + p] += panel.scale[g * PANEL + p] * step * float(dots[p]) + panel.low[g * PANEL + p] * low;
+        sums[r][p] += panel.scale[g * PANEL + p] * step * float(dots[p]) + panel.low[g * PANEL + p] * low;
       }
     }
   }
+  for (int32_t r = 0; r < ROWS; ++r) std::memcpy(out + r * stride, sums[r], sizeof sums[r]);
 }
 
 }  // namespace

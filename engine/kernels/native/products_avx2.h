@@ -1,7 +1,8 @@
 // Products with quantised rows for AVX2, with VNNI where the compiler was told so.
 //
-// Eight rows are multiplied at once: lane r of a vector has the numbers of row r. So a row's sums have the order that
-// those of panels have (panels.h), to the bit. Vectors of 16 lanes were no faster.
+// Eight rows are multiplied at once: lane r of a vector has the numbers of row r, and what was unpacked is multiplied
+// with up to TILE rows of inputs. So sums have the order that those of panels have (panels.h), to the bit. Vectors of 16
+// lanes were no faster.
 #pragma once
 
 #include <immintrin.h>
@@ -224,14 +225,14 @@ struct Lanes<CT_Q6_K> {
   LaneFloats low(int group) const { return scale(group) * -32.0f; }
 };
 
-// The products of COUNT * 4 digits of each row with as many numbers; without VNNI those of neighbours are added up in
-// 16 bits as long as they fit.
-template <int COUNT, int DEPTH, bool SIGNED>
-inline LaneInts dot_of(const LaneBits* digits, const int8_t* q) {
+// The products of COUNT * 4 digits of each row with as many numbers of one of N rows of inputs; without VNNI those of
+// neighbours are added up in 16 bits as long as they fit.
+template <int COUNT, int DEPTH, bool SIGNED, int N>
+inline LaneInts dot_of(const LaneBits* digits, const uint32_t* q) {
   __m256i sums[2] = {};
   CT_UNROLL
   for (int i = 0; i < COUNT; i += DEPTH) {
-    auto x = [&](int j) { return _mm256_set1_epi32(int32_t(load_u32(q + 4 * j))); };
+    auto x = [&](int j) { return _mm256_set1_epi32(int32_t(q[j * N])); };
 #if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
     CT_UNROLL
     for (int j = i; j < i + DEPTH; ++j) sums[j % 2] = add_dot(sums[j % 2], (__m256i)digits[j], x(j));
@@ -263,14 +264,15 @@ struct Fetch {
   }
 };
 
-// out[0..LANES] = so many rows times the activation.
-template <int TYPE>
-inline void multiply_lanes(LaneRows rows, int32_t columns, Fetch& fetch, const Activation& x, float* out) {
+// sums[r] = the products of LANES rows with row r of N rows of inputs.
+template <int TYPE, int N>
+inline void multiply_lanes(LaneRows rows, int32_t columns, Fetch& fetch, const Inputs& x, LaneFloats* sums) {
   using L = Lanes<TYPE>;
   constexpr bool SIGNED = TYPE == CT_Q8_0 && SIGNED_BYTES;
   constexpr int GROUPS = 32 / L::GROUP, COUNT = L::GROUP / 4;
   const float* lows = L::GROUP == 32 ? x.low : x.low_16;
-  LaneFloats sums{};
+  CT_UNROLL
+  for (int r = 0; r < N; ++r) sums[r] = LaneFloats{};
   ptrdiff_t at = 0;
   for (int32_t b = 0; b < columns / 32 / L::PARTS; ++b, at += L::BYTES) {
     L block;
@@ -284,17 +286,20 @@ inline void multiply_lanes(LaneRows rows, int32_t columns, Fetch& fetch, const A
       CT_UNROLL
       for (int g = 0; g < GROUPS; ++g) {
         const int group = part * GROUPS + g;
-        const LaneInts dot = dot_of<COUNT, L::DEPTH, SIGNED>(digits + g * COUNT, x.q + 32 * n + L::GROUP * g);
-        sums = fused(to_floats(dot), block.scale(group) * x.scale[n], sums);
-        if (!SIGNED) sums = fused(block.low(group), LaneFloats{} + lows[n * GROUPS + g], sums);
+        const LaneFloats scale = block.scale(group), low = block.low(group);
+        CT_UNROLL
+        for (int r = 0; r < N; ++r) {
+          const LaneInts dot = dot_of<COUNT, L::DEPTH, SIGNED, N>(digits + g * COUNT, x.q + (8 * n + g * COUNT) * N + r);
+          sums[r] = fused(to_floats(dot), scale * x.scale[n * N + r], sums[r]);
+          if (!SIGNED) sums[r] = fused(low, LaneFloats{} + lows[(n * GROUPS + g) * N + r], sums[r]);
+        }
       }
     }
   }
-  std::memcpy(out, &sums, sizeof sums);
 }
 
-template <int TYPE>
-void multiply_rows(const Rows& rows, const Activation& x, float* out) {
+template <int TYPE, int N>
+void multiply_some(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
   const size_t bytes = rows.row_bytes;
   const uintptr_t begin = uintptr_t(rows.data), group = LANES * bytes;
   // At least the next rows are there before they are read.
@@ -306,22 +311,30 @@ void multiply_rows(const Rows& rows, const Activation& x, float* out) {
     for (int32_t r = 0; r < LANES; ++r) {  // what lacks of so many rows repeats the last one
       some[r] = rows.data + size_t(first + r < rows.count ? first + r : rows.count - 1) * bytes;
     }
+    LaneFloats sums[N];
+    multiply_lanes<TYPE, N>(some, rows.columns, fetch, x, sums);
     if (first + LANES <= rows.count) {
-      multiply_lanes<TYPE>(some, rows.columns, fetch, x, out + first);
+      for (int32_t r = 0; r < x.rows; ++r) std::memcpy(out + r * stride + first, &sums[r], sizeof(LaneFloats));
     } else {
-      float found[LANES];
-      multiply_lanes<TYPE>(some, rows.columns, fetch, x, found);
-      std::memcpy(out + first, found, size_t(rows.count - first) * sizeof(float));
+      const size_t found = size_t(rows.count - first) * sizeof(float);
+      for (int32_t r = 0; r < x.rows; ++r) std::memcpy(out + r * stride + first, &sums[r], found);
     }
   }
 }
 
-void multiply_q4_0(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q4_0>(rows, x, out); }
-void multiply_q4_1(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q4_1>(rows, x, out); }
-void multiply_q8_0(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q8_0>(rows, x, out); }
-void multiply_q4_k(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q4_K>(rows, x, out); }
-void multiply_q5_k(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q5_K>(rows, x, out); }
-void multiply_q6_k(const Rows& rows, const Activation& x, float* out) { multiply_rows<CT_Q6_K>(rows, x, out); }
+template <int TYPE>
+void multiply_rows(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
+  switch (x.wide) {
+    case 1:
+      return multiply_some<TYPE, 1>(rows, x, out, stride);
+    case 2:
+      return multiply_some<TYPE, 2>(rows, x, out, stride);
+    case 4:
+      return multiply_some<TYPE, 4>(rows, x, out, stride);
+    default:
+      return multiply_some<TYPE, TILE>(rows, x, out, stride);
+  }
+}
 
 }  // namespace
 }  // namespace chatterm

@@ -1,4 +1,5 @@
-// Products with quantised rows in plain C++: right on every machine, fast on none.
+// Products with quantised rows in plain C++: right on every machine, fast on none. Sums have the order that those of
+// panels have (panels_portable.h).
 #pragma once
 
 #include "kernels.h"
@@ -11,87 +12,83 @@ inline void add_fours(const int8_t* q, int32_t* out) {
   for (int i = 0; i < 8; ++i) out[i] = q[4 * i] + q[4 * i + 1] + q[4 * i + 2] + q[4 * i + 3];
 }
 
-// Calls block(row's block, index) for every block and adds up what it returns.
-template <int SIZE, int BYTES, typename Block>
-inline void each_block(const Rows& rows, float* out, Block block) {
-  for (int32_t r = 0; r < rows.count; ++r) {
-    const uint8_t* row = rows.data + size_t(r) * rows.row_bytes;
-    float sum = 0.0f;
-    for (int32_t b = 0; b < rows.columns / SIZE; ++b) sum += block(row + b * BYTES, b);
-    out[r] = sum;
-  }
-}
+// A block of a row: its digits, and a scale and a low for each group of columns.
+template <int TYPE>
+struct Block {
+  static constexpr bool IN_PARTS = TYPE == CT_Q4_K || TYPE == CT_Q5_K || TYPE == CT_Q6_K;
+  static constexpr int SIZE = IN_PARTS ? 256 : 32, GROUP = TYPE == CT_Q6_K ? 16 : 32, GROUPS = SIZE / GROUP;
+  static constexpr int BYTES = TYPE == CT_Q4_0   ? Q4_0_BYTES
+                               : TYPE == CT_Q4_1 ? Q4_1_BYTES
+                               : TYPE == CT_Q8_0 ? Q8_0_BYTES
+                               : TYPE == CT_Q4_K ? Q4_K_BYTES
+                               : TYPE == CT_Q5_K ? Q5_K_BYTES
+                                                 : Q6_K_BYTES;
+  uint8_t digits[SIZE];
+  float scale[GROUPS], low[GROUPS];
 
-inline int32_t nibble_dot(const uint8_t* packed, const int8_t* q) {
+  explicit Block(const uint8_t* block) {
+    if constexpr (TYPE == CT_Q4_0 || TYPE == CT_Q4_1) {
+      scale[0] = load_half(block);
+      low[0] = TYPE == CT_Q4_1 ? load_half(block + 2) : -8.0f * scale[0];
+      const uint8_t* packed = block + BYTES - 16;
+      for (int i = 0; i < 16; ++i) {
+        digits[i] = packed[i] & 15;
+        digits[i + 16] = packed[i] >> 4;
+      }
+    } else if constexpr (TYPE == CT_Q8_0) {
+      scale[0] = load_half(block);
+      low[0] = -128.0f * scale[0];
+      for (int i = 0; i < 32; ++i) digits[i] = block[2 + i] ^ 0x80;
+    } else if constexpr (TYPE == CT_Q6_K) {
+      q6_k_digits(block, digits);
+      const float d = load_half(block + 208);
+      for (int j = 0; j < 16; ++j) {
+        scale[j] = d * float(int8_t(block[192 + j]));
+        low[j] = -32.0f * scale[j];
+      }
+    } else {
+      (TYPE == CT_Q5_K ? q5_k_digits : q4_k_digits)(block, digits);
+      const float d = load_half(block), least = load_half(block + 2);
+      for (int j = 0; j < 8; ++j) {
+        int step, minimum;
+        k_scale(block + 4, j, step, minimum);
+        scale[j] = d * float(step);
+        low[j] = -least * float(minimum);
+      }
+    }
+  }
+};
+
+template <int COUNT>
+inline int32_t dot_of(const uint8_t* digits, const int8_t* q) {
   int32_t dot = 0;
-  for (int i = 0; i < 16; ++i) dot += int32_t(packed[i] & 15) * q[i] + int32_t(packed[i] >> 4) * q[i + 16];
+  for (int i = 0; i < COUNT; ++i) dot += int32_t(digits[i]) * q[i];
   return dot;
 }
 
-void multiply_q4_0(const Rows& rows, const Activation& x, float* out) {
-  each_block<32, Q4_0_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
-    const float dot = x.scale[b] * float(nibble_dot(block + 2, x.q + 32 * b));
-    return load_half(block) * (dot - 8.0f * x.low[b]);
-  });
-}
-
-void multiply_q4_1(const Rows& rows, const Activation& x, float* out) {
-  each_block<32, Q4_1_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
-    const float dot = x.scale[b] * float(nibble_dot(block + 4, x.q + 32 * b));
-    return load_half(block) * dot + load_half(block + 2) * x.low[b];
-  });
-}
-
-void multiply_q8_0(const Rows& rows, const Activation& x, float* out) {
-  each_block<32, Q8_0_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
-    int32_t dot = 0;
-    for (int i = 0; i < 32; ++i) dot += int32_t(int8_t(block[2 + i])) * x.q[32 * b + i];
-    return load_half(block) * x.scale[b] * float(dot);
-  });
-}
-
-// Q4_K and Q5_K, which differ in their digits only.
-inline float k_block(const uint8_t* block, const uint8_t* digits, const Activation& x, int32_t b) {
-  float total = 0.0f, low = 0.0f;
-  for (int j = 0; j < 8; ++j) {
-    int scale, minimum;
-    k_scale(block + 4, j, scale, minimum);
-    int32_t dot = 0;
-    for (int i = 0; i < 32; ++i) dot += int32_t(digits[32 * j + i]) * x.q[256 * b + 32 * j + i];
-    total += float(scale) * (x.scale[8 * b + j] * float(dot));
-    low += float(minimum) * x.low[8 * b + j];
-  }
-  return load_half(block) * total - load_half(block + 2) * low;
-}
-
-void multiply_q4_k(const Rows& rows, const Activation& x, float* out) {
-  each_block<256, Q4_K_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
-    uint8_t digits[256];
-    q4_k_digits(block, digits);
-    return k_block(block, digits, x, b);
-  });
-}
-
-void multiply_q5_k(const Rows& rows, const Activation& x, float* out) {
-  each_block<256, Q5_K_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
-    uint8_t digits[256];
-    q5_k_digits(block, digits);
-    return k_block(block, digits, x, b);
-  });
-}
-
-void multiply_q6_k(const Rows& rows, const Activation& x, float* out) {
-  each_block<256, Q6_K_BYTES>(rows, out, [&](const uint8_t* block, int32_t b) {
-    uint8_t digits[256];
-    q6_k_digits(block, digits);
-    float total = 0.0f;
-    for (int j = 0; j < 16; ++j) {
-      int32_t dot = 0;
-      for (int i = 0; i < 16; ++i) dot += (int32_t(digits[16 * j + i]) - 32) * x.q[256 * b + 16 * j + i];
-      total += float(int8_t(block[192 + j])) * (x.scale[8 * b + j / 2] * float(dot));
+template <int TYPE>
+void multiply_rows(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
+  using B = Block<TYPE>;
+  const float* lows = B::GROUP == 32 ? x.low : x.low_16;
+  for (int32_t i = 0; i < rows.count; ++i) {
+    const uint8_t* row = rows.data + size_t(i) * rows.row_bytes;
+    float sums[TILE] = {};
+    for (int32_t b = 0; b < rows.columns / B::SIZE; ++b) {
+      const B block(row + b * B::BYTES);
+      for (int32_t r = 0; r < x.rows; ++r) {
+        for (int32_t g = 0; g < B::GROUPS; ++g) {
+          const int32_t group = b * B::GROUPS + g;
+          const uint32_t* from = x.q + group * B::GROUP / 4 * x.wide + r;
+          uint32_t q[B::GROUP / 4];
+          for (int32_t k = 0; k < B::GROUP / 4; ++k) q[k] = from[k * x.wide];
+          const float dot = float(dot_of<B::GROUP>(block.digits + g * B::GROUP, (const int8_t*)q));
+          const float step = x.scale[group * B::GROUP / 32 * x.wide + r];
+          sums[r] += block.scale[g] * step * dot + block.low[g] * lows[group * x.wide + r];
+        }
+      }
     }
-    return load_half(block + 208) * total;
-  });
+    for (int32_t r = 0; r < x.rows; ++r) out[r * stride + i] = sums[r];
+  }
 }
 
 }  // namespace

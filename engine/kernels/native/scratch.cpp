@@ -17,17 +17,15 @@ Buffer::Buffer(size_t bytes) {
   memory_.reset(static_cast<unsigned char*>(memory));
 }
 
-Quantized::Quantized(int32_t n)
-    : q_(size_t(n)),
-      scale_(size_t(n) / 32 * sizeof(float)),
-      low_(size_t(n) / 32 * sizeof(float)),
-      low_16_(size_t(n) / 16 * sizeof(float)),
-      activation_{nullptr, q_.as<int8_t>(), scale_.as<float>(), low_.as<float>(), low_16_.as<float>()} {}
+InputsRoom::InputsRoom(int32_t rows, int32_t columns)
+    : q_(up_to(rows, TILE) * size_t(columns)),
+      scale_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
+      low_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
+      low_16_(room<float>(up_to(rows, TILE) * size_t(columns / 16))) {}
 
-const Activation& Quantized::of(const Kernels& kernels, const float* x, int32_t n, int32_t forms) {
-  activation_.x = x;
-  if (forms & FORM_INT8) kernels.quantize(x, n, activation_);
-  return activation_;
+Inputs InputsRoom::of(int32_t rows, int32_t columns) const {
+  const int32_t wide = rows < 3 ? rows : rows < 5 ? 4 : TILE;
+  return {nullptr, q_.as<uint32_t>(), scale_.as<float>(), low_.as<float>(), low_16_.as<float>(), rows, columns, wide};
 }
 
 }  // namespace chatterm

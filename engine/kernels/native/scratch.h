@@ -9,6 +9,8 @@
 
 namespace chatterm {
 
+inline size_t up_to(int32_t count, int32_t unit) { return size_t((count + unit - 1) / unit * unit); }
+
 class Buffer {
  public:
   // Zeros. Throws std::bad_alloc.
@@ -32,9 +34,9 @@ Buffer room(size_t count) {
 
 // Attention of some queries to each part of the context, before it is put together.
 struct Sums {
-  float* out;   // [parts][queries][padded(dim)]
-  float* most;  // [parts][queries]
-  float* sum;   // [parts][queries]
+  float* out;   // [sums][padded(dim)]
+  float* most;  // [sums]
+  float* sum;   // [sums]
 };
 
 // Room for so many sums; it grows with the context.
@@ -58,16 +60,14 @@ class SumsRoom {
   Buffer out_{0}, most_{0}, sum_{0};
 };
 
-// The forms of an activation of up to `n` numbers.
-class Quantized {
+// Memory for up to `rows` rows of inputs of up to `columns` columns, but for what plain weights read.
+class InputsRoom {
  public:
-  explicit Quantized(int32_t n);
-  // Make the `forms` of x [n]; `x` must live as long as the result is used.
-  const Activation& of(const Kernels& kernels, const float* x, int32_t n, int32_t forms);
+  InputsRoom(int32_t rows, int32_t columns);
+  Inputs of(int32_t rows, int32_t columns) const;
 
  private:
   Buffer q_, scale_, low_, low_16_;
-  Activation activation_;
 };
 
 }  // namespace chatterm

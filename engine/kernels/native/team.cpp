@@ -17,9 +17,13 @@ int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
 
 }  // namespace
 
-Deal::Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain)
-    : pool_(pool), rows_(rows), own_(own_rows(pool, rows, grain)), first_(thread * own_), end_(first_ + own_) {
-  const int32_t share = rows / pool.working();
+Deal::Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain, bool own)
+    : pool_(pool),
+      rows_(rows),
+      own_(own ? own_rows(pool, rows, grain) : 0),
+      first_(thread * own_),
+      end_(first_ + own_) {
+  const int32_t share = own ? rows / pool.working() : 0;
   piece_ = share / PIECES > grain ? share / PIECES / grain * grain : grain;
   if (own_ == 0) take();
 }

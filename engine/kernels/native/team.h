@@ -16,7 +16,8 @@ namespace chatterm {
 // is always known, so that its memory can be asked for.
 class Deal {
  public:
-  Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain);
+  // `own` is whether threads have a share of their own; else they take every piece, of `grain` rows, as they come.
+  Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain, bool own = true);
   // The next rows first..end of this thread, and the first row after them, -1 for none; false when all are dealt.
   bool next(int32_t& first, int32_t& end, int32_t& after);
   // Where a thread will begin.

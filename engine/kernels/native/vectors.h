@@ -36,7 +36,7 @@ inline float sum_of(Floats v) {
   const __m256 twos = _mm256_hadd_ps((__m256)v, (__m256)v), fours = _mm256_hadd_ps(twos, twos);
   return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
 #else
-  return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]));
+  return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 #endif
 }
 

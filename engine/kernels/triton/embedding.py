@@ -1,7 +1,4 @@
-"""The first kernel of a decode step: the embedding of its token.
-
-The plain twin is Embedding in `models/reference/layers.py`.
-"""
+"""The first kernel of a decode step: the embeddings of its tokens. The plain twin is Embedding in `models/reference/layers.py`."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
 import triton
@@ -9,11 +6,18 @@ import triton.language as tl
 
 
 @triton.jit
-def embedding_kernel(token, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """out [SIZE] = row token[0] of weight [vocab, SIZE].
+def embedding_kernel(active, token, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """out [rows, SIZE] = of each row the embedding of token[slot] (int64 [slots]) in weight [vocab, SIZE].
 
-    It never starts before the kernel before it has ended, so that nothing of the step overtakes the one before.
+    active int32 [rows]: the slot, -1 for none. It never starts before the kernel before it has ended, so that nothing of
+    the step overtakes the one before. Programs [cdiv(SIZE, BLOCK), rows].
     """
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.maximum(tl.load(token), 0).to(tl.int64)
-    tl.store(out + columns, tl.load(weight + row * SIZE + columns, mask=columns < SIZE), mask=columns < SIZE)
+    batch = tl.program_id(1)
+    slot = tl.load(active + batch)
+    if slot >= 0:
+        row = tl.maximum(tl.load(token + slot), 0).to(tl.int64)
+        inside = columns < SIZE
+        tl.store(
+            out + batch * SIZE + columns, tl.load(weight + row * SIZE + columns, mask=inside), mask=inside
+        )

@@ -125,3 +125,36 @@ def write_kernel(
     source, target = token.to(tl.int64) * STRIDE + columns, slot * WIDTH + columns
     tl.store(cache_k + target, tl.load(k + source, mask=inside), mask=inside)
     tl.store(cache_v + target, tl.load(v + source, mask=inside), mask=inside)
+
+
+@triton.jit
+def slot_write_kernel(
+    k,
+    v,
+    cache_k,
+    cache_v,
+    active,
+    counters,
+    tables,
+    K_STRIDE: tl.constexpr,
+    V_STRIDE: tl.constexpr,
+    TABLE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write K and V of one token of each of several sequences into the cache, one program a token.
+
+    k and v [rows, WIDTH], K_STRIDE and V_STRIDE apart; cache_k and cache_v [places, WIDTH]; active int32 [rows]: the slot of each, -1
+    for none; counters int64 [slots, 2]: first the token's row; tables int32 [slots, TABLE].
+    """
+    token = tl.program_id(0)
+    slot = tl.load(active + token)
+    if slot >= 0:
+        row = tl.load(counters + 2 * slot)
+        block = tl.load(tables + slot.to(tl.int64) * TABLE + row // BLOCK).to(tl.int64)
+        columns = tl.arange(0, PADDED)
+        inside = columns < WIDTH
+        target = (block * BLOCK + row % BLOCK) * WIDTH + columns
+        tl.store(cache_k + target, tl.load(k + token * K_STRIDE + columns, mask=inside), mask=inside)
+        tl.store(cache_v + target, tl.load(v + token * V_STRIDE + columns, mask=inside), mask=inside)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatterm.backends.backend import Exchange
 from chatterm.sessions.as_json import from_json, to_json
 from chatterm.sessions.export import exported, file_name, format_of, read_import, write_export
-from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.tree import Tree
 from chatterm.terminal.sanitize import is_safe
 

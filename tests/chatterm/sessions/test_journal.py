@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.backends.backend import TokenEvent
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.backends.backend import Exchange, TokenEvent
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
 

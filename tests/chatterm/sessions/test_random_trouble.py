@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.backends.backend import TokenEvent
-from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.backends.backend import Exchange, TokenEvent
+from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
 

@@ -8,10 +8,10 @@ from threading import current_thread
 
 import pytest
 
-from chatterm.backends.backend import TokenEvent
+from chatterm.backends.backend import Exchange, TokenEvent
 from chatterm.sessions import schema
 from chatterm.sessions.database import Database
-from chatterm.sessions.records import Exchange, SessionError, SessionInfo
+from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.store import Store
 from chatterm.sessions.tree import Tree
 from tests.chatterm.sessions.saved import conversation

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chatterm.backends.title import title_question
 from chatterm.sessions.dates import stamp, when_text
 from chatterm.sessions.records import SessionError, SessionInfo
 from chatterm.sessions.titles import (
@@ -15,7 +16,6 @@ from chatterm.sessions.titles import (
     matching_line,
     pick,
     title_of,
-    title_question,
 )
 from chatterm.terminal.sanitize import is_safe
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.sessions.records import Exchange
+from chatterm.backends.backend import Exchange
 from chatterm.sessions.tree import Tree, extent
 
 

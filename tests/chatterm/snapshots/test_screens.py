@@ -16,11 +16,11 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from chatterm.app import ChatApp
-from chatterm.backends.backend import Figures, ModelChoice, Progress, TurnStats
+from chatterm.backends.backend import Exchange, Figures, ModelChoice, Progress, TurnStats
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.figures import Live, Speedometer, Watch
 from chatterm.conversation.stats import ProcessFigures
-from chatterm.sessions.records import Exchange, SessionInfo
+from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from engine.cache.block_map import BlockMap, BlockState
 from engine.events import Cause, Parting

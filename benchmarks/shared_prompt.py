@@ -1,0 +1,133 @@
+"""Several answers to one long prompt: what attention takes when the prompt's rows are shared, and when they are not.
+
+    python -m benchmarks.shared_prompt --json benchmarks/results/shared_prompt.json [--streams 16] [--lengths 1024,8192]
+
+Qwen3's shapes in bf16, random weights. The streams decode after a prompt that all of them share, after prompts of their
+own that are as long, and after short ones, in turns. What a step takes longer than after short prompts is the attention
+to the prompt: "shared" and "separate" in ms, and "times" the ratio (the goal: 16 streams, 8,192 tokens, at least 6).
+Prompts are present before; steps are timed where the engine hands tokens out. Medians of the repeats.
+"""
+
+import argparse
+import statistics
+
+import torch
+
+from benchmarks.machine import Budget, Record, describe
+from benchmarks.options import names, numbers, parse, parser_of
+from benchmarks.shapes import SHAPES, random_engine, random_prompt
+from benchmarks.streams import Crowd, Request, room_for
+from engine import Engine
+from engine.attention.choose import choose_attention
+from models.spec import ModelSpec
+
+SHORT = 64
+"""Tokens of a short prompt."""
+WARM = 16
+"""Tokens of every stream before anything is counted, and left over at the end."""
+
+
+def step_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> float:
+    """Median seconds between two tokens while all streams decode."""
+    for prompt in prompts:
+        engine.warm(prompt)
+    crowd = Crowd(engine, 0.6)
+    streams = [crowd.start(Request(prompt, tokens + 2 * WARM)) for prompt in prompts]
+    while crowd.running:
+        crowd.wait()
+    begin = max(stream.times[WARM] for stream in streams)
+    end = min(stream.times[-WARM] for stream in streams)
+    if end <= begin:
+        raise RuntimeError("the streams were not there together; use more --tokens")
+    return statistics.median(gap for stream in streams for gap in stream.gaps(begin, end))
+
+
+def prompts_of(spec: ModelSpec, way: str, streams: int, length: int, seed: int) -> list[list[int]]:
+    """A prompt for each stream."""
+    if way == "shared":
+        common = random_prompt(spec, length - 1, seed)
+        # The last token is each one's own, as what is said after a system prompt is.
+        return [[*common, n] for n in range(streams)]
+    return [random_prompt(spec, SHORT if way == "short" else length, seed + n) for n in range(streams)]
+
+
+def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Record) -> None:
+    """Every length of one shape."""
+    spec, device = SHAPES[shape], torch.device(arguments.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    attention = arguments.attention or "auto"
+    block = choose_attention(attention, device, dtype, spec.attention.head_dim).block_size
+    streams, tokens = arguments.streams, arguments.tokens
+    rows = max(arguments.lengths) + tokens + 2 * WARM + 1
+    print(
+        f"\n{shape}, {streams} streams  [{budget.spent:.0f} s]\n"
+        f"{'prompt':>10}{'short step':>13}{'shared':>12}{'separate':>12}{'times':>8}",
+        flush=True,
+    )
+    with random_engine(
+        spec,
+        device=device,
+        dtype=dtype,
+        context=rows,
+        num_blocks=(streams + 1) * (-(-rows // block) + 1),
+        attention=attention,
+        spill=0,
+        **room_for(streams),
+    ) as (engine, _):
+        for length in arguments.lengths:
+            runs: dict[str, list[float]] = {"short": [], "shared": [], "separate": []}
+            for attempt in range(arguments.repeats + 1):
+                if not budget.allows(0.0):
+                    print(f"  stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
+                    break
+                for way, found in runs.items():
+                    engine._loop.call(engine._blocks.evict_all)
+                    seed = 100_000 * attempt + length
+                    spent = step_seconds(engine, prompts_of(spec, way, streams, length, seed), tokens)
+                    if attempt:
+                        found.append(spent)
+            if runs["short"]:
+                report(length, runs, record, shape)
+
+
+def report(length: int, runs: dict[str, list[float]], record: Record, shape: str) -> None:
+    """Print and keep the medians."""
+    step = {way: statistics.median(found) for way, found in runs.items()}
+    shared, separate = (step[way] - step["short"] for way in ("shared", "separate"))
+    times = separate / shared if shared > 0 else float("inf")
+    figures = {
+        "step_s": step,
+        "attention_shared_s": shared,
+        "attention_separate_s": separate,
+        "times": times,
+        "runs_s": runs,
+    }
+    record.add(figures, "shapes", shape, "prompts", str(length))
+    print(
+        f"{length:>10,}{1e3 * step['short']:>10.3f} ms{1e3 * shared:>9.3f} ms{1e3 * separate:>9.3f} ms{times:>8.1f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--shapes", type=names, default=["0.6B"])
+    parser.add_argument("--lengths", type=numbers, default=[1024, 8192], help="tokens of the shared prompt")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=200, help="tokens that are timed")
+    parser.set_defaults(peers=[], repeats=3)
+    arguments = parse(parser, ())
+    budget = Budget(arguments.budget_s)
+    facts = describe(torch.device(arguments.device)) | {
+        "streams": arguments.streams,
+        "repeats": arguments.repeats,
+    }
+    record = Record(arguments.json, facts, arguments.merge)
+    print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
+    for shape in arguments.shapes:
+        run(shape, arguments, budget, record)
+    print(f"{budget.spent:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""`chatterm batch`: answers to a file of requests, many at once, in the order of the file."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO, cast
+
+import typer
+
+from chatterm.backends.backend import EngineError
+from chatterm.cli import options
+from chatterm.cli.shell_completion import model_names
+from chatterm.cli.usage import WrongUsage
+from chatterm.terminal.sanitize import one_line
+
+
+def batch(
+    invocation: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="As in chatterm run. It may be left out: then FILE stands here, and the default model answers.",
+            show_default=False,
+            autocompletion=model_names,
+        ),
+    ],
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="The requests; - is standard input.", show_default=False),
+    ] = None,
+    output: Annotated[
+        str,
+        typer.Option("-o", "--output", metavar="FILE", help="Where the results go; - is standard output."),
+    ] = "-",
+    system: options.System = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = None,
+    stop: options.Stop = None,
+    think: options.Think = "auto",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quantize: options.Quantize = "auto",
+    context: options.Context = None,
+    threads: options.Threads = None,
+    attention: options.Attention = "auto",
+    no_graph: options.NoGraph = False,
+) -> None:
+    """Answer the requests in FILE, many at once; one result a line, in their order.
+
+    A request is a JSON object on a line of its own, with "prompt": TEXT or
+    "messages": [{"role": "user", "content": TEXT}, ...] (system, user, assistant).
+
+    It may have an "id", and these, which go before the options given here:
+    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed,
+    max_tokens, stop and think.
+
+    A result has the number of its line, the id, and the answer ("text",
+    "reasoning", "finish_reason", "stats") or an "error" of that line alone.
+
+    Stopped in the middle, the same command continues where it was.
+    """
+    name = model if file is None else file
+    chosen_model = None if file is None else model
+    options.check_model(chosen_model)
+    chosen = options.chat_options(invocation)
+    from chatterm.backends.local import LocalBackend
+    from chatterm.cli.batch_run import Batch
+    from chatterm.cli.results import Results
+    from chatterm.settings.settings import with_settings
+    from models.hub.catalogue import DEFAULT_MODEL
+
+    preferences = options.preferences()
+    chosen = with_settings(chosen, preferences, options.decided(invocation))
+    model = chosen_model or preferences.model.name or DEFAULT_MODEL
+    settings = {
+        "model": model,
+        "system": chosen.system,
+        "think": chosen.think,
+        "sampling": dict(chosen.sampling),
+    }
+    with _source(name) as source:
+        results = (
+            Results("standard output", _standard_output(), source)
+            if output == "-"
+            else Results.open(output, source)
+        )
+        run = Batch(
+            LocalBackend(model, chosen), source, results, json.dumps(settings, sort_keys=True).encode()
+        )
+        try:
+            run.answer()
+        except BrokenPipeError:  # whoever read the results has left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        finally:
+            results.close()
+
+
+@contextmanager
+def _source(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        if sys.stdin is None:
+            raise WrongUsage("There is no standard input; name a file of requests.")
+        yield cast("BinaryIO", sys.stdin.buffer)
+        return
+    try:
+        file = Path(name).open("rb")  # noqa: SIM115 - what is raised within is not about opening it
+    except IsADirectoryError:
+        raise EngineError(f"{name} is a folder; name a file of requests.") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise EngineError(
+            f"{one_line(name, 200)} cannot be read ({why}); name a file of requests."
+        ) from error
+    with file:
+        yield file
+
+
+def _standard_output() -> BinaryIO:
+    return os.fdopen(os.dup(sys.stdout.fileno()), "wb")

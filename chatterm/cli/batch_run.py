@@ -1,0 +1,174 @@
+"""A batch on its way: requests are read as they are needed, results written in their order."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from stat import S_ISREG
+from time import monotonic
+from typing import BinaryIO, TextIO
+
+from chatterm.backends.backend import Backend, EngineError, Outcome, Part, Request, TokenEvent
+from chatterm.cli.oneshot import say_notes, write
+from chatterm.cli.progress import progress_on
+from chatterm.cli.requests import Asked, InputLine, asked_of, lines_of, result_of
+from chatterm.cli.results import Results
+from chatterm.conversation.figures import rate_text, seconds_text
+from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.spinner import has_colour
+from chatterm.terminal.wording import sentences
+from models.units import counted
+
+_TELL = 0.1
+"""Seconds between two looks at the progress."""
+
+
+class Batch:
+    """Reads requests as they are needed and writes results in their order."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        source: BinaryIO,
+        results: Results,
+        settings: bytes = b"",
+        err: TextIO | None = None,
+    ) -> None:
+        """`settings` is what answers depend on besides the lines of `source`."""
+        self._backend = backend
+        self._results = results
+        self._lines = lines_of(source, settings)
+        self._size = _size_of(source)
+        self._err = err or sys.stderr
+        self._asked: dict[int, tuple[int, InputLine, Asked]] = {}
+        """By the backend's number of a request: its place, its line and what that asks."""
+        self._held: dict[int, tuple[bytes, int]] = {}
+        """By place results that wait for one before them, and where their lines end."""
+        self._next = self._placed = self._given = 0
+        self._read = 0
+        """Bytes of the input whose results are written."""
+        self.done = self.errors = self.tokens = 0
+        self._began = monotonic()
+
+    def answer(self) -> None:
+        """Answer what is not answered yet. The backend is closed in the end.
+
+        Raises EngineError for what is wrong with all of it; on KeyboardInterrupt it says how to go on first.
+        """
+        earlier, errors = self._results.resume(self._lines)
+        self.done, self.errors = earlier, errors
+        first = next(self._lines, None)
+        if first is None:
+            if not earlier:
+                raise EngineError('There are no requests; write one a line, like {"prompt": "..."}.')
+            write(
+                self._err, f"Nothing to do: {self._results.name} has {counted(earlier, 'result')} already.\n"
+            )
+            return
+        try:
+            with progress_on(self._err) as on_progress:
+                self._backend.open(on_progress)
+            say_notes(self._backend, set(), self._err)
+            self._results.begin()
+            self._began = monotonic()
+            with self._progress() as tell, closing(self._backend.answers(self._requests(first))) as parts:  # type: ignore[type-var]
+                for number, part in parts:
+                    self._take(number, part)
+                    tell()
+        except KeyboardInterrupt:
+            write(self._err, f"Stopped. {self._where()}\n")
+            raise
+        except EngineError as error:
+            raise EngineError(sentences(str(error), self._where())) from error
+        finally:
+            self._backend.close()
+        self._say_end(earlier)
+
+    def _requests(self, first: InputLine) -> Iterator[Request]:
+        line: InputLine | None = first
+        while line is not None:
+            asked, place = asked_of(line), self._placed
+            self._placed += 1
+            if asked.request is None:
+                self._put(place, line, asked, asked.problem)
+            else:
+                self._asked[self._given] = (place, line, asked)
+                self._given += 1
+                yield asked.request
+            line = next(self._lines, None)
+
+    def _take(self, number: int, part: Part) -> None:
+        if isinstance(part, TokenEvent):
+            self.tokens += 1
+        elif isinstance(part, Exception):
+            self._put(*self._asked.pop(number), one_line(str(part)))
+        elif part.finish_reason is not None:
+            self._put(*self._asked.pop(number), part)
+
+    def _put(self, place: int, line: InputLine, asked: Asked, outcome: Outcome | str) -> None:
+        """A result is there: write it as soon as those before it are written."""
+        self.errors += isinstance(outcome, str)
+        self._held[place] = (result_of(line, asked, outcome), line.end)
+        while (ready := self._held.pop(self._next, None)) is not None:
+            self._results.write(ready[0])
+            self._next, self.done, self._read = self._next + 1, self.done + 1, ready[1]
+
+    # --- what is said ---
+
+    def _where(self) -> str:
+        """How far it has come, and how to go on."""
+        if not self._results.is_file:
+            return f"{counted(self.done, 'result')} written."
+        name = self._results.name
+        return f"{counted(self.done, 'result')} in {name}; run the same command again to continue."
+
+    def _say_end(self, earlier: int) -> None:
+        took = monotonic() - self._began
+        parts = [counted(self.done, "request"), counted(self.errors, "error"), counted(self.tokens, "token")]
+        if self.tokens and took > 0:
+            parts.append(f"{rate_text(self.tokens / took)}")
+        parts.append(seconds_text(took))
+        before = f" ({earlier:,} of them done before)" if earlier else ""
+        write(self._err, f"{parts[0]}{before}, {', '.join(parts[1:])}.\n")
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[], None]]:
+        """Yield what is called now and then to show how far it has come; on a terminal only."""
+        if not has_colour(self._err):
+            yield lambda: None
+            return
+        from rich import progress as bars
+        from rich.console import Console
+
+        columns = (
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=None),
+            bars.TaskProgressColumn(),
+        )
+        display = bars.Progress(
+            *columns, bars.TimeRemainingColumn(compact=True), console=Console(file=self._err), transient=True
+        )
+        task = display.add_task("Answering", total=self._size)
+        told = self._began
+
+        def tell() -> None:
+            nonlocal told
+            now = monotonic()
+            if now - told >= _TELL:
+                told = now
+                rate = rate_text(self.tokens / (now - self._began))
+                display.update(
+                    task, completed=self._read, description=f"{counted(self.done, 'result')} · {rate}"
+                )
+
+        with display:
+            yield tell
+
+
+def _size_of(source: BinaryIO) -> int | None:
+    """Bytes of a file; None where nobody knows."""
+    try:
+        state = os.fstat(source.fileno())
+    except (OSError, ValueError):
+        return None
+    return state.st_size if S_ISREG(state.st_mode) else None

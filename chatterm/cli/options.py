@@ -1,0 +1,223 @@
+"""The options that commands which ask a model share, and what is made of them."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from chatterm.backends.backend import ChatOptions, EngineError
+from chatterm.cli.shell_completion import model_names
+from chatterm.cli.usage import WrongUsage
+from chatterm.terminal.sanitize import one_line
+
+if TYPE_CHECKING:
+    from chatterm.settings.settings import Settings
+
+MODEL = (
+    "A catalogue name (smollm2, qwen3:0.6b, ...), a Hub id (owner/name, optional @revision), "
+    "hf.co/owner/name/file.gguf, a folder, or a .gguf file."
+)
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
+]
+_SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
+_MACHINE = "Machine"
+_THINKING = "Thinking"
+
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")]
+Theme = Annotated[str | None, typer.Option(metavar="NAME", help="The colour theme.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 always picks the most likely token.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="Sample from the k most likely tokens; 0 means all.", rich_help_panel=_SAMPLING),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="Sample from the most likely tokens whose probabilities add up to p.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        help="Drop tokens less likely than this fraction of the top one.", rich_help_panel=_SAMPLING
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(help="Above 1 discourages repeating earlier tokens.", rich_help_panel=_SAMPLING),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option(help="Above 0 discourages tokens already in the answer.", rich_help_panel=_SAMPLING),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="The same seed gives the same text for the same conversation.", rich_help_panel=_SAMPLING
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="The maximum length of an answer, in tokens.", rich_help_panel=_SAMPLING),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Stop when this text is generated; repeatable.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+Think = Annotated[
+    Literal["auto", "on", "off"],
+    typer.Option(help="Whether a reasoning model thinks before it answers.", rich_help_panel=_THINKING),
+]
+ThinkCache = Annotated[
+    Literal["exact", "mask"],
+    typer.Option(
+        help="After thinking: recompute the answer without it (exact), or keep both cached and hide "
+        "the thinking (mask).",
+        rich_help_panel=_THINKING,
+    ),
+]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.", rich_help_panel=_MACHINE)
+]
+Dtype = Annotated[
+    Literal["auto", "bfloat16", "float32", "float16"],
+    typer.Option(help="The number format used for computing.", rich_help_panel=_MACHINE),
+]
+Quantize = Annotated[
+    Literal["auto", "none", "int8", "int4"],
+    typer.Option(
+        help="CPU weights: as in the GGUF file (auto), expanded (none), or quantised to 8 or 4 bits.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(min=1, help="The context size: maximum tokens in a conversation.", rich_help_panel=_MACHINE),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="CPU threads. Default: all physical cores, minus one for the screen if there are more than two.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Attention = Annotated[
+    Literal["auto", "flash", "triton", "sdpa"],
+    typer.Option(
+        help="The attention kernels; chatterm doctor lists those that work here.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+NoGraph = Annotated[
+    bool,
+    typer.Option("--no-graph", help="Decode on a GPU without CUDA graphs.", rich_help_panel=_MACHINE),
+]
+
+
+_SAMPLING_FIELDS = (
+    *(
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "seed",
+        "max_tokens",
+    ),
+    "stop",
+)
+
+
+def chat_options(invocation: typer.Context) -> ChatOptions:
+    """What the command line says; what it does not say is left at its default.
+
+    Raises WrongUsage for a value out of range, and for text that is no UTF-8.
+    """
+    given = invocation.params
+    sampling = {name: given[name] for name in _SAMPLING_FIELDS if given[name] not in (None, [], ())}
+    if "stop" in sampling:
+        sampling["stop"] = tuple(sampling["stop"])
+    for text in (given["system"] or "", *sampling.get("stop", ())):
+        check_utf8(text)
+    same = (
+        "device",
+        "dtype",
+        "quantize",
+        "context",
+        "threads",
+        "attention",
+        "system",
+        "think",
+        "think_cache",
+    )
+    return ChatOptions(
+        **{name: given[name] for name in same},
+        graphs=not given["no_graph"],
+        sampling=checked_sampling(sampling),
+    )
+
+
+def decided(invocation: typer.Context) -> set[str]:
+    """The fields of ChatOptions that the command line decides, whatever the settings say."""
+    names = ("device", "context", "threads", "system", "think", "think_cache")
+    return {name for name in names if is_given(invocation, name)}
+
+
+def preferences() -> "Settings":
+    """The person's settings."""
+    from chatterm.settings.paths import config_path
+    from chatterm.settings.reading import load_settings
+
+    return load_settings(config_path())
+
+
+def is_given(invocation: typer.Context, name: str) -> bool:
+    source = invocation.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def checked_sampling(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings`, each known to be in its range. Raises WrongUsage before any model is loaded."""
+    from engine.params import SamplingParams
+
+    try:
+        SamplingParams(**settings)
+    except EngineError as error:
+        raise WrongUsage(str(error)) from error
+    return settings
+
+
+def check_model(model: str | None) -> None:
+    """Raises WrongUsage where MODEL is a question: no model's name holds several words."""
+    if model is None or len(model.split()) < 2:
+        return
+    from models.errors import ModelError
+    from models.hub.sources import parse
+
+    try:
+        parse(model)
+    except ModelError:
+        shown = one_line(model, 60)
+        raise WrongUsage(
+            f"Unknown model {shown!r}; to ask the default model a question, use: chatterm run -p TEXT"
+        ) from None
+
+
+def check_utf8(text: str) -> None:
+    """Raises WrongUsage: bytes of the command line that are no UTF-8 arrive as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WrongUsage(
+            "The command line is not UTF-8 text; convert it first, or use a UTF-8 terminal."
+        ) from error

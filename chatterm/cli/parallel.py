@@ -1,0 +1,229 @@
+"""`chatterm run --parallel` and `-n`: several answers at once, in the order of the prompts."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TextIO
+
+from chatterm.backends.backend import Backend, FinishReason, Message, Outcome, Part, Request, TokenEvent
+from chatterm.cli.oneshot import Page, json_of, say_notes, start_line, stats_line, write
+from chatterm.cli.progress import progress_on
+from chatterm.conversation.figures import rate_text, seconds_text
+from chatterm.terminal.sanitize import one_line
+from chatterm.terminal.spinner import Spinner
+from models.units import counted
+
+_LABEL = 60
+"""Characters of a prompt that name it."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One answer that is wanted, and what came of it while others were before it."""
+
+    prompt: str
+    name: str
+    number: int
+    """Which of the answers to the prompt, from 1."""
+    label: str
+    """"" where there is no other answer."""
+    parts: list[Part] = field(default_factory=list)
+
+
+def answer_all(
+    backend: Backend,
+    prompts: Sequence[str],
+    count: int = 1,
+    *,
+    names: Sequence[str] | None = None,
+    seed: int | None = None,
+    as_json: bool = False,
+    stats: bool = False,
+    out: TextIO | None = None,
+    err: TextIO | None = None,
+) -> int:
+    """Load the model, answer each prompt `count` times and write the answers in the order of the prompts.
+
+    The first answer that is not whole yet is written as it comes. The seeds of the answers to a prompt count on from
+    `seed`. `names` are what the prompts are called (default: as they are). What is wrong with a prompt is said in its
+    place; the exit code is then 1. The backend is closed in the end. Raises ModelError and EngineError for what is
+    wrong with all of them.
+    """
+    out, err = out or sys.stdout, err or sys.stderr
+    asked = _asked(prompts, names or prompts, count)
+    try:
+        with progress_on(err) as on_progress:
+            backend.open(on_progress)
+        said: set[str] = set()
+        say_notes(backend, said, err)
+        if stats and (figures := backend.figures()) is not None:
+            write(err, start_line(figures) + "\n")
+        waits = not out.isatty()  # a line that turns cannot share a terminal with the answers
+        with Spinner(err, "Reading the prompts") as spinner:
+            writer = _Writer(asked, out, err, spinner, as_json=as_json, stats=stats, waits=waits)
+            with closing(backend.answers(_requests(asked, seed))) as parts:  # type: ignore[type-var]
+                for index, part in parts:
+                    writer.take(index, part)
+        writer.end()
+        say_notes(backend, said, err)
+        return 1 if writer.failed else 0
+    finally:
+        backend.close()
+
+
+def _asked(prompts: Sequence[str], names: Sequence[str], count: int) -> list[_Asked]:
+    asked = []
+    for prompt, name in zip(prompts, names, strict=True):
+        title = one_line(name, _LABEL) if len(prompts) > 1 else ""
+        for number in range(1, count + 1):
+            which = f"{number} of {count}" if count > 1 else ""
+            label = f"{title} ({which})" if title and which else title or which
+            asked.append(_Asked(prompt, name, number, label))
+    return asked
+
+
+def _requests(asked: Sequence[_Asked], seed: int | None) -> list[Request]:
+    return [
+        Request((Message("user", one.prompt),), {} if seed is None else {"seed": seed + one.number - 1})
+        for one in asked
+    ]
+
+
+class _Writer:
+    """Writes answers in order, each as soon as those before it are whole."""
+
+    def __init__(
+        self,
+        asked: list[_Asked],
+        out: TextIO,
+        err: TextIO,
+        spinner: Spinner,
+        *,
+        as_json: bool,
+        stats: bool,
+        waits: bool,
+    ) -> None:
+        self._asked = asked
+        self._out = out
+        self._err = err
+        self._spinner = spinner
+        self._as_json = as_json
+        self._stats = stats
+        self._waits = waits
+        self._page = Page(None if as_json else out, None if waits else err)
+        self._front = 0
+        self._is_labelled = False
+        self._done = self._tokens = self._cut = 0
+        self._began = monotonic()
+        self.failed = 0
+
+    def take(self, index: int, part: Part) -> None:
+        """One more part of an answer."""
+        self._tokens += isinstance(part, TokenEvent)
+        self._done += isinstance(part, Exception) or (
+            isinstance(part, Outcome) and part.finish_reason is not None
+        )
+        self._tell()
+        if index != self._front:
+            self._asked[index].parts.append(part)
+            return
+        is_whole = self._write(part)
+        while is_whole:
+            self._front += 1
+            self._is_labelled = is_whole = False
+            if self._front < len(self._asked):
+                for held in self._asked[self._front].parts:
+                    is_whole = self._write(held)
+                self._asked[self._front].parts = []
+
+    def end(self) -> None:
+        """All of them are done."""
+        self._spinner.stop()
+        if self._cut:
+            cut = "1 answer ends" if self._cut == 1 else f"{self._cut:,} answers end"
+            self._say(f"chatterm: {cut} at the token limit (--max-tokens).")
+        if self._stats:
+            took = monotonic() - self._began
+            rate = rate_text(self._tokens / took) if took > 0 else ""
+            parts = (
+                counted(len(self._asked), "answer"),
+                f"{counted(self._tokens, 'token')} at {rate}",
+                seconds_text(took),
+            )
+            write(self._err, f"[{' | '.join(parts)}]\n")
+
+    def _tell(self) -> None:
+        took = monotonic() - self._began
+        if self._tokens and took > 0:
+            done = f"{self._done:,} of {counted(len(self._asked), 'answer')}"
+            self._spinner.text = (
+                f"{done} · {counted(self._tokens, 'token')} · {rate_text(self._tokens / took)}"
+            )
+
+    def _write(self, part: Part) -> bool:
+        """Write a part of the front answer; whether it was the last."""
+        one = self._asked[self._front]
+        if isinstance(part, TokenEvent):
+            if part.text and not self._as_json:
+                self._label(one)
+                self._page.write(part)
+            return False
+        if isinstance(part, Outcome):
+            if part.finish_reason is None:
+                return False
+            self._ended(one, part)
+            return True
+        self.failed += 1
+        if self._as_json:
+            self._line({**_name(one), "error": str(part)})
+        else:
+            self._label(one)
+            self._say_of(one, one_line(str(part)))
+        return True
+
+    def _ended(self, one: _Asked, outcome: Outcome) -> None:
+        self._cut += outcome.finish_reason is FinishReason.LENGTH
+        if self._as_json:
+            seed = {"seed": outcome.seed} if outcome.seed is not None else {}
+            self._line({**_name(one), **json_of(outcome), **seed})
+        else:
+            self._label(one)
+            self._page.end()
+        if outcome.finish_reason is FinishReason.CONTEXT_FULL:
+            where = f"{one.label}: " if one.label else ""
+            write(
+                self._err,
+                f"chatterm: {where}The context is full, so the answer ends here; a larger --context may help.\n",
+            )
+        if self._stats:
+            write(self._err, stats_line(outcome) + "\n")
+
+    def _label(self, one: _Asked) -> None:
+        if self._is_labelled:
+            return
+        self._is_labelled = True
+        self._clear()
+        if one.label:
+            write(self._out, ("\n" if self._front else "") + f"==> {one.label} <==\n")
+
+    def _line(self, fields: dict[str, object]) -> None:
+        self._clear()
+        write(self._out, json.dumps(fields) + "\n")
+
+    def _say_of(self, one: _Asked, text: str) -> None:
+        self._clear()
+        self._say(f"chatterm: {one.label}: {text}" if one.label else f"chatterm: {text}")
+
+    def _say(self, line: str) -> None:
+        write(self._err, ("\r\x1b[K" if self._spinner.turns else "") + line + "\n")
+
+    def _clear(self) -> None:
+        if not self._waits:
+            self._spinner.stop()
+
+
+def _name(one: _Asked) -> dict[str, object]:
+    return {"prompt": one.name, "number": one.number}

@@ -1,0 +1,199 @@
+"""The lines of a batch: what each asks, and what is written of it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, BinaryIO, Literal, cast
+
+from chatterm.backends.backend import EngineError, Message, Outcome, Request, ThinkMode
+from chatterm.cli.oneshot import json_of
+
+LINE_LIMIT = 16 * 1024 * 1024
+"""Bytes of one line that are read at most: far beyond any model's context."""
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+_INTEGERS = ("top_k", "max_tokens", "seed")
+_FIELDS = ("prompt", "messages", "id", *_FLOATS, *_INTEGERS, "stop", "think")
+_THINK: Mapping[Any, ThinkMode] = {True: "on", False: "off", "on": "on", "off": "off", "auto": "auto"}
+
+
+class LineError(Exception):
+    """A line that asks nothing that can be answered. The message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """A line of the input that is not blank."""
+
+    number: int
+    """From 1, blank lines counted."""
+    data: bytes | None
+    """None: it is too long to be read."""
+    digest: str
+    """Of the line and the settings of the batch: by it an answer is known to belong to it."""
+    end: int
+    """Bytes of the input up to here."""
+
+
+def lines_of(stream: BinaryIO, settings: bytes) -> Iterator[InputLine]:
+    """The lines of `stream` as they are needed. Raises EngineError where it cannot be read."""
+    number = end = 0
+    while True:
+        data = _line(stream)
+        if not data:
+            return
+        number, end = number + 1, end + len(data)
+        found = sha256(settings)
+        kept: bytes | None = data.removeprefix(b"\xef\xbb\xbf") if number == 1 else data
+        found.update(data.strip())
+        while len(data) > LINE_LIMIT and not data.endswith(b"\n"):
+            kept = None
+            data = _line(stream) or b"\n"
+            end += len(data)
+            found.update(data)
+        if kept is None or kept.strip():
+            yield InputLine(number, kept, found.hexdigest()[:16], end)
+
+
+def _line(stream: BinaryIO) -> bytes:
+    try:
+        return stream.readline(LINE_LIMIT + 1)
+    except OSError as error:
+        raise EngineError(f"The requests cannot be read ({error.strerror or error}).") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a line asks."""
+
+    request: Request | None
+    """None: it cannot be answered."""
+    id: Any = None
+    """What the line calls itself; None where it has no name."""
+    problem: str = ""
+
+
+def asked_of(line: InputLine) -> Asked:
+    """What a line asks, or what is wrong with it."""
+    id = None
+    try:
+        fields = _fields(line.data)
+        id = fields.get("id")
+        if not (id is None or (isinstance(id, str | int | float) and not isinstance(id, bool))):
+            id = None
+            raise LineError("id must be a text or a number.")
+        return Asked(_request(fields), id)
+    except LineError as error:
+        return Asked(None, id, str(error))
+
+
+def _fields(data: bytes | None) -> dict[str, Any]:
+    if data is None:
+        raise LineError(
+            f"The line is longer than {LINE_LIMIT // (1024 * 1024)} MiB; that fits no model's context."
+        )
+    try:
+        fields = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise LineError(f"The line is not UTF-8 text (byte {error.start + 1}).") from error
+    except json.JSONDecodeError as error:
+        raise LineError(f"The line is not JSON: {error.msg} at character {error.pos + 1}.") from error
+    except (ValueError, RecursionError) as error:
+        raise LineError(
+            "The line is not JSON that can be read: a number or a nesting in it is too large."
+        ) from error
+    if not isinstance(fields, dict):
+        raise LineError('The line must be an object like {"prompt": "..."}.')
+    unknown = next((name for name in fields if name not in _FIELDS), None)
+    if unknown is not None:
+        raise LineError(f"Unknown field {unknown[:60]!r}; a request may have: {', '.join(_FIELDS)}.")
+    return cast("dict[str, Any]", fields)
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    if ("prompt" in fields) == ("messages" in fields):
+        raise LineError('A request needs either "prompt" or "messages".')
+    if "prompt" in fields:
+        messages = [Message("user", _text(fields["prompt"], "prompt"))]
+    else:
+        messages = _messages(fields["messages"])
+    sampling: dict[str, Any] = {}
+    for name in (*_FLOATS, *_INTEGERS):
+        if fields.get(name) is not None:
+            sampling[name] = _number(name, fields[name], whole=name in _INTEGERS)
+    if fields.get("stop") is not None:
+        stop = fields["stop"]
+        texts = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else [None]
+        sampling["stop"] = tuple(_text(text, "stop") for text in texts)
+    think = fields.get("think")
+    if think is not None and not (isinstance(think, bool | str) and think in _THINK):
+        raise LineError('think must be true, false, "on", "off" or "auto".')
+    from engine.params import SamplingParams
+
+    try:
+        SamplingParams(**sampling)
+    except EngineError as error:
+        raise LineError(str(error)) from error
+    return Request(messages, sampling, None if think is None else _THINK[think])
+
+
+def _messages(given: Any) -> list[Message]:
+    if not isinstance(given, list) or not given:
+        raise LineError('messages must be a list like [{"role": "user", "content": "..."}].')
+    messages = []
+    for place, one in enumerate(given, 1):
+        if not isinstance(one, dict) or set(one) != {"role", "content"}:
+            raise LineError(f'Message {place} must have "role" and "content", and nothing else.')
+        if one["role"] not in ("system", "user", "assistant"):
+            raise LineError(f"The role of message {place} must be system, user or assistant.")
+        role = cast("Literal['system', 'user', 'assistant']", one["role"])
+        messages.append(Message(role, _text(one["content"], f"the content of message {place}")))
+    said = messages[1:] if messages[0].role == "system" else messages
+    turns = [message.role for message in said]
+    if (
+        turns != ["user" if place % 2 == 0 else "assistant" for place in range(len(turns))]
+        or len(turns) % 2 == 0
+    ):
+        raise LineError(
+            "messages must be a system message or none, then user and assistant by turns; the last must be the user's."
+        )
+    return messages
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise LineError(f"{name} must be a text.")
+    if not value.strip() and name != "stop":
+        raise LineError(f"{name} is empty; add some text.")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise LineError(f"{name} has half a character (a lone surrogate) in it.") from error
+    return value
+
+
+def _number(name: str, value: Any, *, whole: bool) -> int | float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (whole and not isinstance(value, int))
+    ):
+        raise LineError(f"{name} must be a {'whole ' if whole else ''}number.")
+    try:
+        return value if whole else float(value)
+    except OverflowError as error:
+        raise LineError(f"{name} is too large.") from error
+
+
+def result_of(line: InputLine, asked: Asked, outcome: Outcome | str) -> bytes:
+    """What is written of a request: its answer, or what was wrong. One line, plain ASCII."""
+    fields: dict[str, Any] = {"line": line.number, "request": line.digest}
+    if asked.id is not None:
+        fields["id"] = asked.id
+    if isinstance(outcome, str):
+        fields["error"] = outcome
+    else:
+        fields |= json_of(outcome)
+        if outcome.seed is not None:
+            fields["seed"] = outcome.seed
+    return json.dumps(fields).encode() + b"\n"

@@ -1,0 +1,138 @@
+"""The file a batch writes: whole lines, in the order of the input, to be continued after whatever ended it."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from stat import S_ISREG
+from typing import BinaryIO
+
+from chatterm.backends.backend import EngineError
+from chatterm.cli.requests import InputLine
+
+_START = b'{"line": '
+"""How every result begins."""
+
+
+class Results:
+    """An output file. Errors are EngineError, one line."""
+
+    def __init__(self, name: str, stream: BinaryIO, source: BinaryIO) -> None:
+        """`source` is the input, which must be another file. Raises EngineError."""
+        self.name = name
+        self._stream = stream
+        state = os.fstat(stream.fileno())
+        self.is_file = S_ISREG(state.st_mode)
+        self._end = 0
+        """Bytes of whole results."""
+        with suppress(OSError, ValueError):
+            if self.is_file and os.path.samestat(state, os.fstat(source.fileno())):
+                raise EngineError(f"{name} is both input and output; name another file with -o.")
+        self._lock()
+
+    @classmethod
+    def open(cls, path: str, source: BinaryIO) -> "Results":
+        """The file at `path`, made where there is none."""
+        try:
+            return cls(path, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"), source)
+        except IsADirectoryError:
+            raise EngineError(f"{path} is a folder; name a file with -o.") from None
+        except FileNotFoundError:
+            raise EngineError(
+                f"There is no folder {Path(path).parent}; create it, or name another file with -o."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise EngineError(
+                f"{path} cannot be written ({_why(error)}); name another file with -o."
+            ) from error
+
+    def _lock(self) -> None:
+        if not self.is_file:
+            return
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EngineError(
+                f"Another chatterm batch is writing {self.name}; wait for it, or name another file."
+            ) from None
+        except OSError:  # a file system without locks
+            return
+
+    def resume(self, lines: Iterator[InputLine]) -> tuple[int, int]:
+        """Take from `lines` those whose results are there. How many there are, and how many of them errors.
+
+        A last result that was only half written goes. Raises EngineError where a result is not one of these lines'.
+        """
+        count = errors = 0
+        if not self.is_file:
+            return 0, 0
+        self._stream.seek(0)
+        for data in self._stream:
+            if not data.endswith(b"\n"):
+                self._check_half(data, count)
+                break
+            result = self._result(data, count + 1)
+            line = next(lines, None)
+            if line is None:
+                raise EngineError(
+                    f"{self.name} has more results than the input has requests; name another file with -o."
+                )
+            if (result.get("line"), result.get("request")) != (line.number, line.digest):
+                raise EngineError(
+                    f"Result {count + 1:,} in {self.name} is not of line {line.number:,} of this input with this "
+                    "model and these options; run it as before to continue, or name another file with -o."
+                )
+            count, errors, self._end = count + 1, errors + ("error" in result), self._end + len(data)
+        self._stream.seek(self._end)
+        return count, errors
+
+    def _result(self, data: bytes, number: int) -> dict[str, object]:
+        result: object = None
+        with suppress(ValueError, RecursionError):
+            result = json.loads(data)
+        if not isinstance(result, dict) or not data.startswith(_START):
+            raise EngineError(
+                f"Line {number:,} of {self.name} is not a result of chatterm batch; name another file with -o."
+            )
+        return result
+
+    def _check_half(self, data: bytes, count: int) -> None:
+        """What is written over must be ours."""
+        is_ours = data.startswith(_START) or _START.startswith(data) or (count and not data.strip(b"\0"))
+        if not is_ours:
+            raise EngineError(f"{self.name} is not a result of chatterm batch; name another file with -o.")
+
+    def begin(self) -> None:
+        """Something is to be written now: a result that was only half written goes."""
+        if self.is_file:
+            try:
+                self._stream.truncate(self._end)
+            except OSError as error:
+                raise EngineError(f"{self.name} cannot be written ({_why(error)}).") from error
+
+    def write(self, data: bytes) -> None:
+        """One more result, whole or not at all as far as the disk allows. BrokenPipeError is the caller's."""
+        try:
+            self._stream.write(data)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._stream.fileno(), self._end)
+            raise EngineError(f"{self.name} cannot be written ({_why(error)}).") from error
+        self._end += len(data)
+
+    def close(self) -> None:
+        """Closing twice is fine. Everything is written already."""
+        with suppress(OSError):
+            self._stream.close()
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)

@@ -1,0 +1,314 @@
+"""`/retry N`: several answers to one message while they come, to keep one of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+
+from chatterm.conversation.conversation import Conversation
+from chatterm.conversation.turn import SPINNER, Turn
+from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, padded, styled
+from chatterm.terminal.sanitize import one_line
+from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
+from engine.cache.block_map import BlockMap
+from models.units import counted
+
+_FRAME = 1 / 15
+_NARROWEST = 34
+"""Columns of a candidate below which they do not stand side by side."""
+_LOWEST = 9
+"""Rows of its text below which they do not stand in two rows."""
+_GAP = 2
+_ENDS = {"cancelled": "stopped", "length": "at the token limit", "context_full": "the context is full"}
+
+
+class CandidatesScreen(ModalScreen[None]):
+    """Over the conversation until one is kept. What runs goes on, and is saved, whatever happens here."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = STYLE_CLASSES
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+c", "back", "Stop them, or keep the earlier answer", priority=True),
+        Binding("enter", "keep", "Keep the selected answer", priority=True),
+        Binding("left,shift+tab,h", "move(-1)", "The answer before", priority=True),
+        Binding("right,tab,l", "move(1)", "The next answer", priority=True),
+        Binding("up,k", "row(-1)", "The answer above", priority=True),
+        Binding("down,j", "row(1)", "The answer below", priority=True),
+        Binding("pageup,b", "page(-1)", "Scroll up", priority=True),
+        Binding("pagedown,space", "page(1)", "Scroll down", priority=True),
+        Binding("f3", "cache", "Map of the KV cache", priority=True),
+    ]
+
+    def __init__(self, conversation: Conversation, blocks: Callable[[], BlockMap | None]) -> None:
+        super().__init__()
+        self._conversation = conversation
+        self._blocks = blocks
+
+    def compose(self) -> ComposeResult:
+        yield Candidates()
+
+    def on_mount(self) -> None:
+        self._look()
+        self.set_interval(_FRAME, self._look)
+
+    @property
+    def _view(self) -> "Candidates":
+        return self.query_one(Candidates)
+
+    def _look(self) -> None:
+        if not self._conversation.choice:
+            self.dismiss()
+        else:
+            self._view.show(self._conversation.choice, self._conversation.turn is not None)
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        choice = self._conversation.choice
+        if event.character is not None and event.character in "123456789"[: len(choice)]:
+            self._keep(choice[int(event.character) - 1])
+
+    def on_click(self, event: events.Click) -> None:
+        turn, is_whole = self._view.at(event.x, event.y)
+        if turn is not None and is_whole:
+            self._keep(turn)
+        elif turn is not None:
+            self._view.select(turn)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._view.scroll_at(event.x, event.y, 3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._view.scroll_at(event.x, event.y, -3)
+
+    def _keep(self, turn: Turn) -> None:
+        if self._conversation.choice:
+            self._conversation.keep(turn)
+        self._look()
+
+    def action_keep(self) -> None:
+        if (turn := self._view.selected) is not None:
+            self._keep(turn)
+
+    def action_back(self) -> None:
+        if self._conversation.turn is not None:
+            self._conversation.stop()
+        else:
+            self._conversation.choose_none()
+            self._look()
+
+    def action_move(self, step: int) -> None:
+        self._view.move(step)
+
+    def action_row(self, step: int) -> None:
+        self._view.move(step * self._view.across)
+
+    def action_page(self, step: int) -> None:
+        self._view.page(step)
+
+    def action_cache(self) -> None:
+        from chatterm.screens.cache import CacheScreen
+
+        self.app.push_screen(CacheScreen(self._blocks))
+
+
+@dataclass(slots=True)
+class _Box:
+    """Where a candidate stands; `height` counts its head."""
+
+    turn: Turn
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+class Candidates(Canvas):
+    """Side by side where there is room, else a list in which the selected one is open."""
+
+    DEFAULT_CSS = "Candidates { width: 100%; height: 100%; padding: 1 3; }\nCandidates.-low { padding: 0 1; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.selected: Turn | None = None
+        self.across = 1
+        """How many stand side by side."""
+        self._turns: list[Turn] = []
+        self._numbers: dict[int, int] = {}
+        """By exchange, so that no number changes when a candidate goes that said nothing."""
+        self._scrolled: dict[int, int] = {}
+        """Rows above what is seen of a candidate."""
+        self._is_running = True
+        self._boxes: list[_Box] = []
+        self._lines: list[Line] = []
+        self._made_for: tuple[int, int] | None = None
+
+    def show(self, turns: list[Turn], is_running: bool) -> None:
+        """These are the candidates now."""
+        self._turns, self._is_running = list(turns), is_running
+        for turn in turns:
+            self._numbers.setdefault(turn.exchange.id, len(self._numbers) + 1)
+        if self.selected not in self._turns:
+            self.selected = turns[0]
+        self._again()
+
+    def select(self, turn: Turn) -> None:
+        self.selected = turn
+        self._again()
+
+    def move(self, step: int) -> None:
+        if self.selected in self._turns:
+            place = self._turns.index(self.selected) + step
+            if 0 <= place < len(self._turns):
+                self.select(self._turns[place])
+
+    def page(self, step: int) -> None:
+        box = next((box for box in self._boxes if box.turn is self.selected), None)
+        if box is not None:
+            self._scroll(box, step * max(box.height - 3, 1))
+
+    def scroll_at(self, x: int, y: int, step: int) -> None:
+        for box in self._boxes:
+            if box.turn is self._at(x, y):
+                self._scroll(box, step)
+
+    def at(self, x: int, y: int) -> tuple[Turn | None, bool]:
+        """The candidate at a place of the screen, and whether its text is there to be read."""
+        turn = self._at(x, y)
+        return turn, any(box.turn is turn and box.height > 1 for box in self._boxes)
+
+    def _at(self, x: int, y: int) -> Turn | None:
+        x, y = x - self.content_region.x, y - self.content_region.y
+        for box in self._boxes:
+            if box.x <= x < box.x + box.width and box.y <= y < box.y + box.height:
+                return box.turn
+        return None
+
+    def _scroll(self, box: _Box, rows: int) -> None:
+        id = box.turn.exchange.id
+        most = max(len(_text(box.turn, box.width - 2)) - (box.height - 1), 0)
+        self._scrolled[id] = min(max(self._scrolled.get(id, 0) + rows, 0), most)
+        self._again()
+
+    def _again(self) -> None:
+        self._made_for = None
+        self.refresh()
+
+    # --- what is shown ---
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(self.screen.size.height < 20, "-low")
+
+    def build(self, width: int) -> list[Line]:
+        size = (width, self.size.height)
+        if size != self._made_for:
+            self._made_for = size
+            self._lines = self._drawn(*size) if self._turns else []
+        return self._lines
+
+    def _drawn(self, width: int, height: int) -> list[Line]:
+        question = one_line(self._turns[0].prompt.text, 400)
+        title = f"{counted(len(self._turns), 'answer')}  "
+        head: Line = [(title, "heading"), (elided(question, max(width - cells(title), 8)), "user")]
+        self._boxes = self._placed(width, height - 4)
+        rows: list[Line] = [[] for _ in range(max(height - 4, 1))]
+        for box in self._boxes:
+            for at, line in enumerate(self._card(box)):
+                if box.y - 2 + at < len(rows):
+                    row = rows[box.y - 2 + at]
+                    row[:] = [*padded(row, box.x, ""), *line]
+        return [head, [], *rows, [], [(self._hint(width), "muted")]]
+
+    def _hint(self, width: int) -> str:
+        """What the keys do, as far as there is room."""
+        select = "← → select" if self.across > 1 else "↑ ↓ select"
+        leave = "Esc stops them" if self._is_running else "Esc keeps the earlier answer"
+        keep = "Enter or its number keeps one"
+        for parts in ((select, "Page Up, Page Down scroll", keep, leave), (select, keep, leave)):
+            if cells(hint := " · ".join(parts)) <= width:
+                return hint
+        return elided(f"{select} · Enter keeps it · {leave}", width)
+
+    def _placed(self, width: int, height: int) -> list[_Box]:
+        """Where each stands: below the title and an empty line."""
+        count = len(self._turns)
+        most = max((width + _GAP) // (_NARROWEST + _GAP), 1)
+        rows = -(-count // most)
+        across = -(-count // rows)
+        each = (height - (rows - 1)) // rows
+        if across > 1 and (rows == 1 or each - 1 >= _LOWEST):
+            self.across = across
+            size = (width - _GAP * (across - 1)) // across
+            places = [divmod(number, across) for number in range(count)]
+            return [
+                _Box(turn, column * (size + _GAP), 2 + row * (each + 1), size, each)
+                for turn, (row, column) in zip(self._turns, places, strict=True)
+            ]
+        self.across = 1
+        boxes, y = [], 2
+        for turn in self._turns:
+            size = max(height - count + 1, 1) if turn is self.selected else 1
+            boxes.append(_Box(turn, 0, y, width, size))
+            y += size
+        return boxes
+
+    def _card(self, box: _Box) -> list[Line]:
+        """The lines of a candidate, each as wide as its box."""
+        turn, width = box.turn, box.width
+        is_selected = turn is self.selected
+        bar = ("▌", "user-bar") if is_selected else ("│", "rule")
+        head = [bar, (" ", ""), *self._head(turn, width - 2, box.height == 1)]
+        filled = padded(head, width, "")
+        lines = [styled(filled, "chosen") if is_selected else filled]
+        room = box.height - 1
+        if room:
+            text = _text(turn, width - 2)
+            start = min(self._scrolled.get(turn.exchange.id, 0), max(len(text) - room, 0))
+            shown = text[start : start + room]
+            if (left := len(text) - start - room) > 0:
+                shown = [*shown[:-1], [(f"▾ {counted(left + 1, 'more line')}", "muted")]]
+            for line in [*shown, *([[]] * (room - len(shown)))]:
+                lines.append(padded([bar, (" ", ""), *line], width, ""))
+        return lines
+
+    def _head(self, turn: Turn, width: int, with_text: bool) -> Line:
+        """Its number, what it is doing, and of one that is not open how it begins."""
+        number = f"{self._numbers[turn.exchange.id]}  "
+        state = elided(_state(turn), max(width - cells(number), 1))
+        line: Line = [(number, "accent"), (state, "muted")]
+        room = width - line_cells(line) - 2
+        if with_text and room > 8 and turn.exchange.text.strip():
+            line += [("  ", ""), (elided(one_line(turn.exchange.text, room + 40), room), "")]
+        return line
+
+
+def _state(turn: Turn) -> str:
+    """What a candidate is doing, or has come to."""
+    count = counted(turn.speed.count, "token")
+    reason = turn.exchange.finish_reason
+    if reason is not None:
+        return f"{count} · {_ENDS[reason]}" if reason in _ENDS else count
+    sign = SPINNER[int((monotonic() - turn.started) * 10) % len(SPINNER)]
+    if turn.is_stopping:
+        return f"{sign} stopping"
+    if not turn.has_begun:
+        return f"{sign} reading"
+    return f"{sign} thinking, {count}" if turn.answer.is_thinking else f"{sign} {count}"
+
+
+def _text(turn: Turn, width: int) -> list[Line]:
+    """What is there to read: the thinking until there is an answer."""
+    answer = turn.answer
+    if answer.body.is_empty and answer.has_thought:
+        return [styled(list(line), "thinking") for line in answer.thinking.lines(width)]
+    if answer.body.is_empty and turn.exchange.finish_reason is not None:
+        return [[("The model gave no text.", "muted")]]
+    return [_plain(line) for line in answer.body.lines(width)]
+
+
+def _plain(line: Sequence[Run]) -> Line:
+    """`line` without what invites a click: here a click means something else."""
+    return [(" " * cells(text) if style.endswith("code-copy") else text, style) for text, style in line]

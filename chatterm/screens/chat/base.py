@@ -1,0 +1,182 @@
+"""The chat screen without its commands: what these work with, and how something is said and shown."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TypeVar
+
+from textual.screen import Screen
+
+from chatterm.backends import worker
+from chatterm.backends.backend import Backend, EngineError, Exchange, ModelError, ModelInfo
+from chatterm.conversation.conversation import Conversation
+from chatterm.conversation.entries import Entry, NoticeEntry
+from chatterm.conversation.keeper import Keeper
+from chatterm.settings.settings import Settings
+from chatterm.terminal import clipboard
+from chatterm.terminal.error_log import error_line, write_down
+from chatterm.terminal.sanitize import cleaned, one_line
+from chatterm.widgets.composer import Composer
+from chatterm.widgets.remarks import Remarks
+from chatterm.widgets.side_panel import SidePanel
+from chatterm.widgets.status_line import StatusLine
+from chatterm.widgets.transcript import Transcript, message_hint
+from chatterm.widgets.welcome import Welcome
+
+T = TypeVar("T")
+
+_EDITING = "Enter sends this as a new branch; Esc leaves the message unchanged"
+_WIDE = 110
+"""Columns from which the figures stand beside the conversation."""
+
+
+def problem_text(error: Exception) -> str:
+    """What went wrong, in one line. What nobody foresaw is written down."""
+    if isinstance(error, EngineError | ModelError):
+        return one_line(str(error))
+    if isinstance(error, OSError):
+        return one_line(f"{error.strerror or error}: {error.filename or ''}".rstrip(": ") + ".")
+    return f"{error_line(error)} The chat continues. {write_down(error)}"
+
+
+def undone_text(count: int) -> str:
+    """How to come back to messages that were undone; "" where there are none."""
+    if not count:
+        return ""
+    what, which = ("message", "it") if count == 1 else ("messages", "one")
+    return f"{count:,} {what} undone; /redo (Alt+Z) restores {which}."
+
+
+class ChatBase(Screen[None]):
+    """Implements `chatterm.conversation.conversation.View`. The widgets are there once it is mounted."""
+
+    transcript: Transcript
+    composer: Composer
+    panel: SidePanel
+    remarks: Remarks
+    status: StatusLine
+    welcome: Welcome
+
+    def __init__(self, backend: Backend, thread: worker.Worker, keeper: Keeper, settings: Settings) -> None:
+        super().__init__()
+        self.backend = backend
+        self.worker_thread = thread
+        self.keeper = keeper
+        self.settings = settings
+        self.conversation = Conversation(backend, thread, keeper, self)
+        self.conversation.show_thinking = settings.screen.thinking_open
+        self.copy_with: Callable[[str], str] = clipboard.copy
+        self.begun = monotonic()
+        self.is_loading = True
+        self.info: ModelInfo | None = None
+        self.editing: Exchange | None = None
+        """The message that is being written anew."""
+        self.hint_until = 0.0
+        self.wanted_model = one_line(backend.model, limit=200)
+        self.panel_wanted = settings.screen.panel_wanted
+
+    def show_panel(self, wanted: bool | None) -> None:
+        self.panel_wanted = wanted
+        self.place_panel(self.size.width)
+
+    def place_panel(self, width: int) -> None:
+        room = width >= _WIDE if self.panel_wanted is None else self.panel_wanted and width >= 70
+        self.panel.display = room
+        self.status.keys_only(room)
+        if self.panel_wanted and not room:
+            self.hint("The stats panel needs 70 columns; see the line below instead.", 3.0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being loaded or answered, and nothing waits."""
+        return not self.is_loading and self.conversation.turn is None and not self.conversation.waiting
+
+    @property
+    def model_name(self) -> str:
+        return self.info.name if self.info else self.wanted_model
+
+    def submit(self, job: worker.Job) -> None:
+        self.worker_thread.submit(job)
+
+    def in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Do what waits for a disk or a program elsewhere, then go on here. An error is said."""
+
+        async def go() -> None:
+            try:
+                then(await asyncio.to_thread(work))
+            except Exception as error:  # noqa: BLE001 (whatever it is, the chat goes on)
+                self.say(problem_text(error), "error")
+
+        self.run_worker(go())
+
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Do something; what cannot be done is said."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 (as above)
+            self.say(problem_text(error), "error")
+
+    def switch_model(self, name: str) -> None:
+        self.conversation.stop()
+        self.is_loading, self.wanted_model = True, one_line(name, limit=200)
+        self.conversation.forget()
+        self.submit(worker.Switch(name))
+
+    # --- what is said ---
+
+    def say(self, text: str, kind: str = "notice") -> None:
+        """Say something at the composer: an error, or what was done."""
+        self.remarks.say(text, kind, self.composer.text, monotonic())
+
+    def tell(self, text: str) -> None:
+        """Note something in the conversation that belongs to its story."""
+        self.add(NoticeEntry(text))
+
+    def hint(self, text: str, seconds: float) -> None:
+        """Say something below the composer for a moment."""
+        self.hint_until = monotonic() + seconds
+        self.status.hint(text)
+
+    def show_standing_hint(self) -> None:
+        if self.hint_until:
+            return
+        selected = message_hint(self.size.width - 6) if self.transcript.selected is not None else ""
+        writing = undone_text(len(self.conversation.undone)) if self.editing is None else _EDITING
+        self.status.hint(selected or writing)
+
+    # --- what is shown ---
+
+    def add(self, entry: Entry) -> None:
+        self._open_transcript()
+        self.transcript.add(entry)
+        self.transcript.look_at(entry)
+
+    def show_path(self, entries: Sequence[Entry]) -> None:
+        if entries:
+            self._open_transcript()
+        self.transcript.show_path(entries)
+        if (turn := self.conversation.turn) is not None:
+            if not turn.has_begun and turn.answer in entries:
+                self.transcript.end_with(turn.answer)
+            self.transcript.follow()
+        self.show_standing_hint()
+
+    def _open_transcript(self) -> None:
+        self.welcome.display = False
+        self.transcript.display = True
+
+    def give_back(self, text: str) -> None:
+        self.composer.put_back(cleaned(text))
+
+    # --- what is selected ---
+
+    def select(self, entry: Entry) -> None:
+        self.transcript.select(entry)
+        self.transcript.focus()
+        self.hint_until = 0.0
+        self.show_standing_hint()
+
+    def back_to_composer(self) -> None:
+        self.transcript.select(None)
+        self.composer.focus()
+        self.show_standing_hint()

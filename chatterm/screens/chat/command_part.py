@@ -1,0 +1,67 @@
+"""What the commands of the chat screen share."""
+
+from collections.abc import Callable
+from typing import Any
+
+from chatterm.backends import worker
+from chatterm.backends.backend import EngineError, Exchange
+from chatterm.conversation.entries import AnswerEntry
+from chatterm.markdown.lines import Line
+from chatterm.screens.chat.base import ChatBase
+from chatterm.screens.chat.finding import Finding
+from chatterm.screens.chat.parts import ScreenPart
+from chatterm.screens.chat.writing import Writing
+from chatterm.screens.report import ReportScreen
+
+LOADING = "The model is still loading."
+
+
+class CommandPart(ScreenPart):
+    """Some commands of the chat screen."""
+
+    def __init__(
+        self, screen: ChatBase, writing: Writing, finding: Finding, run: Callable[[str, str], None]
+    ) -> None:
+        """`run` runs the command of that name with that argument."""
+        super().__init__(screen)
+        self.writing = writing
+        self.finding = finding
+        self._run = run
+
+    def report(self, name: str, title: str, builder: Callable[[int], list[Line]]) -> None:
+        """Show what the command `name` has to say, as lines for a width, over the conversation."""
+
+        def closed(other: str | None) -> None:
+            if other is not None:
+                self._run(other, "")
+
+        self.screen.app.push_screen(ReportScreen(name, title, builder), closed)
+
+    def use_sampling(self, chosen: dict[str, Any]) -> None:
+        """From the next answer on this is what was chosen for the conversation."""
+        self.conversation.sampling = dict(chosen)
+        self.screen.submit(worker.SetSampling({**self.screen.settings.sampling.given(), **chosen}))
+
+    def chosen_exchange(self) -> Exchange | None:
+        """That of the selected message, else the last one; None when there is none."""
+        path = self.conversation.path
+        found = self.conversation.exchange_of(self.selected) if self.selected is not None else None
+        return found or (path[-1] if path else None)
+
+    def nth_exchange(self, number: str) -> Exchange:
+        """The n-th of the selected branch, from 1, or from the end when negative."""
+        path = self.conversation.path
+        try:
+            index = int(number)
+        except ValueError:
+            raise EngineError(
+                f"{number!r} is not a number; messages are numbered from 1, or from the end with -1."
+            ) from None
+        if not path:
+            raise EngineError("There is no message yet.")
+        if not index or not -len(path) <= index <= len(path):
+            raise EngineError(f"There is no message {index}; the conversation has {len(path)}.")
+        return path[index - 1 if index > 0 else index]
+
+    def answer_of(self, exchange: Exchange) -> AnswerEntry:
+        return self.conversation.entries_of(exchange)[1]

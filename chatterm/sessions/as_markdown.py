@@ -1,0 +1,41 @@
+"""One branch of a session as Markdown, and the words that it shares with the web page."""
+
+from collections.abc import Sequence
+
+from chatterm.backends.backend import Exchange
+from chatterm.sessions.dates import stamp
+from chatterm.sessions.records import SessionInfo
+from chatterm.sessions.titles import UNTITLED
+from chatterm.terminal.sanitize import one_line, visible
+
+ENDINGS = {
+    None: "cut off",
+    "cancelled": "stopped",
+    "length": "cut off: the token limit was reached",
+    "context_full": "cut off: the context was full",
+}
+"""Said below an answer that did not end by itself."""
+
+
+def to_markdown(info: SessionInfo, path: Sequence[Exchange]) -> str:
+    """One branch, texts as they were written."""
+    parts = [f"# {info.title or UNTITLED}"]
+    facts = [fact for fact in (info.model, stamp(info.created) if info.created else "") if fact]
+    if facts:
+        parts.append(" · ".join(facts))
+    if info.system:
+        parts += ["## System", info.system]
+    for exchange in path:
+        parts += ["## You", exchange.user, f"## {one_line(exchange.model) or 'Answer'}"]
+        if exchange.reasoning.strip():
+            thinking = "\n".join(f"> {line}".rstrip() for line in exchange.reasoning.strip().split("\n"))
+            parts.append(f"> **{thinking_head(exchange)}**\n>\n{thinking}")
+        if exchange.text:
+            parts.append(exchange.text)
+        if exchange.finish_reason in ENDINGS:
+            parts.append(f"*({ENDINGS[exchange.finish_reason]})*")
+    return visible("\n\n".join(part.strip("\n") for part in parts)) + "\n"
+
+
+def thinking_head(exchange: Exchange) -> str:
+    return f"Thinking, {exchange.thinking_s:.1f} s" if exchange.thinking_s else "Thinking"

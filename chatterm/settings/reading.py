@@ -1,0 +1,145 @@
+"""The settings are read from one TOML file and checked. Nothing in the file is ever executed."""
+
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from math import inf
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from chatterm.backends.backend import EngineError
+from chatterm.settings.settings import Settings, SettingsError
+from chatterm.settings.themes import theme_names
+from chatterm.settings.toml import not_toml, read_source, statement_lines
+from chatterm.terminal.sanitize import one_line
+
+
+def load_settings(path: Path) -> Settings:
+    """What the file says; every default where there is none. Raises SettingsError."""
+    return parse_settings(read_source(path), path)
+
+
+def parse_settings(source: str, path: Path) -> Settings:
+    """The settings that `source` states; `path` is named where it is wrong. Raises SettingsError."""
+    try:
+        tables = tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise not_toml(path, source, error) from error
+    try:
+        return settings_from(tables)
+    except _Wrong as wrong:
+        first, _ = statement_lines(source, wrong.keys) or (0, 0)
+        raise SettingsError(f"{path}, line {first + 1}: {wrong}") from None
+
+
+class _Wrong(Exception):
+    """A value of the file is wrong; `keys` is where it stands."""
+
+    def __init__(self, keys: tuple[str, ...], message: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def check(table: str, key: str, value: object) -> None:
+    """Raises SettingsError where the setting does not exist or cannot have this value."""
+    if problem := problem_with(table, key, value):
+        raise SettingsError(f"{table}.{key}: {problem}")
+
+
+def problem_with(table: str, key: str, value: object) -> str:
+    """What is wrong with this value of a setting, as a line that begins with its name; "" where nothing is."""
+    try:
+        settings_from({table: {key: list(value) if isinstance(value, tuple) else value}})
+    except _Wrong as wrong:
+        return str(wrong)
+    return ""
+
+
+def settings_from(tables: Mapping[str, Any]) -> Settings:
+    """The settings that these tables state. Raises _Wrong."""
+    types = get_type_hints(Settings)
+    _check_names((), tables, types)
+    built = {}
+    for table, values in tables.items():
+        if not isinstance(values, dict):
+            raise _Wrong((table,), f"{table} is a table: write [{table}] and its settings below it.")
+        kind = types[table]
+        hints = get_type_hints(kind)
+        _check_names((table,), values, hints)
+        built[table] = kind(**{k: _checked((table, k), v, hints[k]) for k, v in values.items()})
+    settings = Settings(**built)
+    _check_ranges(settings)
+    return settings
+
+
+def _check_names(where: tuple[str, ...], given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in known:
+            path = one_line(".".join((*where, name)), limit=80)
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(known)}."
+            raise _Wrong((*where, name), f"unknown setting {path}; {hint}")
+
+
+def _checked(keys: tuple[str, ...], value: object, kind: Any) -> object:
+    """`value` as the field wants it."""
+    wanted = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
+    for part in wanted:
+        if get_origin(part) is Literal and value in get_args(part) and isinstance(value, str):
+            return value
+        if part is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if get_origin(part) is tuple and isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return tuple(value)
+        if part in (str, bool, int) and type(value) is part:
+            return value
+    raise _Wrong(keys, f"{keys[-1]} is {_shown(value)}; it must be {expected(kind)}.")
+
+
+def expected(kind: Any) -> str:
+    """What a field of this type may hold, in words."""
+    parts = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not NoneType]
+    if get_origin(parts[0]) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(parts[0]))
+    if get_origin(parts[0]) is tuple:
+        return 'a list of strings, as in ["one", "two"]'
+    return {str: 'text in quotes, as in "text"', bool: "true or false", int: "a whole number"}.get(
+        parts[0], "a number"
+    )
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _shown(value: object) -> str:
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return one_line(text, limit=60)
+
+
+def _check_ranges(settings: Settings) -> None:
+    """Values of the right type that make no sense all the same."""
+    from engine.params import SamplingParams
+
+    for name, value in settings.sampling.given().items():
+        try:
+            SamplingParams(**{name: value})
+        except EngineError as error:
+            raise _Wrong(("sampling", name), one_line(str(error))) from error
+    if settings.composer.history < 0:
+        raise _Wrong(
+            ("composer", "history"), f"history is {settings.composer.history}; it must be 0 or more."
+        )
+    for name in ("context", "threads"):
+        number = getattr(settings.model, name)
+        if number is not None and number < 1:
+            raise _Wrong(("model", name), f"{name} is {number}; it must be 1 or more.")
+    if settings.model.spill_gb is not None and not 0 <= settings.model.spill_gb < inf:
+        raise _Wrong(("model", "spill_gb"), f"spill_gb is {settings.model.spill_gb}; it must be 0 or more.")
+    if settings.model.name is not None and not settings.model.name.strip():
+        raise _Wrong(("model", "name"), 'name is empty; it must name a model, as in "smollm2".')
+    if settings.screen.theme not in theme_names():
+        known = ", ".join(theme_names())
+        theme = one_line(settings.screen.theme, limit=60)
+        raise _Wrong(("screen", "theme"), f"unknown theme {theme!r}; choose one of: {known}.")

@@ -1,0 +1,76 @@
+"""The text of a TOML file of ours: how it is read, where a value stands in it, how one is written."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chatterm.settings.settings import SettingsError
+from chatterm.terminal.sanitize import one_line
+
+Lines = tuple[int, int]
+"""The first line (from 0) and the one behind the last."""
+
+
+def read_source(path: Path) -> str:
+    """The text of the file, "" where there is none. Raises SettingsError where it cannot be read."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror or error}.") from error
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SettingsError(
+            f"{path}, line {line}: this is not UTF-8; save the file as UTF-8 text."
+        ) from error
+
+
+def not_toml(path: Path, source: str, error: Exception) -> SettingsError:
+    """What to say about a file that tomllib does not accept."""
+    text, _, place = one_line(str(error)).rstrip(")").partition(" (at ")
+    line = place.split(",")[0] if place.startswith("line ") else f"line {source.rstrip().count(chr(10)) + 1}"
+    return SettingsError(f"{path}, {line}: this is not TOML: {text}.")
+
+
+def statement_lines(source: str, keys: tuple[str, ...]) -> Lines | None:
+    """The lines of the statement that sets `keys`; None where there is none. `source` is TOML.
+
+    Every start of the file that parses is read: the setting stands where it appears for the first time. So it does
+    not matter how it is written (below its table, as `table.key`, over several lines).
+    """
+    rows = source.split("\n")
+    whole = 0  # lines that are TOML by themselves
+    for end in range(1, len(rows) + 1):
+        try:
+            tables = tomllib.loads("\n".join(rows[:end]))
+        except tomllib.TOMLDecodeError:
+            continue
+        if _has(tables, keys):
+            return whole, end
+        whole = end
+    return None
+
+
+def _has(tables: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    node: object = tables
+    for key in keys:
+        if not isinstance(node, Mapping) or key not in node:
+            return False
+        node = node[key]
+    return True
+
+
+def toml_value(value: object) -> str:
+    """`value` (text, number, boolean, list of texts) as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(toml_value(item) for item in value)}]"
+    if isinstance(value, str):  # a JSON string is a TOML string, but for DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

@@ -1,0 +1,214 @@
+"""Several answers at once: to prompts that have nothing to do with each other, or to the same one."""
+
+from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from engine.cache.rows import Rows
+from engine.conversation.adopt import Adopter
+from engine.conversation.history import History
+from engine.conversation.prompt import PromptFormat
+from engine.conversation.turns import Answer, Turn, ended
+from engine.errors import EngineError
+from engine.events import FinishReason, TokenEvent
+from engine.params import SamplingParams
+from engine.schedule.sequence import Sequence
+from models.errors import ModelError
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+AT_ONCE = 256
+"""Prompts that are answered at the same time, at most."""
+AHEAD = 1024
+"""How many prompts one that takes long may be overtaken by: their answers wait somewhere for it."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What is to be answered."""
+
+    rows: Rows
+    params: SamplingParams
+    inside_think: bool = False
+    """Whether the prompt opens a think span."""
+    origin: int = 0
+    """That of the sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last that comes of a prompt."""
+
+    answer: Answer
+    sequence: Sequence | None = None
+    """None: it was stopped before there was one."""
+
+
+Part = TokenEvent | Answer | Ended | EngineError | ModelError
+"""What comes of a prompt: its Answer before the first token, its tokens, the end; an error is the last, too."""
+
+
+@dataclass(slots=True)
+class _Running:
+    sequence: Sequence
+    answer: Answer = field(default_factory=Answer)
+    has_begun: bool = False
+
+
+def prompt_of(
+    engine: "Engine",
+    format: PromptFormat,
+    system: str | None,
+    said: Items[tuple[str, str]],
+    text: str,
+    think: bool | None,
+    params: SamplingParams,
+) -> Prompt:
+    """What asks for an answer to `text` after these messages and their answers.
+
+    Raises ModelError when the template fails, EngineError when it drops a message or `text` is empty.
+    """
+    if not text.strip():
+        raise EngineError("The prompt is empty; add some text.")
+    adopter = Adopter(engine, format, think, params)
+    turns = [adopter.adopted(Turn(user, Answer(answer))) for user, answer in said]
+    rows = History(engine, format, system, "exact").prompt(turns, text, think)
+    return Prompt(rows, params, format.inside(think))
+
+
+class Several:
+    """Answers prompts, many at the same time. `run` once; `stop` may be called from any thread."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._events: SimpleQueue[tuple[int, TokenEvent | None]] = SimpleQueue()
+        self._running: dict[int, _Running] = {}
+        self._only: int | None = None
+        self._stopped = False
+
+    def stop(self, but: int | None = None) -> None:
+        """End every answer, or all but this one, within one step; what was produced is kept."""
+        self._stopped, self._only = True, but
+        for index, running in list(self._running.items()):
+            if index != but:
+                self._engine.cancel(running.sequence)
+
+    def run(
+        self, prompts: Iterable[Prompt | EngineError | ModelError]
+    ) -> Generator[tuple[int, Part], None, None]:
+        """Yield what comes of each prompt as it comes, with the prompt's number from 0. Closing cancels.
+
+        Prompts are taken as they are needed; in place of one there may be the reason why there is none. A prompt that
+        begins like one that is being computed waits for that: what they share is computed, and kept, once. Raises
+        EngineError when the engine itself has stopped.
+        """
+        source = enumerate(prompts)
+        held: tuple[int, Prompt, _Running | None] | None = None
+        done: set[int] = set()
+        oldest, is_over = 0, False
+        try:
+            while True:
+                while oldest in done:
+                    done.remove(oldest)
+                    oldest += 1
+                if held is None and not is_over and len(self._running) < AT_ONCE:
+                    taken = next(source, None)
+                    if taken is None:
+                        is_over = True
+                    elif isinstance(taken[1], Prompt):
+                        held = (taken[0], taken[1], self._leader(taken[1].rows))
+                    else:
+                        done.add(taken[0])
+                        yield taken[0], taken[1]
+                    continue
+                if held is not None and held[0] < oldest + AHEAD and (held[2] is None or held[2].has_begun):
+                    index, prompt, _ = held
+                    held = None
+                    if (end := self._start(index, prompt)) is not None:
+                        done.add(index)
+                        yield index, end
+                    continue
+                if not self._running:
+                    return
+                index, event = self._events.get()
+                for part in self._came(index, event):
+                    yield index, part
+                if event is None:
+                    done.add(index)
+        finally:
+            for running in self._running.values():
+                self._engine.cancel(running.sequence)
+
+    def _leader(self, rows: Rows) -> _Running | None:
+        """Who computes a good part of these rows already."""
+        others = [running for running in self._running.values() if not running.has_begun]
+        if not others:
+            return None
+        size = self._engine.cached_rows(rows) + self._engine.block_size
+        if len(rows) <= size:
+            return None
+        return next((other for other in others if other.sequence.rows.keys[:size] == rows.keys[:size]), None)
+
+    def _came(self, index: int, event: TokenEvent | None) -> Iterator[Part]:
+        """What a token, or the end, of a sequence is to those who asked."""
+        running = self._running[index]
+        if event is None:
+            del self._running[index]
+        is_first, running.has_begun = not running.has_begun, True
+        if is_first and running.sequence.error is None:
+            yield self._begun(running)
+        if event is not None:
+            running.answer.add(event.text, event.kind)
+            yield event
+        else:
+            yield self._ended(running)
+
+    def _start(self, index: int, prompt: Prompt) -> EngineError | Ended | None:
+        """What it ended with where it could not begin."""
+        if self._stopped and index != self._only:
+            return Ended(Answer(finish_reason=FinishReason.CANCELLED))
+
+        def follow(sequence: Sequence) -> None:
+            sequence.events = _Labelled(self._events, index)
+            self._running[index] = _Running(sequence)
+            if self._stopped and index != self._only:  # in between
+                self._engine.cancel(sequence)
+
+        output = self._engine.output(prompt.params, prompt.inside_think)
+        try:
+            self._engine.start(prompt.rows, prompt.params, output, None, prompt.origin, follow)
+        except EngineError as error:
+            self._running.pop(index, None)
+            if self._engine.is_closed:
+                raise
+            return error
+        return None
+
+    def _begun(self, running: _Running) -> Answer:
+        answer, sequence = running.answer, running.sequence
+        answer.stats, answer.seed = sequence.stats(), sequence.seed
+        answer.ends_at = sequence.params.max_tokens if sequence.params is not None else None
+        return answer
+
+    def _ended(self, running: _Running) -> Ended | EngineError:
+        sequence = running.sequence
+        if sequence.error is None:
+            return Ended(ended(running.answer, sequence, sequence.stats()), sequence)
+        error = sequence.error
+        if self._engine.is_closed or not isinstance(error, EngineError):
+            raise error
+        return error
+
+
+class _Labelled(SimpleQueue[Any]):
+    """Puts everything into another queue, with a number."""
+
+    def __init__(self, queue: "SimpleQueue[tuple[int, TokenEvent | None]]", number: int) -> None:
+        self._queue = queue
+        self._number = number
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        self._queue.put((self._number, item))

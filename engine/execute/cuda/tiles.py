@@ -1,0 +1,116 @@
+"""How the work of a decode step is cut among the programs of its kernels."""
+
+from dataclasses import dataclass
+
+FEW = 8
+"""Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
+MOST_CHUNKS = 80
+"""Parts of a sequence that its attention may leave; combining them stays cheap."""
+SMALLEST = 640
+"""Rows of the smallest context that steps are made for; the next ones are twice as long each. A prompt of a power of
+two has room to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut (see `linear_kernel`)."""
+
+    wk: int
+    wn: int
+    rows: int
+    steps: int
+
+
+def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
+    """What was fastest on an H100 for so many rows (pairs of rows where gated) of so many columns."""
+    if inputs <= 1024:
+        wk, wn, rows, most = (1, 8, 2, 4) if gated else (1, 4, 2, 2)
+    elif outputs <= 1024 and inputs > 2048:
+        wk, wn, rows, most = 4, 1, 4, 1
+    elif gated and inputs <= 2048:
+        wk, wn, rows, most = 2, 4, 2, 4
+    elif inputs <= 4096:
+        wk, wn, rows, most = 4, 1, 4 if gated or outputs <= 1024 else 8, 4
+    else:
+        wk, wn, rows, most = 8, 1, 2 if gated else 4, 2
+    even = (steps for steps in (4, 2) if steps <= most and inputs % (256 * wk * steps) == 0)
+    return Tile(wk, wn, rows, next(even, 1))
+
+
+def norms_apart(rows: int, outputs: int) -> bool:
+    """Whether the norm before a product pays for a kernel of its own: otherwise every program computes it again."""
+    return rows > 1 and rows * outputs >= 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How the rows of a sequence are cut among the programs of the attention."""
+
+    warps: int
+    tile: int
+    """Rows that a program holds at once."""
+    tiles: int
+    """Tiles of a program."""
+    chunks: int
+    """Programs of a KV head."""
+    first: int = 0
+    end: int = 0
+    """It is for tokens in rows `first` to `end` of their sequences; 0: for all."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a program."""
+        return self.tile * self.tiles
+
+
+def context_limit(row: int) -> int:
+    """The smallest context that has `row`: a step is made for one of few, and a sequence alone is cut as that says."""
+    limit = SMALLEST
+    while limit <= row:
+        limit *= 2
+    return limit
+
+
+def choose_chunking(limit: int) -> Chunking:
+    """What was fastest on an H100 for one sequence of up to `limit` rows."""
+    if limit <= 1280:
+        warps, tile, tiles = 8, 128, 1
+    elif limit <= 10240:
+        warps, tile, tiles = 4, 64, 2
+    else:
+        warps, tile, tiles = 4, 32, _parts(limit, MOST_CHUNKS * 32)
+    return Chunking(warps, tile, tiles, _parts(limit, tile * tiles))
+
+
+def choose_chunkings(rows: int, limit: int) -> tuple[Chunking, ...]:
+    """The launches of the attention of so many sequences of up to `limit` rows.
+
+    Few sequences are each cut as alone, which depends on how long they are. Of many, each is cut into few large parts.
+    """
+    if rows == 1:
+        return (choose_chunking(limit),)
+    if rows > FEW:
+        most, tiles = most_chunks(rows), 8 if rows >= 128 else 4 if rows >= 32 else 2
+        while tiles * 64 * most < limit:
+            tiles *= 2
+        return (Chunking(4, 64, tiles, _parts(limit, tiles * 64)),)
+    found: list[Chunking] = []
+    first, end = 0, SMALLEST
+    while end <= limit:
+        cut = choose_chunking(end)
+        if found and (found[-1].warps, found[-1].rows) == (cut.warps, cut.rows):
+            first = found.pop().first
+        found.append(Chunking(cut.warps, cut.tile, cut.tiles, cut.chunks, first, end))
+        first, end = end, 2 * end
+    if len(found) == 1:
+        return (choose_chunking(limit),)
+    return tuple(found)
+
+
+def most_chunks(rows: int) -> int:
+    """The most parts that the attention of one of so many rows leaves."""
+    return MOST_CHUNKS if rows < 32 else 32 if rows < 128 else 16
+
+
+def _parts(whole: int, part: int) -> int:
+    return -(-whole // part)

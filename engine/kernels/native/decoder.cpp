@@ -1,0 +1,122 @@
+// Making a decoder, and what it refuses.
+#include "decoder.h"
+
+#include <new>
+
+#include "group.h"
+#include "variants.h"
+
+namespace chatterm {
+
+namespace {
+
+constexpr int32_t MOST_DIM = 512;  // of a head
+
+bool is_plain(const ct_layer& layer) {
+  return ((forms_of(layer.qkv) | forms_of(layer.output) | forms_of(layer.gate_up) | forms_of(layer.down)) & FORM_FLOAT);
+}
+
+bool has_plain(const ct_model& model) {
+  for (int32_t i = 0; i < model.layer_count; ++i) {
+    if (is_plain(model.layers[i])) return true;
+  }
+  return forms_of(model.head) & FORM_FLOAT;
+}
+
+bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
+  if (linear.count < 1 || linear.count > 3) return false;
+  for (int32_t p = 0; p < linear.count; ++p) {
+    if (!is_sound(linear.parts[p]) || linear.parts[p].columns != columns) return false;
+  }
+  return rows_of(linear) == rows;
+}
+
+const char* misfit(const ct_model& model, const ct_cache& cache) {
+  if (model.layer_count < 0 || model.hidden < 1 || model.inner < 1 || model.kv_heads < 1 || model.positions < 1) {
+    return "the sizes of the model are impossible";
+  }
+  if (model.q_heads < 1 || model.q_heads % model.kv_heads) return "the query heads are no multiple of the KV heads";
+  if (model.head_dim < 8 || model.head_dim % 8 || model.head_dim > MOST_DIM) {
+    return "the size of a head is no multiple of 8, or above 512";
+  }
+  if (cache.type != CT_F32 && cache.type != CT_BF16 && cache.type != CT_F16) return "the KV cache has another dtype";
+  if (cache.block_size < 1 || cache.slots < 1) return "the KV cache is empty";
+  const Sizes sizes(model);
+  for (int32_t i = 0; i < model.layer_count; ++i) {
+    const ct_layer& layer = model.layers[i];
+    if (!fits(layer.qkv, sizes.hidden, sizes.heads()) || !fits(layer.output, sizes.q_size, sizes.hidden) ||
+        !fits(layer.gate_up, sizes.hidden, 2 * sizes.inner) || !fits(layer.down, sizes.inner, sizes.hidden)) {
+      return "the weights of a layer do not fit together, or have a type without kernels";
+    }
+  }
+  if (!is_sound(model.embedding) || model.embedding.columns != model.hidden ||
+      !fits(model.head, model.hidden, model.embedding.rows)) {
+    return "the embedding or the head does not fit the model, or has a type without kernels";
+  }
+  return nullptr;
+}
+
+const char* misuse(const Decoder& decoder, const ct_span& span) {
+  if (span.count < 1) return "a span has no tokens";
+  for (int32_t i = 0; i < span.count; ++i) {
+    if (span.tokens[i] < 0 || span.tokens[i] >= decoder.model.embedding.rows) return "there is no such token";
+    if (span.positions[i] < 0 || span.positions[i] >= decoder.model.positions) return "the position is out of range";
+  }
+  const int64_t size = decoder.cache.block_size, last = int64_t(span.row) + span.count - 1;
+  if (span.row < 0 || last / size >= span.blocks) return "the row lies outside the block table";
+  for (int32_t i = 0; i <= last / size; ++i) {
+    if (span.table[i] < 0 || span.table[i] >= decoder.cache.slots / size) return "there is no such block";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen)
+    : model(given),
+      cache(kv),
+      sizes(given),
+      pool(team),
+      kernels(chosen),
+      layers(given.layers, given.layers + given.layer_count),
+      slot_bytes(int64_t(sizes.kv_size) * (kv.type == CT_F32 ? 4 : 2)),
+      plain(has_plain(given)) {
+  reserve(TILE);
+}
+
+void Decoder::reserve(int32_t rows) {
+  if (space != nullptr && rows <= space->rows) return;
+  const int32_t most = few(rows) ? TILE : MOST_ROWS;
+  space = std::make_unique<Workspace>(kernels, sizes, pool.size(), most, plain);
+}
+
+}  // namespace chatterm
+
+using namespace chatterm;
+
+ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_pool* pool, int32_t variant,
+                              const char** problem) {
+  const Kernels* kernels = kernels_of(variant);
+  *problem = kernels == nullptr ? "this machine does not run that variant" : misfit(*model, *cache);
+  if (*problem != nullptr) return nullptr;
+  try {
+    return new ct_decoder(*model, *cache, pool->pool, *kernels);
+  } catch (const std::bad_alloc&) {
+    *problem = "memory is short";
+    return nullptr;
+  }
+}
+
+void ct_decoder_destroy(ct_decoder* decoder) { delete decoder; }
+
+const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (const char* wrong = misuse(*decoder, spans[i])) return wrong;
+  }
+  try {
+    run_spans(*decoder, spans, count, logits, times);
+  } catch (const std::bad_alloc&) {
+    return "memory is short";
+  }
+  return nullptr;
+}

@@ -1,0 +1,215 @@
+#include "group.h"
+
+#include <chrono>
+#include <cstring>
+
+namespace chatterm {
+
+namespace {
+
+constexpr int32_t GRAIN = 16;  // outputs of a cache line, so that threads do not write to the same one
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void run_group(void* group, int32_t thread) { static_cast<Group*>(group)->run(thread); }
+
+}  // namespace
+
+Clock::Clock(ct_times* times) : times_(times), before_(times == nullptr ? 0.0 : now()) {}
+
+void Clock::add(double ct_times::* part) {
+  if (times_ == nullptr) return;
+  const double after = now();
+  times_->*part += after - before_;
+  before_ = after;
+}
+
+Group::Group(Decoder& given, float* out, ct_times* clock)
+    : decoder(given),
+      space(*given.space),
+      sizes(given.sizes),
+      count(int32_t(given.space->given.size())),
+      logits(out),
+      times(clock) {
+  share_attention();
+}
+
+const uint8_t* Group::begin(const ct_linear& linear, int32_t outputs, int32_t grain, int32_t thread) const {
+  return row_of(linear, Deal::begin(decoder.pool, thread, outputs, grain));
+}
+
+// What a product of so many rows reads: make(r, spare) returns row r, in `spare` or where it lies already, and may read
+// from(r). Plain weights find all rows from `plain` on.
+template <typename From, typename Make>
+Inputs Group::inputs(int32_t rows, int32_t columns, int32_t forms, float* plain, Bench& bench, From from, Make make) {
+  if (rows == 1) {
+    Inputs one = bench.own.of(1, columns);
+    one.x = make(0, bench.row.as<float>());
+    if (forms & FORM_INT8) decoder.kernels.quantize(one.x, 0, 0, columns, one);
+    return one;
+  }
+  Inputs all = space.shared.of(rows, columns);
+  all.x = plain;
+  claim_rows(rows, [&](int32_t r) {
+    // Another thread has them in its cache.
+    const float* source = from(r);
+    for (int32_t i = 0; i < columns; i += 16) __builtin_prefetch(source + i);
+    const float* row = make(r, forms & FORM_FLOAT ? plain + int64_t(r) * columns : bench.row.as<float>());
+    if (forms & FORM_INT8) decoder.kernels.quantize(row, r, 0, columns, all);
+  });
+  decoder.pool.barrier();
+  return all;
+}
+
+// The norms of all rows, or of `some`.
+Inputs Group::normed(const float* weight, int32_t forms, const std::vector<int32_t>* some, Bench& bench) {
+  auto from = [&](int32_t r) { return x(some == nullptr ? r : (*some)[size_t(r)]); };
+  const int32_t rows = some == nullptr ? count : int32_t(some->size());
+  return inputs(rows, sizes.hidden, forms, space.normed.as<float>(), bench, from, [&](int32_t r, float* spare) {
+    decoder.kernels.norm(from(r), weight, sizes.hidden, decoder.model.eps, spare);
+    return spare;
+  });
+}
+
+Inputs Group::put_together(int32_t forms, Bench& bench) {
+  auto from = [&](int32_t r) { return mixed(r); };
+  return inputs(count, sizes.q_size, forms, mixed(0), bench, from, [&](int32_t r, float* spare) {
+    const Queries& some = space.queries[size_t(space.given[size_t(r)].queries)];
+    if (!some.apart) return mixed(r);
+    float* out = count == 1 ? spare : mixed(r);
+    combine(some, r - some.first, space.sums.from(some.sums, sizes.dim), sizes.kv_heads, sizes.kv_heads, out);
+    return out;
+  });
+}
+
+// out[r][i] = row r of the inputs times row i of a layer, or is increased by it. `later` is what the thread reads next.
+void Group::products(const ct_linear& linear, const Inputs& x, int32_t thread, const uint8_t* later, float* out,
+                     bool add) {
+  Bench& bench = space.benches[size_t(thread)];
+  float* tile = bench.tile.as<float>();
+  const int32_t outputs = rows_of(linear), piece = piece_of(x.rows);
+  Deal deal(decoder.pool, thread, outputs, GRAIN, few(x.rows));
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    for (int32_t from = first; from < end; from += piece) {
+      const int32_t to = from + piece < end ? from + piece : end;
+      const uint8_t* next = to < end ? row_of(linear, to) : after < 0 ? later : row_of(linear, after);
+      float* here = out + from;
+      for (int32_t r = 0; r < x.rows; ++r) __builtin_prefetch(here + int64_t(r) * outputs, 1);
+      bench.multiplier.multiply(linear, from, to, x, tile, piece, next);
+      for (int32_t r = 0; r < x.rows; ++r, here += outputs) {
+        const float* found = tile + r * piece;
+        if (add) {
+          for (int32_t i = 0; i < to - from; ++i) here[i] += found[i];
+        } else {
+          std::memcpy(here, found, size_t(to - from) * sizeof(float));
+        }
+      }
+    }
+  }
+}
+
+// What a thread computes it rounds at once, so pieces are as long as what has one scale.
+Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread) {
+  const ct_linear& linear = layer.gate_up;
+  const int32_t size = sizes.inner, forms = forms_of(layer.down), piece = few(count) ? PIECE : QUANTIZED;
+  Bench& bench = space.benches[size_t(thread)];
+  float *gate = bench.tile.as<float>(), *up = bench.other.as<float>();
+  Inputs all = space.gated.of(count, size);
+  float* plain = space.inner.as<float>();
+  all.x = plain;
+  const uint8_t* later = begin(layer.down, sizes.hidden, GRAIN, thread);
+  Deal deal(decoder.pool, thread, size, QUANTIZED, few(count));
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    for (int32_t from = first; from < end; from += piece) {
+      const int32_t to = from + piece < end ? from + piece : end;
+      const uint8_t* next = to < end ? row_of(linear, to) : after < 0 ? later : row_of(linear, after);
+      bench.multiplier.multiply(linear, from, to, given, gate, piece, row_of(linear, size + from));
+      bench.multiplier.multiply(linear, size + from, size + to, given, up, piece, next);
+      for (int32_t r = 0; r < count; ++r) {
+        float* out = forms & FORM_FLOAT ? plain + int64_t(r) * size + from : gate + r * piece;
+        decoder.kernels.gate(gate + r * piece, up + r * piece, to - from, out);
+        if (forms & FORM_INT8) decoder.kernels.quantize(out, r, from, to - from, all);
+      }
+    }
+  }
+  return all;
+}
+
+void Group::run(int32_t thread) {
+  const ct_model& model = decoder.model;
+  Bench& bench = space.benches[size_t(thread)];
+  Clock clock(thread == 0 ? times : nullptr);
+  auto done = [&](double ct_times::* part) {
+    decoder.pool.barrier();
+    clock.add(part);
+  };
+  claim(count, [&](int32_t r) {
+    const ct_matrix& embedding = model.embedding;
+    const int32_t token = space.given[size_t(r)].token;
+    dequantize_row(embedding.type, embedding.data + token * embedding.row_bytes, embedding.columns, x(r));
+  });
+  done(&ct_times::embed);
+  for (int32_t index = 0; index < model.layer_count; ++index) {
+    const ct_layer& layer = decoder.layers[size_t(index)];
+    const bool last = index + 1 == model.layer_count;
+    const ct_linear& later = last ? model.head : decoder.layers[size_t(index) + 1].qkv;
+    Inputs given = normed(layer.input_norm, forms_of(layer.qkv), nullptr, bench);
+    products(layer.qkv, given, thread, begin(layer.output, sizes.hidden, GRAIN, thread), heads(0), false);
+    done(&ct_times::qkv);
+    if (count > 1) {
+      position(index);
+      done(&ct_times::attention);
+    }
+    attention(index, bench);
+    done(&ct_times::attention);
+    given = put_together(forms_of(layer.output), bench);
+    products(layer.output, given, thread, begin(layer.gate_up, sizes.inner, QUANTIZED, thread), x(0), true);
+    done(&ct_times::output);
+    given = normed(layer.mlp_norm, forms_of(layer.gate_up), nullptr, bench);
+    given = gate_up(layer, given, thread);
+    done(&ct_times::gate_up);
+    products(layer.down, given, thread, begin(later, rows_of(later), GRAIN, thread), x(0), true);
+    done(&ct_times::down);
+  }
+  if (space.wanted.empty()) return;
+  const Inputs given = normed(model.final_norm, forms_of(model.head), &space.wanted, bench);
+  products(model.head, given, thread, row_of(model.head, 0), logits, false);
+  done(&ct_times::head);
+}
+
+void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times) {
+  int64_t left = 0;
+  for (int32_t i = 0; i < count; ++i) left += spans[i].count;
+  int32_t done = 0;  // rows of the first of the spans that are left
+  while (left > 0) {
+    decoder.reserve(left < MOST_ROWS ? int32_t(left) : MOST_ROWS);
+    Workspace& space = *decoder.space;
+    space.given.clear();
+    space.wanted.clear();
+    space.queries.clear();
+    for (int32_t free = MOST_ROWS; left > 0 && free > 0;) {
+      const int32_t some = spans->count - done < free ? spans->count - done : free;
+      const int32_t first = int32_t(space.given.size()), row = spans->row + done, size = decoder.cache.block_size;
+      space.queries.push_back({spans->table, row, first, some, 0, false, 0});
+      for (int32_t i = 0; i < some; ++i) {
+        const int64_t slot = int64_t(spans->table[(row + i) / size]) * size + (row + i) % size;
+        space.given.push_back({spans->tokens[done + i], spans->positions[done + i], slot, 0});
+      }
+      done += some;
+      left -= some;
+      free -= some;
+      if (done == spans->count) {
+        if (spans->wanted) space.wanted.push_back(first + some - 1);
+        ++spans;
+        done = 0;
+      }
+    }
+    Group group(decoder, logits, times);
+    decoder.pool.run(run_group, &group);
+    logits += int64_t(space.wanted.size()) * rows_of(decoder.model.head);
+  }
+}
+
+}  // namespace chatterm

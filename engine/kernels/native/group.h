@@ -1,0 +1,89 @@
+// Up to MOST_ROWS rows of several sequences through the whole model, by all threads of a pool.
+//
+// A barrier follows each part. One row has none before its products: what they read (a norm, attention put together)
+// each thread computes and rounds for itself, and so the threads position the heads that they attend with.
+//
+//   qkv        norm, products                  x -> heads
+//   attention  head norm, RoPE, KV write       heads -> heads, cache
+//              attention                       heads -> mixed, or sums of parts
+//   output     sums put together               sums -> mixed
+//              products, residual              mixed -> x
+//   gate_up    norm, products, SiLU, rounding  x -> gated
+//   down       products, residual              gated -> x
+#pragma once
+
+#include "decoder.h"
+
+namespace chatterm {
+
+constexpr int32_t SOME_ROWS = 8;  // rows of activations that a thread takes at once
+
+// Adds up the seconds since the last call to the parts of `times`, unless that is null.
+class Clock {
+ public:
+  explicit Clock(ct_times* times);
+  void add(double ct_times::* part);
+
+ private:
+  ct_times* times_;
+  double before_;
+};
+
+class Group {
+ public:
+  // The rows are those that were added to `space.given` and `space.queries`. Throws std::bad_alloc.
+  Group(Decoder& decoder, float* logits, ct_times* times);
+  void run(int32_t thread);
+
+ private:
+  float* x(int32_t r) const { return space.x.as<float>() + int64_t(r) * sizes.hidden; }
+  float* heads(int32_t r) const { return space.heads.as<float>() + int64_t(r) * sizes.heads(); }
+  float* mixed(int32_t r) const { return space.mixed.as<float>() + int64_t(r) * sizes.q_size; }
+  uint8_t* cached(void* numbers, int32_t layer) const {
+    return static_cast<uint8_t*>(numbers) + layer * decoder.cache.slots * decoder.slot_bytes;
+  }
+  // Where a thread begins with a layer: its memory is asked for ahead.
+  const uint8_t* begin(const ct_linear& linear, int32_t outputs, int32_t grain, int32_t thread) const;
+
+  // Calls part(n) for every n below `parts`; each is one thread's.
+  template <typename Part>
+  void claim(int32_t parts, Part part) const {
+    for (int32_t n = decoder.pool.claim(); n < parts; n = decoder.pool.claim()) part(n);
+  }
+  // Calls part(r) for every row; a thread takes some at once.
+  template <typename Part>
+  void claim_rows(int32_t rows, Part part) const {
+    const int32_t fair = rows / (4 * decoder.pool.working());
+    const int32_t some = fair < 1 ? 1 : fair < SOME_ROWS ? fair : SOME_ROWS;
+    claim((rows + some - 1) / some, [&](int32_t n) {
+      for (int32_t r = n * some; r < (n + 1) * some && r < rows; ++r) part(r);
+    });
+  }
+  template <typename From, typename Make>
+  Inputs inputs(int32_t rows, int32_t columns, int32_t forms, float* plain, Bench& bench, From from, Make make);
+
+  Inputs normed(const float* weight, int32_t forms, const std::vector<int32_t>* some, Bench& bench);
+  Inputs put_together(int32_t forms, Bench& bench);
+  void products(const ct_linear& linear, const Inputs& x, int32_t thread, const uint8_t* later, float* out, bool add);
+  Inputs gate_up(const ct_layer& layer, const Inputs& x, int32_t thread);
+
+  void share_attention();
+  void add_tasks(int32_t index, int32_t heads);
+  void position(int32_t layer);
+  void position_head(int32_t layer, int32_t r, int32_t which, float* out) const;
+  void attention(int32_t layer, Bench& bench);
+  void attend(int32_t layer, const Task& task, Bench& bench);
+  void combine(const Queries& some, int32_t r, const Sums& sums, int32_t kept_heads, int32_t heads, float* out) const;
+
+  Decoder& decoder;
+  Workspace& space;
+  const Sizes& sizes;
+  const int32_t count;  // of rows
+  float* logits;
+  ct_times* times;
+};
+
+// All rows of the spans, MOST_ROWS at a time. Throws std::bad_alloc.
+void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times);
+
+}  // namespace chatterm

@@ -1,0 +1,58 @@
+#include "multiply.h"
+
+#include <cstring>
+
+namespace chatterm {
+
+const uint8_t* row_of(const ct_linear& linear, int32_t row) {
+  int32_t p = 0;
+  for (; p < linear.count - 1 && row >= linear.parts[p].rows; ++p) row -= linear.parts[p].rows;
+  return linear.parts[p].data + row * linear.parts[p].row_bytes;
+}
+
+Multiplier::Multiplier(const Kernels& kernels, int32_t columns, int32_t rows)
+    : kernels_(kernels),
+      digits_(size_t(columns) * PANEL),
+      scale_(room<float>(size_t(columns / 16 * PANEL))),
+      low_(room<float>(size_t(columns / 16 * PANEL))),
+      piece_(room<float>(up_to(rows, TILE) * PANEL)),
+      panel_{digits_.as<uint32_t>(), scale_.as<float>(), low_.as<float>(), 0, 0} {}
+
+void Multiplier::multiply(const ct_linear& linear, int32_t first, int32_t end, const Inputs& x, float* out,
+                          int32_t stride, const uint8_t* next) {
+  int32_t start = 0;
+  for (int32_t p = 0; p < linear.count; ++p) {
+    const ct_matrix& part = linear.parts[p];
+    const int32_t from = first > start ? first : start;
+    const int32_t to = end < start + part.rows ? end : start + part.rows;
+    if (from < to && (few(x.rows) || form_of(part.type) == FORM_FLOAT)) {
+      const uint8_t* after = to < end ? linear.parts[p + 1].data : next;
+      kernels_.product_of(part.type)({part.data + int64_t(from - start) * part.row_bytes, size_t(part.row_bytes),
+                                      to - from, part.columns, after},
+                                     x, out + from - first, stride);
+    } else {
+      for (int32_t i = from; i < to; i += PANEL) {
+        const int32_t count = to - i < PANEL ? to - i : PANEL;
+        multiply_panel(part, i - start, count, x, out + i - first, stride, i - first + PANEL <= stride);
+      }
+    }
+    start += part.rows;
+  }
+  for (int32_t r = 0; r < x.rows && linear.bias != nullptr; ++r) {
+    for (int32_t i = first; i < end; ++i) out[r * stride + i - first] += linear.bias[i];
+  }
+}
+
+// Rows of a panel that are not there may be written where later ones follow, but not past the end of a stride.
+void Multiplier::multiply_panel(const ct_matrix& part, int32_t first, int32_t count, const Inputs& x, float* out,
+                                int32_t stride, bool fits) {
+  kernels_.unpack(part, first, count, panel_);
+  if (fits) return kernels_.multiply_panel(panel_, x, out, stride);
+  float* piece = piece_.as<float>();
+  kernels_.multiply_panel(panel_, x, piece, PANEL);
+  for (int32_t r = 0; r < x.rows; ++r) {
+    std::memcpy(out + r * stride, piece + r * PANEL, size_t(count) * sizeof(float));
+  }
+}
+
+}  // namespace chatterm

@@ -1,0 +1,49 @@
+// Products of a linear layer with any number of rows of inputs.
+#pragma once
+
+#include "scratch.h"
+
+namespace chatterm {
+
+constexpr int32_t PIECE = 256;  // outputs that up to TILE rows of inputs are multiplied with at once
+
+// Up to TILE rows of inputs are multiplied with rows of a weight as they lie; more with panels of them.
+inline bool few(int32_t rows) { return rows <= TILE; }
+
+// Outputs to multiply at once, so that what comes out stays in the cache.
+inline int32_t piece_of(int32_t rows) { return few(rows) ? PIECE : PANEL; }
+
+inline int32_t forms_of(const ct_linear& linear) {
+  int32_t forms = 0;
+  for (int32_t p = 0; p < linear.count; ++p) forms |= form_of(linear.parts[p].type);
+  return forms;
+}
+
+inline int32_t rows_of(const ct_linear& linear) {
+  int32_t rows = 0;
+  for (int32_t p = 0; p < linear.count; ++p) rows += linear.parts[p].rows;
+  return rows;
+}
+
+const uint8_t* row_of(const ct_linear& linear, int32_t row);
+
+// How a thread multiplies up to `rows` rows of up to `columns` columns.
+class Multiplier {
+ public:
+  Multiplier(const Kernels& kernels, int32_t columns, int32_t rows);
+  // out[r * stride + i - first] = row r of the inputs times row i of a layer, bias included, for i from `first` to `end`.
+  // `next` is what the thread reads after them. Where there are more than TILE rows they are rounded up to TILE, and
+  // what a stride has room for is overwritten.
+  void multiply(const ct_linear& linear, int32_t first, int32_t end, const Inputs& x, float* out, int32_t stride,
+                const uint8_t* next);
+
+ private:
+  void multiply_panel(const ct_matrix& part, int32_t first, int32_t count, const Inputs& x, float* out, int32_t stride,
+                      bool fits);
+
+  const Kernels& kernels_;
+  Buffer digits_, scale_, low_, piece_;
+  Panel panel_;
+};
+
+}  // namespace chatterm

@@ -1,0 +1,90 @@
+"""What makes a token win: its logit after the penalties, over the temperature, plus noise.
+
+One draw is the largest of scaled logit + Gumbel noise (the logarithm of the exponential race of the plain
+sampler). The noise of a token is philox (Salmon et al. 2011) of key seed and counter (token id / 4, step), which
+gives four numbers for four neighbours, so a seed gives the same tokens however the work is split.
+
+Settings are read from device memory: `settings` fp32: temperature, top_p, min_p, repetition and presence penalty;
+`numbers` int64: seed, step, top_k. `marks` uint8 [vocab]: 0, SEEN or GENERATED; read only where a penalty needs it.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import triton
+import triton.language as tl
+
+INFINITY = tl.constexpr(float("inf"))
+SEEN = tl.constexpr(1)
+"""The token is in the prompt or the answer."""
+GENERATED = tl.constexpr(3)
+"""The token is in the answer, and so SEEN."""
+
+
+@triton.jit
+def penalised(logits, marks, settings, ids, VOCAB: tl.constexpr):
+    """The logits of `ids` in fp32 after both penalties; -inf beyond the vocabulary, NaN as +inf."""
+    inside = ids < VOCAB
+    x = tl.load(logits + ids, mask=inside, other=-INFINITY).to(tl.float32)
+    repetition = tl.load(settings + 3)
+    presence = tl.load(settings + 4)
+    if repetition != 1.0:
+        known = tl.load(marks + ids, mask=inside, other=0) != 0
+        x = tl.where(known, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
+    if presence != 0.0:
+        known = tl.load(marks + ids, mask=inside, other=0) >= GENERATED
+        x = tl.where(known, x - presence, x)
+    return tl.where(x != x, INFINITY, x)
+
+
+@triton.jit
+def _bits(quads, numbers):
+    """Four random uint32 for each of the tokens 4 * quads and on."""
+    counter = quads.to(tl.uint32)
+    zero = counter * 0
+    step = zero + tl.load(numbers + 1).to(tl.uint32)
+    return tl.philox(tl.load(numbers).to(tl.uint64), counter, step, zero, zero)
+
+
+@triton.jit
+def _gumbel_of_bits(bits):
+    """Minus the logarithm of an exponential number, fp32."""
+    chance = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
+    # -log(1 - chance); the series where the difference would lose the digits that decide who wins.
+    series = chance * (1.0 + chance * (0.5 + chance * (1.0 / 3.0)))
+    return -tl.log(tl.where(chance < 0.01, series, -tl.log(1.0 - chance)))
+
+
+@triton.jit
+def gumbel(ids, numbers):
+    """Standard Gumbel noise fp32 for any token `ids`."""
+    a, b, c, d = _bits(ids // 4, numbers)
+    place = ids % 4
+    return _gumbel_of_bits(tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d))))
+
+
+@triton.jit
+def gumbel_of_block(first, numbers, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """`gumbel` [ROWS, COLUMNS] of the tokens from `first`, a multiple of 4, on: four for the work of one."""
+    a, b, c, d = _bits(first // 4 + tl.arange(0, ROWS * COLUMNS // 4), numbers)
+    return _gumbel_of_bits(tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [ROWS, COLUMNS]))
+
+
+@triton.jit
+def scaled(x, peak, settings):
+    """Logits relative to the likeliest, over the temperature: a tiny one gives 0 for it, not infinity for several."""
+    temperature = tl.load(settings)
+    return (x - peak) / tl.where(temperature > 0, temperature, 1.0)
+
+
+@triton.jit
+def score(relative, ids, settings, numbers):
+    """What the winner has most of: scaled logits, with noise unless decoding is greedy."""
+    result = relative
+    if tl.load(settings) > 0:
+        result = relative + gumbel(ids, numbers)
+    return result
+
+
+@triton.jit
+def entry(x, at):
+    """x[at] of an fp32 vector without NaN."""
+    return tl.max(tl.where(tl.arange(0, x.shape[0]) == at, x, -INFINITY), 0)

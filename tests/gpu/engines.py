@@ -1,0 +1,88 @@
+"""Engines over small random models on a GPU, and several streams of one at once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine import SamplingParams
+from engine.cache.rows import Rows
+from engine.engine import Engine
+from engine.schedule.loop import Loop
+from engine.schedule.sequence import Sequence
+from models.load import load_model
+from tests.engine.tiny import tiny_tokenizer
+from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3
+
+DEVICE = torch.device("cuda")
+SIZES: dict[str, Any] = {"vocab_size": 272, "max_position_embeddings": 2048}
+CONFIGS: dict[str, Any] = {
+    "qwen3": tiny_qwen3(**SIZES, hidden_size=320, intermediate_size=704, head_dim=128, num_attention_heads=8),
+    "llama": tiny_llama(
+        **SIZES, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3
+    ),
+}
+"""Heads of 128 and of 64, both with kernels of their own."""
+
+
+@contextmanager
+def an_engine(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[Engine]:
+    """An engine over a checkpoint, none of whose tokens ends an answer. `options` are those of the engine."""
+    loop = Loop()
+    model = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=DEVICE))
+    tokenizer = tiny_tokenizer()
+    tokenizer.stop_ids = frozenset()
+    options = {"attention": "sdpa", "block_size": 32, "context": 1500} | options
+    engine = loop.call(
+        lambda: Engine(loop, model, tokenizer, name="tiny", device=DEVICE, dtype=dtype, **options)
+    )
+    try:
+        yield engine
+        engine._loop.call(engine._blocks.check)
+    finally:
+        engine.close()
+
+
+Job = tuple[list[int], SamplingParams]
+"""A prompt, and how its answer is drawn."""
+
+
+def start(engine: Engine, job: Job) -> Sequence:
+    """Queue a job."""
+    return engine.start(Rows.of(job[0]), job[1])
+
+
+def rest(engine: Engine, sequence: Sequence) -> list[int]:
+    """The tokens that were not taken yet."""
+    return [event.token_id for event in engine.events(sequence)]
+
+
+def alone(engine: Engine, job: Job) -> list[int]:
+    """The answer with nobody else there."""
+    return rest(engine, start(engine, job))
+
+
+def at_once(engine: Engine, jobs: list[Job]) -> list[list[int]]:
+    """The answers of all, started together."""
+    return [rest(engine, sequence) for sequence in [start(engine, job) for job in jobs]]
+
+
+def one_after_the_other(engine: Engine, jobs: list[Job]) -> list[list[int]]:
+    """The answers of all; each is started when the one before it has its first token."""
+    started, first = [], []
+    for job in jobs:
+        started.append(start(engine, job))
+        first.append(next(engine.events(started[-1])).token_id)
+    return [[token, *rest(engine, each)] for token, each in zip(first, started, strict=True)]
+
+
+def forget(engine: Engine) -> None:
+    """Empty the prefix cache."""
+    engine._loop.call(engine._blocks.evict_all)
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """No two prompts of different seeds share a prefix worth mentioning."""
+    return torch.randint(256, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

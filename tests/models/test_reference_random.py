@@ -1,0 +1,167 @@
+"""The reference network against transformers, both in fp32, over random models of every family.
+
+Whatever a config may say (sizes, groups, biases, tied heads, kinds of RoPE), whole prompts, prompts in chunks and
+several sequences of different lengths side by side give the logits that transformers gives each text alone.
+`CHATTERM_MODELS=2000 pytest tests/models/test_reference_random.py` draws many more.
+"""
+
+import os
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+
+from models.load import load_model
+from tests.models.checkpoints import PlainAttention, files_of, random_model, run_reference
+
+POSITIONS = 96
+VOCAB = 61
+EXAMPLES = settings(max_examples=int(os.environ.get("CHATTERM_MODELS", "25")), deadline=None)
+
+
+@dataclass(slots=True)
+class Piece:
+    """Tokens of one text that are computed in a step, from its row `start` on."""
+
+    text: int
+    tokens: list[int]
+    start: int
+
+
+class Reference:
+    """Our network on a CPU in fp32. What it is made of is known here and nowhere else in this file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"))
+        self._held: dict[int, PlainAttention] = {}
+
+    def step(self, pieces: Items[Piece]) -> list[Tensor]:
+        """Logits [tokens, vocab] of every piece, computed side by side; what came before is of earlier steps."""
+        tokens = [token for piece in pieces for token in piece.tokens]
+        positions = [piece.start + i for piece in pieces for i in range(len(piece.tokens))]
+        counts = [len(piece.tokens) for piece in pieces]
+
+        def attention(layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            parts = zip(pieces, *(x.split(counts) for x in (q, k, v)), strict=True)
+            return torch.cat(
+                [
+                    self._held.setdefault(piece.text, PlainAttention())(layer_index, *qkv)
+                    for piece, *qkv in parts
+                ]
+            )
+
+        with torch.inference_mode():
+            hidden = self._model.forward(torch.tensor(tokens), torch.tensor(positions), attention)
+            return list(self._model.logits(hidden).split(counts))
+
+
+def ropes(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
+    """Every kind of RoPE that a config of these families may name."""
+    theta = st.sampled_from([100.0, 10_000.0, 1e6])
+    factor = st.sampled_from([1.0, 1.5, 4.0, 8.0])
+    scaled = {"rope_theta": theta, "factor": factor}
+    kinds = [
+        st.fixed_dictionaries({"rope_type": st.just("default"), "rope_theta": theta}),
+        st.fixed_dictionaries({"rope_type": st.just("linear"), **scaled}),
+        st.fixed_dictionaries(
+            {
+                "rope_type": st.just("llama3"),
+                **scaled,
+                "low_freq_factor": st.sampled_from([0.5, 1.0]),
+                "high_freq_factor": st.sampled_from([2.0, 4.0]),
+                "original_max_position_embeddings": st.sampled_from([8, 32, 64]),
+            }
+        ),
+    ]
+    if head_dim > 2:  # what NTK scaling does to theta is not defined for one pair
+        kinds.append(st.fixed_dictionaries({"rope_type": st.just("dynamic"), **scaled}))
+    return st.one_of(kinds)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> PretrainedConfig:
+    """A tiny model of one of the families."""
+    family = draw(st.sampled_from([Qwen3Config, LlamaConfig, MistralConfig]))
+    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    heads = kv_heads * draw(st.sampled_from([1, 2, 3, 4, 8]))
+    head_dim = draw(st.sampled_from([2, 6, 8, 16, 24, 32, 64]))
+    # Independent of the size of the heads: nothing may take one for the other. Llama wants a multiple of their number.
+    hidden = (
+        heads * draw(st.sampled_from([1, 2, 5]))
+        if family is LlamaConfig
+        else draw(st.sampled_from([8, 20, 48]))
+    )
+    fields: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": hidden,
+        "intermediate_size": draw(st.sampled_from([4, 24, 56])),
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-5, 1e-2])),
+        "max_position_embeddings": POSITIONS,
+        "tie_word_embeddings": draw(st.booleans()),
+        "rope_parameters": draw(ropes(head_dim)),
+    }
+    if family is MistralConfig:
+        fields["sliding_window"] = draw(st.sampled_from([None, POSITIONS]))
+    else:
+        fields["attention_bias"] = draw(st.booleans())
+    if family is LlamaConfig:
+        fields["mlp_bias"] = draw(st.booleans())
+    return family(**fields)
+
+
+@st.composite
+def texts_and_steps(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
+    """Up to four texts of mixed lengths, and the rows at which each is cut."""
+    lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    texts = [draw(st.lists(st.integers(0, VOCAB - 1), min_size=n, max_size=n)) for n in lengths]
+    cuts = [sorted(draw(st.sets(st.integers(1, n), max_size=4)) | {n}) for n in lengths]
+    return texts, cuts
+
+
+def assert_close(ours: Tensor, expected: Tensor) -> None:
+    """Within 1e-4 of the largest logit of each position."""
+    assert ours.shape == expected.shape
+    scale = expected.abs().amax(dim=-1, keepdim=True)
+    assert ((ours - expected).abs() / scale).max().item() < 1e-4
+
+
+def side_by_side(reference: Reference, texts: list[list[int]], cuts: list[list[int]]) -> list[Tensor]:
+    """Logits of every text. Step n computes the n-th piece of every text that has one."""
+    found: list[list[Tensor]] = [[] for _ in texts]
+    for n in range(max(map(len, cuts))):
+        pieces = []
+        for text, (tokens, ends) in enumerate(zip(texts, cuts, strict=True)):
+            if n < len(ends):
+                start = ends[n - 1] if n else 0
+                pieces.append(Piece(text, tokens[start : ends[n]], start))
+        for piece, logits in zip(pieces, reference.step(pieces), strict=True):
+            found[piece.text].append(logits)
+    return [torch.cat(parts) for parts in found]
+
+
+@EXAMPLES
+@given(configs(), texts_and_steps(), st.integers(0, 2**16))
+def test_whole_prompts_chunks_and_batches_give_the_logits_of_transformers(
+    config: PretrainedConfig, given_texts: tuple[list[list[int]], list[list[int]]], seed: int
+) -> None:
+    texts, cuts = given_texts
+    model = random_model(config, seed=seed)
+    expected = [run_reference(model, text) for text in texts]
+    with TemporaryDirectory() as name:
+        model.save_pretrained(Path(name))
+        whole = side_by_side(Reference(Path(name)), texts, [[len(text)] for text in texts])
+        cut = side_by_side(Reference(Path(name)), texts, cuts)
+    for ours in (whole, cut):
+        for logits, truth in zip(ours, expected, strict=True):
+            assert_close(logits, truth)

@@ -1,0 +1,39 @@
+"""How the packages are laid out, as far as the contracts in pyproject.toml cannot say it."""
+
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ["chatterm", "engine", "models"]
+MOST_FILES = 10
+MOST_LINES = 500
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_is_made_of_rooms(package: str) -> None:
+    """A module goes into the room of its job; only what is of no room stands directly in the package."""
+    files = sorted(path.name for path in (ROOT / package).glob("*.py"))
+    assert "__init__.py" in files
+    assert len(files) <= MOST_FILES, files
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_file_is_long(package: str) -> None:
+    """One idea a file: a longer one is two."""
+    lines = {path: len(path.read_text("utf-8").splitlines()) for path in (ROOT / package).rglob("*.py")}
+    assert len(lines) > 10
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and for type checkers count: they hide a circle, they do not open it."""
+    graph = grimp.build_graph("chatterm", include_external_packages=False, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert "chatterm.backends.backend" in imports["chatterm.app"]
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
