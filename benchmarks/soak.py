@@ -52,16 +52,17 @@ def soak(engine: "Engine", requests: int, streams: int, seed: int = 0) -> Seen:
     from benchmarks.load import own_bytes
 
     seen = Seen()
-    before = threading.active_count()
+    threads, alive = threading.active_count(), _alive()
     began = time.perf_counter()
     sizes = []
     for half in range(2):
         _serve(engine, requests // 2, streams, 2 * seed + half, seen)
         _check(engine)
+        assert _alive() <= alive, f"{_alive() - alive} sequences live on"
         sizes.append(own_bytes())
     seen.grown = sizes[1] - sizes[0]
     seen.seconds = time.perf_counter() - began
-    assert threading.active_count() == before, [thread.name for thread in threading.enumerate()]
+    assert threading.active_count() == threads, [thread.name for thread in threading.enumerate()]
     return seen
 
 
@@ -152,8 +153,7 @@ def _params(rng: random.Random) -> "SamplingParams":
 
 
 def _check(engine: "Engine") -> None:
-    """Nothing is held, waits, runs or lives on."""
-    from engine.schedule.sequence import Sequence
+    """Nothing is held, waits or runs."""
 
     def job() -> None:
         blocks, scheduler = engine._blocks, engine._scheduler
@@ -167,9 +167,14 @@ def _check(engine: "Engine") -> None:
             engine._stepper.decoding.check([])
 
     engine._loop.call(job)
+
+
+def _alive() -> int:
+    """Sequences that something still refers to."""
+    from engine.schedule.sequence import Sequence
+
     gc.collect()
-    alive = [found for found in gc.get_objects() if type(found) is Sequence]
-    assert not alive, f"{len(alive)} sequences live on"
+    return sum(type(found) is Sequence for found in gc.get_objects())
 
 
 def main() -> None:
