@@ -181,8 +181,8 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Have a running sequence wait until there is room for it again. Its written rows stay as cache.
 
-        Tokens that the host has not read are drawn again then. With a decode runner so are those whose rows were lost: a
-        row of an answer is always computed by a decode step, and the seed and the step decide which token follows it.
+        Tokens that the host has not read are drawn again then. With a decode runner, so are those whose rows were lost:
+        a row of an answer is always computed by a decode step, and the seed and the step decide which token follows it.
         """
         self._release(sequence)
         sequence.status = Status.PREEMPTED

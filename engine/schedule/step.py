@@ -79,15 +79,17 @@ class Stepper:
         for sequence in step.joining:
             with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
                 self._join(sequence, None)
-        if decoding is not None and step.launched:
+        # Who joined may have taken the slot of another one.
+        launched = [sequence for sequence in step.launched if sequence.joined]
+        if decoding is not None and launched:
             with self._ending(lambda: [*decoding.joined]):
-                decoding.launch(step.launched)
+                decoding.launch(launched)
         if step.chunks:
             with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
                 drawn = self._run(step.chunks)
         if decoding is not None and decoding.in_flight:
             with self._ending(lambda: [*decoding.joined]):
-                decoding.read(1 if step.launched else 0, self._took)
+                decoding.read(1 if launched else 0, self._took)
         for sequence, logits in drawn:
             with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
                 self._draw(sequence, logits)

@@ -224,6 +224,19 @@ def test_idle_work_leaves_its_slot_where_persons_need_all() -> None:
     w.finish()
 
 
+def test_idle_work_that_a_person_waits_for_now_takes_the_slot_of_a_younger_one() -> None:
+    w = world(slots=1)
+    idle = w.arrive(prompt_of(2, 30), "idle", ENDLESS)
+    run_until(w, lambda: idle.sequence.computed > 0)
+    person = w.arrive(prompt_of(0, 6), "person", ENDLESS)
+    run_until(w, lambda: len(person.sequence.generated) >= 3)
+    w.do("promote", 0)
+    run_until(w, lambda: idle.sequence.status is Status.FINISHED)
+    assert person.sequence.preemptions == 1
+    assert person.sequence.status is not Status.FINISHED
+    w.finish()
+
+
 @pytest.mark.parametrize("host", [0, 60])
 def test_a_preempted_sequence_decodes_again_what_was_lost_of_its_answer_or_gets_it_back(host: int) -> None:
     """The rows of an answer have the bits of decode steps, which chunks have not: the text shows which it was."""
