@@ -12,6 +12,7 @@ import models.weights.staging
 from engine.execute.profile_run import activation_bytes
 from models.load import fill_network, load_model, load_spec
 from models.progress import Progress
+from models.reference.decoder import Decoder
 from models.weights.checkpoint import read_safetensors
 from models.weights.staging import Staging, pin
 from tests.models.checkpoints import (
@@ -134,9 +135,9 @@ def test_what_a_chunk_takes_is_measured_and_judged_by_fewer_rows_where_it_does_n
         hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=4, head_dim=128
     )
     folder = write_checkpoint(tmp_path, config, dtype=BF16)
-    model = load_model(files_of(folder), dtype=BF16, device=GPU)
+    model = Decoder(load_model(files_of(folder), dtype=BF16, device=GPU))
     chunk = 16384
-    taken = activation_bytes(model, 256, chunk, 1, GPU)
+    taken = activation_bytes(model, chunk, 1, GPU)
     ids, positions = torch.zeros(chunk, dtype=torch.int64, device=GPU), torch.arange(chunk, device=GPU) % 256
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -149,7 +150,7 @@ def test_what_a_chunk_takes_is_measured_and_judged_by_fewer_rows_where_it_does_n
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + taken // 2) / total)
     try:
-        little = activation_bytes(model, 256, chunk, 1, GPU)
+        little = activation_bytes(model, chunk, 1, GPU)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert 0.8 * taken <= little <= 1.3 * taken

@@ -4,9 +4,9 @@ The plain twins: the head norm and the rotation in `models/families/qwen3.py` an
 cache write and the attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It
 loads its first rows of the cache before it waits: rows before the new one were written in earlier steps.
 
-W groups of threads (D / 8 threads each) have rows of their own: R of them at a time, a tuple of tiles [W, D]. Each group
-holds all query heads of the KV head, a tuple too, and keeps its own online softmax, so that nothing leaves a group
-before the very end. (Tuples and not axes, as in `linear.py`.)
+W groups of threads (D / 8 threads each) have rows of their own: R of them at a time, a tuple of tiles [W, D]. Each
+group holds all query heads of the KV head, a tuple too, and keeps its own online softmax, so that nothing leaves a
+group before the very end. (Tuples and not axes, as in `linear.py`.)
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,unreachable"
@@ -64,7 +64,8 @@ def _rotate(x, other, cosine, sine, dtype: tl.constexpr):
 def _attend(q, k, v, left, high, total, sums, scale_log2, W: tl.constexpr):
     """One step of the online softmax: of each query head [W, D] with R tiles of K and V [W, D], `left` rows in all.
 
-    State, for each query head: the highest score and the sum of the weights [W, 1], the sum of the weighted values [W, D].
+    State, for each query head: the highest score and the sum of the weights [W, 1], that of the weighted values
+    [W, D].
     """
     new_high, new_total, new_sums = (), (), ()
     for g in tl.static_range(len(q)):
@@ -121,11 +122,12 @@ def attention_kernel(
 ):
     """Write K and V of each new token and attend with its query heads to the rows of its sequence up to it.
 
-    heads [rows, HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos beside
-    sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables int32 [slots,
-    table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its position. Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of W * R rows of a sequence. It
-    leaves its output in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows,
-    CHUNKS, HQ]; programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
+    heads [rows, HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos
+    beside sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables
+    int32 [slots, table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its position.
+    Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of W * R rows of a sequence. It leaves its output
+    in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ];
+    programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
 
     With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
     sequences into chunks, since a sequence must be cut as if it were alone.

@@ -7,10 +7,10 @@ residual) is computed with it in fp32 and rounded once, which comes closer to th
 One program computes some numbers of the output. It loads their weights before it waits for the kernel before it
 (programmatic dependent launch), so memory is read without a break from the first kernel of a step to the last. It
 holds them while it goes through the rows of the step one after the other: each gets bit for bit what it gets alone.
-A tile is [WK, WN, 256]: WK warps share the columns of a row, WN warps have rows of their own; a warp reads 256 columns
-at once, 16 bytes a thread. What a warp has more of is a tuple of tiles and not another axis: Triton hands axes out to
-warps in an order that differs from version to version, and what is multiplied must lie in the same threads from the load
-to the sum.
+A tile is [WK, WN, 256]: WK warps share the columns of a row, WN warps have rows of their own; a warp reads 256
+columns at once, 16 bytes a thread. What a warp has more of is a tuple of tiles and not another axis: Triton hands
+axes out to warps in an order that differs from version to version, and what is multiplied must lie in the same
+threads from the load to the sum.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
