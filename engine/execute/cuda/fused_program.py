@@ -214,7 +214,6 @@ class FusedDecoder:
                 CHUNKS=chunks,
                 HQ=self._q_heads,
                 HKV=self._kv_heads,
-                G=triton.next_power_of_2(self._q_heads // self._kv_heads),
                 D=self._dim,
                 EPS=self._eps,
                 NORM=norm is not None,

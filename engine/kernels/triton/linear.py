@@ -49,7 +49,7 @@ def _load_rows(
         for part in tl.static_range(PARTS):
             columns = _columns(part, WK, WN, STEPS)
             at = weight + row.to(tl.int64) * K + columns
-            if N % (ROWS * WN) == 0 and K % (WK * STEPS * LANES) == 0:
+            if N % (ROWS * WN) == 0 and PARTS * WK * LANES == K:
                 tiles += (tl.load(at, eviction_policy="evict_first"),)
             else:
                 inside = (row < N) & (columns < K)
@@ -65,7 +65,7 @@ def _load_vector(
     parts = ()
     for part in tl.static_range(PARTS):
         columns = _columns(part, WK, WN, STEPS)
-        if K % (WK * STEPS * LANES) == 0:
+        if PARTS * WK * LANES == K:
             parts += (tl.load(x + columns),)
         else:
             parts += (tl.load(x + columns, mask=columns < K, other=0.0),)
