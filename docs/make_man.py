@@ -25,6 +25,8 @@ EXAMPLES = {
     "chatterm": "Show the commands.",
     "chatterm run": "Open the chat with the default model.",
     "chatterm run qwen3:0.6b -p 'Why is the sky blue?'": "Answer once and exit.",
+    "chatterm run -p 'Name a river' -p 'Name a lake' --parallel": "Answer two prompts at once.",
+    "chatterm batch qwen3:0.6b in.jsonl -o out.jsonl": "Answer a file of requests, or continue with it.",
     "chatterm --install-completion": "Complete commands, options and models with Tab in this shell from now on.",
 }
 

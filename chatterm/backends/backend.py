@@ -63,6 +63,8 @@ class ChatOptions:
     attention: Attention = "auto"
     graphs: bool = True
     """Whether a GPU decodes with CUDA graphs."""
+    streams: int = 1
+    """Answers at once that the KV cache is made for, where the memory has room for them."""
     spill_gb: float | None = None
     """Host memory for what the KV cache of a GPU evicts."""
     system: str | None = None

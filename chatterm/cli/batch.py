@@ -5,16 +5,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, BinaryIO, cast
 
 import typer
 
-from chatterm.backends.backend import EngineError
 from chatterm.cli import options
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
+from engine.errors import EngineError
 
 
 def batch(
@@ -80,7 +81,9 @@ def batch(
     from models.hub.catalogue import DEFAULT_MODEL
 
     preferences = options.preferences()
-    chosen = with_settings(chosen, preferences, options.decided(invocation))
+    chosen = replace(
+        with_settings(chosen, preferences, options.decided(invocation)), streams=options.MOST_STREAMS
+    )
     model = chosen_model or preferences.model.name or DEFAULT_MODEL
     settings = {
         "model": model,
@@ -90,7 +93,7 @@ def batch(
     }
     with _source(name) as source:
         results = (
-            Results("standard output", _standard_output(), source)
+            Results("standard output", _standard_output(), source, resumes=False)
             if output == "-"
             else Results.open(output, source)
         )

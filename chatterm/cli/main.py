@@ -10,7 +10,6 @@ from typing import Annotated, Any, BinaryIO, NoReturn, cast
 import typer
 from typer.main import get_command
 
-from chatterm.backends.backend import EngineError, ModelError
 from chatterm.cli import options
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
@@ -19,6 +18,8 @@ from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
+from engine.errors import EngineError
+from models.errors import ModelError
 
 app = typer.Typer(
     help="Chat with a language model in the terminal. The model runs on this machine.",
@@ -219,6 +220,8 @@ def run(
     decided = options.decided(invocation) | ({"system", "think", "think_cache"} if resume else set())
     chosen_sampling = dict(chosen.sampling)
     chosen = with_settings(chosen, preferences, decided)
+    if parallel or answers > 1:
+        chosen = replace(chosen, streams=min(len(prompts) * answers, options.MOST_STREAMS))
     model = model or preferences.model.name
     if model is None and not prompts and not resume and _is_terminal():
         from chatterm.cli.first_run import first_model
@@ -248,11 +251,12 @@ def run(
     if parallel or answers > 1:
         from chatterm.cli.parallel import answer_all
 
-        raise typer.Exit(
-            answer_all(
-                backend, prompts, answers, seed=chosen.sampling.get("seed"), as_json=as_json, stats=stats
-            )
-        )
+        seed = chosen.sampling.get("seed")
+        if seed is not None:
+            options.checked_sampling({"seed": seed + answers - 1})
+        names = prompt if parallel else None  # without what is piped
+        code = answer_all(backend, prompts, answers, names=names, seed=seed, as_json=as_json, stats=stats)
+        raise typer.Exit(code)
     from chatterm.cli.oneshot import answer
 
     chosen_sampling = dict(chosen.sampling)

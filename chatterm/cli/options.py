@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from chatterm.backends.backend import ChatOptions, EngineError
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
+from engine.errors import EngineError
 
 if TYPE_CHECKING:
+    from chatterm.backends.backend import ChatOptions
     from chatterm.settings.settings import Settings
 
 MODEL = (
@@ -19,6 +20,8 @@ MODEL = (
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=MODEL, show_default=False, autocompletion=model_names)
 ]
+MOST_STREAMS = 64
+"""Answers at once for which the KV cache has room however long they are; shorter ones leave room for more."""
 _SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
 _MACHINE = "Machine"
 _THINKING = "Thinking"
@@ -138,11 +141,13 @@ _SAMPLING_FIELDS = (
 )
 
 
-def chat_options(invocation: typer.Context) -> ChatOptions:
+def chat_options(invocation: typer.Context) -> "ChatOptions":
     """What the command line says; what it does not say is left at its default.
 
     Raises WrongUsage for a value out of range, and for text that is no UTF-8.
     """
+    from chatterm.backends.backend import ChatOptions
+
     given = invocation.params
     sampling = {name: given[name] for name in _SAMPLING_FIELDS if given[name] not in (None, [], ())}
     if "stop" in sampling:
@@ -161,7 +166,7 @@ def chat_options(invocation: typer.Context) -> ChatOptions:
         "think_cache",
     )
     return ChatOptions(
-        **{name: given[name] for name in same},
+        **{name: given[name] for name in same if name in given},
         graphs=not given["no_graph"],
         sampling=checked_sampling(sampling),
     )

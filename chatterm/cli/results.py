@@ -18,16 +18,20 @@ _START = b'{"line": '
 class Results:
     """An output file. Errors are EngineError, one line."""
 
-    def __init__(self, name: str, stream: BinaryIO, source: BinaryIO) -> None:
-        """`source` is the input, which must be another file. Raises EngineError."""
+    def __init__(self, name: str, stream: BinaryIO, source: BinaryIO, *, resumes: bool = True) -> None:
+        """`source` is the input, which must be another file. What is there is kept where the batch `resumes`.
+
+        Raises EngineError.
+        """
         self.name = name
         self._stream = stream
         state = os.fstat(stream.fileno())
-        self.is_file = S_ISREG(state.st_mode)
+        self.is_file = resumes and S_ISREG(state.st_mode)
+        """Whether it can be continued."""
         self._end = 0
         """Bytes of whole results."""
         with suppress(OSError, ValueError):
-            if self.is_file and os.path.samestat(state, os.fstat(source.fileno())):
+            if S_ISREG(state.st_mode) and os.path.samestat(state, os.fstat(source.fileno())):
                 raise EngineError(f"{name} is both input and output; name another file with -o.")
         self._lock()
 
@@ -38,14 +42,11 @@ class Results:
             return cls(path, os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"), source)
         except IsADirectoryError:
             raise EngineError(f"{path} is a folder; name a file with -o.") from None
-        except FileNotFoundError:
-            raise EngineError(
-                f"There is no folder {Path(path).parent}; create it, or name another file with -o."
-            ) from None
         except (OSError, ValueError) as error:
-            raise EngineError(
-                f"{path} cannot be written ({_why(error)}); name another file with -o."
-            ) from error
+            folder = Path(path).parent
+            if isinstance(error, FileNotFoundError) and not folder.exists():
+                raise EngineError(f"There is no folder {folder}; create it, or name another file.") from error
+            raise EngineError(f"{path} cannot be written ({_why(error)}); name another file.") from error
 
     def _lock(self) -> None:
         if not self.is_file:

@@ -76,7 +76,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "retry",
         "[N]",
-        "Answer again, or N times at once to choose from; the old answer is kept",
+        "Answer again, or N times to choose from; the old answer is kept",
         lambda a, text: a.retry(text),
         {"ctrl+r": ""},
         ("regenerate",),

@@ -61,7 +61,8 @@ class CandidatesScreen(ModalScreen[None]):
 
     def _look(self) -> None:
         if not self._conversation.choice:
-            self.dismiss()
+            if self.is_current:  # the map of the cache may be over it
+                self.dismiss()
         else:
             self._view.show(self._conversation.choice, self._conversation.turn is not None)
 

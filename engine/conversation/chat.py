@@ -272,8 +272,9 @@ class Chat:
         asks = Question(tuple(before), text, self.system, self.think_cache)
         inside, origin = self._format.inside(self._thinking), -self._idle.pause
         prompts = (
-            Prompt(rows.copy(), each, inside, origin)
-            for each in (replace(params, seed=seed) for seed in seeds(params.seed, count))
+            # What the first one computes of the prompt is there already for the others.
+            Prompt(rows.copy(), replace(params, seed=seed), inside, 0 if number else origin)
+            for number, seed in enumerate(seeds(params.seed, count))
         )
         try:
             for index, part in several.run(prompts):

@@ -9,11 +9,16 @@ import pytest
 from chatterm.backends.backend import (
     Backend,
     ChatOptions,
+    ContextFullError,
     EngineError,
     Exchange,
     FinishReason,
+    Message,
     ModelError,
+    Outcome,
     Progress,
+    Request,
+    TokenEvent,
 )
 from chatterm.backends.local import LocalBackend
 
@@ -54,6 +59,8 @@ def test_it_is_a_backend_and_costs_nothing_before_it_is_opened() -> None:
         lambda: next(backend.send("hi")),
         lambda: next(backend.retry()),
         lambda: next(backend.resume()),
+        lambda: next(backend.candidates("hi", 2)),
+        lambda: next(backend.answers([])),
         backend.undo,
     ):
         with pytest.raises(EngineError, match="No model is loaded"):
@@ -221,3 +228,52 @@ def test_the_catalogue_says_what_is_here_and_what_fits(
     assert (found["qwen3:32b"].fits, found["qwen3:0.6b"].fits) == (False, True)
     assert found["smollm2"].fits
     assert len(found) >= 7
+
+
+def test_candidates_share_the_prompt_and_one_of_them_becomes_the_history(backend: LocalBackend) -> None:
+    backend.set_sampling({"temperature": 1.0, "max_tokens": 6, "seed": 5})
+    try:
+        ends = {i: p for i, p in backend.candidates("Name a river.", 3) if isinstance(p, Outcome)}
+        assert [ends[index].seed for index in range(3)] == [5, 6, 7]
+        assert backend.last is None
+        assert all(ends[index].stats.prompt_tokens == ends[0].stats.prompt_tokens for index in ends)
+        assert all(ends[index].stats.cached_tokens > 0 for index in (1, 2))
+        chosen = ends[1]
+        exchange = Exchange(1, None, "Name a river.", model=backend.model)
+        exchange.take(chosen)
+        backend.load_path([exchange])
+        assert backend.last is not None
+        assert (backend.last.text, list(backend.last.token_ids)) == (chosen.text, list(chosen.token_ids))
+        list(backend.send("And a lake."))
+        assert backend.last.stats.cached_tokens >= chosen.stats.prompt_tokens
+        list(backend.send("Name a river."))
+    finally:
+        backend.set_sampling(SHORT)
+
+
+def test_requests_of_their_own(backend: LocalBackend) -> None:
+    """They leave the conversation alone, and each is what it would be as a conversation."""
+    list(backend.send("Hello."))
+    last = backend.last
+    talk = [Message("user", "Hi."), Message("assistant", "Hello!"), Message("user", "Name a colour.")]
+    requests = [
+        Request([Message("user", "Name a fruit.")]),
+        Request([Message("user", "x " * 2000)]),
+        Request([Message("system", "Shout."), *talk], {"max_tokens": 3}),
+        Request([Message("user", "Name a fruit.")], {"temperature": -1}),
+    ]
+    ends: dict[int, object] = {}
+    for index, part in backend.answers(iter(requests)):
+        if not isinstance(part, TokenEvent):
+            ends[index] = part
+    assert backend.last == last
+    first, long, third, wrong = (ends[index] for index in range(4))
+    assert isinstance(long, ContextFullError)
+    assert isinstance(wrong, EngineError)
+    backend.reset()
+    list(backend.send("Name a fruit."))
+    assert isinstance(first, Outcome)
+    assert backend.last is not None
+    assert first.text == backend.last.text
+    assert isinstance(third, Outcome)
+    assert third.stats.generated_tokens == 3

@@ -22,8 +22,8 @@ from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
+from models.reference.tiled import dequantize_rows
 from models.weights import block_formats
-from models.weights.quantized import dequantize_rows
 from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")

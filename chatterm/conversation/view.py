@@ -1,0 +1,19 @@
+"""What a conversation needs of the screen that shows it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from chatterm.conversation.entries import Entry
+
+
+class View(Protocol):
+    """A screen."""
+
+    def show_path(self, entries: Sequence[Entry]) -> None:
+        """These are the messages now, in this order."""
+
+    def add(self, entry: Entry) -> None:
+        """One more message, at the end."""
+
+    def give_back(self, text: str) -> None:
+        """Text that was not sent belongs into the composer again."""

@@ -1,0 +1,318 @@
+"""/retry N: several answers at once. One is kept, all are branches; whatever happens, they are saved as they come."""
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from chatterm.backends.backend import EngineError
+from chatterm.screens.candidates import Candidates, CandidatesScreen
+from chatterm.sessions.store import Store
+from tests.chatterm.driving import Driver, driven
+from tests.chatterm.scripted import Script, ScriptedBackend
+
+
+def texts(driver: Driver) -> list[str]:
+    """Every answer in the tree, oldest first."""
+    return [exchange.text for exchange in driver.app.chat.conversation.tree.exchanges]
+
+
+async def draws(driver: Driver, count: int, *, wait: bool = True) -> Candidates:
+    await driver.send(f"/retry {count}", wait=wait)
+    await driver.until(lambda: isinstance(driver.app.screen, CandidatesScreen))
+    await driver.pilot.pause()
+    return driver.app.screen.query_one(Candidates)
+
+
+def backend(*answers: str, gate: threading.Event | None = None, after: int = 2) -> ScriptedBackend:
+    return ScriptedBackend(
+        [Script("first"), *(Script(text, gate=gate, gate_after=after) for text in answers)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        (["enter"], "alpha"),
+        (["right", "enter"], "beta"),
+        (["3"], "gamma"),
+        (["tab", "tab", "enter"], "gamma"),
+    ],
+)
+async def test_one_is_kept_and_all_are_branches(keys: list[str], kept: str) -> None:
+    script = backend("alpha", "beta", "gamma")
+    async with driven(script, size=(140, 45)) as driver:
+        await driver.send("q")
+        await draws(driver, 3)
+        assert all(text in driver.text() for text in ("alpha", "beta", "gamma", "3 answers"))
+        await driver.pilot.press(*keys)
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        await driver.idle()
+        assert driver.answers == [kept]
+        assert f"< {texts(driver).index(kept) + 1}/4 >" in driver.text()
+        assert texts(driver) == ["first", "alpha", "beta", "gamma"]
+        await driver.until(lambda: script.history == [("q", kept)])
+        await driver.send("next")
+        assert script.history[0] == ("q", kept)
+
+
+async def test_escape_goes_back_to_the_earlier_answer() -> None:
+    script = backend("alpha", "beta")
+    async with driven(script) as driver:
+        await driver.send("q")
+        await draws(driver, 2)
+        assert "Esc keeps the earlier answer" in driver.text()
+        await driver.pilot.press("escape")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert driver.answers == ["first"]
+        assert "< 1/3 >" in driver.text()
+        assert texts(driver) == ["first", "alpha", "beta"]
+
+
+async def test_escape_stops_them_first() -> None:
+    gate = threading.Event()
+    async with driven(backend("one two three", "four five six", gate=gate)) as driver:
+        await driver.send("q")
+        await draws(driver, 2, wait=False)
+        await driver.until(lambda: texts(driver)[1:] == ["one two ", "four fiv"])
+        assert "Esc stops them" in driver.text()
+        await driver.pilot.press("escape")
+        await driver.idle()
+        assert isinstance(driver.app.screen, CandidatesScreen)
+        await driver.shows("stopped")
+        await driver.pilot.press("2")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        await driver.idle()
+        assert driver.answers == ["four fiv"]
+        await driver.shows("/continue resumes it")
+
+
+async def test_one_is_kept_while_they_come() -> None:
+    gate = threading.Event()
+    script = backend("one two three", "four five six", gate=gate)
+    async with driven(script) as driver:
+        await driver.send("q")
+        await draws(driver, 2, wait=False)
+        await driver.until(lambda: texts(driver)[1:] == ["one two ", "four fiv"])
+        await driver.pilot.press("2")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert driver.answers == ["four fiv"]
+        assert not driver.app.chat.is_idle
+        gate.set()
+        await driver.idle()
+        assert driver.answers == ["four five six"]
+        exchanges = driver.app.chat.conversation.tree.exchanges
+        assert [e.finish_reason for e in exchanges] == ["eos", "cancelled", "eos"]
+        await driver.until(lambda: script.history == [("q", "four five six")])
+
+
+async def test_stopped_before_a_word_nothing_was_ever_there() -> None:
+    gate = threading.Event()
+    async with driven(backend("one", "two", gate=gate, after=0)) as driver:
+        await driver.send("q")
+        await draws(driver, 2, wait=False)
+        await driver.shows("reading")
+        await driver.pilot.press("escape")
+        await driver.idle()
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert (driver.answers, texts(driver)) == (["first"], ["first"])
+        assert "/3" not in driver.text()
+
+
+async def test_they_may_be_gone_while_the_map_of_the_cache_stands_over_them() -> None:
+    gate = threading.Event()
+    async with driven(backend("one", "two", gate=gate, after=0)) as driver:
+        await driver.send("q")
+        await draws(driver, 2, wait=False)
+        await driver.pilot.press("f3")
+        assert type(driver.app.screen).__name__ == "CacheScreen"
+        driver.app.chat.conversation.stop()
+        await driver.idle()
+        await driver.pilot.pause(0.3)
+        await driver.pilot.press("escape")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert driver.answers == ["first"]
+
+
+async def test_an_error_of_one_is_not_that_of_the_others() -> None:
+    bad = Script("never said", error=EngineError("no room"), error_after=0)
+    late = Script("half said", error=EngineError("no more room"), error_after=1)
+    async with driven(ScriptedBackend([Script("first"), bad, Script("good"), late])) as driver:
+        await driver.send("q")
+        await draws(driver, 3)
+        await driver.pilot.press("2")  # numbers stay as they were shown
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        await driver.idle()
+        assert texts(driver) == ["first", "good", "half"]
+        assert driver.answers == ["half"] or driver.answers == ["good"]
+        assert "no more room" in " ".join(driver.errors)
+
+
+async def test_refused_altogether() -> None:
+    class Refusing(ScriptedBackend):
+        def candidates(self, text: str, count: int):  # type: ignore[no-untyped-def]
+            raise EngineError("the context is full")
+
+    async with driven(Refusing([Script("first")])) as driver:
+        await driver.send("q")
+        await driver.send("/retry 2")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert driver.errors == ["the context is full"]
+        assert (driver.answers, texts(driver)) == (["first"], ["first"])
+
+
+@pytest.mark.parametrize("count", ["0", "9", "-1", "two", "1.5", "٣"])
+async def test_a_number_that_makes_no_sense(count: str) -> None:
+    async with driven(backend("x")) as driver:
+        await driver.send("q")
+        await driver.send(f"/retry {count}")
+        assert "/retry takes a number from 1 to 8" in driver.errors[-1]
+        assert driver.app.screen is driver.app.chat
+
+
+async def test_they_are_saved_as_they_come(tmp_path: Path) -> None:
+    gate = threading.Event()
+    store = Store.open(tmp_path / "sessions.db")
+    try:
+        async with driven(backend("one two three", "four five six", gate=gate), store=store) as driver:
+            await driver.send("q")
+            await draws(driver, 2, wait=False)
+            await driver.until(lambda: texts(driver)[1:] == ["one two ", "four fiv"])
+            session = driver.app.chat.keeper.session
+            assert session is not None
+            store.flush()
+            await driver.until(
+                lambda: [len(e.token_ids) for e in store.load(session)[1].exchanges] == [2, 2, 2]
+            )
+            gate.set()
+            await driver.idle()
+            await driver.pilot.press("2")
+            await driver.until(lambda: driver.app.screen is driver.app.chat)
+        _, tree, _ = store.load(session)
+        assert [e.text for e in tree.exchanges] == ["first", "one two three", "four five six"]
+        assert tree[tree.head or 0].text == "four five six"
+    finally:
+        store.close()
+
+
+async def test_a_click_keeps_one_that_can_be_read_and_opens_one_that_cannot() -> None:
+    async with driven(backend("alpha", "beta"), size=(140, 45)) as driver:
+        await driver.send("q")
+        view = await draws(driver, 2)
+        box = view._boxes[1]
+        await driver.pilot.click(offset=(box.x + 6, box.y + 4))
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert driver.answers == ["beta"]
+    async with driven(backend("alpha", "beta", "gamma"), size=(60, 20)) as driver:
+        await driver.send("q")
+        view = await draws(driver, 3)
+        for _ in range(2):
+            assert isinstance(driver.app.screen, CandidatesScreen)
+            box = view._boxes[2]
+            await driver.pilot.click(offset=(box.x + 6, box.y + 1))
+            await driver.pilot.pause()
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+        assert driver.answers == ["gamma"]
+
+
+@pytest.mark.parametrize("size", [(140, 45), (80, 24), (50, 12), (30, 8), (20, 5)])
+@pytest.mark.parametrize("count", [2, 3, 8])
+async def test_every_candidate_can_be_seen_and_nothing_stands_over_another(
+    size: tuple[int, int], count: int
+) -> None:
+    answers = [f"answer{number} " * 40 for number in range(1, count + 1)]
+    async with driven(backend(*answers), size=size) as driver:
+        await driver.send("q")
+        view = await draws(driver, count)
+        for number, turn in enumerate(view._turns, 1):
+            view.select(turn)
+            await driver.pilot.pause()
+            if size[1] >= 2 * count + 4:
+                assert f"answer{number} " in driver.text()
+            cells = [
+                (x, y)
+                for box in view._boxes
+                for x in range(box.x, box.x + box.width)
+                for y in range(box.y, box.y + box.height)
+            ]
+            assert len(cells) == len(set(cells))
+        await driver.pilot.press("pagedown", "pagedown", "pageup", "up", "down", "f3", "escape", "enter")
+        await driver.until(lambda: driver.app.screen is driver.app.chat)
+
+
+async def test_the_rest_of_a_long_one_is_a_page_away() -> None:
+    long = "\n\n".join(f"paragraph {number}" for number in range(60))
+    async with driven(backend(long, "short"), size=(140, 30)) as driver:
+        await driver.send("q")
+        await draws(driver, 2)
+        assert "paragraph 0" in driver.text()
+        assert "more lines" in driver.text()
+        for _ in range(12):
+            await driver.pilot.press("pagedown")
+        await driver.shows("paragraph 59")
+        assert "more lines" not in driver.text()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_keys(seed: int, tmp_path: Path) -> None:
+    """Whatever is pressed meanwhile: in the end tree, store, screen and backend agree."""
+    chance = random.Random(seed)
+    keys = (
+        "left",
+        "right",
+        "up",
+        "down",
+        "pagedown",
+        "1",
+        "2",
+        "4",
+        "9",
+        "x",
+        "tab",
+        "f3",
+        "escape",
+        "enter",
+    )
+    scripts = [
+        Script(
+            f"answer {n} " + "word " * chance.randrange(20),
+            reasoning="hm " * 5 if chance.random() < 0.3 else "",
+            tokens_per_s=chance.choice([None, 200.0]),
+            error=EngineError("bad luck") if chance.random() < 0.15 else None,
+            error_after=chance.choice([0, 2]),
+        )
+        for n in range(30)
+    ]
+    scripted = ScriptedBackend([Script("first"), *scripts], thinks=True)
+    store = Store.open(tmp_path / "sessions.db")
+    try:
+        async with driven(scripted, store=store) as driver:
+            await driver.send("q")
+            for _ in range(6):
+                driver.composer.put(chance.choice(["/retry 2", "/retry 5", "/retry", "more"]))
+                await driver.pilot.press("enter", *chance.choices(keys, k=chance.randrange(4)))
+                await driver.idle()
+                for _ in range(40):
+                    if driver.app.screen is driver.app.chat:
+                        break
+                    await driver.pilot.press(chance.choice(["enter", "escape"]))
+                    await driver.pilot.pause(0.05)
+                await driver.idle()
+                await driver.until(lambda: driver.app.worker._jobs.empty())
+                await driver.pilot.pause(0.05)
+                driver.composer.put("")
+            talk, session = driver.app.chat.conversation, driver.app.chat.keeper.session
+            assert session is not None
+            assert not talk.choice
+            shown = [(e.user, e.text) for e in talk.path]
+            assert list(zip(driver.questions, driver.answers, strict=True)) == shown
+            await driver.until(lambda: scripted.history == shown)
+            _, tree, _ = store.load(session)
+            assert [(e.parent, e.text) for e in tree.exchanges] == [
+                (e.parent, e.text) for e in talk.tree.exchanges
+            ]
+            assert tree.head == talk.tree.head
+            assert all(e.finish_reason is not None for e in tree.exchanges)
+    finally:
+        store.close()
