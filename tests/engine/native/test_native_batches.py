@@ -23,7 +23,7 @@ from models.network import Network
 from tests.engine.native.test_native_decode import BLOCK, cache_for, plain_model, quantized_model
 from tests.models.checkpoints import tiny_llama, tiny_qwen3
 
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "3"))
 LENGTHS = st.lists(st.sampled_from((1, 2, 7, 16, 30, 140)), min_size=2, max_size=9)
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16, torch.float16))
 

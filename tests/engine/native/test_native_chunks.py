@@ -166,25 +166,6 @@ def test_alone_means_that_the_other_threads_do_nothing(model: Network, library: 
             until(lambda asleep=asleep: wakes() > asleep)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
-    model: Network, pool: Pool, library: Library, dtype: torch.dtype
-) -> None:
-    prompt = Prompt(model)
-    for variant in library.variants.values():
-        expected, kv = run(model, prompt, pool, variant, dtype, [COUNT])
-        for threads, before in ((1, 0), (2, 30), (7, COUNT - 1)):
-            cache = cache_for(model, dtype)
-            decoder = NativeDecoder(model, cache, Pool(threads, library), variant)
-            if before:
-                prompt.run(decoder, [before])
-            logits = expected
-            for row in range(before, COUNT):
-                logits = decoder.run([prompt.span(row, row + 1)])[0]
-            torch.testing.assert_close(cache.kv[:, :, prompt.slots], kv, rtol=0, atol=0)
-            torch.testing.assert_close(logits, expected, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("ids", "start", "positions", "blocks"),
     [
