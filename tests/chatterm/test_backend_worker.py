@@ -123,7 +123,7 @@ def test_a_stop_asked_before_the_backend_began_is_repeated() -> None:
     class Late(ScriptedBackend):
         """Forgets what was asked before it begins, as an engine does that has nothing to stop yet."""
 
-        def stop(self) -> None:
+        def stop(self, but: int | None = None) -> None:
             if self.calls:
                 super().stop()
 
