@@ -62,7 +62,7 @@ class CandidatesScreen(ModalScreen[None]):
 
     def _look(self) -> None:
         if not self._conversation.choice:
-            if self.is_current and not self._is_over:  # the map of the cache may be over it
+            if self.app.screen is self and not self._is_over:  # the map of the cache may be over it
                 self._is_over = True
                 self.dismiss()
         else:
