@@ -18,6 +18,7 @@ run, before the others start.
 
 import argparse
 import gc
+import os
 import statistics
 from collections.abc import Sequence as Items
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.cpu_chat import cpu_name
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, matmul_rate
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.serving import Server, Workload
@@ -99,6 +101,8 @@ class Bench:
             },
             "repeats": arguments.repeats,
         }
+        if self.device.type == "cpu":
+            facts |= {"cpu": cpu_name(), "cores": os.cpu_count()}
         self.record = Record(arguments.json, facts, arguments.merge)
         print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
 

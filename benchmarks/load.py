@@ -43,7 +43,7 @@ def write_checkpoint(folder: Path, spec: "ModelSpec", device: str, dtype: str, s
 
     from benchmarks.peers.transformers import fields_of
     from models.families.family import NAMES
-    from models.slots import slots
+    from models.weights.slots import slots
 
     number = getattr(torch, dtype)
     generator = torch.Generator(device).manual_seed(0)
@@ -172,8 +172,7 @@ def measure(folder: Path, device_name: str, dtype_name: str, repeats: int, cold:
             if on_gpu:
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - began)
-        unique = {id(p): p.nbytes for p in model.parameters()}
-        model_bytes = sum(unique.values()) + model.rotary_table.nbytes
+        model_bytes = model.nbytes
         hosts.append(host.peak)
         devices.append(torch.cuda.max_memory_reserved(device) - before - model_bytes if on_gpu else 0)
         del model

@@ -4,9 +4,9 @@
 
 Qwen3's shapes in bf16, random weights. The streams decode; for a while nothing else happens, then a prompt arrives and
 they are watched until its first token is there and a little longer. "longest" is the largest gap between two tokens of
-any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (goal: at most 20 ms). Gaps
-are taken where the engine hands tokens out. "first token" is the prompt's, and beside it the same on an idle engine.
-Everything is repeated with new prompts; medians, and the worst of all.
+any stream in the quiet time, "beside it" the same with the prompt, "more" the difference (goal: at most 20 ms), taken
+where the engine hands tokens out. "first token" is the prompt's, and then the same on an idle engine. Everything is
+repeated with new prompts; medians, and the worst of all.
 """
 
 import argparse

@@ -2,12 +2,13 @@
 
     python -m benchmarks.native_kernels                                    formats and variants
     python -m benchmarks.native_kernels --gguf FILE [--llama-python PYTHON] [--threads 2] [--contexts 16 512 2048]
-                                        [--prompts 32 512 2048]
+                                        [--prompts 32 512 2048] [--streams 1 2 4 8]
 
 The rate of a format is quoted beside plain reading by the same threads, in the same round, and below it how many
 products with the same rows a second many activations at once come to. The prompts and the decode steps of both
 programs take turns on the same file with the same threads; medians, and the median of the ratios of the rounds, and
-beside them the quickest rounds, which a busy machine disturbs least. `--llama-python` is an interpreter with
+beside them the quickest rounds, which a busy machine disturbs least. Last come the tokens/s in total of several
+sequences that decode together. `--llama-python` is an interpreter with
 llama-cpp-python where this one has none. Where the time of a step goes is printed, too.
 """
 
@@ -25,7 +26,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from benchmarks.peers.llama_cpp_python import LlamaCppPython
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder
+from engine.execute.cpu.executor import NativeDecoder, NativeSpan
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Matrix, Pool
 from models.files import ModelFiles
@@ -60,7 +61,7 @@ def formats(pool: Pool, repeats: int) -> None:
                         functions.ct_read(handle, data.ctypes.data, data.nbytes)
                     else:
                         variant = pool.library.variants[name]
-                        functions.ct_product(handle, variant, matrix, x.ctypes.data, out.ctypes.data)
+                        functions.ct_products(handle, variant, matrix, 1, x.ctypes.data, out.ctypes.data)
                     found.append(data.nbytes / (perf_counter() - began) / 1e9)
         medians = {name: statistics.median(found) for name, found in rates.items()}
         share = medians[names[-1]] / medians["reading"]
@@ -94,40 +95,50 @@ def many_rows(pool: Pool, counts: Sequence[int], repeats: int) -> None:
 
 
 class Ours:
-    """Prompts and decode steps alone, on a cache that holds anything."""
+    """Prompts and decode steps, on a cache that holds anything."""
 
-    def __init__(self, path: Path, pool: Pool, variant: int, context: int) -> None:
+    def __init__(self, path: Path, pool: Pool, variant: int, context: int, streams: int = 1) -> None:
         model = load_model(ModelFiles(path.name, gguf=path), dtype=torch.bfloat16, device=torch.device("cpu"))
-        config = model.config
-        blocks = -(-context // BLOCK)
-        shape = (config.num_hidden_layers, blocks, BLOCK, config.num_key_value_heads, config.head_dim)
+        attention, blocks = model.spec.attention, -(-context // BLOCK)
+        shape = (len(model.layers), streams * blocks, BLOCK, attention.kv_heads, attention.head_dim)
         cache = KVCache(*shape, torch.bfloat16, torch.device("cpu"))
         cache.kv.normal_()
         self._decoder = NativeDecoder(model, cache, pool, variant)
-        self._table = list(range(blocks))
+        self._tables = [list(range(first * blocks, (first + 1) * blocks)) for first in range(streams)]
 
-    def decode(self, context: int, tokens: int) -> float:
-        """Seconds a token of `tokens` decode steps from row `context` on."""
+    def decode(self, context: int, tokens: int, streams: int = 1) -> float:
+        """Seconds a step of `tokens` decode steps of `streams` sequences from row `context` on."""
         began = perf_counter()
         for i in range(tokens):
-            self._decoder.run(2000 + i, context + i, context + i, self._table)
+            self._step(context + i, streams)
         return (perf_counter() - began) / tokens
 
     def prefill(self, tokens: int) -> float:
         """Seconds from a prompt of `tokens` to its logits."""
         began = perf_counter()
-        self._decoder.run_chunk([1000 + i % 1000 for i in range(tokens)], 0, range(tokens), self._table)
+        self._decoder.run([self._prompt(tokens)])
         return perf_counter() - began
 
     def prefill_parts(self, tokens: int) -> dict[str, float]:
         """Seconds of each part of such a prompt."""
-        ids = [1000 + i % 1000 for i in range(tokens)]
-        return self._decoder.time_chunk(ids, 0, range(tokens), self._table)
+        times = native.Times()
+        self._decoder.run([self._prompt(tokens)], times)
+        return times.parts()
 
     def parts(self, context: int, tokens: int) -> dict[str, float]:
         """Median seconds of each part of a step."""
-        steps = [self._decoder.time(2000 + i, context + i, context + i, self._table) for i in range(tokens)]
+        steps = [self._step(context + i, 1).parts() for i in range(tokens)]
         return {name: statistics.median(step[name] for step in steps) for name in native.PARTS}
+
+    def _step(self, row: int, streams: int) -> native.Times:
+        times = native.Times()
+        spans = [NativeSpan([row + 1000], row, [row], table) for table in self._tables[:streams]]
+        self._decoder.run(spans, times)
+        return times
+
+    def _prompt(self, tokens: int) -> NativeSpan:
+        ids = [1000 + i % 1000 for i in range(tokens)]
+        return NativeSpan(ids, 0, range(tokens), self._tables[0])
 
 
 def rounds(
@@ -149,6 +160,19 @@ def compared(name: str, tokens: int, pairs: list[tuple[float, float]]) -> None:
     )
 
 
+def streams_together(arguments: argparse.Namespace, ours: Ours) -> None:
+    """Tokens/s in total of several sequences that decode together, in turns, and beside one alone."""
+    for context in arguments.contexts:
+        taken: dict[int, list[float]] = {count: [] for count in arguments.streams}
+        for _ in range(arguments.repeats):
+            for count, found in taken.items():
+                found.append(ours.decode(context, arguments.tokens, count))
+        rates = {count: count / statistics.median(found) for count, found in taken.items()}
+        least = rates[min(rates)] / min(rates)
+        line = ", ".join(f"{count}: {rate:.1f} ({rate / least:.2f})" for count, rate in rates.items())
+        print(f"streams at {context:5}, tokens/s in total (of one stream): {line}")
+
+
 def split(parts: dict[str, float]) -> None:
     """Print where the time goes."""
     total = sum(parts.values())
@@ -159,7 +183,7 @@ def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
     """Tokens/s of prompts and of the decode step at every context, and the parts of both."""
     most = max(*arguments.prompts, max(arguments.contexts) + arguments.tokens) + BLOCK
     variant = pool.library.variants[arguments.variant or list(pool.library.variants)[-1]]
-    ours = Ours(arguments.gguf, pool, variant, most)
+    ours = Ours(arguments.gguf, pool, variant, most, max(arguments.streams))
     peer = None
     if arguments.llama_python is not None:
         peer = LlamaCppPython(arguments.llama_python, arguments.gguf, pool.threads, most)
@@ -177,6 +201,7 @@ def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
             f"context {context:5}", 1, list(rounds(ours, peer, context, arguments.tokens, arguments.repeats))
         )
         split(ours.parts(context, arguments.tokens))
+    streams_together(arguments, ours)
 
 
 def main() -> None:
@@ -187,6 +212,7 @@ def main() -> None:
     parser.add_argument("--variant", choices=native.VARIANT_NAMES, help="of the kernels; default: the best")
     parser.add_argument("--contexts", type=int, nargs="+", default=[16, 512, 2048])
     parser.add_argument("--prompts", type=int, nargs="+", default=[32, 512, 2048])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8], help="that decode together")
     parser.add_argument("--tokens", type=int, default=32, help="of a round")
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()

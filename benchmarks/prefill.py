@@ -1,17 +1,19 @@
 """Prompts at batch 1 in bf16 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
 
     python -m benchmarks.prefill --json benchmarks/results/prefill.json [--shapes 0.6B,8B] [--lengths 512,4096]
-        [--llama-cpp DIR --gguf FILE]
+        [--llama-cpp DIR --gguf FILE] [--peers transformers,deterministic]
 
 Every prompt is new, so nothing is cached; what is evicted for it is gone (see spill.py for what keeping it costs).
 FLOPs of a prompt of T tokens: 2 * parameters * T (embedding and head left out) + 2 * 2 * T^2 / 2 * Hq * D * L for
 causal attention. "of matmul" is their rate over that of a bf16 product of random 8192 x 8192 matrices, measured in
-the same run. TTFT is the time from `engine.stream()` to the first token.
+the same run. TTFT is the time from `engine.stream()` to the first token. "deterministic" is our engine with the option
+that gives sums one order however a prompt is cut; its "cost" is the share of the prompt speed that this takes.
 """
 
 import argparse
 import statistics
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ from engine import Engine, SamplingParams
 from models.spec import ModelSpec
 
 DTYPE = torch.bfloat16
-PEERS = ("transformers",)
+PEERS = ("transformers", "deterministic")
+DETERMINISTIC = "ours, deterministic"
 
 
 def warm_seconds(engine: Engine, prompt: list[int]) -> float:
@@ -75,22 +78,33 @@ class Bench:
             f"{'':<24}{'tok/s':>12}{'TFLOP/s':>10}{'of matmul':>11}{'ms':>10}",
             flush=True,
         )
-        with random_engine(
-            spec, device=self.device, dtype=DTYPE, context=max(self.lengths) + 64, spill=0, **self.options
-        ) as (engine, model):
+        with ExitStack() as stack:
+            options = {"context": max(self.lengths) + 64, "spill": 0, **self.options}
+            engine, model = stack.enter_context(
+                random_engine(spec, device=self.device, dtype=DTYPE, **options)
+            )
+            other = None
+            if "deterministic" in self.peers:
+                other, _ = stack.enter_context(
+                    random_engine(spec, device=self.device, dtype=DTYPE, deterministic=True, **options)
+                )
             peer = None
             if "transformers" in self.peers:
                 from benchmarks.peers.transformers import Prefill
 
                 peer = Prefill(spec, shared_tensors(model), self.device)
             for length in self.lengths:
-                self._length(shape, spec, length, engine, peer)
-        del engine, model, peer
+                self._length(shape, spec, length, engine, other, peer)
+        del engine, model, other, peer
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _length(self, shape: str, spec: ModelSpec, length: int, engine: Engine, peer: Any) -> None:
+    def _length(
+        self, shape: str, spec: ModelSpec, length: int, engine: Engine, other: Engine | None, peer: Any
+    ) -> None:
         runs: dict[str, list[float]] = {"ours": [], "ours, TTFT": []}
+        if other is not None:
+            runs[DETERMINISTIC] = []
         if peer is not None:
             runs[peer.name] = []
         for attempt in range(self.repeats + 1):
@@ -101,6 +115,8 @@ class Bench:
                 "ours": warm_seconds(engine, self._prompt(spec, length)),
                 "ours, TTFT": first_token_seconds(engine, self._prompt(spec, length)),
             }
+            if other is not None:
+                times[DETERMINISTIC] = warm_seconds(other, self._prompt(spec, length))
             if peer is not None:
                 try:
                     times[peer.name] = peer.prefill(self._prompt(spec, length))
@@ -147,6 +163,10 @@ class Bench:
 
     def _ratios(self, shape: str, length: int) -> None:
         rows = self.record.figures["shapes"][shape].get("lengths", {}).get(str(length), {})
+        if DETERMINISTIC in rows:
+            cost = 1.0 - rows["ours"]["seconds"] / rows[DETERMINISTIC]["seconds"]
+            self._note(cost, shape, "lengths", str(length), DETERMINISTIC, "cost")
+            print(f"{'':<4}deterministic costs {cost:.1%} of the prompt speed", flush=True)
         for name, peer in rows.items():
             mine = rows.get("ours, TTFT" if name.endswith("TTFT") else "ours")
             if mine is not None and not name.startswith("ours"):
@@ -162,7 +182,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--shapes", type=names, default=["0.6B", "8B"])
     parser.add_argument("--lengths", type=numbers, default=[512, 4096, 16384])
-    parser.add_argument("--peers", type=names, default=list(PEERS))
+    parser.add_argument("--peers", type=names, default=["transformers"])
     arguments = parse(parser, PEERS)
     bench = Bench(arguments)
     for shape in arguments.shapes:

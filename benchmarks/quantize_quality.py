@@ -23,16 +23,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.shapes import shared_tensors
-from models.families.config import ModelConfig
+from models.families.family import NAMES
 from models.hub.sources import resolve
-from models.load import build_model, fill_model, load_model
-from models.reference.decoder import DecoderModel
-from models.reference.layers import choose_product
+from models.load import fill_network, load_model, match
+from models.network import Network
+from models.reference.decoder import Decoder
+from models.spec import FeedForward, ModelSpec
 from models.text.tokenizer import load_tokenizer
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.quantize import choose_kinds
-from models.weights.quantized import hold_quantized, quantized_weights, weight_bytes
+from models.weights.slots import Slot
 
 CPU = torch.device("cpu")
 WINDOW = 512
@@ -41,24 +42,31 @@ TEXT = Path(__file__).parent / "quantize_quality.txt"
 HEAD = ("model.embed_tokens.weight", "lm_head.weight")
 
 
+Kinds = Callable[[list[StoredTensor], Mapping[str, Slot]], dict[str, Kind]]
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """How weights are held and computed with."""
 
     name: str
-    kinds: Callable[[list[StoredTensor]], dict[str, Kind]]
+    kinds: Kinds
     """The type of every matrix; empty: bf16."""
     dtype: torch.dtype = torch.float32
 
 
-def option(value: str) -> Callable[[list[StoredTensor]], dict[str, Kind]]:
+def option(value: str) -> Kinds:
     """What `--quantize` does."""
-    return lambda tensors: choose_kinds(tensors, value, CPU)
+    return lambda tensors, places: choose_kinds(tensors, places, value, CPU)
 
 
-def uniform(body: Kind, head: Kind) -> Callable[[list[StoredTensor]], dict[str, Kind]]:
+def uniform(body: Kind, head: Kind) -> Kinds:
     """One type for the layers, one for the embedding and the head."""
-    return lambda tensors: {t.name: head if t.name in HEAD else body for t in tensors if len(t.shape) == 2}
+    return lambda tensors, places: {
+        t.name: head if t.name in HEAD else body
+        for t in tensors
+        if t.name in places and places[t.name].is_matrix
+    }
 
 
 PLAIN = Way("bf16", option("none"))
@@ -95,9 +103,9 @@ def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def log_probabilities(model: DecoderModel, windows: Iterable[list[int]]) -> list[Tensor]:
+def log_probabilities(network: Network, windows: Iterable[list[int]]) -> list[Tensor]:
     """Of every next token, [T, vocab_size] a window."""
-    found = []
+    model, found = Decoder(network), []
     for window in windows:
         hidden = model.forward(torch.tensor(window), torch.arange(len(window)), attend)
         found.append(F.log_softmax(model.logits(hidden).float(), dim=-1))
@@ -124,7 +132,7 @@ def compare(
     )
 
 
-def shuffled(tensors: Mapping[str, Tensor], config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+def shuffled(tensors: Mapping[str, Tensor], spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
     """The same network with its channels in another order: the residual stream, the inside of every MLP, and the
     inside of every head's values.
     """
@@ -133,17 +141,12 @@ def shuffled(tensors: Mapping[str, Tensor], config: ModelConfig, seed: int = 0) 
     def order(size: int) -> Tensor:
         return torch.randperm(size, generator=generator)
 
-    stream, inner, head = order(config.hidden_size), order(config.intermediate_size), order(config.head_dim)
-    values = (
-        torch.arange(config.num_key_value_heads * config.head_dim)
-        .view(-1, config.head_dim)[:, head]
-        .flatten()
-    )
-    mixed = (
-        torch.arange(config.num_attention_heads * config.head_dim)
-        .view(-1, config.head_dim)[:, head]
-        .flatten()
-    )
+    attention, feed_forward = spec.attention, spec.layers[0].feed_forward
+    assert isinstance(feed_forward, FeedForward)
+    dim = attention.head_dim
+    stream, inner, head = order(spec.hidden_size), order(feed_forward.size), order(dim)
+    values = torch.arange(attention.kv_heads * dim).view(-1, dim)[:, head].flatten()
+    mixed = torch.arange(attention.heads * dim).view(-1, dim)[:, head].flatten()
     # Which channels the rows (or the numbers of a vector) and the columns are; None where they keep their order.
     channels: dict[str, tuple[Tensor | None, Tensor | None]] = {
         "embed_tokens": (None, stream),
@@ -169,14 +172,11 @@ def shuffled(tensors: Mapping[str, Tensor], config: ModelConfig, seed: int = 0) 
     return result
 
 
-def build(config: ModelConfig, tensors: Mapping[str, Tensor], way: Way, positions: int) -> DecoderModel:
-    """A model of the weights, held in some way."""
-    model = build_model(config, choose_product(way.dtype, CPU))
+def build(spec: ModelSpec, tensors: Mapping[str, Tensor], way: Way, positions: int) -> Network:
+    """A network of the weights, held in some way."""
     stored = [_stored(name, tensor) for name, tensor in tensors.items()]
-    if kinds := way.kinds(stored):
-        hold_quantized(model, kinds, way.dtype)
-    fill_model(model, stored, way.dtype, CPU, None, positions)
-    return model
+    kinds = way.kinds(stored, match(spec, stored, NAMES))
+    return fill_network(spec, stored, way.dtype, CPU, positions=positions, kinds=kinds)
 
 
 def _stored(name: str, tensor: Tensor) -> StoredTensor:
@@ -194,19 +194,19 @@ def measure(name: str, text: str, tokens: int) -> list[Quality]:
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
     windows = [window for window in windows if len(window) > 1]
     whole = load_model(files, dtype=torch.bfloat16, device=CPU, context_length=WINDOW, quantize="none")
-    config = whole.config
+    spec = whole.spec
     tensors = shared_tensors(whole)
     if files.gguf is not None:
-        tensors = shuffled(tensors, config)
+        tensors = shuffled(tensors, spec)
     del whole
-    numbers = sum(t.numel() for n, t in tensors.items() if not (config.tie_word_embeddings and n == HEAD[1]))
-    plain = build(config, tensors, PLAIN, WINDOW)
+    numbers = sum(t.numel() for n, t in tensors.items() if not (spec.tied and n == HEAD[1]))
+    plain = build(spec, tensors, PLAIN, WINDOW)
     reference = log_probabilities(plain, windows)
     del plain
     results = [compare(windows, reference, reference, "bf16", 16.0)]
     for way in WAYS:
-        model = build(config, tensors, way, WINDOW)
-        bits = 8 * weight_bytes(model) / numbers if quantized_weights(model) else 16.0
+        model = build(spec, tensors, way, WINDOW)
+        bits = 8 * model.nbytes / numbers if model.is_quantized else 16.0
         results.append(compare(windows, reference, log_probabilities(model, windows), way.name, bits))
     return results
 

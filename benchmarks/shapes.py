@@ -17,10 +17,10 @@ from engine.schedule.loop import Loop
 from models.families.family import NAMES
 from models.load import fill_network
 from models.network import FeedForwardWeights, Network
-from models.slots import Slot, slots
 from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
+from models.weights.slots import Slot, slots
 
 SHAPES = {
     "tiny": uniform(

@@ -22,12 +22,12 @@ def on_runner(engine: Engine, function: Callable[["DecodeRunner"], T]) -> T:
     """Call `function` on the loop thread between two steps. Raises EngineError where there is none, or it is busy."""
 
     def job() -> T:
-        decoding = engine._stepper.decoding
-        if decoding is None or engine._scheduler.has_work:
+        runner = engine._decode_runner
+        if runner is None or engine._scheduler.has_work:
             raise EngineError(
                 "There is no decode runner to measure, or it is busy; it needs a GPU and Triton."
             )
-        return function(decoding.runner)
+        return function(runner)
 
     return engine._loop.call(job)
 

@@ -32,7 +32,7 @@ from engine.machine.device import FULL_SPEED, available_memory
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from models.network import Network
-from models.reference.decoder import Decoder
+from models.reference.decoder import Decoder as Reference
 
 _CPU = torch.device("cpu")
 
@@ -111,10 +111,9 @@ def assemble(
     choice = choose_attention(attention, device, dtype, spec.attention.head_dim)
     block_size = options.block_size or choice.block_size
     per_token = spec.kv_numbers * dtype.itemsize
-    reserve = 0  # a CPU leaves enough for everything with its share for the KV
+    reserve = 0  # a CPU's share for the KV leaves enough for everything
     if device.type == "cuda":
-        reserve = activation_bytes(Decoder(network), network.positions, max_chunk, options.streams, device)
-        reserve += GRAPH_BYTES
+        reserve = activation_bytes(Reference(network), max_chunk, options.streams, device) + GRAPH_BYTES
     free = available_memory(device) if options.free is None else options.free
     share = kv_share(device)
     plan = plan_kv(

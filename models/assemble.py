@@ -21,7 +21,7 @@ from models.spec import Attention, Experts, Layer, ModelSpec, Norm, Rope
 
 @dataclass(slots=True)
 class Store:
-    """The tensors of a network by their group (see models/slots.py)."""
+    """The tensors of a network by their group (see models/weights/slots.py)."""
 
     plain: dict[str, Tensor] = field(default_factory=dict)
     blocks: dict[str, dict[int, Weight]] = field(default_factory=dict)

@@ -16,13 +16,13 @@ from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
-from models.slots import Names, Slot, group_shapes, slots
 from models.spec import ModelSpec
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.quantize import choose_kinds, conversion_note, packed_rows
 from models.weights.quantized import row_bytes
+from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Staging
 
 __all__ = ["available_bytes", "fill_network", "load_model", "load_spec", "needed_bytes"]

@@ -44,15 +44,14 @@ class ChatPeer(Protocol):
 def gguf_network(path: Path, dtype: torch.dtype) -> LlamaForCausalLM:
     """The model of a GGUF file, dequantised, in transformers."""
     from benchmarks.peers.transformers import fields_of
-    from models.weights.gguf import config_of, read_gguf
-    from models.weights.gguf_tensors import stored_tensors
+    from benchmarks.shapes import shared_tensors
+    from models.files import ModelFiles
+    from models.load import load_model
 
-    file = read_gguf(path)
-    config = config_of(file)
-    network = LlamaForCausalLM(LlamaConfig(**fields_of(config))).to(dtype)
-    parameters = network.state_dict()
-    for tensor in stored_tensors(file, config):
-        tensor.copy_into(parameters[tensor.name])
+    files = ModelFiles(path.name, gguf=path)
+    ours = load_model(files, dtype=dtype, device=torch.device("cpu"), quantize="none")
+    network = LlamaForCausalLM(LlamaConfig(**fields_of(ours.spec))).to(dtype)
+    network.load_state_dict(shared_tensors(ours))
     return network.requires_grad_(False).eval()
 
 

@@ -29,7 +29,12 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
     """What the arguments ask for; no token ends an answer."""
     device = torch.device(arguments.device)
     if arguments.model is not None:
-        engine = Engine.load(arguments.model, device=arguments.device, **room_for(arguments.streams))
+        engine = Engine.load(
+            arguments.model,
+            device=arguments.device,
+            context=arguments.context,
+            **room_for(arguments.streams),
+        )
         engine._stepper.stop_ids = frozenset()
         try:
             yield engine

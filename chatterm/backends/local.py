@@ -302,7 +302,7 @@ class LocalBackend:
         engine, chat, aside = self._engine, self._chat, self._aside
         if engine is None or chat is None or aside is None:
             return True
-        from models.slots import parameters
+        from models.weights.slots import parameters
 
         # With `mask`, rows are restored one turn after the other: nobody can tell when idle work is over.
         if parameters(engine.spec) < _LEAST_FOR_TITLES or chat.think_cache == "mask":

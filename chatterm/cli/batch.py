@@ -11,11 +11,11 @@ from typing import Annotated, BinaryIO, cast
 
 import typer
 
-from chatterm.backends.backend import EngineError
 from chatterm.cli import options
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
+from engine.errors import EngineError
 
 
 def batch(

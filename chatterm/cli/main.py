@@ -10,7 +10,6 @@ from typing import Annotated, Any, BinaryIO, NoReturn, cast
 import typer
 from typer.main import get_command
 
-from chatterm.backends.backend import EngineError, ModelError
 from chatterm.cli import options
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
@@ -19,6 +18,8 @@ from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
+from engine.errors import EngineError
+from models.errors import ModelError
 
 app = typer.Typer(
     help="Chat with a language model in the terminal. The model runs on this machine.",

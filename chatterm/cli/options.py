@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from chatterm.backends.backend import ChatOptions, EngineError
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
 from chatterm.terminal.sanitize import one_line
+from engine.errors import EngineError
 
 if TYPE_CHECKING:
+    from chatterm.backends.backend import ChatOptions
     from chatterm.settings.settings import Settings
 
 MODEL = (
@@ -140,11 +141,13 @@ _SAMPLING_FIELDS = (
 )
 
 
-def chat_options(invocation: typer.Context) -> ChatOptions:
+def chat_options(invocation: typer.Context) -> "ChatOptions":
     """What the command line says; what it does not say is left at its default.
 
     Raises WrongUsage for a value out of range, and for text that is no UTF-8.
     """
+    from chatterm.backends.backend import ChatOptions
+
     given = invocation.params
     sampling = {name: given[name] for name in _SAMPLING_FIELDS if given[name] not in (None, [], ())}
     if "stop" in sampling:

@@ -11,10 +11,11 @@ from typing import Any
 
 from chatterm.backends import worker
 from chatterm.backends.backend import Backend, EngineError, Exchange, Outcome, TurnStats
-from chatterm.conversation.entries import AnswerEntry, Branch, Entry, UserEntry
+from chatterm.conversation.entries import AnswerEntry, Entry, UserEntry
 from chatterm.conversation.figures import SessionStats
 from chatterm.conversation.keeper import Keeper
-from chatterm.conversation.turn import Turn, answer_of, stats_of
+from chatterm.conversation.shown import Shown
+from chatterm.conversation.turn import Turn, stats_of
 from chatterm.conversation.view import View
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.titles import title_of
@@ -49,7 +50,7 @@ class Conversation:
         """What was chosen for this session."""
         self.given_title = ""
         """That of the session, where it has one."""
-        self._pairs: dict[int, tuple[UserEntry, AnswerEntry]] = {}
+        self._shown = Shown(self.tree)
         self._held: list[int] | None = []
         """The exchanges that the backend's history holds; None: nobody knows."""
         self._seen: dict[tuple[int | None, str], int] = {}
@@ -70,25 +71,11 @@ class Conversation:
 
     def exchange_of(self, entry: Entry) -> Exchange | None:
         """The exchange on the selected branch that an entry belongs to."""
-        return next((e for e in reversed(self.path) if entry in self._pairs.get(e.id, ())), None)
+        return self._shown.exchange_of(entry)
 
     def entries_of(self, exchange: Exchange) -> tuple[UserEntry, AnswerEntry]:
         """How an exchange is shown."""
-        pair = self._pairs.get(exchange.id)
-        if pair is None:
-            answers = (self._pairs.get(e.id) for e in self._answers(exchange))
-            shared = next((known[0] for known in answers if known), None)
-            answer = answer_of(exchange, show_thinking=self.show_thinking)
-            pair = self._pairs[exchange.id] = (shared or UserEntry(exchange.user), answer)
-        return pair
-
-    def _answers(self, exchange: Exchange) -> list[Exchange]:
-        """The answers to the same message at the same place, oldest first."""
-        return [other for other in self.tree.siblings(exchange.id) if other.user == exchange.user]
-
-    def _messages(self, exchange: Exchange) -> list[str]:
-        """The messages at this place, oldest first."""
-        return list(dict.fromkeys(other.user for other in self.tree.siblings(exchange.id)))
+        return self._shown.entries_of(exchange, show_thinking=self.show_thinking)
 
     @property
     def last_answer(self) -> Exchange | None:
@@ -186,7 +173,7 @@ class Conversation:
         for _ in range(count):
             exchange = self.tree.add(parent, prompt.text, model)
             answer = AnswerEntry(show_thinking=self.show_thinking)
-            self._pairs[exchange.id] = (prompt, answer)
+            self._shown.put(exchange, prompt, answer)
             of_several = {"is_retry": is_retry, "is_candidate": count > 1}
             turns.append(Turn(exchange, prompt, answer, monotonic(), fallback=fallback, **of_several))
         self.keeper.begin(self.new_info())
@@ -326,7 +313,7 @@ class Conversation:
         """Nothing was said: the exchange was never there. Of candidates the others are still to be chosen from."""
         was_head = turn.exchange.id == self.tree.head
         self.tree.drop(turn.exchange.id)
-        self._pairs.pop(turn.exchange.id, None)
+        self._shown.drop(turn.exchange)
         self.keeper.drop(turn.session, turn.exchange.id)
         self.choice = [other for other in self.choice if other is not turn]
         if self.choice:
@@ -385,7 +372,7 @@ class Conversation:
             exchange = next((e for e in reversed(self.path) if len(self.tree.siblings(e.id)) > 1), None)
         if exchange is None or len(self.tree.siblings(exchange.id)) < 2:
             return self._step_ahead() if entry is None and side > 0 else None
-        answers, messages = self._answers(exchange), self._messages(exchange)
+        answers, messages = self.tree.answers(exchange), self.tree.messages(exchange)
         of_message = len(answers) < 2 or (isinstance(entry, UserEntry) and len(messages) > 1)
         place = messages.index(exchange.user) if of_message else answers.index(exchange)
         place = min(max(place + side, 0), len(messages if of_message else answers) - 1)
@@ -459,7 +446,7 @@ class Conversation:
 
     def _begin_with(self, tree: Tree, title: str) -> None:
         self.tree, self.given_title = tree, title
-        self._pairs, self._seen = {}, {}
+        self._shown, self._seen = Shown(tree), {}
         self.ended = None
         self.stats = SessionStats.of(exchange.stats for exchange in tree.exchanges)
         self._looked()
@@ -471,24 +458,8 @@ class Conversation:
         """Bring the screen up to the selected branch."""
         entries: list[Entry] = []
         for exchange in self.path:
-            prompt, answer = self.entries_of(exchange)
-            self._mark(exchange, prompt, answer)
-            entries += [prompt, answer]
+            entries += self.entries_of(exchange)
+            self._shown.mark(exchange)
         if self.choice:  # they are shown elsewhere
             entries.pop()
         self._view.show_path([*entries, *self.waiting])
-
-    def _mark(self, exchange: Exchange, prompt: UserEntry, answer: AnswerEntry) -> None:
-        messages = of_answers = (1, 1)
-        if len(self.tree.siblings(exchange.id)) > 1:
-            names, answers = self._messages(exchange), self._answers(exchange)
-            messages = (names.index(exchange.user) + 1, len(names))
-            of_answers = (answers.index(exchange) + 1, len(answers))
-        _set_branch(prompt, messages)
-        _set_branch(answer, of_answers)
-
-
-def _set_branch(entry: UserEntry | AnswerEntry, branch: Branch) -> None:
-    if entry.branch != branch:
-        entry.branch = branch
-        entry.changed()

@@ -93,6 +93,14 @@ class Tree:
         """
         return self.children(self._exchanges[id].parent)
 
+    def answers(self, exchange: Exchange) -> list[Exchange]:
+        """The answers to the same message at the same place, oldest first."""
+        return [other for other in self.siblings(exchange.id) if other.user == exchange.user]
+
+    def messages(self, exchange: Exchange) -> list[str]:
+        """The messages at this place, oldest first."""
+        return list(dict.fromkeys(other.user for other in self.siblings(exchange.id)))
+
     def leaf(self, id: int) -> int:
         """The end of the branch below `id` that was looked at last, of the newest one where none was."""
         ahead = self.ahead(id)

@@ -57,6 +57,16 @@ class Rows:
         for token_id in token_ids:
             self.append(token_id)
 
+    def rewind(self, count: int) -> list[int]:
+        """Take back what `append` added after the first `count` rows. Returns those tokens."""
+        taken = self.token_ids[count:]
+        if taken:
+            key = self.keys[count]
+            self.mark = key[1] if isinstance(key, tuple) else None
+            self.next_position = self.positions[count]
+            del self.token_ids[count:], self.positions[count:], self.keys[count:]
+        return taken
+
     @property
     def message_start(self) -> int:
         """Where the last message of a prompt begins, with what the template writes before it."""

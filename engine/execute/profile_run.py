@@ -5,26 +5,25 @@ from collections.abc import Callable
 import torch
 
 from engine.cache.sizing import is_out_of_memory
-from engine.execute.runner import Decoder
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState, sample
+from models.reference.decoder import Decoder
 
 FEWEST = 16
 """Rows that are computed at least to find out."""
 
 
-def activation_bytes(model: Decoder, positions: int, rows: int, samples: int, device: torch.device) -> int:
+def activation_bytes(model: Decoder, rows: int, samples: int, device: torch.device) -> int:
     """Bytes that a chunk of `rows` rows takes on a GPU, logits [samples, vocab] and the drawing of a token included.
 
-    `positions` is how many the model can tell apart. Without attention, which holds less than what is around it. What
-    is kept once it ran (the workspaces of libraries) is not counted: it is no longer free. Raises what a chunk raises
-    that fails for other reasons than too little memory.
+    Without attention, which holds less than what is around it. What is kept once it ran (the workspaces of libraries)
+    is not counted: it is no longer free. Raises what a chunk raises that fails for another reason than memory.
     """
 
     def run(count: int) -> None:
         ids = torch.zeros(count, dtype=torch.int64, device=device)
         hidden = model.forward(
-            ids, torch.arange(count, device=device) % positions, lambda _, q, k, v: q.clone()
+            ids, torch.arange(count, device=device) % model.positions, lambda _, q, k, v: q.clone()
         )
         logits = model.logits(hidden[-samples:])
         params = SamplingParams(top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, seed=0)

@@ -8,8 +8,8 @@ from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, plan_kv
 from engine.errors import EngineError
 from models.hub.catalogue import HUB_FILES, WHEELS
 from models.load import INT4_BYTES, needed_bytes
-from models.slots import parameters
 from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.weights.slots import parameters
 
 CONTEXT = 512
 """Tokens in the KV cache that a decoded token attends to."""

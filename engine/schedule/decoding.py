@@ -25,8 +25,11 @@ class DecodeRunner(Protocol):
     capacity: int
     """Slots."""
 
-    def join(self, sequence: Sequence, logits: Tensor) -> None:
-        """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits."""
+    def join(self, sequence: Sequence, logits: Tensor | None) -> None:
+        """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits.
+
+        None: its newest token was drawn before, and its row is what is to be computed next; there is nothing to read.
+        """
         ...
 
     def launch(self, sequences: list[Sequence]) -> None:
@@ -60,12 +63,13 @@ class Decoding:
     in_flight: deque[set[Sequence]] = field(default_factory=deque)
     """For each `join` and `launch` that was not read, oldest first, the sequences that still want its tokens."""
 
-    def join(self, sequence: Sequence, logits: Tensor) -> None:
-        """Decode `sequence`, all of whose rows are computed, from now on. There must be a free slot."""
+    def join(self, sequence: Sequence, logits: Tensor | None) -> None:
+        """Decode `sequence` from now on, all of whose rows are computed; without logits, all but the last one."""
         self.runner.join(sequence, logits)
-        sequence.joined, sequence.unread = True, 1
+        sequence.joined, sequence.unread = True, int(logits is not None)
         self.joined.add(sequence)
-        self.in_flight.append({sequence})
+        if logits is not None:
+            self.in_flight.append({sequence})
 
     def launch(self, sequences: list[Sequence]) -> None:
         """Enqueue a step of these."""

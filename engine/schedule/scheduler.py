@@ -14,10 +14,6 @@ from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.schedule.sequence import Priority, Sequence, Status
 
-ANSWER_ROWS = 8
-"""So many rows at once get the bits on a GPU that decoding gives them: an answer that is computed again takes no more,
-and nothing beside them."""
-
 
 class MaskedRowsEvictedError(EngineError):
     """Rows that were computed with a think span in view are gone; their turn has to be computed again."""
@@ -43,6 +39,8 @@ class Step:
 
     launched: list[Sequence] = field(default_factory=list)
     """They have slots of a decode runner, and room for the row of their newest token."""
+    joining: list[Sequence] = field(default_factory=list)
+    """All that they lack is the row of a token of their answers: they need a slot, and no chunk."""
     chunks: list[Chunk] = field(default_factory=list)
 
 
@@ -130,6 +128,7 @@ class Scheduler:
         self._add_chunks(step, mine, self.max_chunk if level is Priority.PERSON else self.idle_chunk)
         # A reservation may have preempted an earlier choice.
         step.launched = [sequence for sequence in step.launched if sequence.joined]
+        step.joining = [sequence for sequence in step.joining if sequence.status is Status.RUNNING]
         step.chunks = [chunk for chunk in step.chunks if chunk.sequence.status is Status.RUNNING]
         return step
 
@@ -142,18 +141,16 @@ class Scheduler:
             if sequence.pending == 0:  # nothing to generate and everything warm
                 self.finish(sequence, None)
                 continue
+            if self.slots and sequence.pending == 1 and sequence.generated:
+                step.joining.append(sequence)
+                continue
             decodes = self._decodes(sequence)
             rows = min(sequence.pending, budget if decodes else min(budget, prompts))
-            again = self.slots > 0 and sequence.computed >= sequence.prompt_tokens
-            if rows == 0 or (again and step.chunks):
+            if rows == 0:
                 break
-            if self.slots:
-                rows = min(rows, ANSWER_ROWS if again else sequence.prompt_tokens - sequence.computed)
             if not self._reserve(sequence, rows):
                 continue
             step.chunks.append(Chunk(sequence, sequence.computed, rows))
-            if again:
-                break
             budget -= rows
             prompts -= 0 if decodes else rows
 
@@ -170,6 +167,8 @@ class Scheduler:
 
         Raises as `BlockManager.reserve` does.
         """
+        if self.blocks.blocks_for(table.length + rows) - len(table.blocks) <= self.blocks.num_free:
+            return self.blocks.reserve(table, rows)
         while True:
             others = [s for s in self._idle_work if s.table is not table]
             try:
@@ -182,7 +181,8 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Have a running sequence wait until there is room for it again. Its written rows stay as cache.
 
-        Tokens that the host has not read are drawn again then: the seed and the step decide what they are.
+        Tokens that the host has not read are drawn again then. With a decode runner, so are those whose rows were lost:
+        a row of an answer is always computed by a decode step, and the seed and the step decide which token follows it.
         """
         self._release(sequence)
         sequence.status = Status.PREEMPTED
@@ -218,6 +218,8 @@ class Scheduler:
                 self.finish(sequence, None, error)
                 continue
             sequence.table = table
+            if self.slots:
+                sequence.rewind()
             sequence.status = Status.RUNNING
             self.waiting.remove(sequence)
             self.running.append(sequence)
@@ -286,6 +288,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        sequence.catch_up()
         if sequence.joined:
             self.leave(sequence)
         if sequence.table is not None:

@@ -56,6 +56,8 @@ class Sequence:
     unread: int = 0
     """Tokens that were drawn there, or will be, and that the host has not read."""
     preemptions: int = 0
+    known: list[int] = field(default_factory=list)
+    """Tokens of the answer whose rows were lost: they are drawn once more, and nobody is told again."""
     events: SimpleQueue[TokenEvent | None] = field(default_factory=SimpleQueue)
     finished: Event = field(default_factory=Event)
     cancelled: bool = False
@@ -106,6 +108,18 @@ class Sequence:
     def decodes(self) -> bool:
         """Its newest token is all that is yet to be computed."""
         return self.pending == 1 and len(self.generated) > self.earlier
+
+    def rewind(self) -> None:
+        """Go back to where the rows that are present end, to decode from there: so every row is what it was."""
+        count = max(self.computed + 1, self.prompt_tokens)
+        self.known = self.rows.rewind(count) + self.known
+        del self.generated[len(self.generated) - len(self.known) :]
+
+    def catch_up(self) -> None:
+        """Have all tokens that were ever drawn, whether their rows are present or not."""
+        self.rows.extend(self.known)
+        self.generated += self.known
+        self.known = []
 
     def stats(self) -> TurnStats:
         """The figures so far."""

@@ -76,15 +76,20 @@ class Stepper:
             scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, self.chunk_pace.rows
             step = scheduler.next_step()
         self._report_finished()
-        if decoding is not None and step.launched:
+        for sequence in step.joining:
+            with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
+                self._join(sequence, None)
+        # Who joined may have taken the slot of another one.
+        launched = [sequence for sequence in step.launched if sequence.joined]
+        if decoding is not None and launched:
             with self._ending(lambda: [*decoding.joined]):
-                decoding.launch(step.launched)
+                decoding.launch(launched)
         if step.chunks:
             with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
                 drawn = self._run(step.chunks)
         if decoding is not None and decoding.in_flight:
             with self._ending(lambda: [*decoding.joined]):
-                decoding.read(1 if step.launched else 0, self._took)
+                decoding.read(1 if launched else 0, self._took)
         for sequence, logits in drawn:
             with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
                 self._draw(sequence, logits)
@@ -127,7 +132,11 @@ class Stepper:
         """The first token after a chunk, from logits [vocab]. In the decode runner it is drawn, and not waited for."""
         if self.decoding is None:
             self._take(sequence, self._sample(sequence, logits))
-            return
+        else:
+            self._join(sequence, logits)
+
+    def _join(self, sequence: Sequence, logits: torch.Tensor | None) -> None:
+        assert self.decoding is not None
         joined = self.decoding.joined
         if (
             len(joined) == self.decoding.runner.capacity
@@ -138,9 +147,21 @@ class Stepper:
 
     def _took(self, sequence: Sequence, token_id: int) -> None:
         try:
-            self._take(sequence, token_id)
+            if sequence.known:
+                self._take_again(sequence, token_id)
+            else:
+                self._take(sequence, token_id)
         except Exception as error:  # noqa: BLE001 - as above, and the others have their tokens
             self.scheduler.finish(sequence, None, error)
+
+    def _take_again(self, sequence: Sequence, token_id: int) -> None:
+        """A token that was told before. Should another one be drawn now, the next step is told which it was."""
+        known = sequence.known.pop(0)
+        sequence.generated.append(known)
+        sequence.rows.append(known)
+        if known != token_id:
+            assert self.decoding is not None
+            self.decoding.leave(sequence)
 
     @property
     def _idle_pace(self) -> IdlePace:

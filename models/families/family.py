@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.families.fields import Fields
-from models.slots import Names
 from models.spec import ModelSpec
+from models.weights.slots import Names
 
 NAMES: Names = {
     "embedding": "model.embed_tokens",

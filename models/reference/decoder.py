@@ -20,9 +20,9 @@ from models.network import (
 from models.reference.attention import Attention
 from models.reference.products import choose_product
 from models.reference.rope import rotate, select_rotation
+from models.reference.tiled import TiledProduct, embed
 from models.spec import Activation, Experts, FeedForward, Layer, Norm
 from models.spec import Attention as AttentionSpec
-from models.weights.quantized import TiledProduct, embed
 
 Rotation = tuple[Tensor, Tensor]
 """cos and signed sin of the step's positions, [T, 1, rotated numbers] each."""

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from models.errors import ModelError
-from models.slots import Slot
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
 from models.weights.quantized import KINDS, row_bytes
+from models.weights.slots import Slot
 
 QUANTIZE = ("auto", "none", "int8", "int4")
 """auto: blocks of a GGUF file stay as they are on a CPU, those of types that no layer can hold (see KINDS) become

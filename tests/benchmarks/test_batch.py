@@ -34,20 +34,20 @@ def test_the_most_rows_are_those_of_the_longest_that_run_together() -> None:
 
 
 def test_the_bound_counts_every_step_and_every_prompt_once() -> None:
-    config, bf16 = SHAPES["0.6B"], torch.bfloat16
-    weights, row = weight_bytes(config, bf16), kv_bytes(config, bf16)
+    spec, bf16 = SHAPES["0.6B"], torch.bfloat16
+    weights, row = weight_bytes(spec, bf16), kv_bytes(spec, bf16)
     # Products cost nothing: two prompts of 10 and 20, answers of 3 and 2; the first tokens come with the prompts.
     moved = 2 * weights + row * ((11 + 21) + 12)
     both = Workload([[0] * 10, [0] * 20], [3, 2], 2, 0.6)
-    assert bound_seconds(config, both, 1e12, 1e30) == pytest.approx(moved / 1e12)
+    assert bound_seconds(spec, both, 1e12, 1e30) == pytest.approx(moved / 1e12)
     # One at a time reads the weights once more.
     alone = Workload(both.prompts, both.tokens, 1, 0.6)
-    assert bound_seconds(config, alone, 1e12, 1e30) == pytest.approx((moved + weights) / 1e12)
+    assert bound_seconds(spec, alone, 1e12, 1e30) == pytest.approx((moved + weights) / 1e12)
     # Bytes cost nothing.
-    per_token = 2 * (parameter_count(config) + config.vocab_size * config.hidden_size)
-    attended = 4 * config.num_attention_heads * config.head_dim * config.num_hidden_layers * (11 + 21 + 12)
-    flops = 3 * per_token + attended + prefill_flops(config, 10) + prefill_flops(config, 20)
-    assert bound_seconds(config, both, 1e30, 1e12) == pytest.approx(flops / 1e12)
+    per_token = 2 * (parameter_count(spec) + spec.vocab_size * spec.hidden_size)
+    attended = 4 * spec.attention.heads * spec.attention.head_dim * len(spec.layers) * (11 + 21 + 12)
+    flops = 3 * per_token + attended + prefill_flops(spec, 10) + prefill_flops(spec, 20)
+    assert bound_seconds(spec, both, 1e30, 1e12) == pytest.approx(flops / 1e12)
 
 
 def test_streams_end_with_as_many_tokens_as_were_asked_for_and_no_more_run_than_may() -> None:
@@ -64,13 +64,13 @@ def test_streams_end_with_as_many_tokens_as_were_asked_for_and_no_more_run_than_
 
 
 def test_a_long_prompt_and_shared_ones_are_watched() -> None:
-    config = SHAPES["tiny"]
-    with random_engine(config, device=CPU, dtype=torch.float32, context=4000) as (engine, _):
+    spec = SHAPES["tiny"]
+    with random_engine(spec, device=CPU, dtype=torch.float32, context=4000) as (engine, _):
         assert first_token_s(engine, [5] * 40) > 0
-        seen = watch(engine, config, 2, [9, 8] * 150, 0.01)
+        seen = watch(engine, spec, 2, [9, 8] * 150, 0.01)
         assert seen["longest_quiet_s"] >= seen["usual_gap_quiet_s"] > 0
         assert seen["more_s"] == seen["longest_beside_s"] - seen["longest_quiet_s"]
-        shared = prompts_of(config, "shared", 3, 50, 1)
+        shared = prompts_of(spec, "shared", 3, 50, 1)
         assert {len(prompt) for prompt in shared} == {50}
         assert len({tuple(prompt[:49]) for prompt in shared}) == 1
         assert len({tuple(prompt) for prompt in shared}) == 3

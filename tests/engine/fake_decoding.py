@@ -1,10 +1,12 @@
 """A model without a network and decode runners without a GPU, for tests of scheduling: quick, and exact to the bit.
 
-Every row of `HashModel` depends on the row before, its token and its position, and every logit on all rows of the
-table. So whoever reads a row that is not there, or was written by somebody else, gets another text.
+Every row of `HashModel` depends on the row before, its token, its position and whether a decode step computed it, as
+the bits of a GPU's kernels do; every logit depends on all rows of the table. So whoever reads a row that is not there,
+or was written by somebody else, gets another text.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -44,6 +46,9 @@ class HashModel:
     vocab: int
     num_blocks: int
     block_size: int
+    prompts: int = 0
+    """The first so many tokens are of prompts, the others of answers: no prompt finds rows of an answer."""
+    has_runner: bool = False
     host: dict[int, list[int]] = field(default_factory=dict)
     blocks: BlockManager | None = None
     """Where there is one, nobody may write to what somebody else holds, nor over rows that can be found."""
@@ -62,14 +67,22 @@ class HashModel:
         else:
             self.slots[copy.block * size : (copy.block + 1) * size] = self.host[copy.slot]
 
+    def decode(self, chunks: list[Chunk]) -> list[Tensor]:
+        """What kernels of decode steps compute."""
+        return self._run(chunks, lambda sequence, row: True)
+
     def run(self, chunks: list[Chunk]) -> list[Tensor]:
+        """What a chunk computes; without a decode runner the rows of answers are computed as by a decode step."""
+        return self._run(chunks, lambda sequence, row: not self.has_runner and row >= sequence.prompt_tokens)
+
+    def _run(self, chunks: list[Chunk], decodes: Callable[[Sequence, int], bool]) -> list[Tensor]:
         found = []
         for chunk in chunks:
             sequence = chunk.sequence
             assert sequence.table is not None
             blocks, rows = sequence.table.blocks, sequence.rows
             for row in range(chunk.start, chunk.start + chunk.count):
-                self._write(blocks, row, rows.token_ids[row], rows.positions[row])
+                self._write(blocks, row, rows.token_ids[row], rows.positions[row], decodes(sequence, row))
             if chunk.samples:
                 found.append(self.logits([self.slots[self._at(blocks, row)] for row in range(row + 1)]))
         return found
@@ -78,7 +91,9 @@ class HashModel:
         """One number of every row goes into them."""
         drawn = mixed(*state)
         logits = torch.arange(self.vocab, dtype=torch.float64)
-        return ((logits + 1) * (drawn % 7919 + 1) % 997).float() / 100
+        logits = ((logits + 1) * (drawn % 7919 + 1) % 997).float() / 100
+        logits[: self.prompts] = -torch.inf
+        return logits
 
     def alone(self, tokens: list[int], params: SamplingParams, seed: int, most: int) -> list[int]:
         """Up to `most` tokens that a prompt is answered with, without blocks and without anybody else."""
@@ -86,23 +101,23 @@ class HashModel:
         state: list[int] = []
         answer: list[int] = []
         for position, token in enumerate(tokens):
-            state.append(mixed(state[-1] if state else 0, token, position))
+            state.append(mixed(state[-1] if state else 0, token, position, 0))
         while len(answer) < most:
             answer.append(int(sample(self.logits(state), sampler)))
             sampler.note(answer[-1])
-            state.append(mixed(state[-1], answer[-1], len(state)))
+            state.append(mixed(state[-1], answer[-1], len(state), 1))
         return answer
 
     def _at(self, blocks: list[int], row: int) -> int:
         return blocks[row // self.block_size] * self.block_size + row % self.block_size
 
-    def _write(self, blocks: list[int], row: int, token: int, position: int) -> None:
+    def _write(self, blocks: list[int], row: int, token: int, position: int, decoded: bool) -> None:
         if self.blocks is not None:
             block = self.blocks.every[blocks[row // self.block_size]]
             assert block.refs == 1, f"a row is written to block {block.id}, which has {block.refs} holders"
             assert len(block.keys) <= row % self.block_size, "a row is written over one that can be found"
         before = self.slots[self._at(blocks, row - 1)] if row else 0
-        self.slots[self._at(blocks, row)] = mixed(before, token, position)
+        self.slots[self._at(blocks, row)] = mixed(before, token, position, decoded)
         self.computed += 1
 
 
@@ -122,12 +137,13 @@ class FakeRunner:
         self._most = most
         self._unread: deque[list[tuple[Sequence, int]]] = deque()
 
-    def join(self, sequence: Sequence, logits: Tensor) -> None:
+    def join(self, sequence: Sequence, logits: Tensor | None) -> None:
         assert sequence not in self.slots, "it has a slot"
         assert len(self.slots) < self.capacity, "there is no free slot"
-        assert sequence.computed == len(sequence.rows), "there are rows that were not computed"
+        assert sequence.pending == int(logits is None), "there are rows that were not computed"
         slot = self.slots[sequence] = _Slot(sequence)
-        self._unread.append([(sequence, slot.draw(logits))])
+        if logits is not None:
+            self._unread.append([(sequence, slot.draw(logits))])
 
     def launch(self, sequences: list[Sequence]) -> None:
         assert sequences
@@ -135,7 +151,7 @@ class FakeRunner:
         assert sum(len(unit) > 0 for unit in self._unread) <= self._most + self.capacity
         chunks = [self.slots[sequence].step() for sequence in sequences]
         self.launches.append(len(chunks))
-        drawn = self._computes.run(chunks)
+        drawn = getattr(self._computes, "decode", self._computes.run)(chunks)
         self._unread.append(
             [(s, self.slots[s].draw(logits.clone())) for s, logits in zip(sequences, drawn, strict=True)]
         )

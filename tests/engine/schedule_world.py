@@ -24,6 +24,7 @@ from tests.engine.fake_decoding import FakeRunner, HashModel
 from tests.engine.tiny import tiny_tokenizer
 
 VOCAB, SIZE, CONTEXT, EOS = 40, 4, 48, 39
+PROMPT_TOKENS = 20
 MOST_STEPS = 4000
 
 
@@ -67,7 +68,7 @@ def output(params: SamplingParams) -> Output:
 
 def prompt_of(family: int, length: int) -> list[int]:
     """Prompts of one family begin alike, and the first two families begin with the same 9 tokens."""
-    return [(i if i < 9 and family < 2 else 7 * i + family) % (VOCAB - 1) for i in range(length)]
+    return [(i if i < 9 and family < 2 else 7 * i + family) % PROMPT_TOKENS for i in range(length)]
 
 
 class World:
@@ -76,7 +77,7 @@ class World:
     def __init__(self, slots: int, blocks: int, host: int, ends: bool = True) -> None:
         """`ends`: the model ends its answers by itself."""
         self.ends = ends
-        self.model = HashModel(VOCAB, blocks, SIZE)
+        self.model = HashModel(VOCAB, blocks, SIZE, prompts=PROMPT_TOKENS, has_runner=slots > 0)
         more = [host] if host else []
         self.tier = HostTier(lambda: more.pop() if more else 0)
         self.blocks = BlockManager(blocks, SIZE, self.model.carry_out, self.tier)

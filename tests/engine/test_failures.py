@@ -75,14 +75,14 @@ def test_rows_whose_copy_failed_are_not_found_again(
 
 
 def test_logits_that_are_no_numbers_end_the_answer(engine: TinyEngine) -> None:
-    engine.scripted.model.norm.weight.data.fill_(float("nan"))
+    engine.scripted.model.network.final_norm.weight.fill_(float("nan"))
     for temperature in (0.0, 1.0):
         with pytest.raises(EngineError, match="not a number"):
             list(engine.stream(PROMPT, SamplingParams(temperature=temperature, max_tokens=3)))
 
 
 def test_a_token_that_only_the_network_knows_has_no_text(engine: TinyEngine) -> None:
-    assert engine.tokenizer.vocab_size < engine.scripted.model.config.vocab_size
+    assert engine.tokenizer.vocab_size < engine.scripted.model.spec.vocab_size
     chat = engine.chat()
     engine.scripted.script = [271, *say(engine, None, "yes")]
     list(chat.send("go", GREEDY))

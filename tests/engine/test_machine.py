@@ -181,20 +181,8 @@ def test_advice_is_what_to_install() -> None:
         "This torch was built without CUDA. To use the GPU: pip install it",
     )
     assert advice(CudaProblem("no GPU"), None, (), flash_attn=False, triton=False) == ()
-    for packed, how in (
-        (True, "quantised weights by its packed operators"),
-        (False, "with expanded weights"),
-    ):
-        (line,) = advice(
-            CudaProblem("no GPU"),
-            None,
-            (),
-            flash_attn=False,
-            triton=False,
-            no_native="no compiler",
-            packed_operators=packed,
-        )
-        assert line == f"No compiler; torch decodes more slowly, {how}."
+    (line,) = advice(CudaProblem("no GPU"), None, (), flash_attn=False, triton=False, no_native="no compiler")
+    assert line == "No compiler; torch decodes more slowly, with expanded weights."
     assert advice(None, gpu("sm_90"), (), flash_attn=True, triton=True, no_native="no compiler") == ()
     assert advice(None, gpu("sm_90"), (), flash_attn=True, triton=True) == ()
     lines = advice(None, gpu("sm_120"), (), flash_attn=False, triton=False)

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine import Engine, EngineError, SamplingParams
 from engine import engine as engine_module
 from engine.cache.rows import Rows
+from engine.execute.cpu.held_weights import read_model
 from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError
@@ -21,12 +22,10 @@ from engine.schedule.loop import Loop
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
-from models.reference.decoder import DecoderModel
+from models.network import Network
 from models.text.tokenizer import Tokenizer
-from models.weights import packed
-from models.weights.quantized import QuantizedLinear
 from tests.engine.tiny import tiny_tokenizer
-from tests.models.checkpoints import PlainAttention, files_of, tiny_qwen3, write_checkpoint
+from tests.models.checkpoints import files_of, run, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -42,14 +41,14 @@ def quantize(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, quantize: str) -> DecoderModel:
+def model(tmp_path_factory: pytest.TempPathFactory, quantize: str) -> Network:
     folder = tmp_path_factory.mktemp("native")
     write_checkpoint(folder, tiny_qwen3(vocab_size=272, hidden_size=64, max_position_embeddings=512))
     return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize=quantize)
 
 
 @contextmanager
-def an_engine(model: DecoderModel, *, fused: bool = True) -> Iterator[Engine]:
+def an_engine(model: Network, *, fused: bool = True) -> Iterator[Engine]:
     tokenizer = tiny_tokenizer()
     tokenizer.stop_ids = frozenset()
     with a_native_engine(model, tokenizer, fused=fused) as engine:
@@ -58,7 +57,7 @@ def an_engine(model: DecoderModel, *, fused: bool = True) -> Iterator[Engine]:
 
 @contextmanager
 def a_native_engine(
-    model: DecoderModel,
+    model: Network,
     tokenizer: Tokenizer | None = None,
     dtype: torch.dtype = torch.float32,
     **options: Any,
@@ -74,7 +73,7 @@ def a_native_engine(
 
 
 @pytest.fixture
-def engine(model: DecoderModel) -> Iterator[Engine]:
+def engine(model: Network) -> Iterator[Engine]:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
     with an_engine(model) as engine:
@@ -107,19 +106,17 @@ def answer(engine: Engine, token_ids: list[int], params: SamplingParams = GREEDY
     return [event.token_id for event in engine.stream(token_ids, params)]
 
 
-def check(model: DecoderModel, sampled: list[tuple[list[int], Tensor]]) -> None:
-    tolerance = TOLERANCE["int8" if isinstance(model.lm_head, QuantizedLinear) else "none"]
+def check(model: Network, sampled: list[tuple[list[int], Tensor]]) -> None:
+    tolerance = TOLERANCE["int8" if model.is_quantized else "none"]
     assert sampled
     for ids, row in sampled:
-        with torch.inference_mode():
-            hidden = model.forward(torch.tensor(ids), torch.arange(len(ids)), PlainAttention())
-            expected = model.logits(hidden[-1:])[0]
+        expected = run(model, ids)[-1]
         assert (row - expected).abs().max() < tolerance * expected.abs().max()
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 16, 17, 70])
 def test_prompts_of_any_length_and_their_answers(
-    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]], length: int
+    engine: Engine, model: Network, sampled: list[tuple[list[int], Tensor]], length: int
 ) -> None:
     answer(engine, prompt(length))
     answer(engine, prompt(length))  # all but the last row is there
@@ -129,7 +126,7 @@ def test_prompts_of_any_length_and_their_answers(
 
 
 def test_several_sequences_at_once(
-    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]]
+    engine: Engine, model: Network, sampled: list[tuple[list[int], Tensor]]
 ) -> None:
     prompts = [prompt(length, seed=length) for length in (1, 40, 9)]
     sequences = []
@@ -140,7 +137,7 @@ def test_several_sequences_at_once(
 
 
 def test_a_warmed_row_alone_is_as_good_as_any(
-    engine: Engine, model: DecoderModel, sampled: list[tuple[list[int], Tensor]]
+    engine: Engine, model: Network, sampled: list[tuple[list[int], Tensor]]
 ) -> None:
     for length in (1, 2, 3, 10):
         engine.warm(prompt(length))
@@ -150,7 +147,7 @@ def test_a_warmed_row_alone_is_as_good_as_any(
 
 
 def test_the_same_seed_gives_the_same_tokens_as_the_plain_modules(
-    engine: Engine, model: DecoderModel, quantize: str
+    engine: Engine, model: Network, quantize: str
 ) -> None:
     if quantize != "none":
         pytest.skip("rounded activations may give another token")
@@ -210,7 +207,7 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
 
 
 def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
-    model: DecoderModel, monkeypatch: pytest.MonkeyPatch
+    model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise NativeError("2 threads cannot be started")
@@ -223,49 +220,15 @@ def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
         assert len(answer(engine, prompt(5))) == 12
 
 
-def hide_the_library(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
-    for module in ("held_weights", "runner"):
-        monkeypatch.setattr(f"engine.{module}.supports", lambda model: "there is no compiler")
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+def hide_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("cpu.held_weights", "runner"):
+        monkeypatch.setattr(f"engine.execute.{module}.unsupported", lambda spec: "there is no compiler")
 
 
-def test_without_the_library_quantised_files_are_packed_for_torch(
+def test_without_the_library_quantised_files_are_expanded(
     smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if packed.problem(torch.bfloat16) is not None:
-        pytest.skip("torch has no packed operators here")
-    answers, calls = [], 0
-    multiply = packed.PackedProduct.__call__
-
-    def counted(*args: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return multiply(*args)
-
-    monkeypatch.setattr(packed.PackedProduct, "__call__", counted)
-    for capability in ("AVX512", "AVX2"):
-        hide_the_library(monkeypatch, capability)
-        engine = Engine.load(str(smollm2), device="cpu", context=128)
-        try:
-            figures = engine.figures()
-            assert figures.decode == "plain modules"
-            (note,) = figures.notes
-            assert "there is no compiler" in note
-            assert (figures.weight_bytes < 110e6) == (capability == "AVX512")
-            question = engine.tokenizer.encode("The capital of France is")
-            answers.append(answer(engine, question, replace(GREEDY, max_tokens=3)))
-            assert ("packed" in note) == (calls > 0) == (capability == "AVX512")
-        finally:
-            engine.close()
-        calls = 0
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2"])
-def test_without_the_library_and_fast_operators_quantised_files_are_expanded(
-    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capability: str
-) -> None:
-    hide_the_library(monkeypatch, capability)
+    hide_the_library(monkeypatch)
     engine = Engine.load(str(smollm2), device="cpu", context=64)
     try:
         assert engine.figures().weight_bytes > 250e6
@@ -273,8 +236,24 @@ def test_without_the_library_and_fast_operators_quantised_files_are_expanded(
         assert engine.figures().notes == (
             "Quantised weights were expanded, so decoding is slower (there is no compiler).",
         )
+        question = engine.tokenizer.encode("The capital of France is")
+        (token,) = answer(engine, question, replace(GREEDY, max_tokens=1))
+        assert engine.tokenizer.decode([token]).strip() == "Paris"
     finally:
         engine.close()
+
+
+def test_without_the_library_blocks_that_were_asked_for_are_kept_and_said_to_be_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, tiny_qwen3(vocab_size=272, hidden_size=64))
+    hide_the_library(monkeypatch)
+    held = read_model(files_of(tmp_path), torch.float32, CPU, "int8", None)
+    assert held.network.is_quantized
+    assert held.notes == ("Weights are expanded in every step, which is slow (there is no compiler).",)
+    with an_engine(held.network) as engine:
+        assert engine.figures().decode == "plain modules"
+        assert len(answer(engine, prompt(5))) == 12
 
 
 def test_mapped_weights_are_no_memory_for_the_cache(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from engine.kernels.native import library as native
 from engine.kernels.native.library import Library
 from engine.schedule.scheduler import Chunk
 from models.load import load_model
-from models.reference.decoder import DecoderModel
+from models.network import Network
 from tests.engine.test_chat_paths import copies
 from tests.engine.test_native_engine import CPU, a_native_engine
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
@@ -63,7 +63,7 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Network:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("same")
@@ -72,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 
 
 @pytest.fixture(scope="module", params=["avx2", "avxvnni", "avx512"])
-def pair(request: pytest.FixtureRequest, model: DecoderModel) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
     variants = native.library().variants
     if request.param not in variants:
         pytest.skip(f"this machine does not run {request.param}")

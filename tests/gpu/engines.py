@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.schedule.loop import Loop
 from engine.schedule.sequence import Sequence
 from models.load import load_model
+from models.network import Network
 from tests.engine.tiny import tiny_tokenizer
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3
 
@@ -27,17 +28,24 @@ CONFIGS: dict[str, Any] = {
 """Heads of 128 and of 64, both with kernels of their own."""
 
 
+class GpuEngine(Engine):
+    """An engine, with what tests want to see."""
+
+    network: Network
+
+
 @contextmanager
-def an_engine(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[Engine]:
+def an_engine(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[GpuEngine]:
     """An engine over a checkpoint, none of whose tokens ends an answer. `options` are those of the engine."""
     loop = Loop()
-    model = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=DEVICE))
+    network = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=DEVICE))
     tokenizer = tiny_tokenizer()
     tokenizer.stop_ids = frozenset()
     options = {"attention": "sdpa", "block_size": 32, "context": 1500} | options
     engine = loop.call(
-        lambda: Engine(loop, model, tokenizer, name="tiny", device=DEVICE, dtype=dtype, **options)
+        lambda: GpuEngine(loop, network, tokenizer, name="tiny", device=DEVICE, dtype=dtype, **options)
     )
+    engine.network = network
     try:
         yield engine
         engine._loop.call(engine._blocks.check)
@@ -69,13 +77,18 @@ def at_once(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     return [rest(engine, sequence) for sequence in [start(engine, job) for job in jobs]]
 
 
+def started_apart(engine: Engine, jobs: list[Job]) -> list[tuple[Sequence, int]]:
+    """Every stream and its first token. Each is started when the one before has that: no two prompts share a step."""
+    found = []
+    for job in jobs:
+        sequence = start(engine, job)
+        found.append((sequence, next(engine.events(sequence)).token_id))
+    return found
+
+
 def one_after_the_other(engine: Engine, jobs: list[Job]) -> list[list[int]]:
     """The answers of all; each is started when the one before it has its first token."""
-    started, first = [], []
-    for job in jobs:
-        started.append(start(engine, job))
-        first.append(next(engine.events(started[-1])).token_id)
-    return [[token, *rest(engine, each)] for token, each in zip(first, started, strict=True)]
+    return [[token, *rest(engine, sequence)] for sequence, token in started_apart(engine, jobs)]
 
 
 def forget(engine: Engine) -> None:

@@ -10,14 +10,15 @@ from gguf import GGMLQuantizationType as Kind
 
 import models.weights.staging
 from engine.execute.profile_run import activation_bytes
-from models.load import build_model, fill_model, load_config, load_model
+from models.load import fill_network, load_model, load_spec
 from models.progress import Progress
-from models.reference.layers import choose_product
+from models.reference.decoder import Decoder
 from models.weights.checkpoint import read_safetensors
 from models.weights.staging import Staging, pin
 from tests.models.checkpoints import (
     files_of,
     random_model,
+    tensors_in,
     tiny_llama,
     tiny_qwen3,
     write_checkpoint,
@@ -41,8 +42,8 @@ def given_back() -> Iterator[None]:
 
 
 def same_as_on_the_cpu(path: Path, dtype: torch.dtype) -> bool:
-    near = dict(load_model(files_of(path), dtype=dtype, device=CPU, quantize="none").named_parameters())
-    far = dict(load_model(files_of(path), dtype=dtype, device=GPU).named_parameters())
+    near = dict(tensors_in(load_model(files_of(path), dtype=dtype, device=CPU, quantize="none")))
+    far = dict(tensors_in(load_model(files_of(path), dtype=dtype, device=GPU)))
     return near.keys() == far.keys() and all(torch.equal(far[name].cpu(), near[name]) for name in near)
 
 
@@ -64,13 +65,13 @@ def test_gguf_is_decoded_on_the_device_to_the_same_bits(kind: Kind, tmp_path: Pa
 def test_small_pieces_of_large_tensors_do_not_overtake_each_other(tmp_path: Path) -> None:
     config = tiny_llama(hidden_size=768, intermediate_size=2048, vocab_size=4000)
     folder = write_checkpoint(tmp_path, config, dtype=BF16)
-    model = build_model(load_config(files_of(folder)), choose_product(BF16, GPU))
     staging = Staging(
         piece_bytes=1 << 14, pieces=2, readers=2
     )  # every buffer is used again some hundred times
-    fill_model(model, read_safetensors(folder), BF16, GPU, None, 256, staging)
-    near = dict(load_model(files_of(folder), dtype=BF16, device=CPU).named_parameters())
-    assert all(torch.equal(parameter.cpu(), near[name]) for name, parameter in model.named_parameters())
+    spec = load_spec(files_of(folder))
+    far = fill_network(spec, read_safetensors(folder), BF16, GPU, positions=256, staging=staging)
+    near = dict(tensors_in(load_model(files_of(folder), dtype=BF16, device=CPU)))
+    assert all(torch.equal(tensor.cpu(), near[name]) for name, tensor in tensors_in(far))
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -82,7 +83,7 @@ def test_pinned_memory_is_unpinned(cancelled: bool, tmp_path: Path, monkeypatch:
         buffers.append(memory)
         return pin(memory)
 
-    monkeypatch.setattr(models.staging, "pin", noted)
+    monkeypatch.setattr(models.weights.staging, "pin", noted)
     seen: list[bool] = []
 
     def watch(report: Progress) -> None:
@@ -134,9 +135,9 @@ def test_what_a_chunk_takes_is_measured_and_judged_by_fewer_rows_where_it_does_n
         hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=4, head_dim=128
     )
     folder = write_checkpoint(tmp_path, config, dtype=BF16)
-    model = load_model(files_of(folder), dtype=BF16, device=GPU)
+    model = Decoder(load_model(files_of(folder), dtype=BF16, device=GPU))
     chunk = 16384
-    taken = activation_bytes(model, 256, chunk, 1, GPU)
+    taken = activation_bytes(model, chunk, 1, GPU)
     ids, positions = torch.zeros(chunk, dtype=torch.int64, device=GPU), torch.arange(chunk, device=GPU) % 256
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -149,7 +150,7 @@ def test_what_a_chunk_takes_is_measured_and_judged_by_fewer_rows_where_it_does_n
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + taken // 2) / total)
     try:
-        little = activation_bytes(model, 256, chunk, 1, GPU)
+        little = activation_bytes(model, chunk, 1, GPU)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert 0.8 * taken <= little <= 1.3 * taken

@@ -165,7 +165,7 @@ def test_the_same_steps_twice_give_the_same_bits(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"graphs": False}, {"fused": False}, {"lane": False}, {"max_chunk": 64}, {"max_chunk": 97}],
+    [{"graphs": False}, {"fused": False}, {"decode_runner": False}, {"max_chunk": 64}, {"max_chunk": 97}],
     ids=lambda options: "-".join(f"{name}-{value}" for name, value in options.items()),
 )
 def test_256_greedy_tokens_part_only_where_two_tokens_tie(

@@ -1,6 +1,7 @@
 """Small random checkpoints, written by transformers and gguf, and a plain attention to run them with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,18 @@ def run(
         positions = torch.arange(start, start + len(token_ids))
         hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention())
         return model.logits(hidden)
+
+
+def tensors_in(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a network, or of a part of it, by where it is: "layers.0.attention.qkv.bias"."""
+    if isinstance(part, Tensor):
+        yield name, part
+    elif isinstance(part, tuple):
+        for index, item in enumerate(part):
+            yield from tensors_in(item, f"{name}.{index}")
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from tensors_in(getattr(part, field.name), f"{name}.{field.name}".removeprefix("."))
 
 
 def run_reference(model: Any, token_ids: list[int]) -> Tensor:

@@ -11,13 +11,14 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from models.errors import ModelError
-from models.load import load_config, load_model
+from models.families.family import GGUF_NAMES
+from models.load import load_model, load_spec
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.block_formats import BLOCKS
 from models.weights.dequantize import chunks
-from models.weights.gguf import config_of, read_gguf
-from models.weights.gguf_tensors import hugging_face_name
+from models.weights.gguf import read_gguf
+from models.weights.slots import slots
 from tests.models.checkpoints import (
     files_of,
     random_model,
@@ -162,21 +163,11 @@ def test_header_is_what_the_gguf_package_reads(tmp_path: Path) -> None:
         assert ours.data.tobytes() == tensor.data.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("token_embd.weight", "model.embed_tokens.weight"),
-        ("output.weight", "lm_head.weight"),
-        ("output_norm.weight", "model.norm.weight"),
-        ("blk.12.attn_q_norm.weight", "model.layers.12.self_attn.q_norm.weight"),
-        ("blk.0.ffn_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
-        ("blk.0.attn_output.bias", "model.layers.0.self_attn.o_proj.bias"),
-        ("blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate_inp.weight"),
-        ("something", "something"),
-    ],
-)
-def test_tensor_names(name: str, expected: str) -> None:
-    assert hugging_face_name(name) == expected
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_tensor_names(config: Any, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(config))
+    names = [slot.name(GGUF_NAMES) for slot in slots(load_spec(files_of(path)))]
+    assert sorted(names) == sorted(read_gguf(path).tensors)
 
 
 def test_progress_counts_the_bytes_and_ends_full(path: Path) -> None:
@@ -191,9 +182,9 @@ def test_progress_counts_the_bytes_and_ends_full(path: Path) -> None:
 def test_the_real_default_model(smollm2: Path) -> None:
     file = read_gguf(smollm2)
     model = load(smollm2, torch.bfloat16)
-    assert model.config.tie_word_embeddings
-    assert len(file.metadata["tokenizer.ggml.tokens"]) == model.config.vocab_size == 49152
-    assert load_config(files_of(smollm2)) == config_of(file) == model.config
+    assert model.spec.tied
+    assert len(file.metadata["tokenizer.ggml.tokens"]) == model.spec.vocab_size == 49152
+    assert load_spec(files_of(smollm2)) == model.spec
     ids = {text: index for index, text in enumerate(file.metadata["tokenizer.ggml.tokens"])}
     prompt = [ids[text] for text in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]
     assert run(model, prompt)[-1].argmax().item() == ids["ĠParis"]

@@ -91,7 +91,7 @@ def outcome(path: Path, data: bytes) -> str | None:
     path.write_bytes(data)
     try:
         model = load_model(files_of(path), dtype=torch.float32, device=torch.device("cpu"), context_length=64)
-        run(model, list(range(min(8, model.config.vocab_size))))
+        run(model, list(range(min(8, model.spec.vocab_size))))
         message = None
     except ModelError as error:
         message = str(error)

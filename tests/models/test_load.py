@@ -15,18 +15,16 @@ from gguf import GGMLQuantizationType as Kind
 import models.load
 import models.weights.staging
 from models.errors import ModelError
-from models.families.config import load_config
-from models.load import build_model, fill_model, load_model
+from models.families.family import GGUF_NAMES, NAMES
+from models.load import _Filling, _read, fill_network, load_model, load_spec
 from models.progress import Progress
-from models.reference.layers import choose_product
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.dequantize import decoder
-from models.weights.gguf import config_of, read_gguf
-from models.weights.gguf_tensors import stored_tensors
 from models.weights.staging import Extent, Staging
 from tests.models.checkpoints import (
     files_of,
     random_model,
+    tensors_in,
     tiny_llama,
     tiny_qwen3,
     write_checkpoint,
@@ -38,13 +36,6 @@ SMALL = Staging(piece_bytes=1000, pieces=3, readers=2)
 """Cuts every matrix of the tiny models, and within a row."""
 
 
-def tensors_of(path: Path) -> list[StoredTensor]:
-    if path.suffix == ".gguf":
-        file = read_gguf(path)
-        return stored_tensors(file, config_of(file))
-    return read_safetensors(path)
-
-
 def streamed(
     path: Path,
     dtype: torch.dtype = torch.float32,
@@ -52,14 +43,22 @@ def streamed(
     tensors: list[StoredTensor] | None = None,
     on_progress: Any = None,
 ) -> Any:
-    model = build_model(load_config(files_of(path)), choose_product(dtype, CPU))
-    fill_model(model, tensors or tensors_of(path), dtype, CPU, on_progress, 256, staging)
-    return model
+    names = GGUF_NAMES if path.suffix == ".gguf" else NAMES
+    given = tensors or _read(files_of(path))[1]
+    return fill_network(
+        load_spec(files_of(path)),
+        given,
+        dtype,
+        CPU,
+        on_progress=on_progress,
+        positions=256,
+        staging=staging,
+        names=names,
+    )
 
 
 def same_weights(one: Any, other: Any) -> bool:
-    theirs = dict(other.named_parameters())
-    ours = dict(one.named_parameters())
+    theirs, ours = dict(tensors_in(other)), dict(tensors_in(one))
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -80,7 +79,7 @@ def test_every_pair_of_dtypes(stored: torch.dtype, wanted: torch.dtype, tmp_path
     plain = load_model(files_of(folder), dtype=wanted, device=CPU)
     model = streamed(folder, wanted)
     assert same_weights(model, plain)
-    assert model.lm_head.weight is model.embed_tokens.weight
+    assert model.head.parts == (model.embedding,)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +121,11 @@ def test_k_quants_are_decoded_from_pieces(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_a_type_that_only_the_gguf_package_reads_is_copied(tmp_path: Path) -> None:
-    file = read_gguf(write_gguf(tmp_path / "model.gguf", random_model(tiny_llama(hidden_size=96)), Kind.F32))
-    tensors = [
-        StoredTensor(t.name, t.shape, t.nbytes, t.copy_into) for t in stored_tensors(file, config_of(file))
-    ]
-    plain = load_model(files_of(file.path), dtype=torch.float32, device=CPU)
-    assert same_weights(streamed(file.path, tensors=tensors), plain)
+    path = write_gguf(tmp_path / "model.gguf", random_model(tiny_llama(hidden_size=96)), Kind.F32)
+    _, stored, _ = _read(files_of(path))
+    tensors = [StoredTensor(t.name, t.shape, t.nbytes, t.copy_into) for t in stored]
+    plain = load_model(files_of(path), dtype=torch.float32, device=CPU)
+    assert same_weights(streamed(path, tensors=tensors), plain)
 
 
 def test_progress_counts_the_pieces_and_ends_full(folder: Path) -> None:
@@ -167,18 +165,20 @@ class CancelledError(Exception):
 
 def test_a_cancelled_load_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffers: list[Any] = []
-    slots = models.staging._Slot
+    slots = models.weights.staging._Slot
     monkeypatch.setattr(
-        models.staging, "_Slot", lambda memory: (buffers.append(weakref.ref(memory)), slots(memory))[1]
+        models.weights.staging,
+        "_Slot",
+        lambda memory: (buffers.append(weakref.ref(memory)), slots(memory))[1],
     )
     weights: list[Any] = []
-    allocate = models.load._allocate
+    allocate = _Filling.allocate
 
-    def watched(model: Any, *arguments: Any) -> None:
-        allocate(model, *arguments)
-        weights.extend(weakref.ref(parameter) for parameter in model.parameters())
+    def watched(filling: _Filling, *arguments: Any) -> None:
+        allocate(filling, *arguments)
+        weights.extend(weakref.ref(tensor) for tensor in filling.store.plain.values())
 
-    monkeypatch.setattr(models.load, "_allocate", watched)
+    monkeypatch.setattr(_Filling, "allocate", watched)
 
     def cancel(report: Progress) -> None:
         assert report.total is not None
@@ -197,27 +197,26 @@ def test_a_cancelled_load_leaves_nothing(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_load_that_failed_can_be_tried_again(folder: Path) -> None:
-    model = build_model(load_config(files_of(folder)), choose_product(torch.float32, CPU))
+    tensors = read_safetensors(folder)
 
     def fail(report: Progress) -> None:
         if report.done:
             raise CancelledError
 
     with pytest.raises(CancelledError):
-        fill_model(model, tensors_of(folder), torch.float32, CPU, fail, 256, SMALL)
-    assert all(parameter.is_meta for parameter in model.parameters())
-    fill_model(model, tensors_of(folder), torch.float32, CPU, None, 256, SMALL)
-    assert same_weights(model, load_model(files_of(folder), dtype=torch.float32, device=CPU))
+        streamed(folder, tensors=tensors, on_progress=fail)
+    plain = load_model(files_of(folder), dtype=torch.float32, device=CPU)
+    assert same_weights(streamed(folder, tensors=tensors), plain)
 
 
 def test_a_model_too_large_for_a_gpu_is_told_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"cuda": 100_000, "cpu": 10_000_000_000}
     monkeypatch.setattr(models.load, "available_bytes", lambda device: free[device.type])
-    model = build_model(load_config(files_of(folder)), choose_product(torch.float32, CPU))
+    spec, tensors = load_spec(files_of(folder)), read_safetensors(folder)
 
     def refusal() -> str:
         with pytest.raises(ModelError) as caught:
-            fill_model(model, tensors_of(folder), torch.float32, torch.device("cuda"), None, 256)
+            fill_network(spec, tensors, torch.float32, torch.device("cuda"), positions=256)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 

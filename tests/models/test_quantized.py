@@ -1,5 +1,7 @@
 """Weights that stay quantised: in place, in order, and the product against dequantising the whole."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,32 +16,27 @@ from torch import Tensor
 
 import models.load
 from models.errors import ModelError
-from models.families.config import ModelConfig
-from models.load import build_model, fill_model, load_model, needed_bytes
+from models.families.family import NAMES
+from models.families.registry import spec_of_hf
+from models.load import _Filling, _read, fill_network, load_model, match, needed_bytes
+from models.network import LayerWeights, Network, Weight
 from models.progress import Progress
+from models.reference.decoder import Decoder
+from models.reference.tiled import TiledProduct, dequantize_rows
 from models.units import bytes_text
 from models.weights.block_formats import BLOCKS
+from models.weights.block_formats import Kind as BlockKind
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
-from models.weights.gguf import GGUFFile, config_of, read_gguf
-from models.weights.gguf_tensors import hugging_face_name, stored_tensors
+from models.weights.gguf import GGUFFile, read_gguf
 from models.weights.quantize import choose_kinds, packed_rows, quantize
-from models.weights.quantized import (
-    KINDS,
-    QuantizedLinear,
-    QuantizedTensor,
-    TiledProduct,
-    dequantize_rows,
-    hold_quantized,
-    quantized_weights,
-    row_bytes,
-    set_product,
-    weight_bytes,
-)
+from models.weights.quantized import KINDS, row_bytes
+from models.weights.slots import Slot, slots
 from tests.models.checkpoints import (
     files_of,
     random_blocks,
     random_model,
     run,
+    tensors_in,
     tiny_llama,
     tiny_qwen3,
     write_checkpoint,
@@ -70,14 +67,23 @@ def load(path: Path, quantize: str = "auto", dtype: torch.dtype = torch.float32)
     return load_model(files_of(path), dtype=dtype, device=CPU, quantize=quantize)
 
 
-def random_weight(kind: Kind, rows: int, columns: int, seed: int = 0) -> QuantizedTensor:
+def random_weight(kind: Kind, rows: int, columns: int, seed: int = 0) -> Weight:
     data = torch.from_numpy(random_blocks(kind, rows, columns, seed))
-    return QuantizedTensor(data, int(kind), rows, columns)
+    return Weight(data, BlockKind(kind), rows, columns)
 
 
-def numbers(weight: QuantizedTensor) -> Tensor:
+def numbers(weight: Weight) -> Tensor:
     """By the gguf package."""
-    return torch.from_numpy(gguf.dequantize(weight.data.numpy(), Kind(weight.qtype)))
+    return torch.from_numpy(gguf.dequantize(weight.data.numpy(), Kind(weight.format)))
+
+
+def in_blocks(network: Network) -> list[Weight]:
+    return [weight for weight in network.weights() if not weight.is_plain]
+
+
+def matrices_of(layer: LayerWeights) -> list[Weight]:
+    linears = (layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down)
+    return [part for linear in linears for part in linear.parts]
 
 
 def assert_close(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -129,7 +135,7 @@ def test_a_faster_dequantiser_takes_the_place_of_the_plain_one() -> None:
     weights = [random_weight(Kind.Q8_0, 20, 64), random_weight(Kind.Q4_0, 10, 64)]
     asked: list[tuple[int, int, int]] = []
 
-    def noted(weight: QuantizedTensor, start: int, stop: int, out: Tensor) -> None:
+    def noted(weight: Weight, start: int, stop: int, out: Tensor) -> None:
         assert out.is_contiguous()
         asked.append((weights.index(weight), start, stop))
         dequantize_rows(weight, start, stop, out)
@@ -155,7 +161,7 @@ def test_blocks_may_lie_at_any_address(kind: Kind, shift: int) -> None:
         memory = torch.zeros(weight.nbytes + shift, dtype=torch.uint8)
         data = memory[shift:].view(weight.data.shape).copy_(weight.data)
         out = torch.empty(rows, columns)
-        dequantize_rows(QuantizedTensor(data, weight.qtype, rows, columns), 0, rows, out)
+        dequantize_rows(Weight(data, weight.format, rows, columns), 0, rows, out)
         assert torch.equal(out, numbers(weight))
 
 
@@ -167,11 +173,11 @@ def test_logits_of_a_file_of_all_types(config: Any, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(config), MIXED)
     model = load(path)
     assert_close(run(model, TOKENS), run(load(path, "none"), TOKENS), 1e-4)
-    attention = model.layers[0].self_attn.qkv_proj
-    assert [Kind(weight.qtype) for weight in attention.weights] == [Kind.Q4_K, Kind.Q4_0, Kind.Q6_K]
-    assert len(quantized_weights(model)) == 7 * 2 + (1 if config.tie_word_embeddings else 2)
+    attention = model.layers[0].attention.qkv
+    assert [Kind(weight.format) for weight in attention.parts] == [Kind.Q4_K, Kind.Q4_0, Kind.Q6_K]
+    assert len(in_blocks(model)) == 7 * 2 + (1 if config.tie_word_embeddings else 2)
     if config.tie_word_embeddings:
-        assert model.lm_head.weights[0] is model.embed_tokens.weight
+        assert model.head.parts[0] is model.embedding
 
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
@@ -188,16 +194,16 @@ def test_blocks_are_used_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "models.weights.gguf.read_gguf", lambda path: (files.append(read_gguf(path)), files[0])[1]
     )
     model = load(write_gguf(tmp_path / "model.gguf", random_model(LLAMA), MIXED))
-    stored = {hugging_face_name(name): tensor.data for name, tensor in files[0].tensors.items()}
+    stored = {tensor.data.ctypes.data: tensor for tensor in files[0].tensors.values()}
     copied = []
-    for name, module, slot in model.slots():
-        if slot.parameter == "weights":
-            data = module.weights[slot.start].data
-            assert data.shape == stored[name].shape
-            if data.data_ptr() != stored[name].ctypes.data:
-                copied.append(name.rpartition("self_attn.")[2])
+    for weight in in_blocks(model):
+        tensor = stored.get(weight.data.data_ptr())
+        if tensor is None:
+            copied.append(id(weight))
+        else:
+            assert weight.data.shape == tensor.data.shape
     # Only what Llama files hold in another order.
-    assert sorted(copied) == ["k_proj.weight"] * 2 + ["q_proj.weight"] * 2
+    assert copied == [id(part) for layer in model.layers for part in layer.attention.qkv.parts[:2]]
 
 
 def test_the_mapping_lives_as_long_as_the_model(tmp_path: Path) -> None:
@@ -215,15 +221,15 @@ def test_other_types_become_q8_0(tmp_path: Path) -> None:
     model = load_model(files_of(path), dtype=torch.float32, device=CPU, on_note=notes.append)
     plain = load(path, "none")
     layer, other = model.layers[1], plain.layers[1]
-    q, k, v = layer.self_attn.qkv_proj.weights
-    assert [Kind(weight.qtype) for weight in (q, k, v)] == [Kind.Q8_0, Kind.Q4_0, Kind.Q8_0]
-    exact = other.self_attn.qkv_proj.weight
+    q, k, v = layer.attention.qkv.parts
+    assert [Kind(weight.format) for weight in (q, k, v)] == [Kind.Q8_0, Kind.Q4_0, Kind.Q8_0]
+    exact = other.attention.qkv.weight
     assert torch.equal(numbers(q), exact[: q.rows])  # Q5_0 is Q8_0 with fewer digits
     assert 0 < relative_error(numbers(v), exact[-v.rows :]) < 0.01
-    up = layer.mlp.gate_up_proj.weights[1]
-    assert 0 < relative_error(numbers(up), other.mlp.gate_up_proj.weight[-up.rows :]) < 0.01
-    (down,) = layer.mlp.down_proj.weights
-    assert 0 < relative_error(numbers(down), other.mlp.down_proj.weight) < 0.01
+    up = layer.feed_forward.gate_up.parts[1]
+    assert 0 < relative_error(numbers(up), other.feed_forward.gate_up.weight[-up.rows :]) < 0.01
+    (down,) = layer.feed_forward.down.parts
+    assert 0 < relative_error(numbers(down), other.feed_forward.down.weight) < 0.01
     assert relative_error(run(model, TOKENS), run(plain, TOKENS)) < 0.05
     changed = len(model.layers) * (q.nbytes + v.nbytes + up.nbytes + down.nbytes)
     (note,) = notes
@@ -242,8 +248,8 @@ def test_weights_that_stay_in_their_blocks_are_no_news(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16])
 def test_a_file_of_plain_numbers_keeps_them(kind: Kind, tmp_path: Path) -> None:
     model = load(write_gguf(tmp_path / "model.gguf", random_model(LLAMA), kind), dtype=torch.bfloat16)
-    assert quantized_weights(model) == []
-    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert in_blocks(model) == []
+    assert model.head.weight.dtype == torch.bfloat16
 
 
 def test_a_model_that_does_not_fit_is_told_what_would(
@@ -269,9 +275,12 @@ def test_what_a_model_weighs(tmp_path: Path) -> None:
     stored = read_gguf(path).tensors.values()
     matrices = sum(tensor.data.nbytes for tensor in stored if len(tensor.shape) == 2)
     # Norms and the table in fp32; the norm of a head is kept once a head.
-    rest = sum(parameter.nbytes for parameter in model.parameters())
-    assert weight_bytes(model) == matrices + rest
-    assert needed_bytes(model, torch.float32, 256) == matrices + rest + 256 * 64 * 4
+    rest = sum(t.nbytes for name, t in tensors_in(model) if "norm" in name)
+    assert model.nbytes == matrices + rest
+    spec, tensors, names = _read(files_of(path))
+    places = match(spec, tensors, names)
+    kinds = {places[tensor.name]: tensor.blocks.kind for tensor in tensors if tensor.blocks is not None}
+    assert needed_bytes(spec, torch.float32, 256, kinds) == matrices + rest + 256 * 64 * 4
 
 
 def test_progress_ends_full(tmp_path: Path) -> None:
@@ -292,15 +301,16 @@ def test_all_layers_can_be_given_another_product(tmp_path: Path) -> None:
         calls.append(len(weights))
         return plain(x, weights, bias)
 
-    set_product(model, counted)
-    assert torch.equal(run(model, TOKENS), expected)
+    decoder = Decoder(model)
+    decoder._tiled = counted
+    assert torch.equal(run(decoder, TOKENS), expected)
     assert calls == [3, 1, 2, 1] * 2 + [1]
 
 
 def test_the_real_default_model(smollm2: Path) -> None:
     model, plain = load(smollm2), load(smollm2, "none")
-    assert all(isinstance(layer.mlp.down_proj, QuantizedLinear) for layer in model.layers)
-    assert weight_bytes(model) < 100e6
+    assert len(in_blocks(model)) == len(model.weights())
+    assert model.nbytes < 100e6
     assert_close(run(model, TOKENS[:6]), run(plain, TOKENS[:6]), 1e-4)
 
 
@@ -347,23 +357,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_safetensors_become_blocks(name: str, most: float, folder: Path) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 2
     model, plain = load(folder, name), load(folder)
-    kinds = {Kind(weight.qtype) for layer in model.layers for weight in quantized_weights(layer)}
+    kinds = {Kind(weight.format) for layer in model.layers for weight in matrices_of(layer)}
     assert kinds == ({Kind.Q8_0} if name == "int8" else {Kind.Q8_0, Kind.Q4_1})
-    assert model.embed_tokens.weight.qtype == model.lm_head.weights[0].qtype == Kind.Q8_0
-    assert quantized_weights(plain) == []
+    assert model.embedding.format == model.head.parts[0].format == Kind.Q8_0
+    assert in_blocks(plain) == []
     assert 0 < relative_error(run(model, TOKENS), run(plain, TOKENS)) < most
     # The parts of a packed layer lie where they belong, and the bias is the packed one.
-    whole = plain.layers[1].self_attn.qkv_proj
-    ours = model.layers[1].self_attn.qkv_proj
-    assert ours.weights[2].qtype == Kind.Q8_0  # the values
-    assert relative_error(torch.cat([numbers(w) for w in ours.weights]), whole.weight) < 0.09
+    whole = plain.layers[1].attention.qkv
+    ours = model.layers[1].attention.qkv
+    assert ours.parts[2].format == Kind.Q8_0  # the values
+    assert relative_error(torch.cat([numbers(w) for w in ours.parts]), whole.weight) < 0.09
     assert torch.equal(ours.bias, whole.bias)
 
 
 def test_a_gguf_file_of_plain_numbers_can_be_quantised(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), Kind.F16)
     model, plain = load(path, "int8"), load(path)
-    assert len(quantized_weights(model)) == 16
+    assert len(in_blocks(model)) == 16
     assert relative_error(run(model, TOKENS), run(plain, TOKENS)) < 0.03
 
 
@@ -396,29 +406,35 @@ def test_a_load_that_failed_leaves_nothing_and_can_be_tried_again(
     way: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), MIXED) if way == "auto" else folder
-    built: list[Any] = []
-    monkeypatch.setattr(
-        models.load, "build_model", lambda *given: built.append(build_model(*given)) or built[-1]
-    )
+    held: list[Any] = []
+    fill = _Filling.fill
+
+    def watched(filling: _Filling, *given: Any) -> None:
+        held.extend(map(weakref.ref, filling.store.plain.values()))
+        try:
+            fill(filling, *given)
+        finally:
+            parts = (part for group in filling.store.blocks.values() for part in group.values())
+            held.extend(weakref.ref(part.data) for part in parts)
+
+    monkeypatch.setattr(_Filling, "fill", watched)
 
     def fail(report: Progress) -> None:
         assert report.total is not None
         if report.done > report.total // 2:
             raise CancelledError
 
-    with pytest.raises(CancelledError):
-        load_model(files_of(path), dtype=torch.float32, device=CPU, quantize=way, on_progress=fail)
-    (model,) = built
-    assert all(weight.data.is_meta for weight in quantized_weights(model))
-    assert all(parameter.is_meta for parameter in model.parameters())
-    tensors = read_safetensors(folder) if way == "int4" else gguf_tensors(path)
-    fill_model(model, tensors, torch.float32, CPU, None, 256)
+    spec, tensors, names = _read(files_of(path))
+    kinds = choose_kinds(tensors, match(spec, tensors, names), way, CPU)
+    with pytest.raises(CancelledError) as caught:
+        fill_network(spec, tensors, torch.float32, CPU, on_progress=fail, kinds=kinds, names=names)
+    gc.collect()
+    assert len(held) > 10
+    # Even while the error is still held, as a person who reads it does.
+    assert caught.value.__traceback__ is not None
+    assert [ref() for ref in held if ref() is not None] == []
+    model = fill_network(spec, tensors, torch.float32, CPU, kinds=kinds, names=names)
     assert torch.equal(run(model, TOKENS), run(load(path, way), TOKENS))
-
-
-def gguf_tensors(path: Path) -> Any:
-    file = read_gguf(path)
-    return stored_tensors(file, config_of(file))
 
 
 def refusals(folder: Path, tmp_path: Path) -> Iterator[tuple[str, Path, str, torch.device]]:
@@ -440,39 +456,36 @@ def test_what_cannot_be_quantised_is_told(folder: Path, tmp_path: Path) -> None:
 
 def test_a_file_with_rows_of_odd_length_is_dequantised() -> None:
     tensors = [named("a", (4, 48), None), named("b", (4, 64), Kind.Q8_0)]
-    assert choose_kinds(tensors, "auto", CPU) == {}
-    assert choose_kinds(tensors[1:], "auto", CPU) == {"b": Kind.Q8_0}
-    assert choose_kinds(tensors[1:], "auto", torch.device("cuda")) == {}
-    assert choose_kinds(tensors[1:], "none", CPU) == {}
+    places = {t.name: Slot("up", "weight", "up.weight", 0, 4, t.shape, layer=0) for t in tensors}
+    assert choose_kinds(tensors, places, "auto", CPU) == {}
+    assert choose_kinds(tensors[1:], places, "auto", CPU) == {"b": Kind.Q8_0}
+    assert choose_kinds(tensors[1:], places, "auto", torch.device("cuda")) == {}
+    assert choose_kinds(tensors[1:], places, "none", CPU) == {}
 
 
 def test_what_stays_in_eight_bits_among_four() -> None:
-    names = [
-        f"model.layers.{layer}.{part}.weight"
-        for layer in range(16)
-        for part in ("v_proj", "down_proj", "up_proj")
-    ]
-    tensors = [named(name, (4, 64), None) for name in [*names, "lm_head.weight", "model.embed_tokens.weight"]]
-    kinds = choose_kinds(tensors, "int4", CPU)
+    _, spec = spec_of_hf(tiny_llama(hidden_size=96, num_hidden_layers=16).to_dict())
+    places = {slot.name(NAMES): slot for slot in slots(spec)}
+    tensors = [named(name, slot.shape, None) for name, slot in places.items()]
+    kinds = choose_kinds(tensors, places, "int4", CPU)
+    assert set(kinds) == {name for name in places if "norm" not in name}
     wide = {name for name, kind in kinds.items() if kind == Kind.Q8_0}
-    expected = {f"model.layers.{layer}.v_proj.weight" for layer in range(16)}
-    expected |= {f"model.layers.{layer}.down_proj.weight" for layer in (0, 1, 14, 15)}
+    expected = {f"model.layers.{layer}.self_attn.v_proj.weight" for layer in range(16)}
+    expected |= {f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1, 14, 15)}
     assert wide == expected | {"lm_head.weight", "model.embed_tokens.weight"}
     assert set(kinds.values()) == {Kind.Q8_0, Kind.Q4_1}
-    assert set(choose_kinds(tensors, "int8", CPU).values()) == {Kind.Q8_0}
+    assert set(choose_kinds(tensors, places, "int8", CPU).values()) == {Kind.Q8_0}
 
 
 def named(name: str, shape: tuple[int, ...], kind: Kind | None) -> Any:
-    blocks = None if kind is None else Blocks(kind, lambda: torch.empty(0))
+    blocks = None if kind is None else Blocks(BlockKind(kind), lambda: torch.empty(0))
     return StoredTensor(name, shape, 0, lambda _: None, None, None, blocks)
 
 
-def test_a_tied_head_has_the_type_of_the_embedding() -> None:
-    model = build_model(
-        ModelConfig.from_hf(QWEN3.to_dict() | {"architectures": ["Qwen3ForCausalLM"]}), F.linear
-    )
-    kinds = {name: Kind.Q4_1 for name, _, slot in model.slots() if len(slot.shape) == 2}
-    hold_quantized(model, kinds | {"model.embed_tokens.weight": Kind.Q6_K}, torch.float32)
-    (head,) = model.lm_head.weights  # type: ignore[attr-defined]
-    assert head.qtype == Kind.Q6_K
-    assert {Kind(w.qtype) for w in quantized_weights(model.layers)} == {Kind.Q4_1}
+def test_a_tied_head_has_the_type_of_the_embedding(tmp_path: Path) -> None:
+    kinds = dict.fromkeys(MIXED, Kind.Q4_1) | {"token_embd": Kind.Q6_K}
+    model = load(write_gguf(tmp_path / "model.gguf", random_model(QWEN3), kinds))
+    (head,) = model.head.parts
+    assert head is model.embedding
+    assert head.format == Kind.Q6_K
+    assert {Kind(w.format) for layer in model.layers for w in matrices_of(layer)} == {Kind.Q4_1}

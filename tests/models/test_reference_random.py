@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
 from models.load import load_model
+from models.reference.decoder import Decoder
 from tests.models.checkpoints import PlainAttention, files_of, random_model, run_reference
 
 POSITIONS = 96
@@ -39,7 +40,8 @@ class Reference:
     """Our network on a CPU in fp32. What it is made of is known here and nowhere else in this file."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"))
+        network = load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"))
+        self._model = Decoder(network)
         self._held: dict[int, PlainAttention] = {}
 
     def step(self, pieces: Items[Piece]) -> list[Tensor]:

@@ -15,7 +15,15 @@ from models.errors import ModelError
 from models.load import load_model
 from models.progress import Progress
 from models.weights.checkpoint import read_safetensors, safetensors_files
-from tests.models.checkpoints import files_of, reference_model, run, tiny_llama, tiny_qwen3, write_checkpoint
+from tests.models.checkpoints import (
+    files_of,
+    reference_model,
+    run,
+    tensors_in,
+    tiny_llama,
+    tiny_qwen3,
+    write_checkpoint,
+)
 
 CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
@@ -64,14 +72,15 @@ def test_every_parameter_is_filled_from_its_tensor(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, config)
     theirs = reference_model(folder).state_dict()
     ours = load(folder)
-    attention = ours.layers[1].self_attn
+    attention = ours.layers[1].attention
     prefix = "model.layers.1.self_attn."
     packed = [theirs[f"{prefix}{name}_proj.weight"] for name in "qkv"]
-    assert torch.equal(attention.qkv_proj.weight, torch.cat(packed))
-    assert torch.equal(attention.qkv_proj.bias, torch.cat([theirs[f"{prefix}{n}_proj.bias"] for n in "qkv"]))
+    assert torch.equal(attention.qkv.weight, torch.cat(packed))
+    assert torch.equal(attention.qkv.bias, torch.cat([theirs[f"{prefix}{n}_proj.bias"] for n in "qkv"]))
     norms = [theirs[f"{prefix}q_norm.weight"]] * 4 + [theirs[f"{prefix}k_norm.weight"]] * 2
-    assert torch.equal(attention.qk_norm.weight, torch.stack(norms))
-    assert not any(parameter.is_meta for parameter in ours.parameters())
+    assert torch.equal(attention.head_norm, torch.stack(norms))
+    assert ours.head.parts == (ours.embedding,)
+    assert all(tensor.isfinite().all() for _, tensor in tensors_in(ours))
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -83,8 +92,8 @@ def test_any_float_type_becomes_the_wanted_one(
     model = load(folder, wanted)
     weight = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     assert weight.dtype == stored
-    assert torch.equal(model.embed_tokens.weight, weight.to(wanted))
-    assert {parameter.dtype for parameter in model.parameters()} == {wanted}
+    assert torch.equal(model.embedding.data, weight.to(wanted))
+    assert {tensor.dtype for _, tensor in tensors_in(model)} == {wanted}
 
 
 def test_progress_counts_the_bytes_and_ends_full(sharded: Path) -> None:
@@ -117,8 +126,8 @@ def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path) -> None:
         peak = max(peak, anonymous())
 
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU, on_progress=watch)
-    size = sum(parameter.nbytes for parameter in model.parameters())
-    largest = max(parameter.nbytes for parameter in model.parameters())
+    size = model.nbytes
+    largest = max(tensor.nbytes for _, tensor in tensors_in(model))
     assert size > 100e6
     assert peak - before < size + largest + 8e6
 
@@ -259,7 +268,7 @@ def test_too_little_memory_is_told_before_anything_is_allocated(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models.load, "available_bytes", lambda device: 200_000)
-    monkeypatch.setattr(models.load, "_allocate", lambda *_: pytest.fail("memory was allocated"))
+    monkeypatch.setattr(models.load._Filling, "allocate", lambda *_: pytest.fail("memory was allocated"))
     message = refusal(folder)
     size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values()) + 256 * 16 * 4
     assert f"{size / 1e3:.0f} kB" in message
@@ -276,7 +285,7 @@ def test_memory_that_runs_out_while_loading_is_one_line(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(models.load, "_allocate", fail)
+    monkeypatch.setattr(models.load._Filling, "allocate", fail)
     assert "Memory ran out" in refusal(folder)
 
 

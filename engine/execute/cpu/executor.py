@@ -117,12 +117,8 @@ class NativeDecoder:
             arrays = [array("i", values) for values in (span.blocks, span.tokens, span.positions)]
             alive.append(arrays)
             place.table, place.tokens, place.positions = (a.buffer_info()[0] for a in arrays)
-            place.blocks, place.row, place.count, place.wanted = (
-                len(arrays[0]),
-                span.start,
-                count,
-                span.wanted,
-            )
+            place.blocks, place.row, place.count = len(arrays[0]), span.start, count
+            place.wanted = span.wanted
         logits = torch.empty(sum(span.wanted for span in spans), self._vocab)
         with self._pool.held():
             wrong = self._functions.ct_decoder_run(self._handle, given, len(given), logits.data_ptr(), times)

@@ -4,9 +4,9 @@
     host     | launch i+1, wait for tokens i  | their text, their events; launch i+2 ...
 
 A sequence has a slot. Its token, row, position, block table, sampling and random numbers live in device memory by slot,
-so the host never waits for a token before it launches the next step. A step is of some slots: one recorded graph serves
-so many rows of so much context, whichever sequences they are. Where a token turns out to be the last of its sequence, the
-one after is thrown away.
+so the host never waits for a token before it launches the next step. A step is of some slots: one recorded graph
+serves so many rows of so much context, whichever sequences they are. Where a token turns out to be the last of its
+sequence, the one after is thrown away.
 """
 
 from collections import deque
@@ -109,18 +109,26 @@ class DecodeRunner:
         graphs = self._graphs is not None and self._graphs.problem is None
         return f"{self.program.name}, CUDA graph" if graphs else self.program.name
 
-    def join(self, sequence: "Sequence", logits: Tensor) -> None:
-        """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits."""
+    def join(self, sequence: "Sequence", logits: Tensor | None) -> None:
+        """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits.
+
+        None: its newest token was drawn before, and its row is what is to be computed next; there is nothing to read.
+        """
         assert sequence.params is not None
         rows, drawn = sequence.rows, sequence.generated
         slot = self._free.pop()
-        seat = self._seats[sequence] = Seat(sequence, slot, len(rows), len(drawn))
+        known = int(logits is None)
+        seat = self._seats[sequence] = Seat(sequence, slot, len(rows) - known, len(drawn) - known)
         prompt = rows.token_ids[: len(rows) - len(drawn)]
         self.sampler.load(slot, sequence.params, prompt, drawn, sequence.seed)
-        self.slots.put(slot, len(rows), rows.next_position)
+        self.slots.put(slot, seat.row, rows.positions[-1] if known else rows.next_position)
         self.slots.send()
-        self.sampler.sample(logits.view(1, -1), self._every[slot : slot + 1], None, self.sampler.draw([slot]))
-        self._note([seat])
+        if logits is None:
+            self.slots.given.token[slot : slot + 1].fill_(rows.token_ids[-1])
+        else:
+            every = self._every[slot : slot + 1]
+            self.sampler.sample(logits.view(1, -1), every, None, self.sampler.draw([slot]))
+            self._note([seat])
 
     def launch(self, sequences: "list[Sequence]") -> None:
         """Enqueue a step of these. Their tables have room for the row of their newest token, read or not."""
@@ -155,7 +163,7 @@ class DecodeRunner:
         self._free.append(seat.slot)
 
     def step(self, slots: Items[int], row: int) -> None:
-        """Enqueue a step of these slots, of which none is beyond `row`, and whatever changed in `slots`; nothing else."""
+        """Enqueue a step of these slots, none of them beyond `row`, and what has changed in `slots`; nothing else."""
         rows, limit = rows_for(len(slots)), context_limit(row)
         self.slots.activate(slots, rows)
         self.slots.send()

@@ -33,6 +33,7 @@ from engine.execute.cuda.tiles import (
     choose_tile,
     most_chunks,
     norms_apart,
+    share_tile,
 )
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.embedding import embedding_kernel
@@ -94,7 +95,8 @@ class FusedDecoder:
     def run(self, rows: int, limit: int) -> Tensor:
         """Enqueue a step of the first `rows` rows (a count of a graph, not of sequences); logits [rows, vocab].
 
-        They are in the model's dtype; those of rows without a slot mean nothing. Every token lies in a row below `limit`.
+        They are in the model's dtype; those of rows without a slot mean nothing. Every token lies in a row of its
+        sequence below `limit`.
         """
         size = self._x.shape[1]
         kernel = embedding_kernel[(triton.cdiv(size, 1024), rows)](
@@ -142,6 +144,8 @@ class FusedDecoder:
         weight, bias = layer.weight, layer.bias
         outputs, inputs = out.shape[1], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
+        if rows > 1:
+            tile = share_tile(tile, inputs, gated)
         if norm is not None and norms_apart(rows, weight.shape[0]):
             kernel = rows_norm_kernel[(rows,)](
                 x,
@@ -203,9 +207,10 @@ class FusedDecoder:
                 self._partial,
                 self._lse,
                 self._dim**-0.5 * math.log2(math.e),
-                TABLE=given.tables.shape[1],
-                FROM=cut.first,
-                UNTIL=cut.end,
+                given.tables.shape[1],
+                cut.first,
+                cut.end,
+                SOME=cut.end > 0,
                 CHUNKS=chunks,
                 HQ=self._q_heads,
                 HKV=self._kv_heads,

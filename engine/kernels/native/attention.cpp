@@ -91,8 +91,8 @@ void Group::position_head(int32_t layer, int32_t r, int32_t which, float* out) c
 // Norms and rotates q and k in place, and writes K and V.
 void Group::position(int32_t layer) {
   const ct_cache& cache = decoder.cache;
-  claim_rows(count, [&](int32_t r) {
-    for (int32_t i = 0; i < sizes.heads(); i += 16) __builtin_prefetch(heads(r) + i);
+  auto from = [&](int32_t r) { return heads(r); };
+  claim_rows(count, sizes.heads(), from, [&](int32_t r) {
     for (int32_t h = 0; h < sizes.q_heads + sizes.kv_heads; ++h) position_head(layer, r, h, heads(r) + h * sizes.dim);
     const int64_t place = space.given[size_t(r)].slot * decoder.slot_bytes;
     const float *k = heads(r) + sizes.q_size, *v = k + sizes.kv_size;

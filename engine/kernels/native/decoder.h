@@ -53,7 +53,7 @@ struct Bench {
         multiplier(kernels, sizes.widest(), rows) {}
 
  private:
-  static size_t tile_of(int32_t rows) { return few(rows) ? TILE * PIECE : up_to(rows, TILE) * QUANTIZED; }
+  static size_t tile_of(int32_t rows) { return few(rows) ? PIECE : up_to(rows, TILE) * QUANTIZED; }
   // All heads of a row and its key, or one KV head of several rows.
   static size_t queries(const Sizes& sizes, int32_t rows) {
     const int32_t one = sizes.q_heads + sizes.kv_heads;

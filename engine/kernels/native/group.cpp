@@ -52,10 +52,7 @@ Inputs Group::inputs(int32_t rows, int32_t columns, int32_t forms, float* plain,
   }
   Inputs all = space.shared.of(rows, columns);
   all.x = plain;
-  claim_rows(rows, [&](int32_t r) {
-    // Another thread has them in its cache.
-    const float* source = from(r);
-    for (int32_t i = 0; i < columns; i += 16) __builtin_prefetch(source + i);
+  claim_rows(rows, columns, from, [&](int32_t r) {
     const float* row = make(r, forms & FORM_FLOAT ? plain + int64_t(r) * columns : bench.row.as<float>());
     if (forms & FORM_INT8) decoder.kernels.quantize(row, r, 0, columns, all);
   });
@@ -113,7 +110,9 @@ void Group::products(const ct_linear& linear, const Inputs& x, int32_t thread, c
 // What a thread computes it rounds at once, so pieces are as long as what has one scale.
 Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread) {
   const ct_linear& linear = layer.gate_up;
-  const int32_t size = sizes.inner, forms = forms_of(layer.down), piece = few(count) ? PIECE : QUANTIZED;
+  const int32_t size = sizes.inner, forms = forms_of(layer.down);
+  const int32_t unit = few(count) ? piece_of(count) / QUANTIZED * QUANTIZED : PANEL;
+  const int32_t piece = few(count) ? unit : QUANTIZED;
   Bench& bench = space.benches[size_t(thread)];
   float *gate = bench.tile.as<float>(), *up = bench.other.as<float>();
   Inputs all = space.gated.of(count, size);
@@ -125,12 +124,19 @@ Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread
     for (int32_t from = first; from < end; from += piece) {
       const int32_t to = from + piece < end ? from + piece : end;
       const uint8_t* next = to < end ? row_of(linear, to) : after < 0 ? later : row_of(linear, after);
-      bench.multiplier.multiply(linear, from, to, given, gate, piece, row_of(linear, size + from));
-      bench.multiplier.multiply(linear, size + from, size + to, given, up, piece, next);
+      for (int32_t at = from; at < to; at += unit) {
+        const int32_t stop = at + unit < to ? at + unit : to;
+        float* here = gate + at - from;
+        bench.multiplier.multiply(linear, at, stop, given, here, piece, row_of(linear, size + at));
+        bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
+        for (int32_t r = 0; r < count; ++r) {
+          decoder.kernels.gate(here + r * piece, up + r * unit, stop - at, here + r * piece);
+        }
+      }
       for (int32_t r = 0; r < count; ++r) {
-        float* out = forms & FORM_FLOAT ? plain + int64_t(r) * size + from : gate + r * piece;
-        decoder.kernels.gate(gate + r * piece, up + r * piece, to - from, out);
-        if (forms & FORM_INT8) decoder.kernels.quantize(out, r, from, to - from, all);
+        const float* found = gate + r * piece;
+        if (forms & FORM_FLOAT) std::memcpy(plain + int64_t(r) * size + from, found, size_t(to - from) * sizeof(float));
+        if (forms & FORM_INT8) decoder.kernels.quantize(found, r, from, to - from, all);
       }
     }
   }

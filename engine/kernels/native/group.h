@@ -50,13 +50,19 @@ class Group {
   void claim(int32_t parts, Part part) const {
     for (int32_t n = decoder.pool.claim(); n < parts; n = decoder.pool.claim()) part(n);
   }
-  // Calls part(r) for every row; a thread takes some at once.
-  template <typename Part>
-  void claim_rows(int32_t rows, Part part) const {
+  // Calls part(r) for every row, which reads `columns` numbers at from(r). A thread takes some at once, and asks for what
+  // another one has in its cache.
+  template <typename From, typename Part>
+  void claim_rows(int32_t rows, int32_t columns, From from, Part part) const {
     const int32_t fair = rows / (4 * decoder.pool.working());
     const int32_t some = fair < 1 ? 1 : fair < SOME_ROWS ? fair : SOME_ROWS;
     claim((rows + some - 1) / some, [&](int32_t n) {
-      for (int32_t r = n * some; r < (n + 1) * some && r < rows; ++r) part(r);
+      const int32_t first = n * some, end = first + some < rows ? first + some : rows;
+      for (int32_t r = first; r < end; ++r) {
+        const float* numbers = from(r);
+        for (int32_t i = 0; i < columns; i += 16) __builtin_prefetch(numbers + i);
+      }
+      for (int32_t r = first; r < end; ++r) part(r);
     });
   }
   template <typename From, typename Make>

@@ -101,25 +101,35 @@ inline float quantize_block(const float* x, int8_t* q, int32_t& left, int32_t& r
   return most / 127.0f;
 }
 
-void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out) {
-  const int64_t tile = r / out.wide, place = r % out.wide, n = out.columns;
-  uint32_t* q = out.q + tile * (n / 4) * out.wide + place;
-  float* scale = out.scale + tile * (n / 32) * out.wide + place;
-  float* low = out.low + tile * (n / 32) * out.wide + place;
-  float* low_16 = out.low_16 + tile * (n / 16) * out.wide + place;
+template <int WIDE>
+void quantize_as(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out) {
+  const int64_t tile = r / WIDE, place = r % WIDE, n = out.columns;
+  uint32_t* q = out.q + tile * (n / 4) * WIDE + place;
+  float* scale = out.scale + tile * (n / 32) * WIDE + place;
+  float* low = out.low + tile * (n / 32) * WIDE + place;
+  float* low_16 = out.low_16 + tile * (n / 16) * WIDE + place;
   for (int32_t b = first / 32; b < (first + count) / 32; ++b, x += 32) {
     int8_t numbers[32];
     int32_t left, right;
     const float step = quantize_block(x, numbers, left, right);
-    if (out.wide == 1) {
-      std::memcpy(q + 8 * b, numbers, sizeof numbers);
-    } else {
-      for (int i = 0; i < 8; ++i) q[(8 * b + i) * out.wide] = load_u32(numbers + 4 * i);
-    }
-    scale[b * out.wide] = step;
-    low[b * out.wide] = step * float(left + right);
-    low_16[2 * b * out.wide] = step * float(left);
-    low_16[(2 * b + 1) * out.wide] = step * float(right);
+    for (int i = 0; i < 8; ++i) q[(8 * b + i) * WIDE] = load_u32(numbers + 4 * i);
+    scale[b * WIDE] = step;
+    low[b * WIDE] = step * float(left + right);
+    low_16[2 * b * WIDE] = step * float(left);
+    low_16[(2 * b + 1) * WIDE] = step * float(right);
+  }
+}
+
+void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out) {
+  switch (out.wide) {
+    case 1:
+      return quantize_as<1>(x, r, first, count, out);
+    case 2:
+      return quantize_as<2>(x, r, first, count, out);
+    case 4:
+      return quantize_as<4>(x, r, first, count, out);
+    default:
+      return quantize_as<TILE>(x, r, first, count, out);
   }
 }
 

@@ -120,6 +120,10 @@ class Times(ctypes.Structure):
 
     _fields_: ClassVar = [(name, ctypes.c_double) for name in PARTS]
 
+    def parts(self) -> dict[str, float]:
+        """Seconds by name."""
+        return {name: getattr(self, name) for name in PARTS}
+
 
 _Pointer, _Int = ctypes.c_void_p, ctypes.c_int32
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {

@@ -5,13 +5,13 @@
 
 namespace chatterm {
 
-constexpr int32_t PIECE = 256;  // outputs that up to TILE rows of inputs are multiplied with at once
+constexpr int32_t PIECE = 2048;  // numbers that come out of a product of few rows at once: they stay in the cache
 
 // Up to TILE rows of inputs are multiplied with rows of a weight as they lie; more with panels of them.
 inline bool few(int32_t rows) { return rows <= TILE; }
 
-// Outputs to multiply at once, so that what comes out stays in the cache.
-inline int32_t piece_of(int32_t rows) { return few(rows) ? PIECE : PANEL; }
+// Outputs to multiply at once.
+inline int32_t piece_of(int32_t rows) { return few(rows) ? PIECE / rows / PANEL * PANEL : PANEL; }
 
 inline int32_t forms_of(const ct_linear& linear) {
   int32_t forms = 0;

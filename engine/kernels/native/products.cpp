@@ -68,7 +68,7 @@ int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int
     std::vector<Buffer> tiles;
     for (int32_t thread = 0; thread < pool->pool.size(); ++thread) {
       multipliers.emplace_back(*kernels, matrix->columns, count);
-      tiles.emplace_back((up_to(count, TILE) * PANEL + TILE * PIECE) * sizeof(float));
+      tiles.emplace_back((up_to(count, TILE) * PANEL + PIECE) * sizeof(float));
     }
     Products job{pool->pool, *kernels, {{*matrix}, nullptr, 1, 0}, x, room.of(count, matrix->columns), multipliers, tiles, out};
     job.x.x = x;

@@ -270,6 +270,8 @@ inline void multiply_lanes(LaneRows rows, int32_t columns, Fetch& fetch, const I
   using L = Lanes<TYPE>;
   constexpr bool SIGNED = TYPE == CT_Q8_0 && SIGNED_BYTES;
   constexpr int GROUPS = 32 / L::GROUP, COUNT = L::GROUP / 4;
+  // One row of inputs leaves no time to find out which part it is; more of them would be very long code.
+  constexpr int UNROLLED = N == 1 || L::PARTS == 1 ? L::PARTS : 2;
   const float* lows = L::GROUP == 32 ? x.low : x.low_16;
   CT_UNROLL
   for (int r = 0; r < N; ++r) sums[r] = LaneFloats{};
@@ -277,21 +279,26 @@ inline void multiply_lanes(LaneRows rows, int32_t columns, Fetch& fetch, const I
   for (int32_t b = 0; b < columns / 32 / L::PARTS; ++b, at += L::BYTES) {
     L block;
     block.open(rows, at);
-    CT_UNROLL
-    for (int part = 0; part < L::PARTS; ++part) {
-      fetch.go_on<LANES * L::BYTES / L::PARTS>();
-      const int32_t n = b * L::PARTS + part;
-      LaneBits digits[8];
-      block.digits(rows, at, part, digits);
+#pragma GCC unroll 1
+    for (int begin = 0; begin < L::PARTS; begin += UNROLLED) {
       CT_UNROLL
-      for (int g = 0; g < GROUPS; ++g) {
-        const int group = part * GROUPS + g;
-        const LaneFloats scale = block.scale(group), low = block.low(group);
+      for (int p = 0; p < UNROLLED; ++p) {
+        const int part = begin + p;
+        fetch.go_on<LANES * L::BYTES / L::PARTS>();
+        const int32_t n = b * L::PARTS + part;
+        LaneBits digits[8];
+        block.digits(rows, at, part, digits);
         CT_UNROLL
-        for (int r = 0; r < N; ++r) {
-          const LaneInts dot = dot_of<COUNT, L::DEPTH, SIGNED, N>(digits + g * COUNT, x.q + (8 * n + g * COUNT) * N + r);
-          sums[r] = fused(to_floats(dot), scale * x.scale[n * N + r], sums[r]);
-          if (!SIGNED) sums[r] = fused(low, LaneFloats{} + lows[(n * GROUPS + g) * N + r], sums[r]);
+        for (int g = 0; g < GROUPS; ++g) {
+          const int group = part * GROUPS + g;
+          const LaneFloats scale = block.scale(group), low = block.low(group);
+          CT_UNROLL
+          for (int r = 0; r < N; ++r) {
+            const uint32_t* q = x.q + (8 * n + g * COUNT) * N + r;
+            const LaneInts dot = dot_of<COUNT, L::DEPTH, SIGNED, N>(digits + g * COUNT, q);
+            sums[r] = fused(to_floats(dot), scale * x.scale[n * N + r], sums[r]);
+            if (!SIGNED) sums[r] = fused(low, LaneFloats{} + lows[(n * GROUPS + g) * N + r], sums[r]);
+          }
         }
       }
     }

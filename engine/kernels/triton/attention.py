@@ -4,12 +4,12 @@ The plain twins: the head norm and the rotation in `models/families/qwen3.py` an
 cache write and the attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It
 loads its first rows of the cache before it waits: rows before the new one were written in earlier steps.
 
-A tile of rows is [R, 1, W, D]: W groups of threads (D / 8 threads each) with R rows of their own. Each group holds
-the query heads [1, G, W, D] and keeps its own online softmax, so that nothing leaves a group before the very end.
-Triton hands the axes out to threads from the last one on, which is why they are in this order.
+W groups of threads (D / 8 threads each) have rows of their own: R of them at a time, a tuple of tiles [W, D]. Each
+group holds all query heads of the KV head, a tuple too, and keeps its own online softmax, so that nothing leaves a
+group before the very end. (Tuples and not axes, as in `linear.py`.)
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,unreachable"
 import triton
 import triton.language as tl
 
@@ -29,25 +29,27 @@ def _load_rows(
     HKV,
     D: tl.constexpr,
 ):
-    """Rows [R, 1, W, D] of K or V from row `first` of a block table on; zero from row `end` on."""
-    rows = (tl.arange(0, R)[:, None] * W + tl.arange(0, W)[None, :])[:, None, :, None]
-    seen = first + rows < end
-    if BLOCK % (W * R) == 0:  # the tile lies in one block
-        start = (
-            tl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64) * BLOCK + first % BLOCK
-        )
-        slots = start + rows
-    else:
-        blocks = tl.load(table + (first + rows) // BLOCK, mask=seen, other=0).to(tl.int64)
-        slots = blocks * BLOCK + (first + rows) % BLOCK
-    at = (slots * HKV + head) * D + tl.arange(0, D)[None, None, None, :]
-    return tl.load(cache + at, mask=seen, other=0.0)
+    """R tiles [W, D] of rows of K or V from row `first` of a block table on; zero from row `end` on."""
+    tiles = ()
+    if BLOCK % (W * R) == 0:  # all tiles lie in one block
+        block = tl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64)
+    for i in tl.static_range(R):
+        rows = i * W + tl.arange(0, W)[:, None]
+        seen = first + rows < end
+        if BLOCK % (W * R) == 0:
+            slots = block * BLOCK + first % BLOCK + rows
+        else:
+            blocks = tl.load(table + (first + rows) // BLOCK, mask=seen, other=0).to(tl.int64)
+            slots = blocks * BLOCK + (first + rows) % BLOCK
+        at = (slots * HKV + head) * D + tl.arange(0, D)[None, :]
+        tiles += (tl.load(cache + at, mask=seen, other=0.0),)
+    return tiles
 
 
 @triton.jit
 def _norm(x, mean_of, weight, D: tl.constexpr, EPS: tl.constexpr):
     """RMSNorm by the mean square of `mean_of`: normalise in fp32, cast, then multiply by the weight."""
-    scale = tl.rsqrt(tl.sum(mean_of * mean_of, 3, keep_dims=True) / D + EPS)
+    scale = tl.rsqrt(tl.sum(mean_of * mean_of, 1, keep_dims=True) / D + EPS)
     unit = (x * scale).to(weight.dtype).to(tl.float32)
     return (unit * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
 
@@ -59,23 +61,37 @@ def _rotate(x, other, cosine, sine, dtype: tl.constexpr):
 
 
 @triton.jit
-def _attend(q, k, v, seen, high, total, sums, scale_log2):
-    """One step of the online softmax: q [1, G, W, D], k and v [R, 1, W, D], seen [R, 1, W, 1].
+def _attend(q, k, v, left, high, total, sums, scale_log2, W: tl.constexpr):
+    """One step of the online softmax: of each query head [W, D] with R tiles of K and V [W, D], `left` rows in all.
 
-    State: the highest score and the sum of the weights [1, G, W, 1], the sum of the weighted values [1, G, W, D].
+    State, for each query head: the highest score and the sum of the weights [W, 1], that of the weighted values
+    [W, D].
     """
-    scores = tl.sum(q * k.to(tl.float32), 3, keep_dims=True) * scale_log2
-    scores = tl.where(seen, scores, float("-inf"))
-    highest = tl.maximum(high, tl.max(scores, 0, keep_dims=True))
-    base = tl.where(highest == float("-inf"), 0.0, highest)
-    weights = tl.exp2(scores - base)
-    shrink = tl.exp2(high - base)
-    total = total * shrink + tl.sum(weights, 0, keep_dims=True)
-    sums = sums * shrink + tl.sum(weights * v.to(tl.float32), 0, keep_dims=True)
-    return highest, total, sums
+    new_high, new_total, new_sums = (), (), ()
+    for g in tl.static_range(len(q)):
+        scores = ()
+        highest = high[g]
+        for i in tl.static_range(len(k)):
+            score = tl.sum(q[g] * k[i].to(tl.float32), 1, keep_dims=True) * scale_log2
+            score = tl.where(i * W + tl.arange(0, W)[:, None] < left, score, float("-inf"))
+            scores += (score,)
+            highest = tl.maximum(highest, score)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink = tl.exp2(high[g] - base)
+        weight_sum = total[g] * shrink
+        value_sum = sums[g] * shrink
+        for i in tl.static_range(len(k)):
+            weight = tl.exp2(scores[i] - base)
+            weight_sum += weight
+            value_sum += weight * v[i].to(tl.float32)
+        new_high += (highest,)
+        new_total += (weight_sum,)
+        new_sums += (value_sum,)
+    return new_high, new_total, new_sums
 
 
-@triton.jit
+# Another longest context must not compile the kernel again.
+@triton.jit(do_not_specialize=["table_stride", "begin", "end"])
 def attention_kernel(
     heads,
     norm_weight,
@@ -88,13 +104,13 @@ def attention_kernel(
     partial,
     lse,
     scale_log2,
-    TABLE: tl.constexpr,
-    FROM: tl.constexpr,
-    UNTIL: tl.constexpr,
+    table_stride,
+    begin,
+    end,
+    SOME: tl.constexpr,
     CHUNKS: tl.constexpr,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
-    G: tl.constexpr,
     D: tl.constexpr,
     EPS: tl.constexpr,
     NORM: tl.constexpr,
@@ -106,15 +122,15 @@ def attention_kernel(
 ):
     """Write K and V of each new token and attend with its query heads to the rows of its sequence up to it.
 
-    heads [rows, HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos beside
-    sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables int32
-    [slots, TABLE]; counters int64 [slots, 2]: the row of the token in its sequence, then its position. G is the power
-    of two from HQ / HKV on. Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of W * R rows of a sequence.
-    It leaves its output in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows,
-    CHUNKS, HQ]; programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
+    heads [rows, HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos
+    beside sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables
+    int32 [slots, table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its position.
+    Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of W * R rows of a sequence. It leaves its output
+    in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ];
+    programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
 
-    Where UNTIL is not 0, only tokens in rows FROM to UNTIL of their sequences are served: a launch for each way of
-    cutting sequences into chunks, since a sequence must be cut as if it were alone.
+    With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
+    sequences into chunks, since a sequence must be cut as if it were alone.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -127,76 +143,77 @@ def attention_kernel(
     row = tl.load(counters + 2 * slot, mask=slot >= 0, other=-1).to(tl.int32)
     first = chunk * TILE * TILES
     idle = first > row
-    if UNTIL > 0:
-        idle = idle | (row < FROM) | (row >= UNTIL)
+    if SOME:
+        idle = idle | (row < begin) | (row >= end)
     if idle:
         gdc_wait(
             PDL
         )  # where some programs ended before others began to wait, a step took up to a tenth longer
         return
     position = tl.load(counters + 2 * slot + 1)
-    table = tables + slot.to(tl.int64) * TABLE
+    table = tables + slot.to(tl.int64) * table_stride
     heads += batch * (HQ + 2 * HKV) * D
     k = _load_rows(cache_k, table, head, first, row, W, R, BLOCK, HKV, D)
     v = _load_rows(cache_v, table, head, first, row, W, R, BLOCK, HKV, D)
     place = tl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
 
-    columns = tl.arange(0, D)[None, None, None, :] + tl.zeros([1, 1, W, 1], tl.int32)
+    columns = tl.arange(0, D)[None, :] + tl.zeros([W, 1], tl.int32)
     others = (columns + D // 2) % D
     cosine = tl.load(rotary + position * D + columns % (D // 2)).to(tl.float32)
     sine = tl.load(rotary + position * D + D // 2 + columns % (D // 2)).to(tl.float32)
     sine = tl.where(columns < D // 2, -sine, sine)
-    lanes = tl.arange(0, G)[None, :, None, None]
-    real = lanes < GROUP
-    q_at = (head * GROUP + lanes) * D
-    k_at = (HQ + head) * D
-    if NORM:
-        q_weight = tl.load(norm_weight + q_at + columns, mask=real, other=0.0)
-        q_other_weight = tl.load(norm_weight + q_at + others, mask=real, other=0.0)
-        k_weight = tl.load(norm_weight + k_at + columns)
-        k_other_weight = tl.load(norm_weight + k_at + others)
+    # Query heads, then the key head: where they are, and their weights.
+    weights, other_weights = (), ()
+    for g in tl.static_range(GROUP + 1):
+        at = (head * GROUP + g if g < GROUP else HQ + head) * D
+        if NORM:
+            weights += (tl.load(norm_weight + at + columns),)
+            other_weights += (tl.load(norm_weight + at + others),)
     # What was loaded so far are weights and rows of earlier steps.
     gdc_wait(PDL)
-    q = tl.load(heads + q_at + columns, mask=real, other=0.0).to(tl.float32)
-    q_other = tl.load(heads + q_at + others, mask=real, other=0.0).to(tl.float32)
-    new_k = tl.load(heads + k_at + columns).to(tl.float32)
-    new_k_other = tl.load(heads + k_at + others).to(tl.float32)
     new_v = tl.load(heads + (HQ + HKV + head) * D + columns)
-    if NORM:
-        q_other = _norm(q_other, q, q_other_weight, D, EPS)
-        q = _norm(q, q, q_weight, D, EPS)
-        new_k_other = _norm(new_k_other, new_k, k_other_weight, D, EPS)
-        new_k = _norm(new_k, new_k, k_weight, D, EPS)
-    q = _rotate(q, q_other, cosine, sine, dtype).to(tl.float32)
-    new_k = _rotate(new_k, new_k_other, cosine, sine, dtype)
+    placed = ()
+    for g in tl.static_range(GROUP + 1):
+        at = (head * GROUP + g if g < GROUP else HQ + head) * D
+        x = tl.load(heads + at + columns).to(tl.float32)
+        other = tl.load(heads + at + others).to(tl.float32)
+        if NORM:
+            other = _norm(other, x, other_weights[g], D, EPS)
+            x = _norm(x, x, weights[g], D, EPS)
+        placed += (_rotate(x, other, cosine, sine, dtype),)
+    new_k = placed[GROUP]
 
     # The new row is the first that group 0 of its chunk sees.
-    group = tl.arange(0, W)[None, None, :, None]
+    group = tl.arange(0, W)[:, None]
     here = row < first + TILE * TILES
-    mine = here & (group == 0) & (lanes < G)
-    new_score = tl.sum(q * new_k.to(tl.float32), 3, keep_dims=True) * scale_log2
-    high = tl.where(mine, new_score, float("-inf"))
-    total = tl.where(mine, 1.0, 0.0)
-    sums = tl.where(mine, new_v.to(tl.float32), 0.0)
+    mine = here & (group == 0)
+    q, high, total, sums = (), (), (), ()
+    for g in tl.static_range(GROUP):
+        x = placed[g].to(tl.float32)
+        score = tl.sum(x * new_k.to(tl.float32), 1, keep_dims=True) * scale_log2
+        q += (x,)
+        high += (tl.where(mine, score, float("-inf")),)
+        total += (tl.where(mine, 1.0, 0.0),)
+        sums += (tl.where(mine, new_v.to(tl.float32), 0.0),)
     if here:
-        at = (place * HKV + head) * D + columns
-        tl.store(cache_k + at, new_k, mask=group == 0)
-        tl.store(cache_v + at, new_v, mask=group == 0)
-    rows = tl.arange(0, R)[:, None, None, None] * W + group
-    high, total, sums = _attend(q, k, v, first + rows < row, high, total, sums, scale_log2)
+        target = (place * HKV + head) * D + columns
+        tl.store(cache_k + target, new_k, mask=group == 0)
+        tl.store(cache_v + target, new_v, mask=group == 0)
+    high, total, sums = _attend(q, k, v, row - first, high, total, sums, scale_log2, W)
     for i in tl.range(1, TILES, num_stages=3):
         start = first + i * TILE
         k = _load_rows(cache_k, table, head, start, row, W, R, BLOCK, HKV, D)
         v = _load_rows(cache_v, table, head, start, row, W, R, BLOCK, HKV, D)
-        high, total, sums = _attend(q, k, v, start + rows < row, high, total, sums, scale_log2)
+        high, total, sums = _attend(q, k, v, row - start, high, total, sums, scale_log2, W)
 
-    highest = tl.max(high, 2, keep_dims=True)
-    shrink = tl.exp2(high - highest)
-    total = tl.sum(total * shrink, 2, keep_dims=True)
-    result = tl.sum(sums * shrink, 2, keep_dims=True) / total
-    part = (batch * CHUNKS + chunk) * HQ + head * GROUP + lanes
-    tl.store(lse + part, highest + tl.log2(total), mask=real)
-    tl.store(partial + part * D + tl.arange(0, D)[None, None, None, :], result, mask=real)
+    for g in tl.static_range(GROUP):
+        highest = tl.max(high[g], 0, keep_dims=True)
+        shrink = tl.exp2(high[g] - highest)
+        weight_sum = tl.sum(total[g] * shrink, 0, keep_dims=True)
+        result = tl.sum(sums[g] * shrink, 0, keep_dims=True) / weight_sum
+        part = (batch * CHUNKS + chunk) * HQ + head * GROUP + g + tl.zeros([1, 1], tl.int32)
+        tl.store(lse + part, highest + tl.log2(weight_sum))
+        tl.store(partial + part * D + tl.arange(0, D)[None, :], result)
 
 
 @triton.jit
@@ -216,8 +233,8 @@ def combine_kernel(
 ):
     """out [rows, HQ, D] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
 
-    A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS chunks do not reach the row of the token.
-    What a sequence does not have adds exact zeros. Programs [HQ, rows].
+    A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
+    sequence does not have adds exact zeros. Programs [HQ, rows].
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)

@@ -1,4 +1,7 @@
-"""The first kernel of a decode step: the embeddings of its tokens. The plain twin is Embedding in `models/reference/layers.py`."""
+"""The first kernel of a decode step: the embeddings of its tokens.
+
+The plain twin is `embed` in `models/reference/tiled.py`.
+"""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
 import triton
@@ -9,8 +12,8 @@ import triton.language as tl
 def embedding_kernel(active, token, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """out [rows, SIZE] = of each row the embedding of token[slot] (int64 [slots]) in weight [vocab, SIZE].
 
-    active int32 [rows]: the slot, -1 for none. It never starts before the kernel before it has ended, so that nothing of
-    the step overtakes the one before. Programs [cdiv(SIZE, BLOCK), rows].
+    active int32 [rows]: the slot, -1 for none. It never starts before the kernel before it has ended, so that nothing
+    of the step overtakes the one before. Programs [cdiv(SIZE, BLOCK), rows].
     """
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     batch = tl.program_id(1)

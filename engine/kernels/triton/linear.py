@@ -1,15 +1,16 @@
 """Products of a decode step of one to eight rows, fused with what stands before and after them.
 
-The plain twins are in `models/reference/layers.py`: Linear with the RMSNorm before it, with the residual sum after
+The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm before it, with the residual sum after
 it, or the gated half of an MLP. Norms round where those round. What follows a sum of products (bias, activation,
 residual) is computed with it in fp32 and rounded once, which comes closer to the truth than a rounding after each.
 
 One program computes some numbers of the output. It loads their weights before it waits for the kernel before it
 (programmatic dependent launch), so memory is read without a break from the first kernel of a step to the last. It
 holds them while it goes through the rows of the step one after the other: each gets bit for bit what it gets alone.
-A tile is [ROWS, steps, WK, WN, 256]: WK warps share the columns of a row, WN warps have rows of their own; a warp
-reads 256 columns at once, 16 bytes a thread. Triton hands the axes out to warps from the last one on: so ordered, what
-is multiplied lies in the same threads from the load to the sum.
+A tile is [WK, WN, 256]: WK warps share the columns of a row, WN warps have rows of their own; a warp reads 256
+columns at once, 16 bytes a thread. What a warp has more of is a tuple of tiles and not another axis: Triton hands
+axes out to warps in an order that differs from version to version, and what is multiplied must lie in the same
+threads from the load to the sum.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
@@ -22,44 +23,49 @@ LANES = tl.constexpr(256)
 
 
 @triton.jit
-def _columns(start: tl.constexpr, WK: tl.constexpr, WN: tl.constexpr, STEPS: tl.constexpr):
-    """Column numbers [1, STEPS, WK, WN, 256] from `start` on: the same for every WN."""
-    steps = tl.arange(0, WK)[None, :] * STEPS + tl.arange(0, STEPS)[:, None]
-    columns = steps[None, :, :, None, None] * LANES + tl.arange(0, LANES)[None, None, None, None, :]
-    return columns + start + tl.zeros([1, 1, 1, WN, 1], tl.int32)
+def _columns(part: tl.constexpr, WK: tl.constexpr, WN: tl.constexpr, STEPS: tl.constexpr):
+    """Column numbers [WK, WN, 256] of a part: the same for every WN; a warp has STEPS parts side by side."""
+    first = part // STEPS * WK * STEPS + part % STEPS
+    warps = tl.arange(0, WK)[:, None, None] * STEPS + tl.zeros([1, WN, 1], tl.int32)
+    return (first + warps) * LANES + tl.arange(0, LANES)[None, None, :]
 
 
 @triton.jit
 def _load_rows(
     weight,
-    rows,
+    first,
     N: tl.constexpr,
     K: tl.constexpr,
     WK: tl.constexpr,
     WN: tl.constexpr,
     ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """The tiles of `rows` [ROWS, WN] of weight [N, K]: a tuple over the columns."""
+    """The tiles of weight [N, K]: for each of ROWS rows from `first` [1, WN, 1] on a tuple over the columns, flat."""
     tiles = ()
-    rows = rows[:, None, None, :, None]
-    for start in tl.static_range(0, K, WK * STEPS * LANES):
-        columns = _columns(start, WK, WN, STEPS)
-        at = weight + rows.to(tl.int64) * K + columns
-        if N % (ROWS * WN) == 0 and start + WK * STEPS * LANES <= K:
-            tiles += (tl.load(at, eviction_policy="evict_first"),)
-        else:
-            tiles += (tl.load(at, mask=(rows < N) & (columns < K), other=0.0, eviction_policy="evict_first"),)
+    for i in tl.static_range(ROWS):
+        row = first + i
+        for part in tl.static_range(PARTS):
+            columns = _columns(part, WK, WN, STEPS)
+            at = weight + row.to(tl.int64) * K + columns
+            if N % (ROWS * WN) == 0 and K % (WK * STEPS * LANES) == 0:
+                tiles += (tl.load(at, eviction_policy="evict_first"),)
+            else:
+                inside = (row < N) & (columns < K)
+                tiles += (tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"),)
     return tiles
 
 
 @triton.jit
-def _load_vector(x, K: tl.constexpr, WK: tl.constexpr, WN: tl.constexpr, STEPS: tl.constexpr):
-    """x [K] as a tuple of [1, STEPS, WK, WN, 256], the same for every WN."""
+def _load_vector(
+    x, K: tl.constexpr, WK: tl.constexpr, WN: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr
+):
+    """x [K] as a tuple of [WK, WN, 256], the same for every WN."""
     parts = ()
-    for start in tl.static_range(0, K, WK * STEPS * LANES):
-        columns = _columns(start, WK, WN, STEPS)
-        if start + WK * STEPS * LANES <= K:
+    for part in tl.static_range(PARTS):
+        columns = _columns(part, WK, WN, STEPS)
+        if K % (WK * STEPS * LANES) == 0:
             parts += (tl.load(x + columns),)
         else:
             parts += (tl.load(x + columns, mask=columns < K, other=0.0),)
@@ -71,11 +77,11 @@ def _norm(parts, weight, K: tl.constexpr, EPS: tl.constexpr):
     """RMSNorm of x: normalise in fp32, cast, then multiply by the weight."""
     dtype: tl.constexpr = parts[0].dtype
     first = parts[0].to(tl.float32)
-    squares = tl.sum(first * first, 1)
+    squares = first * first
     for i in tl.static_range(1, len(parts)):
         part = parts[i].to(tl.float32)
-        squares += tl.sum(part * part, 1)
-    scale = tl.rsqrt(tl.sum(tl.sum(squares, 3), 1) / K + EPS)[:, None, None, :, None]
+        squares += part * part
+    scale = tl.rsqrt(tl.sum(tl.sum(squares, 2), 0) / K + EPS)[None, :, None]
     normed = ()
     for i in tl.static_range(len(parts)):
         unit = (parts[i].to(tl.float32) * scale).to(dtype).to(tl.float32)
@@ -84,12 +90,13 @@ def _norm(parts, weight, K: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def _product(tiles, x):
-    """Sums over the columns of the tiles times x, fp32 [ROWS, WN]."""
-    sums = tl.sum(tiles[0].to(tl.float32) * x[0].to(tl.float32), 1)
-    for i in tl.static_range(1, len(tiles)):
-        sums += tl.sum(tiles[i].to(tl.float32) * x[i].to(tl.float32), 1)
-    return tl.sum(tl.sum(sums, 3), 1)
+def _product(tiles, row: tl.constexpr, x):
+    """Sums over the columns of the tiles of a row times x, fp32 [WN]."""
+    first: tl.constexpr = row * len(x)
+    sums = tiles[first].to(tl.float32) * x[0].to(tl.float32)
+    for i in tl.static_range(1, len(x)):
+        sums += tiles[first + i].to(tl.float32) * x[i].to(tl.float32)
+    return tl.sum(tl.sum(sums, 2), 0)
 
 
 @triton.jit
@@ -117,44 +124,58 @@ def linear_kernel(
 ):
     """out [rows, N] = x [rows, K] @ weight [N, K] transposed, in their dtype.
 
-    There are count[0] (int32) rows, one where not BATCHED. NORM: x is normed first. BIAS: bias [N] is added. GATED:
-    weight is [2 N, K] (bias [2 N]), gate above up, and out = silu(gate) * up. RESIDUAL: residual [rows, N] is added; it
-    may be `out` itself. Pointers that the flags leave unused may be anything. Needs WK * WN warps and
-    cdiv(N, WN * ROWS) programs.
+    There are count[0] (int32) rows, one where not BATCHED; x and residual have room for an even number then. NORM:
+    x is normed first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out =
+    silu(gate) * up. RESIDUAL: residual [rows, N] is added; it may be `out` itself. Pointers that the flags leave
+    unused may be anything. Needs WK * WN warps and cdiv(N, WN * ROWS) programs.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
-    rows = tl.program_id(0) * ROWS * WN + tl.arange(0, WN)[None, :] * ROWS + tl.arange(0, ROWS)[:, None]
-    inside = rows < N
-    tiles = _load_rows(weight, rows, N, K, WK, WN, ROWS, STEPS)
+    PARTS: tl.constexpr = (K + WK * STEPS * LANES - 1) // (WK * STEPS * LANES) * STEPS
+    first = (tl.program_id(0) * WN + tl.arange(0, WN)) * ROWS
+    tiles = _load_rows(weight, first[None, :, None], N, K, WK, WN, ROWS, PARTS, STEPS)
     if GATED:
-        up_tiles = _load_rows(weight + N * K, rows, N, K, WK, WN, ROWS, STEPS)
+        up_tiles = _load_rows(weight + N * K, first[None, :, None], N, K, WK, WN, ROWS, PARTS, STEPS)
     if NORM:
-        scale = _load_vector(norm_weight, K, WK, WN, STEPS)
+        scale = _load_vector(norm_weight, K, WK, WN, PARTS, STEPS)
+    shift, up_shift = (), ()
     if BIAS:
-        shift = tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
-        if GATED:
-            up_shift = tl.load(bias + N + rows, mask=inside, other=0.0).to(tl.float32)
+        for i in tl.static_range(ROWS):
+            shift += (tl.load(bias + first + i, mask=first + i < N, other=0.0).to(tl.float32),)
+            if GATED:
+                up_shift += (tl.load(bias + N + first + i, mask=first + i < N, other=0.0).to(tl.float32),)
     batches = tl.load(count) if BATCHED else 1
-    # What was loaded so far are weights, and how many rows there are; what follows was written by earlier kernels of the step.
+    # What was loaded so far are weights, and how many rows there are; earlier kernels of the step wrote what follows.
     gdc_wait(PDL)
-    for batch in tl.range(0, batches):
-        parts = _load_vector(x + batch * K, K, WK, WN, STEPS)
-        if RESIDUAL:
-            carried = tl.load(residual + batch * N + rows, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            parts = _norm(parts, scale, K, EPS)
-        y = _product(tiles, parts)
-        if BIAS:
-            y += shift
-        if GATED:
-            up = _product(up_tiles, parts)
-            if BIAS:
-                up += up_shift
-            y = y / (1.0 + tl.exp(-y)) * up
-        if RESIDUAL:
-            y += carried
-        tl.store(out + batch * N + rows, y.to(dtype), mask=inside)
+    TOGETHER: tl.constexpr = 2 if BATCHED else 1  # so that one waits for memory while the other computes
+    for batch in tl.range(0, batches, TOGETHER):
+        results = ()
+        for b in tl.static_range(TOGETHER):
+            parts = _load_vector(x + (batch + b) * K, K, WK, WN, PARTS, STEPS)
+            carried = ()
+            if RESIDUAL:
+                for i in tl.static_range(ROWS):
+                    at = residual + (batch + b) * N + first + i
+                    carried += (tl.load(at, mask=first + i < N, other=0.0).to(tl.float32),)
+            if NORM:
+                parts = _norm(parts, scale, K, EPS)
+            for i in tl.static_range(ROWS):
+                y = _product(tiles, i, parts)
+                if BIAS:
+                    y += shift[i]
+                if GATED:
+                    up = _product(up_tiles, i, parts)
+                    if BIAS:
+                        up += up_shift[i]
+                    y = y / (1.0 + tl.exp(-y)) * up
+                if RESIDUAL:
+                    y += carried[i]
+                results += (y.to(dtype),)
+        # After all loads: `out` may be what was loaded.
+        for b in tl.static_range(TOGETHER):
+            for i in tl.static_range(ROWS):
+                inside = (first + i < N) & (batch + b < batches)
+                tl.store(out + (batch + b) * N + first + i, results[b * ROWS + i], mask=inside)
 
 
 @triton.jit
@@ -169,15 +190,18 @@ def rows_norm_kernel(
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out [rows, K] = RMSNorm(x [rows, K]) of the first count[0] rows, bit for bit as `linear_kernel` of the same WK and
-    STEPS does it; one program a row, WK warps."""
+    """out [rows, K] = RMSNorm(x [rows, K]) of the first count[0] rows; one program a row, WK warps.
+
+    Bit for bit as `linear_kernel` of the same WK and STEPS does it.
+    """
     gdc_launch_dependents(PDL)
     batch = tl.program_id(0)
-    scale = _load_vector(weight, K, WK, 1, STEPS)
+    PARTS: tl.constexpr = (K + WK * STEPS * LANES - 1) // (WK * STEPS * LANES) * STEPS
+    scale = _load_vector(weight, K, WK, 1, PARTS, STEPS)
     there = batch < tl.load(count)
     gdc_wait(PDL)
     if there:
-        parts = _norm(_load_vector(x + batch * K, K, WK, 1, STEPS), scale, K, EPS)
+        parts = _norm(_load_vector(x + batch * K, K, WK, 1, PARTS, STEPS), scale, K, EPS)
         for i in tl.static_range(len(parts)):
-            columns = _columns(i * WK * STEPS * LANES, WK, 1, STEPS)
+            columns = _columns(i, WK, 1, STEPS)
             tl.store(out + batch * K + columns, parts[i], mask=columns < K)

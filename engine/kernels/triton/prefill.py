@@ -1,6 +1,6 @@
 """What lies between the products of a prompt's layers, one kernel for each place.
 
-The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/layers.py`, the rotation in
+The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the rotation in
 `models/reference/rope.py`. Norms and rotation round where those round; the gated product is rounded once.
 """
 
@@ -127,7 +127,7 @@ def write_kernel(
     tl.store(cache_v + target, tl.load(v + source, mask=inside), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def slot_write_kernel(
     k,
     v,
@@ -136,23 +136,23 @@ def slot_write_kernel(
     active,
     counters,
     tables,
+    table_stride,
     K_STRIDE: tl.constexpr,
     V_STRIDE: tl.constexpr,
-    TABLE: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write K and V of one token of each of several sequences into the cache, one program a token.
 
-    k and v [rows, WIDTH], K_STRIDE and V_STRIDE apart; cache_k and cache_v [places, WIDTH]; active int32 [rows]: the slot of each, -1
-    for none; counters int64 [slots, 2]: first the token's row; tables int32 [slots, TABLE].
+    k and v [rows, WIDTH], K_STRIDE and V_STRIDE apart; cache_k and cache_v [places, WIDTH]; active int32 [rows]: the
+    slot of each, -1 for none; counters int64 [slots, 2]: first the token's row; tables int32 [slots, table_stride].
     """
     token = tl.program_id(0)
     slot = tl.load(active + token)
     if slot >= 0:
         row = tl.load(counters + 2 * slot)
-        block = tl.load(tables + slot.to(tl.int64) * TABLE + row // BLOCK).to(tl.int64)
+        block = tl.load(tables + slot.to(tl.int64) * table_stride + row // BLOCK).to(tl.int64)
         columns = tl.arange(0, PADDED)
         inside = columns < WIDTH
         target = (block * BLOCK + row % BLOCK) * WIDTH + columns

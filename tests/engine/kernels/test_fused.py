@@ -10,10 +10,12 @@ pytest.importorskip("triton")
 from engine.attention.sdpa import SdpaBackend
 from engine.cache.kv_cache import KVCache
 from engine.execute.batch import Batch, Span
-from engine.execute.cuda.fused_program import FusedDecoder, choose_chunking, choose_tile
-from engine.execute.cuda.plain_program import StepInput
+from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.slots import Slots
+from engine.execute.cuda.tiles import choose_chunking, choose_tile
 from engine.kernels.triton.linear import linear_kernel
 from models.load import load_model
+from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -44,6 +46,8 @@ def test_a_product_with_what_stands_around_it(
         scale,
         residual,
         out,
+        out,
+        BATCHED=False,
         N=outputs,
         K=inputs,
         EPS=1e-6,
@@ -88,13 +92,13 @@ def test_a_step_gives_the_logits_and_the_cache_of_the_plain_modules(
     tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig, row: int
 ) -> None:
     folder = write_checkpoint(tmp_path_factory.mktemp("fused"), config)
-    model = load_model(files_of(folder), dtype=torch.float32, device=DEVICE)
-    shape = model.config
-    kv_heads, dim = shape.num_key_value_heads, shape.head_dim
+    network = load_model(files_of(folder), dtype=torch.float32, device=DEVICE)
+    model, shape = Decoder(network), network.spec.attention
+    kv_heads, dim = shape.kv_heads, shape.head_dim
     plain, fused = (KVCache(1, 40, 16, kv_heads, dim, torch.float32, DEVICE) for _ in range(2))
     table = [7, 3, 4, 5, 20, 1, 2, 9, 11, 30, 31, 32]
     ids = torch.randint(160, (row + 1,), generator=torch.Generator().manual_seed(row)).to(DEVICE)
-    backend = SdpaBackend(plain, shape.num_attention_heads // kv_heads)
+    backend = SdpaBackend(plain, shape.groups)
     plain.kv.zero_()
     with torch.inference_mode():
         if row:
@@ -107,11 +111,13 @@ def test_a_step_gives_the_logits_and_the_cache_of_the_plain_modules(
         fused.kv[:, :, written] = plain.kv[:, :, written]
         step = backend.plan(Batch((Span(tuple(table), row, 1),)))
         expected = model.logits(model.forward(ids[-1:], torch.tensor([row], device=DEVICE), step))[0]
-        place = torch.tensor([row, row], device=DEVICE)
-        blocks = torch.tensor(table, dtype=torch.int32, device=DEVICE)
-        given = StepInput(ids[-1:].clone(), place, blocks)
-        decoder = FusedDecoder(model, fused, given, pdl=False)
-        logits = decoder.run(192)
+        slots = Slots(2, 1, len(table), torch.cat((ids[-1:], ids[-1:])))
+        slots.put(1, row, row)
+        slots.show(1, table)
+        slots.activate([1], 1)
+        slots.send()
+        decoder = FusedDecoder(network, fused, slots.given, pdl=False)
+        (logits,) = decoder.run(1, 640)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     slot = table[row // 16] * 16 + row % 16
     torch.testing.assert_close(fused.kv[:, :, slot], plain.kv[:, :, slot], rtol=1e-5, atol=1e-5)

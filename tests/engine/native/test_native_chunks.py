@@ -10,19 +10,19 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder
+from engine.execute.cpu.executor import NativeDecoder, NativeSpan
 from engine.kernels.native.library import Library, NativeError, Pool
-from models.reference.decoder import DecoderModel
-from models.weights.quantized import set_product
+from models.network import Network
+from models.reference.decoder import Decoder
 from tests.counting import until
 from tests.engine.native.test_native_decode import (
     BLOCK,
     CONFIGS,
     RoundedAttention,
-    RoundedProduct,
     cache_for,
     plain_model,
     quantized_model,
+    rounded,
 )
 
 COUNT = 150
@@ -36,27 +36,28 @@ def relative(ours: Tensor, expected: Tensor) -> float:
 class Prompt:
     """A prompt in blocks that lie in no order, with a gap in its positions."""
 
-    def __init__(self, model: DecoderModel, count: int = COUNT) -> None:
+    def __init__(self, model: Network, count: int = COUNT) -> None:
         generator = torch.Generator().manual_seed(count)
-        self.ids: list[int] = torch.randint(model.config.vocab_size, (count,), generator=generator).tolist()
+        self.ids: list[int] = torch.randint(model.spec.vocab_size, (count,), generator=generator).tolist()
         self.positions = [row + 7 * (row > count // 2) for row in range(count)]
         self.table: list[int] = torch.randperm(40, generator=generator).tolist()
         self.slots = torch.tensor([self.table[row // BLOCK] * BLOCK + row % BLOCK for row in range(count)])
 
     def run(self, decoder: NativeDecoder, ends: Sequence[int]) -> Tensor:
         """The logits after the last row, in chunks that end before the rows `ends`."""
-        logits = None
+        logits = torch.empty(0)
         for start, end in pairwise((0, *ends)):
-            chunk = slice(start, end)
-            blocks = self.table[: -(-end // BLOCK)]
-            logits = decoder.run_chunk(self.ids[chunk], start, self.positions[chunk], blocks, end == ends[-1])
-            assert (logits is None) == (end != ends[-1])
-        assert logits is not None
-        return logits.clone()
+            logits = decoder.run([self.span(start, end, wanted=end == ends[-1])])
+            assert len(logits) == (end == ends[-1])
+        return logits[0]
+
+    def span(self, start: int, end: int, *, wanted: bool = True) -> NativeSpan:
+        chunk, blocks = slice(start, end), self.table[: -(-end // BLOCK)]
+        return NativeSpan(self.ids[chunk], start, self.positions[chunk], blocks, wanted)
 
 
 def run(
-    model: DecoderModel, prompt: Prompt, pool: Pool, variant: int, dtype: torch.dtype, ends: Sequence[int]
+    model: Network, prompt: Prompt, pool: Pool, variant: int, dtype: torch.dtype, ends: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Logits after the last row, and K and V of all rows [2, layers, rows, heads, head_dim]."""
     cache: KVCache = cache_for(model, dtype)
@@ -73,22 +74,22 @@ def config(request: pytest.FixtureRequest) -> PretrainedConfig:
 
 
 @pytest.fixture
-def model(tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig) -> DecoderModel:
+def model(tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig) -> Network:
     return quantized_model(tmp_path_factory.getbasetemp() / f"native-{config.model_type}", config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_prompt_is_within_what_rounding_the_activations_does(
-    model: DecoderModel, pool: Pool, library: Library, dtype: torch.dtype
+    model: Network, pool: Pool, library: Library, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(model)
     attention, exact = RoundedAttention(dtype), RoundedAttention(dtype)
     ids, positions = torch.tensor(prompt.ids), torch.tensor(prompt.positions)
+    plain, rounding = Decoder(model), rounded(model)
     with torch.inference_mode():
-        expected = model.logits(model.forward(ids, positions, exact))[-1]
-        set_product(model, RoundedProduct())
-        rounded = model.logits(model.forward(ids, positions, attention))[-1]
-    explained = relative(rounded, expected)
+        expected = plain.logits(plain.forward(ids, positions, exact))[-1]
+        found = rounding.logits(rounding.forward(ids, positions, attention))[-1]
+    explained = relative(found, expected)
     for variant in library.variants.values():
         logits, kv = run(model, prompt, pool, variant, dtype, [COUNT])
         assert relative(logits, expected) < 2 * explained
@@ -100,7 +101,7 @@ def test_a_prompt_is_within_what_rounding_the_activations_does(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_prompt_that_is_split_otherwise_is_the_same_to_the_bit(
-    model: DecoderModel, pool: Pool, library: Library, dtype: torch.dtype
+    model: Network, pool: Pool, library: Library, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(model)
     for variant in library.variants.values():
@@ -113,7 +114,7 @@ def test_a_prompt_that_is_split_otherwise_is_the_same_to_the_bit(
 
 @pytest.mark.parametrize("threads", [1, 3, 7])
 def test_any_number_of_threads_gives_the_same(
-    model: DecoderModel, pool: Pool, library: Library, threads: int
+    model: Network, pool: Pool, library: Library, threads: int
 ) -> None:
     prompt = Prompt(model, 37)
     expected, _ = run(model, prompt, pool, library.best, torch.bfloat16, [37])
@@ -121,7 +122,7 @@ def test_any_number_of_threads_gives_the_same(
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_one_thread_of_several_gives_the_same(model: DecoderModel, library: Library) -> None:
+def test_one_thread_of_several_gives_the_same(model: Network, library: Library) -> None:
     prompt, expected = Prompt(model, 37), []
     for alone in (False, True):
         pool = Pool(3, library)
@@ -130,12 +131,9 @@ def test_one_thread_of_several_gives_the_same(model: DecoderModel, library: Libr
         # The first chunk and every other one after it, by all threads and by one.
         for start, end in pairwise(range(0, 37, 6)):
             pool.set_alone(alone and start % 12 == 0)
-            chunk = slice(start, end)
-            logits = decoder.run_chunk(prompt.ids[chunk], start, prompt.positions[chunk], prompt.table)
-            assert logits is not None
-            expected.append(logits.clone())
+            expected.append(decoder.run([prompt.span(start, end)]))
         pool.set_alone(alone)
-        expected.append(decoder.run(prompt.ids[36], 36, prompt.positions[36], prompt.table).clone())
+        expected.append(decoder.run([prompt.span(36, 37)]))
         expected.append(cache.kv[:, :, prompt.slots].clone())
     half = len(expected) // 2
     for ours, theirs in zip(expected[half:], expected[:half], strict=True):
@@ -146,7 +144,7 @@ THREADS = Path("/proc/self/task")
 
 
 @pytest.mark.skipif(not THREADS.exists(), reason="only Linux tells what a thread does")
-def test_alone_means_that_the_other_threads_do_nothing(model: DecoderModel, library: Library) -> None:
+def test_alone_means_that_the_other_threads_do_nothing(model: Network, library: Library) -> None:
     before = set(THREADS.iterdir())
     pool = Pool(2, library)
     (other,) = set(THREADS.iterdir()) - before
@@ -170,12 +168,10 @@ def test_alone_means_that_the_other_threads_do_nothing(model: DecoderModel, libr
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
-    model: DecoderModel, pool: Pool, library: Library, dtype: torch.dtype
+    model: Network, pool: Pool, library: Library, dtype: torch.dtype
 ) -> None:
     prompt = Prompt(model)
-    for name, variant in library.variants.items():
-        if name == "portable":  # its chunks are never used
-            continue
+    for variant in library.variants.values():
         expected, kv = run(model, prompt, pool, variant, dtype, [COUNT])
         for threads, before in ((1, 0), (2, 30), (7, COUNT - 1)):
             cache = cache_for(model, dtype)
@@ -184,8 +180,7 @@ def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
                 prompt.run(decoder, [before])
             logits = expected
             for row in range(before, COUNT):
-                blocks = prompt.table[: row // BLOCK + 1]
-                logits = decoder.run(prompt.ids[row], row, prompt.positions[row], blocks)
+                logits = decoder.run([prompt.span(row, row + 1)])[0]
             torch.testing.assert_close(cache.kv[:, :, prompt.slots], kv, rtol=0, atol=0)
             torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
@@ -206,34 +201,20 @@ def test_token_by_token_is_the_same_to_the_bit_as_in_chunks(
     ],
 )
 def test_values_out_of_range_are_refused(
-    model: DecoderModel, pool: Pool, ids: list[int], start: int, positions: list[int], blocks: list[int]
+    model: Network, pool: Pool, ids: list[int], start: int, positions: list[int], blocks: list[int]
 ) -> None:
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     with pytest.raises(NativeError):
-        decoder.run_chunk(ids, start, positions, blocks)
+        decoder.run([NativeSpan([3], 0, [0], [1]), NativeSpan(ids, start, positions, blocks)])
 
 
-def test_plain_weights_do_not_take_chunks(
-    tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig, pool: Pool
+def test_torch_is_faster_for_prompts_of_plain_weights_and_than_the_portable_kernels(
+    tmp_path_factory: pytest.TempPathFactory, model: Network, config: PretrainedConfig, pool: Pool
 ) -> None:
     folder: Path = tmp_path_factory.getbasetemp() / f"native-{config.model_type}"
-    model = plain_model(folder, config)
-    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    assert not decoder.takes_chunks
-    with pytest.raises(NativeError, match="quantised"):
-        decoder.run_chunk([1, 2], 0, [0, 1], [0])
-
-
-def test_only_the_portable_kernels_leave_chunks_to_torch(
-    model: DecoderModel, pool: Pool, library: Library
-) -> None:
-    for name, variant in library.variants.items():
+    plain = plain_model(folder, config)
+    for name, variant in pool.library.variants.items():
         decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
-        assert decoder.takes_chunks == (name != "portable")
-
-
-def test_the_parts_of_a_chunk_are_timed(model: DecoderModel, pool: Pool) -> None:
-    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    parts = decoder.time_chunk([1, 2, 3], 0, [0, 1, 2], [0])
-    assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(seconds > 0 for seconds in parts.values())
+        assert decoder.takes_prompts == (name != "portable")
+        decoder = NativeDecoder(plain, cache_for(plain, torch.float32), pool, variant)
+        assert not decoder.takes_prompts

@@ -1,7 +1,8 @@
 """The decode step of the native kernels, token by token, against the plain modules over the whole sequence."""
 
 from collections.abc import Sequence
-from itertools import cycle
+from dataclasses import replace
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,14 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder, supports
+from engine.execute.cpu.executor import NativeDecoder, NativeSpan, unsupported
+from engine.kernels.native import library as native
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
-from models.reference.decoder import DecoderModel
-from models.weights.quantized import (
-    QuantizedEmbedding,
-    QuantizedLinear,
-    QuantizedTensor,
-    dequantize_rows,
-    hold_quantized,
-    set_product,
-)
+from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
+from models.reference.decoder import Decoder
+from models.reference.tiled import dequantize_rows
+from models.weights import block_formats
 from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -60,7 +57,7 @@ class RoundedAttention(PlainAttention):
 class RoundedProduct:
     """The product of the native kernels in plain torch: the activation rounded to int8, block by block."""
 
-    def __call__(self, x: Tensor, weights: Sequence[QuantizedTensor], bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
         outputs = []
         for weight in weights:
             blocks = x.view(len(x), -1, 32)
@@ -73,13 +70,20 @@ class RoundedProduct:
         return out if bias is None else out + bias
 
 
-def plain_model(folder: Path, config: PretrainedConfig) -> DecoderModel:
+def plain_model(folder: Path, config: PretrainedConfig) -> Network:
     if not (folder / "config.json").exists():
         write_checkpoint(folder, config)
     return load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="none")
 
 
-def random_blocks(kind: int, rows: int, columns: int, seed: int) -> QuantizedTensor:
+def rounded(model: Network) -> Decoder:
+    """The plain modules with products that round as the native kernels do."""
+    decoder = Decoder(model)
+    vars(decoder)["_tiled"] = RoundedProduct()
+    return decoder
+
+
+def random_blocks(kind: int, rows: int, columns: int, seed: int) -> Weight:
     """Random digits; scales that make the numbers as large as those of a trained layer."""
     random = np.random.default_rng(seed)
     block, size = gguf.GGML_QUANT_SIZES[Kind(kind)]
@@ -95,37 +99,61 @@ def random_blocks(kind: int, rows: int, columns: int, seed: int) -> QuantizedTen
         return numbers
 
     put(columns**-0.5 * 2.0**-8 / put(2.0**-8).std())
-    return QuantizedTensor(torch.from_numpy(blocks.reshape(rows, -1)), int(kind), rows, columns)
+    return Weight(torch.from_numpy(blocks.reshape(rows, -1)), block_formats.Kind(kind), rows, columns)
 
 
-def quantized_model(folder: Path, config: PretrainedConfig) -> DecoderModel:
+def quantized_model(folder: Path, config: PretrainedConfig) -> Network:
     """Norms and biases of the checkpoint, random blocks of all types, another one for every matrix."""
     plain = plain_model(folder, config)
-    names = [name for name, _, slot in plain.slots() if slot.parameter == "weight" and len(slot.shape) == 2]
     kinds = cycle((Kind.Q4_K, Kind.Q8_0, Kind.Q6_K, Kind.Q4_1, Kind.Q5_K, Kind.Q4_0))
-    hold_quantized(plain, {name: int(next(kinds)) for name in names}, torch.float32)
-    for number, module in enumerate(plain.modules()):
-        if isinstance(module, QuantizedLinear | QuantizedEmbedding):
-            module.weights[:] = [
-                random_blocks(w.qtype, w.rows, w.columns, 100 * number + index)
-                for index, w in enumerate(module.weights)
-            ]
-    return plain
+    seeds, attention = count(), plain.spec.attention
+    q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+
+    def blocks(given: Linear, *rows: int) -> Linear:
+        parts = tuple(random_blocks(next(kinds), size, given.columns, next(seeds)) for size in rows)
+        return Linear(parts, given.bias)
+
+    def layer(given: LayerWeights) -> LayerWeights:
+        feed = given.feed_forward
+        assert isinstance(feed, FeedForwardWeights)
+        weights = given.attention
+        qkv, out = blocks(weights.qkv, q, kv, kv), blocks(weights.out, weights.out.rows)
+        gate_up = blocks(feed.gate_up, *[feed.gate_up.rows // 2] * 2)
+        down = blocks(feed.down, feed.down.rows)
+        return replace(
+            given,
+            attention=replace(weights, qkv=qkv, out=out),
+            feed_forward=replace(feed, gate_up=gate_up, down=down),
+        )
+
+    head = blocks(plain.head, plain.head.rows)
+    tied = plain.head.parts[0] is plain.embedding
+    embedding = head.parts[0] if tied else blocks(plain.head, plain.head.rows).parts[0]
+    return replace(plain, embedding=embedding, layers=tuple(map(layer, plain.layers)), head=head)
 
 
-def cache_for(model: DecoderModel, dtype: torch.dtype, blocks: int = 40) -> KVCache:
-    config = model.config
-    cache = KVCache(
-        config.num_hidden_layers, blocks, BLOCK, config.num_key_value_heads, config.head_dim, dtype, CPU
-    )
+def cache_for(model: Network, dtype: torch.dtype, blocks: int = 40) -> KVCache:
+    attention = model.spec.attention
+    shape = (len(model.layers), blocks, BLOCK, attention.kv_heads, attention.head_dim)
+    cache = KVCache(*shape, dtype, CPU)
     cache.kv.fill_(float("nan"))  # what was never written must not matter
     return cache
 
 
+def step(decoder: NativeDecoder, token: int, row: int, position: int, blocks: list[int]) -> Tensor:
+    """One token by itself; fp32 [vocab_size]."""
+    return decoder.run([NativeSpan([token], row, [position], blocks)])[0]
+
+
 def errors(
-    model: DecoderModel, pool: Pool, variant: int, rows: Sequence[int], dtype: torch.dtype
+    model: Network,
+    pool: Pool,
+    variant: int,
+    rows: Sequence[int],
+    dtype: torch.dtype,
+    truth: Decoder | None = None,
 ) -> list[float]:
-    """The relative error of the logits of steps at `rows`, against one forward pass over the whole sequence.
+    """The relative error of the logits of steps at `rows`, against one pass of `truth` over the whole sequence.
 
     Before each step the cache holds what that pass gave for the rows before; what the step writes is checked here.
     The positions have a gap in them, and the blocks lie in no order.
@@ -134,19 +162,20 @@ def errors(
     decoder = NativeDecoder(model, cache, pool, variant)
     generator = torch.Generator().manual_seed(len(rows))
     table = torch.randperm(40, generator=generator).tolist()
-    count = max(rows) + 1
-    ids = torch.randint(model.config.vocab_size, (count,), generator=generator)
-    positions = torch.arange(count) + 7 * (torch.arange(count) > count // 2)
-    slots = torch.tensor([table[row // BLOCK] * BLOCK + row % BLOCK for row in range(count)])
+    length = max(rows) + 1
+    ids = torch.randint(model.spec.vocab_size, (length,), generator=generator)
+    positions = torch.arange(length) + 7 * (torch.arange(length) > length // 2)
+    slots = torch.tensor([table[row // BLOCK] * BLOCK + row % BLOCK for row in range(length)])
     attention = RoundedAttention(dtype)
     with torch.inference_mode():
-        expected = model.logits(model.forward(ids, positions, attention))
+        plain = truth or Decoder(model)
+        expected = plain.logits(plain.forward(ids, positions, attention))
     exact = torch.stack([torch.stack(attention.kv[layer]) for layer in range(len(model.layers))], 1)
     found = []
     for row in rows:
         cache.kv.fill_(float("nan"))
         cache.kv[:, :, slots[:row]] = exact[:, :, :row].to(dtype)
-        logits = decoder.run(int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
+        logits = step(decoder, int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
         found.append(float((logits - expected[row]).norm() / expected[row].norm()))
         written = cache.kv[:, :, slots[row]].float() - exact[:, :, row]
         found.append(float(written.norm() / exact[:, :, row].norm()))
@@ -187,9 +216,8 @@ def test_quantised_weights_give_what_rounding_the_activations_does_to_the_plain_
     checkpoint: Path, config: PretrainedConfig, pool: Pool, library: Library
 ) -> None:
     model = quantized_model(checkpoint, config)
-    set_product(model, RoundedProduct())
     for variant in library.variants.values():
-        found = errors(model, pool, variant, range(20), torch.float32)
+        found = errors(model, pool, variant, range(20), torch.float32, rounded(model))
         # A number next to the middle of two steps may go either way; most rows of the cache have none.
         assert sorted(found)[len(found) // 4] < 1e-5
         assert max(found) < 0.05
@@ -223,10 +251,9 @@ def test_a_table_may_change_from_step_to_step(checkpoint: Path, config: Pretrain
     model = plain_model(checkpoint, config)
     cache = cache_for(model, torch.float32)
     decoder = NativeDecoder(model, cache, pool)
-    first = decoder.run(3, 0, 0, [5]).clone()
-    other = decoder.run(4, 0, 0, [9]).clone()
+    first, other = step(decoder, 3, 0, 0, [5]), step(decoder, 4, 0, 0, [9])
     assert not torch.equal(first, other)
-    torch.testing.assert_close(decoder.run(3, 0, 0, [5]), first, rtol=0, atol=0)
+    torch.testing.assert_close(step(decoder, 3, 0, 0, [5]), first, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -255,15 +282,17 @@ def test_values_out_of_range_are_refused(
     model = plain_model(checkpoint, config)
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     with pytest.raises(NativeError):
-        decoder.run(token, row, position, blocks)
+        step(decoder, token, row, position, blocks)
 
 
 def test_weights_that_are_no_numbers_show_in_the_logits(
     checkpoint: Path, config: PretrainedConfig, pool: Pool
 ) -> None:
     model = plain_model(checkpoint, config)
-    model.get_parameter("layers.1.mlp.down_proj.weight")[3, 5] = float("nan")
-    logits = NativeDecoder(model, cache_for(model, torch.float32), pool).run(1, 0, 0, [0])
+    feed = model.layers[1].feed_forward
+    assert isinstance(feed, FeedForwardWeights)
+    feed.down.weight[3, 5] = float("nan")
+    logits = step(NativeDecoder(model, cache_for(model, torch.float32), pool), 1, 0, 0, [0])
     assert logits.isnan().all()
 
 
@@ -273,11 +302,16 @@ def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConf
         NativeDecoder(model, cache_for(model, torch.float64), pool)
     with pytest.raises(NativeError, match="variant"):
         NativeDecoder(model, cache_for(model, torch.float32), pool, variant=99)
-    assert supports(model) is None
+    assert unsupported(model.spec) is None
 
 
-def test_the_parts_of_a_step_are_timed(checkpoint: Path, config: PretrainedConfig, pool: Pool) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_parts_of_a_step_are_timed(
+    checkpoint: Path, config: PretrainedConfig, pool: Pool, rows: int
+) -> None:
     model = plain_model(checkpoint, config)
-    parts = NativeDecoder(model, cache_for(model, torch.float32), pool).time(1, 0, 0, [0])
-    assert set(parts) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(seconds > 0 for seconds in parts.values())
+    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
+    times = native.Times()
+    decoder.run([NativeSpan([1] * rows, 0, range(rows), [0])], times)
+    assert set(times.parts()) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
+    assert all(seconds > 0 for seconds in times.parts().values())

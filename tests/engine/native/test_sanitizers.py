@@ -31,7 +31,7 @@ pool = Pool(1, open_library(Path(sys.argv[1])))
 rows, x, out = np.zeros((99, 340), np.uint8), np.ones(320, np.float32), np.zeros(100, np.float32)
 matrix = Matrix(rows.ctypes.data, 340, 8, 100, 320)
 with pool.held() as handle:
-    pool.library.functions.ct_product(handle, pool.library.best, matrix, x.ctypes.data, out.ctypes.data)
+    pool.library.functions.ct_products(handle, pool.library.best, matrix, 1, x.ctypes.data, out.ctypes.data)
 """
 """A product with one row more than there are."""
 

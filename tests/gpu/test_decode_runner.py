@@ -1,4 +1,4 @@
-"""The decode lane on a GPU: fused kernels, CUDA graphs and the plain modules give the same tokens and true logits."""
+"""The decode runner on a GPU: fused kernels, CUDA graphs and the plain modules give the same tokens and true logits."""
 
 import ctypes
 from pathlib import Path
@@ -40,7 +40,8 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
     monkeypatch.setattr(Costs, "worth_it", True)
     other = [(7 * i) % 251 for i in range(1480)]
 
-    with an_engine(folder, num_blocks=48, spill=1 << 30) as engine:
+    # No more host memory than is needed: the system may refuse to pin much, and takes its time for it.
+    with an_engine(folder, num_blocks=48, spill=1 << 25) as engine:
 
         def rows() -> torch.Tensor:
             runs = engine._cache.slots(engine._blocks.path(other), 0, len(other))
@@ -48,6 +49,7 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
 
         assert engine._host is not None
         engine._host.prepare(wait=True)
+        assert engine._host.nbytes >= 47 * engine._host.block_bytes, "the system refuses to pin so little"
         assert engine.warm(other) == len(other)
         before = engine._loop.call(rows)
         assert len(tokens(engine, SamplingParams(temperature=0.0, max_tokens=700))) == 700
@@ -56,7 +58,7 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
         engine._loop.call(engine._blocks.check)
 
 
-@pytest.mark.parametrize("options", [{}, {"graphs": False}, {"fused": False}, {"lane": False}])
+@pytest.mark.parametrize("options", [{}, {"graphs": False}, {"fused": False}, {"decode_runner": False}])
 def test_greedy_tokens_are_those_of_transformers(folder: Path, options: dict[str, Any]) -> None:
     with an_engine(folder, **options) as engine:
         answer = tokens(engine)
@@ -134,7 +136,7 @@ def test_the_context_ends_an_answer(folder: Path) -> None:
 def test_damaged_weights_end_the_turn_with_a_line(folder: Path) -> None:
     with an_engine(folder) as engine:
         good = tokens(engine)
-        norm = engine._lane.program._model.norm.weight
+        norm = engine.network.final_norm.weight
         kept = norm.clone()
         engine._loop.call(lambda: norm.fill_(float("nan")))
         with pytest.raises(EngineError, match="not a number"):

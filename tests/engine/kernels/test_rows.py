@@ -1,0 +1,203 @@
+"""Rows of a decode step: each gets bit for bit what it gets alone, in Triton's interpreter or on the GPU."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from engine.cache.kv_cache import KVCache
+from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.plain_program import PlainDecoder
+from engine.execute.cuda.slots import Slots
+from engine.execute.cuda.tiles import choose_chunkings, choose_tile, context_limit, share_tile
+from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
+from models.load import load_model
+from models.network import Network
+from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SLOTS, BLOCK, BLOCKS = 9, 16, 12
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("part", "outputs", "inputs", "tile"),
+    [
+        ("norm", 16, 512, (1, 4, 4, 2)),
+        ("norm apart", 16, 512, (2, 2, 4, 1)),
+        ("norm apart", 14, 300, (1, 2, 8, 1)),
+        ("gated", 14, 300, (2, 1, 8, 1)),
+        ("residual", 14, 700, (4, 1, 8, 1)),
+    ],
+)
+def test_a_product_of_a_row_is_what_it_is_alone(
+    part: str, outputs: int, inputs: int, tile: tuple[int, int, int, int]
+) -> None:
+    wk, wn, per_warp, steps = tile
+    weight = random(2 * outputs if part == "gated" else outputs, inputs, seed=1)
+    scale, bias = random(inputs, seed=2), random(weight.shape[0], seed=3)
+
+    def product(x: torch.Tensor, residual: torch.Tensor, count: int, rows: int) -> torch.Tensor:
+        out, there = (
+            torch.full((rows, outputs), 7.0, device=DEVICE),
+            torch.tensor([count], device=DEVICE).int(),
+        )
+        if part == "norm apart" and rows > 1:
+            normed = torch.full_like(x, float("nan"))
+            rows_norm_kernel[(rows,)](
+                x, scale, normed, there, K=inputs, EPS=1e-6, WK=wk, STEPS=steps, PDL=False, num_warps=wk
+            )
+            x = normed
+        linear_kernel[(-(-outputs // (wn * per_warp)),)](
+            x,
+            weight,
+            bias,
+            scale,
+            residual,
+            out,
+            there,
+            BATCHED=rows > 1,
+            N=outputs,
+            K=inputs,
+            EPS=1e-6,
+            NORM=part == "norm" or (part == "norm apart" and rows == 1),
+            BIAS=True,
+            GATED=part == "gated",
+            RESIDUAL=part == "residual",
+            WK=wk,
+            WN=wn,
+            ROWS=per_warp,
+            STEPS=steps,
+            PDL=False,
+            num_warps=wk * wn,
+        )
+        return out
+
+    x, residual = random(8, inputs, seed=4), random(8, outputs, seed=5)
+    alone = [product(x[i : i + 1], residual[i : i + 1], 1, 1)[0] for i in range(5)]
+    for rows, count in ((2, 2), (8, 5)):
+        together = product(x[:rows].contiguous(), residual, count, rows)
+        assert torch.equal(together[:count], torch.stack(alone[:count]))
+        assert (together[count:] == 7.0).all()
+
+
+class Case:
+    """A model, and sequences of different lengths in slots, their earlier rows filled at random."""
+
+    def __init__(self, model: Network, lengths: list[int]) -> None:
+        shape = model.spec
+        self.model, self.lengths = model, lengths
+        self.cache = KVCache(
+            len(shape.layers),
+            SLOTS * BLOCKS,
+            BLOCK,
+            shape.attention.kv_heads,
+            shape.attention.head_dim,
+            torch.float32,
+            DEVICE,
+        )
+        self.cache.kv.copy_(random(*self.cache.kv.shape, seed=6))
+        self.before = self.cache.kv.clone()
+        self.token = torch.randint(shape.vocab_size, (SLOTS,), generator=torch.Generator().manual_seed(7)).to(
+            DEVICE
+        )
+        self.slots = Slots(SLOTS, 16, BLOCKS, self.token)
+        shuffled = torch.randperm(SLOTS * BLOCKS, generator=torch.Generator().manual_seed(8)).tolist()
+        self.tables = [shuffled[i * BLOCKS : (i + 1) * BLOCKS] for i in range(SLOTS)]
+        for slot, length in enumerate(lengths):
+            self.slots.put(slot, length, length + slot)
+            self.slots.show(slot, self.tables[slot])
+
+    @torch.inference_mode()
+    def run(
+        self, decoder: FusedDecoder | PlainDecoder, slots: list[int], rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of these slots, and the cache after that."""
+        self.cache.kv.copy_(self.before)
+        self.slots.activate(slots, rows)
+        self.slots.send()
+        logits = decoder.run(rows, context_limit(max(self.lengths[slot] for slot in slots)))
+        return logits[: len(slots)].clone(), self.cache.kv.clone()
+
+    def places(self, slots: list[int]) -> list[int]:
+        rows = [(slot, self.lengths[slot]) for slot in slots]
+        return [self.tables[slot][row // BLOCK] * BLOCK + row % BLOCK for slot, row in rows]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Network:
+    config = {
+        "qwen3": tiny_qwen3(num_hidden_layers=1, head_dim=64, vocab_size=24),
+        "llama": tiny_llama(
+            num_hidden_layers=1,
+            hidden_size=192,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            attention_bias=True,
+            vocab_size=24,
+        ),
+    }[request.param]
+    folder = write_checkpoint(tmp_path_factory.mktemp("rows"), config)
+    return load_model(files_of(folder), dtype=torch.float32, device=DEVICE)
+
+
+def fused(case: Case, network: Network) -> FusedDecoder:
+    return FusedDecoder(network, case.cache, case.slots.given, pdl=False)
+
+
+# In the interpreter one is enough: a bias is added in the products, which are tested above.
+@pytest.mark.parametrize("model", ["qwen3"] if DEVICE.type == "cpu" else ["qwen3", "llama"], indirect=True)
+def test_a_row_of_a_step_gets_the_logits_and_the_cache_that_it_gets_alone(model: Network) -> None:
+    case = Case(model, [0, 130, 17, 5, 70, 64, 1, 33, 31])
+    decoder = fused(case, model)
+    alone = {slot: case.run(decoder, [slot], 1) for slot in range(3 if DEVICE.type == "cpu" else SLOTS)}
+    steps = [([2, 0, 1], 8)]
+    if DEVICE.type == "cuda":  # the interpreter takes a second for each row
+        steps += [([3, 1], 2), ([8, 0, 4], 4), ([8, 0, 4, 3, 1], 8), ([0, 1, 2, 3, 4, 5, 6, 7], 8)]
+    for slots, rows in steps:
+        logits, cache = case.run(decoder, slots, rows)
+        assert torch.equal(logits, torch.cat([alone[slot][0] for slot in slots]))
+        expected = case.before.clone()
+        for slot in slots:
+            (place,) = case.places([slot])
+            expected[:, :, place] = alone[slot][1][:, :, place]
+        assert torch.equal(cache, expected)  # and nobody else's rows were written to
+
+
+def test_many_rows_give_what_the_plain_modules_give(model: Network) -> None:
+    case = Case(model, [0, 130, 17, 5, 70, 64, 1, 33, 31])
+    decoder = fused(case, model)
+    plain = PlainDecoder(model, case.cache, case.slots.given, "triton")
+    for slots, rows in (([*range(9)], 16), ([1], 1)):
+        logits, cache = case.run(decoder, slots, rows)
+        expected, written = case.run(plain, slots, rows)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(cache, written, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("inputs", [576, 1024, 3072, 4096, 9728, 12288])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_tile_for_several_rows_sums_in_the_same_order_and_holds_little(inputs: int, gated: bool) -> None:
+    for outputs in (1024, 4096, 151936):
+        alone = choose_tile(outputs, inputs, gated)
+        shared = share_tile(alone, inputs, gated)
+        assert (shared.wk, shared.steps) == (alone.wk, alone.steps)
+        assert 1 <= shared.rows <= alone.rows
+        assert shared.rows == 1 or shared.rows * inputs // (32 * shared.wk) * (1 + gated) <= 128
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
+def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(rows: int) -> None:
+    for limit in (640 << i for i in range(9)):
+        cuts = choose_chunkings(rows, limit)
+        for row in {0, 1, 639, 640, 1279, 1280, 10239, 10240, limit // 2, limit - 1}:
+            if row >= limit:
+                continue
+            (cut,) = (cut for cut in cuts if not cut.end or cut.first <= row < cut.end)
+            assert row // cut.rows < cut.chunks <= 80
+            if 1 < rows <= 8:  # as alone
+                (alone,) = choose_chunkings(1, context_limit(row))
+                assert (cut.warps, cut.tile, cut.tiles) == (alone.warps, alone.tile, alone.tiles)

@@ -1,0 +1,243 @@
+"""The decode runner's bookkeeping, with a model, a sampler and events that need no GPU."""
+
+from collections import deque
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache.blocks import BlockTable
+from engine.cache.rows import Rows
+from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
+from engine.execute.cuda.slots import Slots, StepInput
+from engine.params import SamplingParams
+from engine.schedule.sequence import Priority, Sequence
+
+CPU = torch.device("cpu")
+VOCAB, BLOCK, BLOCKS = 97, 4, 30
+
+
+def after(token: int, row: int, position: int, block: int) -> int:
+    """The next token of a model that looks at everything that a step has to get right."""
+    return (token * 31 + row * 7 + position * 3 + block * 11 + 5) % VOCAB
+
+
+class Program:
+    """Implements `DecodeProgram`; `written` is its KV cache."""
+
+    name = "a test"
+
+    def __init__(self, given: StepInput) -> None:
+        self.given = given
+        self.written: dict[int, int] = {}
+
+    def run(self, rows: int, limit: int) -> Tensor:
+        given, logits = self.given, torch.zeros(rows, VOCAB)
+        active = given.active[:rows].tolist()
+        assert int(given.count) == sum(slot >= 0 for slot in active)
+        assert all(slot >= 0 for slot in active[: int(given.count)])
+        for i, slot in enumerate(active):
+            if slot < 0:
+                continue
+            token, (row, position) = int(given.token[slot]), given.counters[slot].tolist()
+            assert row < limit
+            block = int(given.tables[slot, row // BLOCK])
+            self.written[block * BLOCK + row % BLOCK] = token
+            logits[i, after(token, row, position, block)] = 1.0
+        return logits
+
+
+class Sampler:
+    """The part of `DeviceSampler` that the runner uses: always the likeliest token."""
+
+    vocab_size = VOCAB
+
+    def __init__(self, slots: int) -> None:
+        self.token = torch.full((slots,), -1, dtype=torch.int64)
+        self.history = torch.full((slots, 64), -1, dtype=torch.int32)
+        self.step = torch.zeros(slots, dtype=torch.int64)
+
+    def load(
+        self, slot: int, params: SamplingParams, prompt: list[int], generated: list[int], seed: int
+    ) -> None:
+        self.step[slot] = len(generated)
+
+    def draw(self, slots: list[int]) -> str:
+        return "any"
+
+    def sample(self, logits: Tensor, active: Tensor, counters: Tensor | None, draw: str) -> None:
+        for row, slot in enumerate(active.tolist()):
+            if slot >= 0:
+                self.token[slot] = logits[row].argmax()
+                self.history[slot, self.step[slot] % 64] = self.token[slot]
+                self.step[slot] += 1
+                if counters is not None:
+                    counters[slot] += 1
+
+
+class Event:
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+def a_runner(slots: int) -> DecodeRunner:
+    sampler = Sampler(slots)
+    held = Slots(slots, rows_for(slots), BLOCKS, sampler.token)
+    return DecodeRunner(Program(held.given), sampler, held, BLOCK * BLOCKS, None, Event)  # type: ignore[arg-type]
+
+
+class Stream:
+    """A sequence with blocks of its own, and the tokens that it must get."""
+
+    def __init__(self, number: int, length: int, offset: int = 0) -> None:
+        rows = Rows.of([(number * 13 + i) % VOCAB for i in range(length)])
+        rows.next_position += offset
+        self.sequence = Sequence(rows, Priority.PERSON, SamplingParams(temperature=0.0))
+        self.sequence.table = BlockTable([])
+        self.blocks = [number * BLOCKS + i for i in range(BLOCKS)]
+        self.first = (number * 17) % VOCAB
+        self.launched = 0
+        self.read: list[int] = []
+
+    def logits(self) -> Tensor:
+        """After all rows that it has, whose tokens are read."""
+        token = (
+            self.first if not self.sequence.generated else self.expected(len(self.sequence.generated) + 1)[-1]
+        )
+        return torch.nn.functional.one_hot(torch.tensor(token), VOCAB).float()
+
+    def expected(self, count: int) -> list[int]:
+        prompt = len(self.sequence.rows) - len(self.sequence.generated)
+        gap = self.sequence.rows.next_position - len(self.sequence.rows)
+        tokens = [self.first]
+        while len(tokens) < count:
+            row = prompt + len(tokens) - 1
+            tokens.append(after(tokens[-1], row, row + gap, self.blocks[row // BLOCK]))
+        return tokens
+
+    def make_room(self, unread: int) -> None:
+        row = len(self.sequence.rows) + unread - 1
+        assert self.sequence.table is not None
+        self.sequence.table.blocks[:] = self.blocks[: row // BLOCK + 1]
+
+    def take(self, token: int) -> None:
+        self.sequence.generated.append(token)
+        self.sequence.rows.append(token)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sequences_that_join_and_leave_at_random_get_the_tokens_that_they_get_alone(seed: int) -> None:
+    random = Random(seed)
+    slots = random.choice([1, 3, 8, 20])
+    runner = a_runner(slots)
+    streams = [Stream(i, random.randint(1, 20), random.randint(0, 3)) for i in range(12)]
+    unread: dict[Sequence, int] = {}
+    flights: deque[set[Sequence]] = deque()
+    of = {stream.sequence: stream for stream in streams}
+
+    def read() -> None:
+        wanted = flights.popleft()
+        for sequence, token in runner.read():
+            assert sequence in wanted
+            wanted.remove(sequence)
+            unread[sequence] -= 1
+            of[sequence].take(token)
+        assert not wanted
+
+    for _ in range(60):
+        away = [
+            stream for stream in streams if stream.sequence not in unread and len(stream.sequence.rows) < 90
+        ]
+        if away and len(unread) < slots and random.random() < 0.5:
+            stream = random.choice(away)
+            runner.join(stream.sequence, stream.logits())
+            unread[stream.sequence] = 1
+            flights.append({stream.sequence})
+        if unread and random.random() < 0.2:
+            sequence = random.choice(list(unread))
+            del unread[sequence]  # what is in flight for it is lost, and computed again when it comes back
+            for wanted in flights:
+                wanted.discard(sequence)
+            runner.leave(sequence)
+        ready = [s for s in unread if unread[s] <= 1 and random.random() < 0.9]
+        if ready:
+            for sequence in ready:
+                of[sequence].make_room(unread[sequence])
+                unread[sequence] += 1
+            runner.launch(ready)
+            flights.append(set(ready))
+        while len(flights) > 1:
+            read()
+    while flights:
+        read()
+    assert sum(len(stream.sequence.generated) for stream in streams) > 25
+    program = runner.program
+    assert isinstance(program, Program)
+    for stream in streams:
+        count = len(stream.sequence.generated)
+        assert stream.sequence.generated == stream.expected(max(count, 1))[:count]
+    for (
+        place,
+        token,
+    ) in program.written.items():  # a row without a slot, or of one that has left, writes nowhere else
+        stream, row = streams[place // (BLOCK * BLOCKS)], place % (BLOCK * BLOCKS)
+        number = row - (len(stream.sequence.rows) - len(stream.sequence.generated))
+        assert token == stream.expected(number + 1)[number]
+
+
+def test_a_slot_is_free_again_at_once_and_nothing_of_its_former_sequence_is_read() -> None:
+    runner = a_runner(1)
+    one, two = Stream(0, 5), Stream(1, 6)
+    runner.join(one.sequence, one.logits())
+    one.make_room(1)
+    runner.launch([one.sequence])
+    runner.leave(one.sequence)
+    runner.join(two.sequence, two.logits())
+    two.make_room(1)
+    runner.launch([two.sequence])
+    assert [runner.read() for _ in range(4)] == [
+        [],
+        [],
+        [(two.sequence, two.first)],
+        [(two.sequence, two.expected(2)[1])],
+    ]
+
+
+def test_only_what_has_changed_is_sent() -> None:
+    slots = Slots(4, 4, BLOCKS, torch.zeros(4, dtype=torch.int64))
+    slots.put(2, 9, 10)
+    slots.show(2, [5, 6, 7])
+    slots.activate([2, 0], 2)
+    slots.send()
+    assert slots.given.counters[2].tolist() == [9, 10]
+    assert slots.given.tables[2, :4].tolist() == [5, 6, 7, 0]
+    assert slots.given.active.tolist() == [2, 0, -1, -1]
+    assert slots.given.count.tolist() == [2]
+    slots.given.tables.fill_(99)
+    slots.show(2, [5, 8, 7, 9])  # a full block was replaced by one that was there before
+    slots.activate([2, 0, 1], 4)
+    slots.send()
+    assert slots.given.tables[2, :5].tolist() == [99, 8, 99, 9, 99]
+    assert slots.given.active.tolist() == [2, 0, 1, -1]
+    assert slots.given.count.tolist() == [3]
+    slots.put(2, 0, 0)  # another sequence
+    slots.show(2, [5])
+    slots.send()
+    assert slots.given.tables[2, 0] == 5
+
+
+def test_every_number_of_sequences_has_rows() -> None:
+    assert [rows_for(count) for count in (1, 2, 3, 5, 8, 9, 17, 256)] == [1, 2, 4, 8, 8, 16, 32, 256]
+    assert list(ROWS) == sorted(set(ROWS))
+
+
+def test_a_runner_prepares_without_writing_anywhere() -> None:
+    runner = a_runner(8)
+    runner.prepare(8)
+    program = runner.program
+    assert isinstance(program, Program)
+    assert not program.written
