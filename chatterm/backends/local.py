@@ -198,9 +198,13 @@ class LocalBackend:
         return self._counted(self._loaded().resume(self._params))
 
     def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
+        from engine.conversation.several import Ended
+
         chat = self._loaded()
         opening = chat.opening
         for index, part in chat.candidates(text, count, self._params):
+            if isinstance(part, Ended) and part.sequence is not None:
+                self._keys = part.sequence.rows.keys  # the map of the cache shows this one until one is kept
             yield index, _part(part, opening)
 
     def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:

@@ -47,6 +47,7 @@ class CandidatesScreen(ModalScreen[None]):
         super().__init__()
         self._conversation = conversation
         self._blocks = blocks
+        self._is_over = False
 
     def compose(self) -> ComposeResult:
         yield Candidates()
@@ -61,7 +62,8 @@ class CandidatesScreen(ModalScreen[None]):
 
     def _look(self) -> None:
         if not self._conversation.choice:
-            if self.is_current:  # the map of the cache may be over it
+            if self.app.screen is self and not self._is_over:  # the map of the cache may be over it
+                self._is_over = True
                 self.dismiss()
         else:
             self._view.show(self._conversation.choice, self._conversation.turn is not None)

@@ -9,9 +9,11 @@ import pytest
 from chatterm.backends.backend import DraftCost, EngineError, Exchange, FinishReason, Progress
 from chatterm.backends.worker import (
     Answered,
+    Begun,
     Catalogue,
     Count,
     Done,
+    Draw,
     Failed,
     ListModels,
     Loaded,
@@ -123,7 +125,7 @@ def test_a_stop_asked_before_the_backend_began_is_repeated() -> None:
     class Late(ScriptedBackend):
         """Forgets what was asked before it begins, as an engine does that has nothing to stop yet."""
 
-        def stop(self) -> None:
+        def stop(self, but: int | None = None) -> None:
             if self.calls:
                 super().stop()
 
@@ -187,4 +189,30 @@ def test_answer_now_ends_the_thinking_of_the_running_answer() -> None:
     answered = next(report for report in until(worker, ended) if isinstance(report, Answered))
     assert answered.outcome is not None
     assert (answered.outcome.reasoning, answered.outcome.text) == ("hmmm", "done")
+    assert worker.close()
+
+
+def test_candidates_are_told_apart_and_an_error_of_one_comes_last() -> None:
+    backend = ScriptedBackend(
+        [Script("abcdefgh"), Script("never", error=EngineError("no room")), Script("ij")]
+    )
+    worker = Worker(backend)
+    worker.start()
+    worker.submit(Draw("go", 3))
+    reports = until(worker, ended)
+    for index, text in ((0, "abcdefgh"), (2, "ij")):
+        own = [
+            report
+            for report in reports
+            if isinstance(report, Begun | Token | Answered) and report.index == index
+        ]
+        assert isinstance(own[0], Begun)
+        assert "".join(token.event.text for token in own if isinstance(token, Token)) == text
+        assert isinstance(own[-1], Answered)
+        assert own[-1].outcome is not None
+    assert [report for report in reports if isinstance(report, Answered) and report.index == 1] == [
+        Answered(None, 1)
+    ]
+    assert isinstance(reports[-1], Failed)
+    assert reports[-1].message == "no room"
     assert worker.close()

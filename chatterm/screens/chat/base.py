@@ -48,7 +48,7 @@ def undone_text(count: int) -> str:
 
 
 class ChatBase(Screen[None]):
-    """Implements `chatterm.conversation.conversation.View`. The widgets are there once it is mounted."""
+    """Implements `chatterm.conversation.view.View`. The widgets are there once it is mounted."""
 
     transcript: Transcript
     composer: Composer
