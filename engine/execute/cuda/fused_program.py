@@ -170,7 +170,7 @@ class FusedDecoder:
             residual if residual is not None else x,
             out,
             self._given.count,
-            BATCHED=rows > 1,
+            TOGETHER=rows,
             N=outputs,
             K=inputs,
             EPS=self._eps,
@@ -193,7 +193,6 @@ class FusedDecoder:
         given, layer = self._given, self._network.layers[index].attention
         norm = layer.head_norm
         chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
-        whole = rows > FEW and cuts[0].chunks == 1
         for cut in cuts:
             groups = cut.warps * 256 // self._dim
             kernel = attention_kernel[(self._kv_heads, cut.chunks, rows)](
@@ -207,13 +206,11 @@ class FusedDecoder:
                 given.counters,
                 self._partial,
                 self._lse,
-                self._mixed,
                 self._dim**-0.5 * math.log2(math.e),
                 given.tables.shape[1],
                 cut.first,
                 cut.end,
                 SOME=cut.end > 0,
-                WHOLE=whole,
                 CHUNKS=chunks,
                 HQ=self._q_heads,
                 HKV=self._kv_heads,
@@ -229,8 +226,6 @@ class FusedDecoder:
                 launch_pdl=self._pdl,
             )
             split_alike(kernel)
-        if whole:
-            return
         shortest, longest = cuts[0], cuts[-1]
         kernel = combine_kernel[(self._q_heads, rows)](
             self._partial,

@@ -103,13 +103,11 @@ def attention_kernel(
     counters,
     partial,
     lse,
-    out,
     scale_log2,
     table_stride,
     begin,
     end,
     SOME: tl.constexpr,
-    WHOLE: tl.constexpr,
     CHUNKS: tl.constexpr,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
@@ -130,8 +128,6 @@ def attention_kernel(
     Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of W * R rows of a sequence. It leaves its output
     in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ];
     programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
-
-    With WHOLE, a sequence is one chunk: its output goes to out [rows, HQ, D], and nothing is left to put together.
 
     With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
     sequences into chunks, since a sequence must be cut as if it were alone.
@@ -215,13 +211,9 @@ def attention_kernel(
         shrink = tl.exp2(high[g] - highest)
         weight_sum = tl.sum(total[g] * shrink, 0, keep_dims=True)
         result = tl.sum(sums[g] * shrink, 0, keep_dims=True) / weight_sum
-        if WHOLE:
-            at = (batch * HQ + head * GROUP + g) * D + tl.arange(0, D)[None, :]
-            tl.store(out + at, result.to(dtype))
-        else:
-            part = (batch * CHUNKS + chunk) * HQ + head * GROUP + g + tl.zeros([1, 1], tl.int32)
-            tl.store(lse + part, highest + tl.log2(weight_sum))
-            tl.store(partial + part * D + tl.arange(0, D)[None, :], result)
+        part = (batch * CHUNKS + chunk) * HQ + head * GROUP + g + tl.zeros([1, 1], tl.int32)
+        tl.store(lse + part, highest + tl.log2(weight_sum))
+        tl.store(partial + part * D + tl.arange(0, D)[None, :], result)
 
 
 @triton.jit

@@ -125,7 +125,7 @@ def linear_kernel(
     residual,
     out,
     count,
-    BATCHED: tl.constexpr,
+    TOGETHER: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
     EPS: tl.constexpr,
@@ -141,10 +141,11 @@ def linear_kernel(
 ):
     """out [rows, N] = x [rows, K] @ weight [N, K] transposed, in their dtype.
 
-    There are count[0] (int32) rows, one where not BATCHED; x and residual have room for an even number then. NORM:
-    x is normed first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out =
-    silu(gate) * up. RESIDUAL: residual [rows, N] is added; it may be `out` itself. Pointers that the flags leave
-    unused may be anything. Needs WK * WN warps and cdiv(N, WN * ROWS) programs.
+    There are count[0] (int32) rows, which pass TOGETHER at a time, so that some wait for memory while others
+    compute: x and residual have room for a multiple of it. Where it is 1, there is one row. NORM: x is normed
+    first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out = silu(gate) *
+    up. RESIDUAL: residual [rows, N] is added; it may be `out` itself. Pointers that the flags leave unused may be
+    anything. Needs WK * WN warps and cdiv(N, WN * ROWS) programs.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
@@ -161,10 +162,9 @@ def linear_kernel(
             shift += (tl.load(bias + first + i, mask=first + i < N, other=0.0).to(tl.float32),)
             if GATED:
                 up_shift += (tl.load(bias + N + first + i, mask=first + i < N, other=0.0).to(tl.float32),)
-    batches = tl.load(count) if BATCHED else 1
+    batches = tl.load(count) if TOGETHER > 1 else 1
     # What was loaded so far are weights, and how many rows there are; earlier kernels of the step wrote what follows.
     gdc_wait(PDL)
-    TOGETHER: tl.constexpr = 2 if BATCHED else 1  # so that one waits for memory while the other computes
     for batch in tl.range(0, batches, TOGETHER):
         results = ()
         for b in tl.static_range(TOGETHER):
