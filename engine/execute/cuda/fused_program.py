@@ -145,7 +145,7 @@ class FusedDecoder:
         outputs, inputs = out.shape[1], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
         if rows > 1:
-            tile = share_tile(tile, inputs, gated)
+            tile = share_tile(tile, inputs, gated, rows)
         if norm is not None and norms_apart(rows, weight.shape[0]):
             kernel = rows_norm_kernel[(rows,)](
                 x,

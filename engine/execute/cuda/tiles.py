@@ -37,15 +37,15 @@ def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     return Tile(wk, wn, rows, next(even, 1))
 
 
-def share_tile(tile: Tile, inputs: int, gated: bool) -> Tile:
-    """The tile with fewer outputs, for several rows: what is read once is held as fp32 while they pass.
+def share_tile(tile: Tile, inputs: int, gated: bool, together: int) -> Tile:
+    """The tile with fewer outputs, for `together` rows: what is read once is held as fp32 while they pass.
 
     The sums of an output are those of `tile`, in the same order.
     """
     rows, held = tile.rows, inputs // (32 * tile.wk) * (2 if gated else 1)
     while rows > 1 and rows * held > 128:
         rows //= 2
-    return Tile(tile.wk, min(tile.wn, 4), rows, tile.steps)
+    return Tile(tile.wk, tile.wn if together == 2 else min(tile.wn, 4), rows, tile.steps)
 
 
 def norms_apart(rows: int, outputs: int) -> bool:
