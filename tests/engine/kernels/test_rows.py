@@ -183,7 +183,7 @@ def test_many_rows_give_what_the_plain_modules_give(model: Network) -> None:
 def test_a_tile_for_several_rows_sums_in_the_same_order_and_holds_little(inputs: int, gated: bool) -> None:
     for outputs in (1024, 4096, 151936):
         alone = choose_tile(outputs, inputs, gated)
-        shared = share_tile(alone, inputs, gated)
+        shared = share_tile(alone, inputs, gated, 8)
         assert (shared.wk, shared.steps) == (alone.wk, alone.steps)
         assert 1 <= shared.rows <= alone.rows
         assert shared.rows == 1 or shared.rows * inputs // (32 * shared.wk) * (1 + gated) <= 128
