@@ -25,8 +25,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from benchmarks.peers.llama_cpp_python import LlamaCppPython
+from engine.batch import Span
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder, NativeSpan
+from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Matrix, Pool
 from models.files import ModelFiles
@@ -132,13 +133,13 @@ class Ours:
 
     def _step(self, row: int, streams: int) -> native.Times:
         times = native.Times()
-        spans = [NativeSpan([row + 1000], row, [row], table) for table in self._tables[:streams]]
+        spans = [Span(tuple(table), row, 1, [row + 1000], [row], True) for table in self._tables[:streams]]
         self._decoder.run(spans, times)
         return times
 
-    def _prompt(self, tokens: int) -> NativeSpan:
+    def _prompt(self, tokens: int) -> Span:
         ids = [1000 + i % 1000 for i in range(tokens)]
-        return NativeSpan(ids, 0, range(tokens), self._tables[0])
+        return Span(tuple(self._tables[0]), 0, tokens, ids, range(tokens), True)
 
 
 def rounds(

@@ -21,6 +21,7 @@ from engine.cache.sizing import (
     plan_kv,
     spill_bytes,
 )
+from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
 from engine.execute.compatibility import PLAIN_ATTENTION, lacking
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
@@ -28,9 +29,9 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
 from engine.kernels.native.library import NativeError, default_threads
-from engine.machine.device import FULL_SPEED, available_memory
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Sequence
 from models.network import Network
 from models.reference.decoder import Decoder as Reference
 
@@ -78,7 +79,7 @@ class Pieces:
     scheduler: Scheduler
     backend: AttentionBackend
     runner: Runner
-    decode_runner: DecodeRunner | None
+    decode_runner: DecodeRunner[Sequence] | None
     context_length: int
     threads: int
     notes: tuple[str, ...]

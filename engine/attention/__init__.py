@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.execute.batch import Batch
+from engine.batch import StepBatch
 from models.reference.attention import Attention
 
 
@@ -11,6 +11,6 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def plan(self, batch: Batch) -> Attention:
+    def plan(self, batch: StepBatch) -> Attention:
         """What the model calls in this step, once a layer: everything all layers share is computed here."""
         ...

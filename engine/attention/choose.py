@@ -12,10 +12,10 @@ from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.triton import TritonBackend
 from engine.attention.unusual import Unusual
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.device import FULL_SPEED
 from engine.errors import EngineError
-from engine.execute.batch import Batch, Span
-from engine.machine.device import FULL_SPEED
 
 BLOCK_SIZES = {"flash": 256, "triton": 32, "sdpa": 32}
 """Rows of a block, by backend, the best backend first."""
@@ -153,7 +153,7 @@ def _error(package: _Package, device: torch.device, dtype: torch.dtype, head_dim
     for make, kind in ((package.make, dtype), (lambda cache: SdpaBackend(cache, 2), torch.float32)):
         backend = make(KVCache(1, 2, BLOCK_SIZES[package.backend], 2, head_dim, kind, device))
         for rows in (slice(0, 20), slice(20, 21)):
-            step = backend.plan(Batch((Span((1, 0), rows.start, rows.stop - rows.start),)))
+            step = backend.plan(StepBatch((Span((1, 0), rows.start, rows.stop - rows.start),)))
             outs.append(step(0, q[rows].to(kind), k[rows].to(kind), v[rows].to(kind)).float())
     result, expected = torch.cat(outs[:2]), torch.cat(outs[2:])
     return float((result - expected).norm() / expected.norm())

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.parts import Parts, runs
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
 from models.reference.attention import Attention
 
 Kernel = Callable[..., Tensor]
@@ -41,7 +41,7 @@ class FlashBackend:
         # The package's other functions are wrapped in autograd and operator dispatch: 0.3 ms a call.
         self.attend: Kernel = flash_attn_with_kvcache
 
-    def plan(self, batch: Batch) -> Attention:
+    def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
         kinds = [(self._how(span), span.count) for span in batch.spans]
         parts: list[tuple[slice, Attention]] = []

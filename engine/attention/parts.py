@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.execute.batch import Batch, Span
+from engine.batch import Span, StepBatch
 from models.reference.attention import Attention
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -27,7 +27,7 @@ class Parts:
         return torch.cat([attend(layer_index, q[at], k[at], v[at]) for at, attend in self.parts])
 
 
-def runs(batch: Batch, kinds: list[Kind]) -> Iterator[tuple[Kind, slice, tuple[Span, ...]]]:
+def runs(batch: StepBatch, kinds: list[Kind]) -> Iterator[tuple[Kind, slice, tuple[Span, ...]]]:
     """Spans side by side that have the same kind: their kind, their tokens in the step, and they themselves."""
     token = 0
     for kind, pairs in groupby(zip(kinds, batch.spans, strict=True), key=lambda pair: pair[0]):

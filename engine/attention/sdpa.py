@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.attention.sdpa_gpu import gpu_step
 from engine.attention.unusual import Unusual
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
 from models.reference.attention import Attention
 
 SHORT = 64
@@ -47,7 +47,7 @@ class SdpaBackend:
         self._groups = groups
         self._unusual = unusual
 
-    def plan(self, batch: Batch) -> Attention:
+    def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
         if self._cache.kv.device.type == "cuda" and not self._unusual:
             return gpu_step(self._cache, batch)

@@ -5,13 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.parts import Parts
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
-from engine.machine.device import FULL_SPEED
+from engine.device import FULL_SPEED
 from models.reference.attention import Attention
 
 
-def gpu_step(cache: KVCache, batch: Batch) -> Attention:
+def gpu_step(cache: KVCache, batch: StepBatch) -> Attention:
     """One call after the other for each span."""
     parts: list[tuple[slice, Attention]] = []
     token = 0

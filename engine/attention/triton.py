@@ -7,8 +7,8 @@ from torch import Tensor
 
 from engine.attention.parts import Parts, runs
 from engine.attention.sdpa import SdpaBackend
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
 from models.reference.attention import Attention
 
 FEW = 8
@@ -30,12 +30,12 @@ class TritonBackend:
         self._cache = cache
         self._long = SdpaBackend(cache, groups)
 
-    def plan(self, batch: Batch) -> Attention:
+    def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
         few = [span.count <= FEW for span in batch.spans]
         return Parts(
             [
-                (tokens, _paged_step(self._cache, spans) if short else self._long.plan(Batch(spans)))
+                (tokens, _paged_step(self._cache, spans) if short else self._long.plan(StepBatch(spans)))
                 for short, tokens, spans in runs(batch, few)
             ]
         )

@@ -1,22 +1,19 @@
 """Turns that come from elsewhere, a session or a file: what they claim about tokens is checked before it is used."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.turns import Answer, Turn
+from engine.core import EngineCore
 from engine.events import FinishReason
 from engine.params import SamplingParams
-
-if TYPE_CHECKING:
-    from engine.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
 class Adopter:
     """Makes turns from elsewhere this model's own."""
 
-    engine: "Engine"
+    engine: EngineCore
     format: PromptFormat
     think: bool | None
     """The setting that holds where a turn does not tell its own."""

@@ -1,16 +1,13 @@
 """A short answer that is no part of the conversation: computed while nobody waits, and forgotten afterwards."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.cache.rows import Rows
 from engine.conversation.prompt import PromptFormat
+from engine.core import EngineCore
 from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
-
-if TYPE_CHECKING:
-    from engine.engine import Engine
 
 
 @dataclass(slots=True)
@@ -24,7 +21,7 @@ class Aside:
     """One question at a time. Nobody ever waits for it: `stop` it before anything of the conversation is computed, so
     that it is never in one batch with that."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
         self._format: PromptFormat | None = None
         """Not the conversation's: it remembers what it tokenised."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from threading import Thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from engine.cache.rows import Rows
 from engine.conversation.adopt import Adopter, thinking_of
@@ -14,14 +14,12 @@ from engine.conversation.prompt import PromptFormat
 from engine.conversation.several import Ended, Part, Prompt, Several
 from engine.conversation.turns import Answer, Turn, ended, gone_on, is_same, joined
 from engine.conversation.why import Explainer, Question
+from engine.core import EngineCore
 from engine.errors import EngineError, check_room
 from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams, seeds
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import Sequence
-
-if TYPE_CHECKING:
-    from engine.engine import Engine
 
 __all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
 
@@ -37,7 +35,7 @@ class Chat:
 
     def __init__(
         self,
-        engine: "Engine",
+        engine: EngineCore,
         system: str | None = None,
         think: Think = "auto",
         think_cache: ThinkCache = "exact",

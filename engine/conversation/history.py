@@ -5,21 +5,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from engine.cache.blocks import OutOfBlocksError
 from engine.cache.rows import Rows
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.turns import Turn, after, spoken
+from engine.core import EngineCore, Follow
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.output import Output
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import Priority, Sequence
-
-if TYPE_CHECKING:
-    from engine.engine import Engine, Follow
 
 ThinkCache = Literal["exact", "mask"]
 
@@ -31,7 +29,7 @@ class History:
     """Makes rows of turns: what the chat template renders (`exact`), or what was generated, think spans hidden."""
 
     def __init__(
-        self, engine: "Engine", format: PromptFormat, system: str | None, policy: ThinkCache
+        self, engine: EngineCore, format: PromptFormat, system: str | None, policy: ThinkCache
     ) -> None:
         self._engine = engine
         self._format = format
@@ -154,7 +152,7 @@ class _Task:
 class IdleWork:
     """Warms rows while nobody waits. One thing at a time: what comes next ends what was there."""
 
-    def __init__(self, engine: "Engine", history: History) -> None:
+    def __init__(self, engine: EngineCore, history: History) -> None:
         self._engine = engine
         self._history = history
         self._task = _Task()

@@ -4,21 +4,19 @@ from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.cache.rows import Rows
 from engine.conversation.adopt import Adopter
 from engine.conversation.history import History
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.turns import Answer, Turn, ended
+from engine.core import EngineCore
 from engine.errors import EngineError
 from engine.events import FinishReason, TokenEvent
 from engine.params import SamplingParams
 from engine.schedule.sequence import Sequence
 from models.errors import ModelError
-
-if TYPE_CHECKING:
-    from engine.engine import Engine
 
 AT_ONCE = 256
 """Prompts that are answered at the same time, at most."""
@@ -59,7 +57,7 @@ class _Running:
 
 
 def prompt_of(
-    engine: "Engine",
+    engine: EngineCore,
     format: PromptFormat,
     system: str | None,
     said: Items[tuple[str, str]],
@@ -82,7 +80,7 @@ def prompt_of(
 class Several:
     """Answers prompts, many at the same time. `run` once; `stop` may be called from any thread."""
 
-    def __init__(self, engine: "Engine") -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self._engine = engine
         self._events: SimpleQueue[tuple[int, TokenEvent | None]] = SimpleQueue()
         self._running: dict[int, _Running] = {}

@@ -1,6 +1,6 @@
-"""From a scheduled batch to logits."""
+"""From a batch to logits."""
 
-from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -8,12 +8,11 @@ from torch import Tensor
 
 from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
-from engine.execute.cpu.executor import NativeDecoder, NativeSpan, unsupported
+from engine.execute.cpu.executor import NativeDecoder, unsupported
 from engine.execute.cuda.graphs import Graphs
 from engine.kernels.native.library import Pool
-from engine.schedule.scheduler import Chunk
 from models.network import Network
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder as Reference
@@ -35,9 +34,9 @@ class Decoder(Protocol):
 
 
 class Runner:
-    """Runs the plain modules, or fused kernels; the tokens of all chunks lie side by side in one flat batch.
+    """Runs the plain modules, or fused kernels; the tokens of all spans lie side by side in one flat batch.
 
-    On a CPU native kernels compute all chunks together, where there are some for the model: of a model whose weights
+    On a CPU native kernels compute all spans together, where there are some for the model: of a model whose weights
     are not quantised only the rows of answers. What computes a row depends on nothing but whether it is a prompt's.
     """
 
@@ -76,11 +75,11 @@ class Runner:
             return
         self._model = FusedPrefill(network)
         ids = torch.arange(16, device=self._device)
-        hidden = self._model.forward(ids, ids, self._backend.plan(Batch((Span((0,), 0, 16),))))
+        hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, 16),))))
         self._model.logits(hidden[-1:])
 
     def record(self, network: Network, cache: KVCache, rows: int, graphs: Graphs) -> None:
-        """Run short chunks as `graphs` from now on, where flash-attn and fused kernels run them; record them.
+        """Run short spans as `graphs` from now on, where flash-attn and fused kernels run them; record them.
 
         `rows` is the most that a sequence holds. The cache must be empty: its first block is written to.
         """
@@ -96,10 +95,10 @@ class Runner:
         """Whether native kernels compute everything, attention included."""
         return self._native is not None and self._native.takes_prompts
 
-    def uses_torch(self, chunks: list[Chunk]) -> bool:
-        """Whether the plain modules have something to compute for `chunks`."""
+    def uses_torch(self, batch: StepBatch) -> bool:
+        """Whether the plain modules have something to compute for `batch`."""
         return self._native is None or (
-            not self.all_native and any(chunk.start < _first_of_answer(chunk) for chunk in chunks)
+            not self.all_native and any(span.start < span.answer for span in batch.spans)
         )
 
     def set_alone(self, alone: bool) -> None:
@@ -108,79 +107,43 @@ class Runner:
             self._pool.set_alone(alone)
 
     @torch.inference_mode()
-    def run(self, chunks: list[Chunk]) -> list[Tensor]:
-        """Compute the rows of `chunks` and return the logits [vocab] of each chunk that samples, in order.
+    def run(self, batch: StepBatch) -> list[Tensor]:
+        """Compute the rows of `batch` and return the logits [vocab] of each span that wants some, in order.
 
         The next call may overwrite them.
         """
-        if self._short is not None and len(chunks) == 1 and self._short.takes(chunks[0]):
-            logits = self._short.run(chunks[0])
-            return [logits] if chunks[0].samples else []
+        spans = batch.spans
+        if self._short is not None and len(spans) == 1 and self._short.takes(spans[0]):
+            logits = self._short.run(spans[0])
+            return [logits] if spans[0].wanted else []
         if self._native is None:
-            return self._run(chunks)
+            return self._run(spans)
         if self._native.takes_prompts:
-            return list(_run_native(self._native, chunks))
-        return self._run_apart(self._native, chunks)
+            return list(self._native.run(spans))
+        return self._run_apart(self._native, spans)
 
-    def _run_apart(self, native: NativeDecoder, chunks: list[Chunk]) -> list[Tensor]:
+    def _run_apart(self, native: NativeDecoder, spans: tuple[Span, ...]) -> list[Tensor]:
         """The rows of prompts by the plain modules, those of answers by the native kernels."""
-        prompts, answers = [], []
-        for chunk in chunks:
-            count = min(max(_first_of_answer(chunk) - chunk.start, 0), chunk.count)
-            left = chunk.count - count
-            if count:
-                prompts.append(replace(chunk, count=count))
-            if left:
-                answers.append(replace(chunk, start=chunk.start + count, count=left))
-        found: dict[int, Tensor] = {}
-        if prompts:
-            found |= zip(_sampling(prompts), self._run(prompts), strict=True)
-        if answers:
-            found |= zip(_sampling(answers), _run_native(native, answers), strict=True)
-        return [found[name] for name in _sampling(chunks)]
+        parts = [span.cut(span.answer) for span in spans]
+        prompts = tuple(prompt for prompt, _ in parts if prompt is not None)
+        answers = tuple(answer for _, answer in parts if answer is not None)
+        of_prompts = iter(self._run(prompts) if prompts else [])
+        of_answers = iter(list(native.run(answers)) if answers else [])
+        return [
+            next(of_prompts if answer is None else of_answers)
+            for span, (_, answer) in zip(spans, parts, strict=True)
+            if span.wanted
+        ]
 
-    def _run(self, chunks: list[Chunk]) -> list[Tensor]:
-        token_ids: list[int] = []
-        positions: list[int] = []
-        spans: list[Span] = []
-        last: list[int] = []
-        for chunk in chunks:
-            sequence, stop = chunk.sequence, chunk.start + chunk.count
-            assert sequence.table is not None
-            token_ids += sequence.rows.token_ids[chunk.start : stop]
-            positions += sequence.rows.positions[chunk.start : stop]
-            spans.append(Span(tuple(sequence.table.blocks), chunk.start, chunk.count))
-            if chunk.samples:
-                last.append(len(token_ids) - 1)
+    def _run(self, spans: tuple[Span, ...]) -> list[Tensor]:
+        token_ids = [token for span in spans for token in span.tokens]
+        positions = [position for span in spans for position in span.positions]
+        ends = accumulate(span.count for span in spans)
+        last = [end - 1 for span, end in zip(spans, ends, strict=True) if span.wanted]
         hidden = self._model.forward(
             torch.tensor(token_ids, device=self._device),
             torch.tensor(positions, device=self._device),
-            self._backend.plan(Batch(tuple(spans))),
+            self._backend.plan(StepBatch(spans)),
         )
         # Only the rows that are sampled from go through the head.
         return list(self._model.logits(hidden[last])) if last else []
-
-
-def _run_native(native: NativeDecoder, chunks: list[Chunk]) -> Tensor:
-    """fp32 [chunks that sample, vocab]"""
-    spans = []
-    for chunk in chunks:
-        sequence, rows = chunk.sequence, slice(chunk.start, chunk.start + chunk.count)
-        assert sequence.table is not None
-        tokens, positions = sequence.rows.token_ids[rows], sequence.rows.positions[rows]
-        spans.append(NativeSpan(tokens, chunk.start, positions, sequence.table.blocks, chunk.samples))
-    return native.run(spans)
-
-
-def _sampling(chunks: list[Chunk]) -> list[int]:
-    """Which sequences get logits; a sequence has one chunk in a step."""
-    return [id(chunk.sequence) for chunk in chunks if chunk.samples]
-
-
-def _first_of_answer(chunk: Chunk) -> int:
-    """From which row on the native kernels compute a chunk where they leave prompts to the plain modules.
-
-    An answer that goes on is a prompt as far as it has to be computed again; one row of it is a decode step.
-    """
-    sequence = chunk.sequence
-    return sequence.prompt_tokens - (sequence.earlier if chunk.count == 1 else 0)

@@ -19,10 +19,7 @@ from typing import TypeVar
 import torch
 
 from engine.attention.choose import usable_backends
-from engine.errors import EngineError
-from engine.kernels.native import library as native
-from engine.machine.bandwidth import known_bandwidth
-from engine.machine.device import (
+from engine.device import (
     FULL_SPEED,
     CudaProblem,
     available_memory,
@@ -33,6 +30,9 @@ from engine.machine.device import (
     pick_dtype,
     sm,
 )
+from engine.errors import EngineError
+from engine.kernels.native import library as native
+from engine.machine.bandwidth import known_bandwidth
 from engine.machine.expected import MODELS, NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
 from models.hub.catalogue import HUB_FILES, names
 

@@ -7,6 +7,7 @@ from itertools import count, repeat
 from sys import maxsize
 from time import perf_counter
 
+from engine.batch import Span
 from engine.cache.blocks import BlockManager, BlockTable, OutOfBlocksError
 from engine.cache.prefix_hit import found
 from engine.cache.prefix_index import Key
@@ -31,6 +32,25 @@ class Chunk:
     def samples(self) -> bool:
         """The chunk reaches the end of the rows of a sequence that generates."""
         return self.sequence.params is not None and self.start + self.count == len(self.sequence.rows)
+
+    @property
+    def span(self) -> Span:
+        """What is to be computed. An answer that goes on is a prompt as far as it has to be computed again.
+
+        One row of it is a decode step.
+        """
+        sequence, rows = self.sequence, self.sequence.rows
+        assert sequence.table is not None
+        at = slice(self.start, self.start + self.count)
+        return Span(
+            tuple(sequence.table.blocks),
+            self.start,
+            self.count,
+            rows.token_ids[at],
+            rows.positions[at],
+            self.samples,
+            sequence.prompt_tokens - (sequence.earlier if self.count == 1 else 0),
+        )
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from engine.batch import StepBatch
 from engine.cache.blocks import BlockManager
 from engine.cache.kv_cache import KVCache
 from engine.cache.sizing import is_out_of_memory
@@ -110,9 +111,10 @@ class Stepper:
         prompts = sum(chunk.count for chunk in chunks if not chunk.sequence.decodes)
         count = sum(chunk.count for chunk in chunks)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        self._share_cores(chunks, idle)
+        batch = StepBatch(tuple(chunk.span for chunk in chunks))
+        self._share_cores(batch, idle)
         began = perf_counter()
-        logits = self._logits(Step(chunks=chunks))
+        logits = self._logits(count, batch)
         self.scheduler.done(Step(chunks=chunks))
         if idle and self.device.type == "cuda":
             # Otherwise chunk after chunk is queued, and a person waits for all of them.
@@ -167,11 +169,10 @@ class Stepper:
     def _idle_pace(self) -> IdlePace:
         return self.pace_alone if self.alone else self.pace
 
-    def _logits(self, step: Step) -> list[torch.Tensor]:
+    def _logits(self, rows: int, batch: StepBatch) -> list[torch.Tensor]:
         if self.timer is None:
-            return self.runner.run(step.chunks)
-        rows = sum(chunk.count for chunk in step.chunks)
-        return self.timer.of(rows, lambda: self.runner.run(step.chunks))
+            return self.runner.run(batch)
+        return self.timer.of(rows, lambda: self.runner.run(batch))
 
     def _judge_host(self) -> None:
         """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
@@ -185,7 +186,7 @@ class Stepper:
         elif self.blocks.num_free < self.blocks.num_blocks // 2:
             host.prepare()
 
-    def _share_cores(self, chunks: list[Chunk], idle: bool) -> None:
+    def _share_cores(self, batch: StepBatch, idle: bool) -> None:
         """Torch gets the cores of a CPU for prompts only, and idle work one while other programs are busy.
 
         Beside the native kernels it only samples: its threads would go on spinning in the way of the next step.
@@ -194,7 +195,7 @@ class Stepper:
             return
         alone = idle and self.alone
         self.runner.set_alone(alone)
-        wanted = self.threads if self.runner.uses_torch(chunks) and not alone else 1
+        wanted = self.threads if self.runner.uses_torch(batch) and not alone else 1
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
 

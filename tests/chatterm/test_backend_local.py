@@ -221,7 +221,7 @@ def test_sampling_is_checked_and_obeyed(backend: LocalBackend) -> None:
 def test_the_catalogue_says_what_is_here_and_what_fits(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.machine.device.available_memory", lambda device: 10_000_000_000)
+    monkeypatch.setattr("engine.device.available_memory", lambda device: 10_000_000_000)
     found = {choice.name: choice for choice in backend.catalogue()}
     assert found["qwen3:32b"].bytes is not None
     assert found["qwen3:32b"].bytes > 60_000_000_000

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.attention import AttentionBackend
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Case:
     """A step over a cache that holds the rows before it; every row that is not written is NaN."""
 
     cache: KVCache
-    batch: Batch
+    batch: StepBatch
     q: Tensor
     k: Tensor
     v: Tensor
@@ -61,7 +61,7 @@ def case(
         batch.append(Span(table, start, count))
         parts.append([q, k[start:], v[start:], plain(q, k, v)])
     q, k, v, expected = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Case(cache, Batch(tuple(batch)), q, k, v, expected)
+    return Case(cache, StepBatch(tuple(batch)), q, k, v, expected)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

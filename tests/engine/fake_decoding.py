@@ -7,12 +7,14 @@ or was written by somebody else, gets another text.
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockManager, BlockTable, Copy, RowCopy
 from engine.cache.offload import Spill
 from engine.params import SamplingParams
@@ -26,8 +28,8 @@ MASK = 2**61 - 1
 class Computes(Protocol):
     """What computes chunks: an engine's runner, or a HashModel."""
 
-    def run(self, chunks: list[Chunk]) -> list[Tensor]:
-        """Logits [vocab] of each chunk that samples."""
+    def run(self, batch: StepBatch) -> list[Tensor]:
+        """Logits [vocab] of each span that wants some."""
         ...
 
 
@@ -67,24 +69,24 @@ class HashModel:
         else:
             self.slots[copy.block * size : (copy.block + 1) * size] = self.host[copy.slot]
 
-    def decode(self, chunks: list[Chunk]) -> list[Tensor]:
+    def decode(self, batch: StepBatch) -> list[Tensor]:
         """What kernels of decode steps compute."""
-        return self._run(chunks, lambda sequence, row: True)
+        return self._run(batch, lambda span, row: True)
 
-    def run(self, chunks: list[Chunk]) -> list[Tensor]:
+    def run(self, batch: StepBatch) -> list[Tensor]:
         """What a chunk computes; without a decode runner the rows of answers are computed as by a decode step."""
-        return self._run(chunks, lambda sequence, row: not self.has_runner and row >= sequence.prompt_tokens)
+        return self._run(batch, lambda span, row: not self.has_runner and row >= span.answer)
 
-    def _run(self, chunks: list[Chunk], decodes: Callable[[Sequence, int], bool]) -> list[Tensor]:
+    def _run(self, batch: StepBatch, decodes: Callable[[Span, int], bool]) -> list[Tensor]:
         found = []
-        for chunk in chunks:
-            sequence = chunk.sequence
-            assert sequence.table is not None
-            blocks, rows = sequence.table.blocks, sequence.rows
-            for row in range(chunk.start, chunk.start + chunk.count):
-                self._write(blocks, row, rows.token_ids[row], rows.positions[row], decodes(sequence, row))
-            if chunk.samples:
-                found.append(self.logits([self.slots[self._at(blocks, row)] for row in range(row + 1)]))
+        for span in batch.spans:
+            rows = range(span.start, span.stop)
+            for row, token, position in zip(rows, span.tokens, span.positions, strict=True):
+                self._write(span.blocks, row, token, position, decodes(span, row))
+            if span.wanted:
+                found.append(
+                    self.logits([self.slots[self._at(span.blocks, row)] for row in range(span.stop)])
+                )
         return found
 
     def logits(self, state: list[int]) -> Tensor:
@@ -108,10 +110,10 @@ class HashModel:
             state.append(mixed(state[-1], answer[-1], len(state), 1))
         return answer
 
-    def _at(self, blocks: list[int], row: int) -> int:
+    def _at(self, blocks: Items[int], row: int) -> int:
         return blocks[row // self.block_size] * self.block_size + row % self.block_size
 
-    def _write(self, blocks: list[int], row: int, token: int, position: int, decoded: bool) -> None:
+    def _write(self, blocks: Items[int], row: int, token: int, position: int, decoded: bool) -> None:
         if self.blocks is not None:
             block = self.blocks.every[blocks[row // self.block_size]]
             assert block.refs == 1, f"a row is written to block {block.id}, which has {block.refs} holders"
@@ -149,9 +151,9 @@ class FakeRunner:
         assert sequences
         assert len(set(sequences)) == len(sequences) <= self.capacity
         assert sum(len(unit) > 0 for unit in self._unread) <= self._most + self.capacity
-        chunks = [self.slots[sequence].step() for sequence in sequences]
-        self.launches.append(len(chunks))
-        drawn = getattr(self._computes, "decode", self._computes.run)(chunks)
+        spans = tuple(self.slots[sequence].step() for sequence in sequences)
+        self.launches.append(len(spans))
+        drawn = getattr(self._computes, "decode", self._computes.run)(StepBatch(spans))
         self._unread.append(
             [(s, self.slots[s].draw(logits.clone())) for s, logits in zip(sequences, drawn, strict=True)]
         )
@@ -186,7 +188,7 @@ class _Slot:
         self.rows.append(token)
         return token
 
-    def step(self) -> Chunk:
+    def step(self) -> Span:
         """The row of the newest token."""
         table, row = self.sequence.table, len(self.rows) - 1
         assert table is not None
@@ -194,4 +196,4 @@ class _Slot:
         shadow.generated = [*self.generated, 0]
         shadow.prompt_tokens = len(self.sequence.rows) - len(self.sequence.generated)
         shadow.table = BlockTable(list(table.blocks), row)
-        return Chunk(shadow, row, 1)
+        return Chunk(shadow, row, 1).span

@@ -14,9 +14,9 @@ from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.sdpa_gpu import GpuSpan
 from engine.attention.triton import TritonBackend
+from engine.batch import Span, StepBatch
 from engine.cache.blocks import RowCopy
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
 from models.reference.attention import Attention
 from tests.engine import fake_flash
 from tests.engine.attention_cases import case
@@ -51,7 +51,7 @@ def test_any_split_of_a_prompt_gives_plain_attention(
     backend = SdpaBackend(cache(dtype), HEADS // KV_HEADS)
     parts, start = [], 0
     for count in cuts:
-        step = backend.plan(Batch((Span(blocks, start, count),)))
+        step = backend.plan(StepBatch((Span(blocks, start, count),)))
         rows = slice(start, start + count)
         parts.append(step(1, q[rows], k[rows], v[rows]))
         start += count
@@ -69,7 +69,7 @@ def test_sequences_of_a_batch_do_not_see_each_other() -> None:
     second = [(blocks, n - 1, 1) for blocks, n in rows.items()]
     outs: dict[tuple[int, ...], list[Tensor]] = {blocks: [] for blocks in rows}
     for spans in (first, second):
-        step = backend.plan(Batch(tuple(Span(*span) for span in spans)))
+        step = backend.plan(StepBatch(tuple(Span(*span) for span in spans)))
         packed = [torch.cat([tensors[b][i][s : s + n] for b, s, n in spans]) for i in range(3)]
         out, at = step(0, *packed), 0
         for blocks, _, count in spans:
@@ -87,7 +87,7 @@ class GpuPath:
     def __init__(self, cache: KVCache, gqa: bool) -> None:
         self._cache, self._gqa = cache, gqa
 
-    def plan(self, batch: Batch) -> Attention:
+    def plan(self, batch: StepBatch) -> Attention:
         (span,) = batch.spans
         return GpuSpan(self._cache, span, self._gqa)
 

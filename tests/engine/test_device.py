@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine import device
+from engine.device import DeviceChoice, cuda_problem, driver_cuda, pick_device, pick_dtype, runs_on
 from engine.errors import EngineError
-from engine.machine import device
-from engine.machine.device import DeviceChoice, cuda_problem, driver_cuda, pick_device, pick_dtype, runs_on
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 TOO_OLD = (

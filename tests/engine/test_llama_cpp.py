@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.peers.llama_cpp_python import LlamaCppPython
 from engine import Engine, SamplingParams
+from engine.batch import StepBatch
 from engine.execute.runner import Runner
-from engine.schedule.scheduler import Chunk
 
 TOKENS = 24
 NEAR = 0.5
@@ -58,8 +58,8 @@ def test_the_first_token_that_differs_from_llama_cpp_is_a_near_tie_in_both(
     seen: list[Tensor] = []
     run = Runner.run
 
-    def record(self: Runner, chunks: list[Chunk]) -> list[Tensor]:
-        found = run(self, chunks)
+    def record(self: Runner, batch: StepBatch) -> list[Tensor]:
+        found = run(self, batch)
         seen.extend(logits.float().clone() for logits in found)
         return found
 

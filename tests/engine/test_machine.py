@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.device import CudaProblem
 from engine.kernels.native import library as native
 from engine.machine import report as machine_module
-from engine.machine.device import CudaProblem
 from engine.machine.expected import (
     CONTEXT,
     MODELS,

@@ -11,8 +11,8 @@ from engine.cache.sizing import (
     kv_share,
     plan_kv,
 )
+from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
-from engine.machine.device import DTYPES, available_memory, pick_device, pick_dtype
 
 KIB = 1024
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine import Engine, EngineError, SamplingParams
 from engine import engine as engine_module
+from engine.batch import StepBatch
 from engine.cache.rows import Rows
 from engine.execute.cpu.held_weights import read_model
 from engine.execute.runner import Runner
@@ -21,6 +22,7 @@ from engine.schedule.busy import Others
 from engine.schedule.loop import Loop
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.step import Stepper
 from models.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
@@ -85,16 +87,14 @@ def engine(model: Network) -> Iterator[Engine]:
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     """The tokens before every sampled one, and the logits that it was drawn from."""
     found: list[tuple[list[int], Tensor]] = []
-    run = Runner.run
+    run = Stepper._run
 
-    def record(self: Runner, chunks: list[Chunk]) -> list[Tensor]:
-        logits = run(self, chunks)
-        sampling = [chunk for chunk in chunks if chunk.samples]
-        for chunk, row in zip(sampling, logits, strict=True):
-            found.append((list(chunk.sequence.rows.token_ids), row.clone()))
-        return logits
+    def record(self: Stepper, chunks: list[Chunk]) -> list[tuple[Sequence, Tensor]]:
+        drawn = run(self, chunks)
+        found.extend((list(sequence.rows.token_ids), row.clone()) for sequence, row in drawn)
+        return drawn
 
-    monkeypatch.setattr(Runner, "run", record)
+    monkeypatch.setattr(Stepper, "_run", record)
     return found
 
 
@@ -186,10 +186,10 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
     alone: list[tuple[bool, int]] = []
     run = Runner.run
 
-    def record(self: Runner, chunks: list[Chunk]) -> list[Tensor]:
+    def record(self: Runner, batch: StepBatch) -> list[Tensor]:
         assert self._pool is not None
         alone.append((self._pool.alone, torch.get_num_threads()))
-        return run(self, chunks)
+        return run(self, batch)
 
     monkeypatch.setattr(Runner, "run", record)
     idle = [Sequence(Rows.of(prompt(20, seed)), Priority.IDLE) for seed in (1, 2)]

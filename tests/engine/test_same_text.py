@@ -21,10 +21,11 @@ from torch import Tensor
 from engine import Engine, SamplingParams
 from engine.cache.blocks import Key
 from engine.conversation.chat import Chat, Turn
-from engine.execute.runner import Runner
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Library
 from engine.schedule.scheduler import Chunk
+from engine.schedule.sequence import Sequence
+from engine.schedule.step import Stepper
 from models.load import load_model
 from models.network import Network
 from tests.engine.test_chat_paths import copies
@@ -79,16 +80,15 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(Library, "best", property(lambda self: self.variants[request.param]))
         seen: dict[int, dict[tuple[Key, ...], bytes]] = {}
-        run = Runner.run
+        run = Stepper._run
 
-        def record(self: Runner, chunks: list[Chunk]) -> list[Tensor]:
-            logits = run(self, chunks)
-            sampling = [chunk for chunk in chunks if chunk.samples]
-            for chunk, row in zip(sampling, logits, strict=True):
-                seen.setdefault(id(self), {})[tuple(chunk.sequence.rows.keys)] = row.numpy().tobytes()
-            return logits
+        def record(self: Stepper, chunks: list[Chunk]) -> list[tuple[Sequence, Tensor]]:
+            found = run(self, chunks)
+            for sequence, row in found:
+                seen.setdefault(id(self.runner), {})[tuple(sequence.rows.keys)] = row.numpy().tobytes()
+            return found
 
-        patch.setattr(Runner, "run", record)
+        patch.setattr(Stepper, "_run", record)
         options = {"dtype": torch.bfloat16, "context": CONTEXT}
         used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.attention.choose import AttentionChoice, choose_attention, make_backend, usable_backends
+from engine.batch import Span, StepBatch
 from engine.cache.blocks import RowCopy
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
 from tests.engine.attention_cases import case
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -87,7 +87,7 @@ def test_a_token_alone_gets_bitwise_what_it_gets_among_eight(group: int, dim: in
     (span,) = made.batch.spans
     for first, count in [(i, 1) for i in range(8)] + [(0, 3), (3, 5)]:
         rows = slice(first, first + count)
-        step = backend.plan(Batch((Span(span.blocks, start + first, count),)))
+        step = backend.plan(StepBatch((Span(span.blocks, start + first, count),)))
         assert torch.equal(step(1, made.q[rows], made.k[rows], made.v[rows]), together[rows])
 
 

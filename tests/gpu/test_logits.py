@@ -10,10 +10,10 @@ from torch import Tensor
 
 from benchmarks.stepping import blocks_for, forced_logits
 from engine import SamplingParams
+from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
 from engine.engine import Engine
-from engine.execute.batch import Batch, Span
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from tests.gpu.engines import an_engine, random_tokens
@@ -65,7 +65,7 @@ def prefilled_logits(engine: Engine, token_ids: list[int], cuts: list[int]) -> T
         runner, found = engine._runner, []
         with torch.inference_mode():
             for start, end in zip(cuts, [*cuts[1:], len(token_ids)], strict=True):
-                plan = runner._backend.plan(Batch((Span(tuple(blocks), start, end - start),)))
+                plan = runner._backend.plan(StepBatch((Span(tuple(blocks), start, end - start),)))
                 ids = torch.tensor(token_ids[start:end], device="cuda")
                 hidden = runner._model.forward(ids, torch.arange(start, end, device="cuda"), plan)
                 found.append(runner._model.logits(hidden).clone())
@@ -119,7 +119,7 @@ def test_short_chunks_as_graphs_are_no_worse_either(folder: Path, exact: Any, co
                 sequence = Sequence(Rows.of(TEXT[: start + count]), Priority.PERSON, SamplingParams())
                 sequence.table = BlockTable(blocks)
                 assert engine._runner._short is not None
-                found.append(engine._runner.run([Chunk(sequence, start, count)])[0].clone())
+                found.append(engine._runner.run(StepBatch((Chunk(sequence, start, count).span,)))[0].clone())
             return torch.stack(found)
 
         ours = errors(fresh_blocks(engine, len(TEXT), run), reference)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.machine.device import pick_device
+from engine.device import pick_device
 from engine.machine.report import inspect_machine, measure_bandwidth
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -30,7 +30,7 @@ def test_no_file_is_long(package: str) -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports inside functions and for type checkers count: they hide a circle, they do not open it."""
-    graph = grimp.build_graph("chatterm", "models", include_external_packages=False, cache_dir=None)
+    graph = grimp.build_graph(*PACKAGES, include_external_packages=False, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert "chatterm.backends.backend" in imports["chatterm.app"]
     try:

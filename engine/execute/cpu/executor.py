@@ -9,11 +9,11 @@ import ctypes
 import weakref
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import BIASES, lacking
 from engine.kernels.native import library as native
@@ -35,18 +35,6 @@ def unsupported(spec: ModelSpec) -> str | None:
     if spec.attention.head_dim % 8:
         return f"there are no native kernels for a head_dim of {spec.attention.head_dim}"
     return native.problem()
-
-
-@dataclass(frozen=True, slots=True)
-class NativeSpan:
-    """Tokens of one sequence, which lie from row `start` of a table of `blocks` on, with a position each."""
-
-    tokens: Sequence[int]
-    start: int
-    positions: Sequence[int]
-    blocks: Sequence[int]
-    wanted: bool = True
-    """Whether the logits that follow the last token are."""
 
 
 class NativeDecoder:
@@ -101,7 +89,7 @@ class NativeDecoder:
         self.takes_prompts = network.is_quantized and number != _PORTABLE
         """Whether prompts are computed faster than by torch: quantised ones, and not by the portable kernels."""
 
-    def run(self, spans: Sequence[NativeSpan], times: native.Times | None = None) -> Tensor:
+    def run(self, spans: Sequence[Span], times: native.Times | None = None) -> Tensor:
         """Compute K and V of all rows of `spans`, and what follows those that want it: fp32 [wanted, vocab_size].
 
         Every row and all logits are the same to the bit whatever is beside them and however a sequence is split into

@@ -13,21 +13,20 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
+from engine.cache.rows import Rows
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
 from engine.sampling.device_sampler import HISTORY, DeviceSampler, Draw
 from models.network import Network
-
-if TYPE_CHECKING:
-    from engine.schedule.sequence import Sequence
 
 ROWS = (1, 2, 4, FEW, 16, 32, 64, 96, 128, 192, 256)
 """Rows of a step. Rows that no sequence has cost next to nothing, and every size is a graph of its own."""
@@ -57,11 +56,24 @@ class Event(Protocol):
         ...
 
 
+class Decoded(Protocol):
+    """What the runner reads of a sequence (see `engine.schedule.sequence.Sequence`)."""
+
+    rows: Rows
+    params: SamplingParams | None
+    table: BlockTable | None
+    generated: list[int]
+    seed: int
+
+
+S = TypeVar("S", bound=Decoded)
+
+
 @dataclass(slots=True, eq=False)
-class Seat:
+class Seat(Generic[S]):
     """A sequence in a slot. A sequence that leaves and comes back gets another one."""
 
-    sequence: "Sequence"
+    sequence: S
     slot: int
     row: int
     """Where its newest token lies, read or not."""
@@ -75,7 +87,7 @@ def rows_for(count: int) -> int:
     return next(rows for rows in ROWS if rows >= count)
 
 
-class DecodeRunner:
+class DecodeRunner(Generic[S]):
     """Holds the device's side of the sequences that decode. It belongs to the loop thread."""
 
     def __init__(
@@ -96,9 +108,9 @@ class DecodeRunner:
         self._graphs = graphs
         self._event = event
         self._free = list(range(self.capacity))[::-1]
-        self._seats: dict[Sequence, Seat] = {}
+        self._seats: dict[S, Seat[S]] = {}
         self._every = torch.arange(self.capacity, dtype=torch.int32, device=slots.given.active.device)
-        self._unread: deque[tuple[Event, list[tuple[Seat, int]]]] = deque()
+        self._unread: deque[tuple[Event, list[tuple[Seat[S], int]]]] = deque()
         """For each `join` and `launch` that was not read: where it ends, and the number of each sequence's token."""
         self._events: list[Event] = []
         self._history = sampler.history.numpy()
@@ -109,7 +121,7 @@ class DecodeRunner:
         graphs = self._graphs is not None and self._graphs.problem is None
         return f"{self.program.name}, CUDA graph" if graphs else self.program.name
 
-    def join(self, sequence: "Sequence", logits: Tensor | None) -> None:
+    def join(self, sequence: S, logits: Tensor | None) -> None:
         """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits.
 
         None: its newest token was drawn before, and its row is what is to be computed next; there is nothing to read.
@@ -130,7 +142,7 @@ class DecodeRunner:
             self.sampler.sample(logits.view(1, -1), every, None, self.sampler.draw([slot]))
             self._note([seat])
 
-    def launch(self, sequences: "list[Sequence]") -> None:
+    def launch(self, sequences: list[S]) -> None:
         """Enqueue a step of these. Their tables have room for the row of their newest token, read or not."""
         seats = [self._seats[sequence] for sequence in sequences]
         taken = [seat.slot for seat in seats]
@@ -143,7 +155,7 @@ class DecodeRunner:
             seat.token += 1
         self._note(seats)
 
-    def read(self) -> "list[tuple[Sequence, int]]":
+    def read(self) -> list[tuple[S, int]]:
         """Wait for the oldest `join` or `launch` that was not read: its sequences and their tokens (-1: no number).
 
         Those that have left meanwhile are not among them.
@@ -156,7 +168,7 @@ class DecodeRunner:
         tokens = self._history[slots, [number % HISTORY for _, number in there]].tolist()
         return [(seat.sequence, token) for (seat, _), token in zip(there, tokens, strict=True)]
 
-    def leave(self, sequence: "Sequence") -> None:
+    def leave(self, sequence: S) -> None:
         """Free the slot. What was launched for it may still run."""
         seat = self._seats.pop(sequence)
         seat.left = True
@@ -213,7 +225,7 @@ class DecodeRunner:
         logits = self.program.run(rows, limit)
         self.sampler.sample(logits, given.active[:rows], given.counters, draw)
 
-    def _note(self, seats: list[Seat]) -> None:
+    def _note(self, seats: list[Seat[S]]) -> None:
         event = self._events.pop() if self._events else self._event()
         event.record()
         self._unread.append((event, [(seat, seat.token) for seat in seats]))
@@ -227,7 +239,7 @@ def make_decode_runner(
     slots: int,
     graphs: Graphs | None,
     fused: bool,
-) -> DecodeRunner:
+) -> DecodeRunner[S]:
     """A runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
 
     `attention` is the name of the backend. Raises ImportError where triton is not installed.

@@ -10,15 +10,17 @@ nothing:
 The plain twin is `engine.execute.runner.Runner.run`.
 """
 
+from collections.abc import Sequence as Items
+
 import torch
 import triton
 from torch import Tensor
 
 from engine.attention.flash import Kernel
+from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.graphs import Graphs
 from engine.kernels.triton.prefill import write_kernel
-from engine.schedule.scheduler import Chunk
 from models.network import Network
 
 SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -47,21 +49,15 @@ class ShortPrefill:
         self._logits = torch.zeros(1, network.spec.vocab_size, dtype=network.dtype, device=device)
 
     @staticmethod
-    def takes(chunk: Chunk) -> bool:
-        """Whether `chunk` is short."""
-        return chunk.count <= SIZES[-1]
+    def takes(span: Span) -> bool:
+        """Whether `span` is short."""
+        return span.count <= SIZES[-1]
 
-    def run(self, chunk: Chunk) -> Tensor:
-        """Compute the rows of `chunk`; logits [vocab] after its last token, which the next run overwrites."""
-        sequence, stop = chunk.sequence, chunk.start + chunk.count
-        assert sequence.table is not None
-        self._write(
-            sequence.rows.token_ids[chunk.start : stop],
-            sequence.rows.positions[chunk.start : stop],
-            chunk.start,
-            sequence.table.blocks[: -(-stop // self._cache.block_size)],
-        )
-        self._run(next(size for size in SIZES if size >= chunk.count))
+    def run(self, span: Span) -> Tensor:
+        """Compute the rows of `span`; logits [vocab] after its last token, which the next run overwrites."""
+        blocks = span.blocks[: -(-span.stop // self._cache.block_size)]
+        self._write(span.tokens, span.positions, span.start, blocks)
+        self._run(next(size for size in SIZES if size >= span.count))
         return self._logits[0]
 
     def prepare(self) -> None:
@@ -71,7 +67,7 @@ class ShortPrefill:
                 self._write([0], [0], 0, [0])
                 self._run(size)
 
-    def _write(self, token_ids: list[int], positions: list[int], start: int, blocks: list[int]) -> None:
+    def _write(self, token_ids: Items[int], positions: Items[int], start: int, blocks: Items[int]) -> None:
         padding = [0] * (SIZES[-1] - len(token_ids))
         given = torch.tensor([start, len(token_ids), *padding, *token_ids, *padding, *positions, *blocks])
         self._given[: given.shape[0]].copy_(given)

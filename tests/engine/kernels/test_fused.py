@@ -8,8 +8,8 @@ from transformers import PretrainedConfig
 pytest.importorskip("triton")
 
 from engine.attention.sdpa import SdpaBackend
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import choose_chunking, choose_tile
@@ -102,14 +102,14 @@ def test_a_step_gives_the_logits_and_the_cache_of_the_plain_modules(
     plain.kv.zero_()
     with torch.inference_mode():
         if row:
-            spans = Batch((Span(tuple(table), 0, row),))
+            spans = StepBatch((Span(tuple(table), 0, row),))
             model.forward(ids[:-1], torch.arange(row, device=DEVICE), backend.plan(spans))
         fused.kv.fill_(float("nan"))  # rows that were never written must not matter
         written = torch.tensor(
             [table[i // 16] * 16 + i % 16 for i in range(row)], dtype=torch.int64, device=DEVICE
         )
         fused.kv[:, :, written] = plain.kv[:, :, written]
-        step = backend.plan(Batch((Span(tuple(table), row, 1),)))
+        step = backend.plan(StepBatch((Span(tuple(table), row, 1),)))
         expected = model.logits(model.forward(ids[-1:], torch.tensor([row], device=DEVICE), step))[0]
         slots = Slots(2, 1, len(table), torch.cat((ids[-1:], ids[-1:])))
         slots.put(1, row, row)

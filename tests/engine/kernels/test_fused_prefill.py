@@ -7,8 +7,8 @@ from transformers import PretrainedConfig
 pytest.importorskip("triton")
 
 from engine.attention.sdpa import SdpaBackend
+from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
-from engine.execute.batch import Batch, Span
 from engine.execute.cuda.prefill import FusedPrefill
 from models.load import load_model
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
@@ -51,7 +51,7 @@ def test_a_prompt_in_two_chunks_gives_the_hidden_states_and_the_cache_of_the_pla
                 program.forward(
                     ids[start:end],
                     positions[start:end],
-                    backend.plan(Batch((Span(table, start, end - start),))),
+                    backend.plan(StepBatch((Span(table, start, end - start),))),
                 )
                 for start, end in ((0, 20), (20, 37))
             ]

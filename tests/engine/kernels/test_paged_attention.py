@@ -7,7 +7,7 @@ from tests.engine.attention_cases import case
 
 pytest.importorskip("triton")
 from engine.attention.triton import TritonBackend
-from engine.execute.batch import Batch, Span
+from engine.batch import Span, StepBatch
 from engine.kernels.triton.paged_attention import COMBINE, SPLIT, paged_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,7 +67,7 @@ def test_a_token_alone_gets_bitwise_what_it_gets_among_eight(group: int, dtype: 
     together = made.run(backend)
     (span,) = made.batch.spans
     for i in range(8):
-        step = backend.plan(Batch((Span(span.blocks, start + i, 1),)))
+        step = backend.plan(StepBatch((Span(span.blocks, start + i, 1),)))
         alone = step(1, made.q[i : i + 1], made.k[i : i + 1], made.v[i : i + 1])
         assert torch.equal(alone[0], together[i])
 

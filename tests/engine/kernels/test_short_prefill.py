@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 pytest.importorskip("triton")
 
 from engine.attention.sdpa import SdpaBackend
+from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
@@ -56,7 +57,7 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
         padded = ShortPrefill(model, cache, flash_attn_with_kvcache, 1000, graphs=None)
         sequence = Sequence(rows.prefix(240), Priority.PERSON, SamplingParams())
         sequence.table = table
-        plain.run([Chunk(sequence, 0, 240)])
+        plain.run(StepBatch((Chunk(sequence, 0, 240).span,)))
         logits, start = [], 240
         for count in (
             10,
@@ -68,9 +69,9 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
         ):  # the last few rows of a block, the next block, and between two sizes
             sequence = Sequence(rows.prefix(start + count), Priority.PERSON, SamplingParams())
             sequence.table = table
-            chunk = Chunk(sequence, start, count)
-            assert padded.takes(chunk)
-            logits.append(padded.run(chunk).clone() if short else plain.run([chunk])[0])
+            span = Chunk(sequence, start, count).span
+            assert padded.takes(span)
+            logits.append(padded.run(span).clone() if short else plain.run(StepBatch((span,)))[0])
             start += count
         assert start == len(rows)
         found.append((torch.stack(logits), cache.kv))
@@ -79,6 +80,5 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
 
 
 def test_longer_chunks_are_for_others() -> None:
-    sequence = Sequence(Rows.of([0] * 2000), Priority.PERSON)
-    assert ShortPrefill.takes(Chunk(sequence, 100, SIZES[-1]))
-    assert not ShortPrefill.takes(Chunk(sequence, 100, SIZES[-1] + 1))
+    assert ShortPrefill.takes(Span((0,), 100, SIZES[-1]))
+    assert not ShortPrefill.takes(Span((0,), 100, SIZES[-1] + 1))

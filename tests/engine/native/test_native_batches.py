@@ -17,9 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.execute.cpu.executor import NativeDecoder, NativeSpan
+from engine.batch import Span
+from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import Library, Pool
 from models.network import Network
+from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_decode import BLOCK, cache_for, plain_model, quantized_model
 from tests.models.checkpoints import tiny_llama, tiny_qwen3
 
@@ -43,8 +45,8 @@ class Sequence:
         blocks = [free.pop(random.randrange(len(free))) for _ in range(-(-length // BLOCK))]
         return cls([random.randrange(160) for _ in range(length)], positions, blocks)
 
-    def span(self, start: int, end: int, *, wanted: bool = True) -> NativeSpan:
-        return NativeSpan(self.ids[start:end], start, self.positions[start:end], self.blocks, wanted)
+    def span(self, start: int, end: int, *, wanted: bool = True) -> Span:
+        return a_span(self.ids[start:end], start, self.positions[start:end], self.blocks, wanted)
 
 
 @st.composite
@@ -137,5 +139,5 @@ def test_a_batch_of_nothing_and_one_that_wants_nothing(pool: Pool, tmp_path: Pat
     model = plain_model(tmp_path, tiny_qwen3())
     decoder = NativeDecoder(model, cache_for(model, torch.float32, streams), pool)
     assert decoder.run([]).shape == (0, model.spec.vocab_size)
-    spans = [NativeSpan([1], 0, [0], [block], wanted=False) for block in range(streams)]
+    spans = [a_span([1], 0, [0], [block], wanted=False) for block in range(streams)]
     assert decoder.run(spans).shape == (0, model.spec.vocab_size)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from engine.batch import Span
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder, NativeSpan
+from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.network import Network
 from models.reference.decoder import Decoder
 from tests.counting import until
+from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_decode import (
     BLOCK,
     CONFIGS,
@@ -51,9 +53,9 @@ class Prompt:
             assert len(logits) == (end == ends[-1])
         return logits[0]
 
-    def span(self, start: int, end: int, *, wanted: bool = True) -> NativeSpan:
+    def span(self, start: int, end: int, *, wanted: bool = True) -> Span:
         chunk, blocks = slice(start, end), self.table[: -(-end // BLOCK)]
-        return NativeSpan(self.ids[chunk], start, self.positions[chunk], blocks, wanted)
+        return a_span(self.ids[chunk], start, self.positions[chunk], blocks, wanted)
 
 
 def run(
@@ -186,7 +188,7 @@ def test_values_out_of_range_are_refused(
 ) -> None:
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     with pytest.raises(NativeError):
-        decoder.run([NativeSpan([3], 0, [0], [1]), NativeSpan(ids, start, positions, blocks)])
+        decoder.run([a_span([3], 0, [0], [1]), a_span(ids, start, positions, blocks)])
 
 
 def test_torch_is_faster_for_prompts_of_plain_weights_and_than_the_portable_kernels(

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.cpu.executor import NativeDecoder, NativeSpan, unsupported
+from engine.execute.cpu.executor import NativeDecoder, unsupported
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
@@ -24,6 +24,7 @@ from models.network import FeedForwardWeights, LayerWeights, Linear, Network, We
 from models.reference.decoder import Decoder
 from models.reference.tiled import dequantize_rows
 from models.weights import block_formats
+from tests.engine.native.spans import a_span
 from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -142,7 +143,7 @@ def cache_for(model: Network, dtype: torch.dtype, blocks: int = 40) -> KVCache:
 
 def step(decoder: NativeDecoder, token: int, row: int, position: int, blocks: list[int]) -> Tensor:
     """One token by itself; fp32 [vocab_size]."""
-    return decoder.run([NativeSpan([token], row, [position], blocks)])[0]
+    return decoder.run([a_span([token], row, [position], blocks)])[0]
 
 
 def errors(
@@ -312,6 +313,6 @@ def test_the_parts_of_a_step_are_timed(
     model = plain_model(checkpoint, config)
     decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
     times = native.Times()
-    decoder.run([NativeSpan([1] * rows, 0, range(rows), [0])], times)
+    decoder.run([a_span([1] * rows, 0, range(rows), [0])], times)
     assert set(times.parts()) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
     assert all(seconds > 0 for seconds in times.parts().values())

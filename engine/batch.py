@@ -1,0 +1,55 @@
+"""What one step of the model works on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of one sequence in a step: rows `start` to `start + count` of its block table are computed.
+
+    A row sees every row of the table up to and including itself. Attention asks for the first three only.
+    """
+
+    blocks: tuple[int, ...]
+    start: int
+    count: int
+    tokens: Sequence[int] = ()
+    """One a row, as the positions."""
+    positions: Sequence[int] = ()
+    wanted: bool = False
+    """Whether the logits that follow the last row are."""
+    answer: int = 0
+    """From which row on decode steps would compute them: those before are a prompt's."""
+
+    @property
+    def stop(self) -> int:
+        """The row after the last one computed: how many rows the last one sees."""
+        return self.start + self.count
+
+    def cut(self, row: int) -> "tuple[Span | None, Span | None]":
+        """What of it lies before `row`, and what from there on; None for nothing."""
+        at = min(max(row - self.start, 0), self.count)
+        parts = (
+            Span(
+                self.blocks,
+                self.start + first,
+                end - first,
+                self.tokens[first:end],
+                self.positions[first:end],
+                self.wanted and end == self.count,
+                self.answer,
+            )
+            if first < end
+            else None
+            for first, end in ((0, at), (at, self.count))
+        )
+        before, after = parts
+        return before, after
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The spans of one step, in the order in which their tokens lie side by side: [T] = sum of the counts."""
+
+    spans: tuple[Span, ...]

@@ -1,0 +1,379 @@
+"""The engine without conversations: owns the pieces, and says what the loop thread does with them."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, TypeVar
+
+import torch
+
+from engine.build import Options, assemble
+from engine.cache.block_map import BlockMap, block_map
+from engine.cache.offload import common_prefix
+from engine.cache.prefix_index import Key
+from engine.cache.rows import Rows
+from engine.errors import ContextFullError, EngineError
+from engine.events import Figures, FinishReason, TokenEvent
+from engine.machine.bandwidth import known_bandwidth
+from engine.params import UNRECOMMENDED, SamplingParams
+from engine.schedule.loop import Loop
+from engine.schedule.output import Output
+from engine.schedule.reasoning import ThinkTracker
+from engine.schedule.scheduler import MaskedRowsEvictedError
+from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.step import Stepper, explain
+from models.network import Network
+from models.text.tokenizer import Tokenizer
+from models.units import counted
+
+T = TypeVar("T")
+Follow = Callable[[Sequence], None]
+
+
+class EngineCore:
+    """One model, its KV cache, and a thread that serves sequences from it: what conversations stand on.
+
+    Every public method may be called from any thread. `engine.engine.Engine` adds loading and conversations.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        network: Network,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        notes: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        """`options` are those of `engine.build`. Raises EngineError when nothing fits or does not work here."""
+        pieces = assemble(network, device, dtype, Options(**options), notes)
+        self.model_name = name
+        self.device = device
+        self.dtype = dtype
+        self.tokenizer = tokenizer
+        self.generation_defaults = tokenizer.generation_defaults
+        self.max_positions = network.positions
+        self.context_length = pieces.context_length
+        self.spec = network.spec
+        self.vocab_size = network.spec.vocab_size
+        self._weight_bytes = network.nbytes
+        self._cache = pieces.cache
+        self._kv_bytes = pieces.cache.nbytes
+        self._host = pieces.cache.host
+        self._blocks = pieces.blocks
+        self._scheduler = pieces.scheduler
+        self._runner = pieces.runner
+        self._decode_runner = pieces.decode_runner
+        self._attention_name = pieces.attention_name
+        self._decode_name = pieces.decode_name
+        self._notes = pieces.notes
+        self._bandwidth = known_bandwidth(device)
+        self._stepper = Stepper(
+            device,
+            tokenizer.stop_ids,
+            self.context_length,
+            self.max_positions,
+            self._scheduler,
+            self._blocks,
+            self._cache,
+            self._runner,
+            pieces.threads,
+        )
+        if pieces.decode_runner is not None:
+            self._stepper.decode_with(pieces.decode_runner)
+        self.block_size = self._blocks.block_size
+        self._pauses = count(1)
+        self._loop = loop
+        # Not the stepper's own methods: the loop outlives it (see `close`).
+        loop.work(
+            lambda: self._scheduler.has_work,
+            lambda: self._stepper.step(),
+            lambda error: self._stepper.end(error),
+        )
+
+    # -- what people use
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """The sampling that the model's authors recommend, else (where they say nothing at all) ours, with changes.
+
+        Raises EngineError for a value out of range.
+        """
+        return SamplingParams(**{**(self.generation_defaults or UNRECOMMENDED), **overrides})
+
+    def stream(self, token_ids: list[int], params: SamplingParams | None = None) -> Iterator[TokenEvent]:
+        """Answer a prompt, token by token. Closing the generator cancels the request within one step.
+
+        Raises EngineError for an empty prompt or an unknown token id, ContextFullError when it does not fit.
+        """
+        sequence = self.start(Rows.of(token_ids), params or self.default_params())
+        try:
+            yield from self.events(sequence)
+        finally:
+            self.cancel(sequence)
+
+    def warm(self, token_ids: list[int]) -> int:
+        """Make the KV of these tokens present. Returns how many had to be computed.
+
+        Raises EngineError for an unknown token id, ContextFullError when they do not fit.
+        """
+        return self.warm_rows(Rows.of(token_ids))
+
+    def figures(self) -> Figures:
+        """What the engine holds and does right now."""
+        done = total = 0
+        for sequence in list(self._scheduler.running):
+            if sequence.priority is Priority.PERSON and len(sequence.generated) == sequence.earlier:
+                done = max(sequence.computed - sequence.cached_tokens, 0)
+                total = sequence.prompt_tokens - sequence.cached_tokens
+        return Figures(
+            model_name=self.model_name,
+            device=str(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            attention=self._attention_name,
+            context_length=self.context_length,
+            weight_bytes=self._weight_bytes,
+            kv_bytes=self._kv_bytes,
+            block_size=self.block_size,
+            blocks_free=self._blocks.num_free,
+            blocks_cached=self._blocks.num_cached,
+            blocks_held=self._blocks.num_held,
+            prefill_done=done,
+            prefill_total=total,
+            decode=self._decode_name,
+            notes=self._notes,
+            bandwidth=self._bandwidth,
+            spill=self._host.figures(self._blocks.tier) if self._host is not None else None,
+        )
+
+    def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
+        """Have `found` called with a picture of the blocks, between two steps. Returns at once.
+
+        The branch is that of the person's running sequence, else `keys`. Raises EngineError once closed.
+        """
+
+        def job() -> None:
+            running = [s.rows.keys for s in self._scheduler.running if s.priority is Priority.PERSON]
+            found(block_map(self._blocks, running[-1] if running else keys))
+
+        self._loop.post(job)
+
+    def close(self) -> None:
+        """End the thread and free the memory. Running streams end as cancelled. Closing twice is fine."""
+        self._loop.close()
+        self.tokenizer.close()
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+        self._blocks.carry_out = lambda copy: None
+        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_stepper"):
+            self.__dict__.pop(owner_of_memory, None)
+
+    # -- what conversations use
+
+    def output(self, params: SamplingParams, inside_think: bool = False) -> Output:
+        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span."""
+        tracker = ThinkTracker(self.tokenizer.think_start, self.tokenizer.think_end, inside_think)
+        return Output(self.tokenizer.stream(), tracker, params.stop)
+
+    def start(
+        self,
+        rows: Rows,
+        params: SamplingParams,
+        output: Output | None = None,
+        earlier: list[int] | None = None,
+        origin: int = 0,
+        follow: Follow | None = None,
+    ) -> Sequence:
+        """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does.
+
+        `earlier` are the last tokens of `rows` when they are an answer that goes on; `max_tokens` counts them too.
+        `origin` is that of the sequence. `follow` gets the sequence before it may run: cancelled then, it says nothing.
+        """
+        if not rows:
+            raise EngineError("The prompt is empty; write something first.")
+        self._check(rows, spare=1)
+        return self._answer(rows, params, output or self.output(params), earlier or [], origin, follow)
+
+    def go_on(self, drawn: Sequence, params: SamplingParams, output: Output) -> Sequence:
+        """The answer that begins with what idle work has drawn. Its rows are computed: nothing of them is looked at."""
+        return self._answer(drawn.rows, params, output, drawn.generated, -drawn.origin)
+
+    def _answer(
+        self,
+        rows: Rows,
+        params: SamplingParams,
+        output: Output,
+        earlier: list[int],
+        origin: int,
+        follow: Follow | None = None,
+    ) -> Sequence:
+        sequence = Sequence(rows, Priority.PERSON, params, output, origin=origin)
+        sequence.generated = list(earlier)
+        sequence.earlier = len(earlier)
+        if follow is not None:
+            follow(sequence)
+        self.submit(sequence)
+        return sequence
+
+    def new_pause(self) -> int:
+        """A number for the idle work of the time between two answers (see `Sequence.origin`)."""
+        return next(self._pauses)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Hand a sequence to the loop."""
+        self._loop.post(lambda: self._scheduler.add(sequence))
+
+    def events(self, sequence: Sequence) -> Iterator[TokenEvent]:
+        """The events of a started sequence until it ends. Raises what went wrong with it."""
+        while (event := sequence.events.get()) is not None:
+            yield event
+        if sequence.error is not None:
+            raise sequence.error
+
+    def wait(self, sequence: Sequence) -> None:
+        """Return when the sequence has ended, whatever it still has to say. Not for the loop's own thread."""
+        sequence.finished.wait()
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing can be asked for any more."""
+        return self._loop.closed
+
+    @property
+    def on_loop_thread(self) -> bool:
+        """Whether the caller is on the loop's thread: garbage may be collected there, nobody may wait there."""
+        return self._loop.inside
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence within one step. Returns at once."""
+        sequence.cancelled = True
+
+    def warm_rows(
+        self,
+        rows: Rows,
+        follow: Follow | None = None,
+        priority: Priority = Priority.PERSON,
+        origin: int = 0,
+    ) -> int:
+        """Make the KV of `rows` present. Returns how many rows had to be computed.
+
+        `follow` gets the sequence that does it, to cancel it; `origin` is that of the sequence.
+        """
+        self._check(rows, spare=0)
+        sequence = Sequence(rows, priority, origin=origin)
+        self.submit(sequence)
+        if follow is not None:
+            follow(sequence)
+        self.wait(sequence)
+        if sequence.error is not None:
+            raise sequence.error
+        return sequence.prompt_tokens - sequence.cached_tokens
+
+    def promote(self, sequence: Sequence) -> None:
+        """A person waits for this idle work from now on. Returns at once."""
+
+        def job() -> None:
+            sequence.priority = Priority.PERSON
+
+        self._loop.post(job)
+
+    def supersede(self, sequence: Sequence, draft: Rows, start: int, rows: Rows) -> None:
+        """End the idle work `sequence`, and forget what `draft`, that it was for, has from row `start` on and `rows`,
+        which take its place, have not. Returns at once.
+        """
+
+        def job() -> None:
+            self._scheduler.finish(sequence, FinishReason.CANCELLED)
+            self._blocks.forget(draft.keys, max(start, common_prefix(draft.keys, rows.keys)))
+
+        self._loop.post(job)
+
+    def keep(self, rows: Rows) -> None:
+        """The conversation in use has these rows: they are evicted last, and by no idle work. Returns at once."""
+        self._loop.post(lambda: self._blocks.keep(rows.keys))
+
+    def forget(self, rows: Rows, start: int) -> None:
+        """Free what is cached of `rows` from `start` on, unless somebody else uses it. Returns at once."""
+
+        def job() -> None:
+            self._blocks.forget(rows.keys, start)
+
+        self._loop.post(job)
+
+    def cached_rows(self, rows: Rows) -> int:
+        """How many leading rows are present."""
+        return self._loop.call(lambda: self._blocks.match(rows.keys))
+
+    def hide(
+        self,
+        rows: Rows,
+        start: int,
+        end: int,
+        follow: Follow | None = None,
+        priority: Priority = Priority.PERSON,
+        origin: int = 0,
+        keep_rows: bool = False,
+    ) -> Rows:
+        """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
+
+        What of `rows` is not present is computed first; `follow` and `origin` as in `warm_rows`. With `keep_rows`,
+        `rows` stay as cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when
+        there is no room, EngineError when computing or copying fails.
+        """
+        hidden = rows.hide(start, end)
+        if self.cached_rows(hidden) < len(hidden):
+            idle = priority is Priority.IDLE
+            if not idle:
+                self.keep(rows)  # until they have moved, whatever idle work there is
+            self.warm_rows(rows, follow, priority, origin)
+            try:
+                self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep_rows, idle))
+            except (RuntimeError, MemoryError) as error:
+                raise explain(error) from error
+        return hidden
+
+    # -- how it is done
+
+    def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep_rows: bool, idle: bool) -> None:
+        if self._blocks.match(hidden.keys) == len(hidden):
+            return  # idle work that was at the same turn has done it meanwhile
+        source = self._blocks.open(rows.keys, idle)
+        try:
+            if source.length < len(rows):
+                raise MaskedRowsEvictedError("masked rows were evicted")
+            target = self._blocks.open(hidden.keys, idle)
+            try:
+                first = target.length
+                origins = self._blocks.origins(source)
+                origins = origins[first:start] + origins[max(first, start) + end - start :]
+                self._scheduler.reserve(target, len(hidden) - first, idle)
+                shift = end - start
+                if first < len(hidden):
+                    self._cache.copy_rows(
+                        self._cache.slots(source.blocks, first, start)
+                        + self._cache.slots(source.blocks, max(first, start) + shift, len(rows)),
+                        self._cache.slots(target.blocks, first, len(hidden)),
+                    )
+                self._blocks.commit(target, hidden.keys[first:], origins)
+            finally:
+                self._blocks.close(target)
+        finally:
+            self._blocks.close(source)
+        if not keep_rows:
+            self._blocks.forget(rows.keys, start)
+
+    def _check(self, rows: Rows, spare: int) -> None:
+        size = self.vocab_size
+        unknown = [id for id in rows.token_ids if not 0 <= id < size]
+        if unknown:
+            raise EngineError(f"There is no token {unknown[0]}; this model knows tokens 0 to {size - 1}.")
+        if len(rows) + spare > self.context_length:
+            over = len(rows) + spare - self.context_length
+            raise ContextFullError(
+                f"The prompt is {counted(over, 'token')} too long for the context of {self.context_length:,}; "
+                "shorten it or start with a larger --context.",
+                needed=len(rows) + spare,
+                available=self.context_length,
+            )
