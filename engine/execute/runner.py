@@ -67,9 +67,10 @@ class Runner:
 
     @torch.inference_mode()
     def fuse(self, network: Network) -> str | None:
-        """Run `network` with fused kernels from now on, where there are some for it, and compile them; else say why not.
+        """Run `network` with fused kernels from now on, where there are some for it; compile them.
 
-        The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
+        Else say why not. The cache must be empty: its first block is written to. Raises ImportError where triton is
+        not installed.
         """
         from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.prefill import FusedPrefill
