@@ -164,7 +164,7 @@ class FusedDecoder:
             residual if residual is not None else x,
             out,
             self._given.count,
-            BATCHED=rows > 1,
+            TOGETHER=rows,
             N=outputs,
             K=inputs,
             EPS=self._eps,

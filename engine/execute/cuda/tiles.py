@@ -101,10 +101,10 @@ def choose_chunkings(rows: int, limit: int) -> tuple[Chunking, ...]:
     if rows == 1:
         return (choose_chunking(limit),)
     if rows > FEW:
-        most, tiles = most_chunks(rows), 8 if rows >= 128 else 4 if rows >= 32 else 2
-        while tiles * 64 * most < limit:
+        most, tiles = most_chunks(rows), 16 if rows >= 32 else 8  # measured on an H200 with 850 rows each
+        while tiles * 32 * most < limit:
             tiles *= 2
-        return (Chunking(4, 64, tiles, _parts(limit, tiles * 64)),)
+        return (Chunking(4, 32, tiles, _parts(limit, tiles * 32)),)
     found: list[Chunking] = []
     first, end = 0, SMALLEST
     while end <= limit:

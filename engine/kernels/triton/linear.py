@@ -90,13 +90,30 @@ def _norm(parts, weight, K: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def _product(tiles, row: tl.constexpr, x):
-    """Sums over the columns of the tiles of a row times x, fp32 [WN]."""
-    first: tl.constexpr = row * len(x)
-    sums = tiles[first].to(tl.float32) * x[0].to(tl.float32)
-    for i in tl.static_range(1, len(x)):
-        sums += tiles[first + i].to(tl.float32) * x[i].to(tl.float32)
-    return tl.sum(tl.sum(sums, 2), 0)
+def _products(tiles, x, ROWS: tl.constexpr):
+    """Sums over the columns of the tiles of each row times x, a tuple of fp32 [WN]."""
+    sums = ()
+    for row in tl.static_range(ROWS):
+        part = tiles[row * len(x)].to(tl.float32) * x[0].to(tl.float32)
+        for i in tl.static_range(1, len(x)):
+            part += tiles[row * len(x) + i].to(tl.float32) * x[i].to(tl.float32)
+        sums += (tl.sum(part, 2),)
+    return _across(sums)
+
+
+@triton.jit
+def _across(sums):
+    """The sums of the warps, a tuple of [WK, WN], added up; four at a time, so that warps wait for each other less."""
+    added = ()
+    for i in tl.static_range(0, len(sums) // 4 * 4, 4):
+        pairs = tl.join(tl.join(sums[i], sums[i + 2]), tl.join(sums[i + 1], sums[i + 3]))
+        even, odd = tl.split(tl.sum(pairs, 0))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        added += (first, second, third, fourth)
+    for i in tl.static_range(len(sums) // 4 * 4, len(sums)):
+        added += (tl.sum(sums[i], 0),)
+    return added
 
 
 @triton.jit
@@ -108,7 +125,7 @@ def linear_kernel(
     residual,
     out,
     count,
-    BATCHED: tl.constexpr,
+    TOGETHER: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
     EPS: tl.constexpr,
@@ -124,10 +141,11 @@ def linear_kernel(
 ):
     """out [rows, N] = x [rows, K] @ weight [N, K] transposed, in their dtype.
 
-    There are count[0] (int32) rows, one where not BATCHED; x and residual have room for an even number then. NORM:
-    x is normed first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out =
-    silu(gate) * up. RESIDUAL: residual [rows, N] is added; it may be `out` itself. Pointers that the flags leave
-    unused may be anything. Needs WK * WN warps and cdiv(N, WN * ROWS) programs.
+    There are count[0] (int32) rows, which pass TOGETHER at a time, so that some wait for memory while others
+    compute: x and residual have room for a multiple of it. Where it is 1, there is one row. NORM: x is normed
+    first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out = silu(gate) *
+    up. RESIDUAL: residual [rows, N] is added; it may be `out` itself. Pointers that the flags leave unused may be
+    anything. Needs WK * WN warps and cdiv(N, WN * ROWS) programs.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
@@ -144,10 +162,9 @@ def linear_kernel(
             shift += (tl.load(bias + first + i, mask=first + i < N, other=0.0).to(tl.float32),)
             if GATED:
                 up_shift += (tl.load(bias + N + first + i, mask=first + i < N, other=0.0).to(tl.float32),)
-    batches = tl.load(count) if BATCHED else 1
+    batches = tl.load(count) if TOGETHER > 1 else 1
     # What was loaded so far are weights, and how many rows there are; earlier kernels of the step wrote what follows.
     gdc_wait(PDL)
-    TOGETHER: tl.constexpr = 2 if BATCHED else 1  # so that one waits for memory while the other computes
     for batch in tl.range(0, batches, TOGETHER):
         results = ()
         for b in tl.static_range(TOGETHER):
@@ -159,12 +176,15 @@ def linear_kernel(
                     carried += (tl.load(at, mask=first + i < N, other=0.0).to(tl.float32),)
             if NORM:
                 parts = _norm(parts, scale, K, EPS)
+            sums = _products(tiles, parts, ROWS)
+            if GATED:
+                up_sums = _products(up_tiles, parts, ROWS)
             for i in tl.static_range(ROWS):
-                y = _product(tiles, i, parts)
+                y = sums[i]
                 if BIAS:
                     y += shift[i]
                 if GATED:
-                    up = _product(up_tiles, i, parts)
+                    up = up_sums[i]
                     if BIAS:
                         up += up_shift[i]
                     y = y / (1.0 + tl.exp(-y)) * up

@@ -47,7 +47,7 @@ def test_a_product_with_what_stands_around_it(
         residual,
         out,
         out,
-        BATCHED=False,
+        TOGETHER=1,
         N=outputs,
         K=inputs,
         EPS=1e-6,

@@ -59,7 +59,7 @@ def test_a_product_of_a_row_is_what_it_is_alone(
             residual,
             out,
             there,
-            BATCHED=rows > 1,
+            TOGETHER=rows,
             N=outputs,
             K=inputs,
             EPS=1e-6,
