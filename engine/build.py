@@ -23,7 +23,7 @@ from engine.cache.sizing import (
 )
 from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
-from engine.execute.compatibility import PLAIN_ATTENTION, lacking
+from engine.execute.compatibility import PLAIN_ATTENTION, by_torch, lacking
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.profile_run import activation_bytes
@@ -141,10 +141,16 @@ def assemble(
         _speed_up_gpu(pieces, network, device, options)
     elif options.fused:
         try:
-            pieces.runner.go_native(network, cache, pieces.threads)
+            _tell(pieces, pieces.runner.go_native(network, cache, pieces.threads))
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
     return pieces
+
+
+def _tell(pieces: Pieces, reason: str | None) -> None:
+    """Note why kernels of ours do not compute the network, unless that was said."""
+    if reason is not None and not any(reason in note for note in pieces.notes):
+        pieces.notes += (f"Computed by {by_torch(reason)}.",)
 
 
 def _allocate(
@@ -187,10 +193,11 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
     graphs = Graphs() if options.graphs else None
     try:
         if options.fused:
-            pieces.runner.fuse(network)
+            _tell(pieces, pieces.runner.fuse(network))
             if graphs is not None:
                 pieces.runner.record(network, pieces.cache, pieces.context_length, graphs)
-        if options.decode_runner:
+        # The runner's plain program attends over all rows before, whatever the network asks for.
+        if options.decode_runner and lacking(network.spec, PLAIN_ATTENTION) is None:
             pieces.decode_runner = make_decode_runner(
                 network,
                 pieces.cache,

@@ -53,30 +53,34 @@ class Runner:
         """The program of a decode step, for people."""
         return self._native.name if self._native is not None else "plain modules"
 
-    def go_native(self, network: Network, cache: KVCache, threads: int) -> None:
+    def go_native(self, network: Network, cache: KVCache, threads: int) -> str | None:
         """Compute with native kernels from now on what they are best at, where there are some for `network`.
 
-        Raises NativeError when they cannot be had after all.
+        Else say why not. Raises NativeError when they cannot be had after all.
         """
-        if unsupported(network.spec) is None:
+        reason = unsupported(network.spec)
+        if reason is None:
             self._pool = Pool(threads)
             self._native = NativeDecoder(network, cache, self._pool)
+        return reason
 
     @torch.inference_mode()
-    def fuse(self, network: Network) -> None:
+    def fuse(self, network: Network) -> str | None:
         """Run `network` with fused kernels from now on, where there are some for it; compile them.
 
-        The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
+        Else say why not. The cache must be empty: its first block is written to. Raises ImportError where triton is
+        not installed.
         """
         from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.prefill import FusedPrefill
 
-        if unsupported(network) is not None:
-            return
+        if (reason := unsupported(network)) is not None:
+            return reason
         self._model = FusedPrefill(network)
         ids = torch.arange(16, device=self._device)
         hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, 16),))))
         self._model.logits(hidden[-1:])
+        return None
 
     def record(self, network: Network, cache: KVCache, rows: int, graphs: Graphs) -> None:
         """Run short spans as `graphs` from now on, where flash-attn and fused kernels run them; record them.

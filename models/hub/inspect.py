@@ -10,6 +10,7 @@ from typing import Any
 from models.errors import ModelError
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
+from models.spec import ModelSpec
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -34,6 +35,8 @@ class ModelFacts:
     has_chat_template: bool
     files: tuple[tuple[str, int], ...]
     """Every file with its bytes, by name."""
+    spec: ModelSpec | None = None
+    """What it computes; None where it is not supported."""
 
     @property
     def dtype(self) -> str:
@@ -88,15 +91,16 @@ def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
             shapes[name] = (str(entry["dtype"]), math.prod(entry["shape"]))
     if raw.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
+    spec, reason = None, None
     try:
-        spec_of_hf(raw)
-        reason = None
+        spec = spec_of_hf(raw)[1]
     except ModelError as error:
         reason = str(error)
     context = raw.get("max_position_embeddings")
     return _facts(
         files,
         str(architecture or "unknown")[:80],
+        spec,
         reason,
         list(shapes.values()),
         context,
@@ -134,17 +138,19 @@ def _describe_gguf(files: ModelFiles, path: Path) -> ModelFacts:
     from models.weights.gguf import read_gguf
 
     file = read_gguf(path)
+    named = str(file.metadata.get("general.architecture", "unknown"))
+    spec, reason = None, None
     try:
-        architecture, reason = spec_of_gguf(file)[1].architecture, None
+        spec = spec_of_gguf(file)[1]
     except ModelError as error:
-        architecture, reason = str(file.metadata.get("general.architecture", "unknown"))[:80], str(error)
-    context = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
+        reason = str(error)
     return _facts(
         files,
-        architecture,
+        spec.architecture if spec is not None else named[:80],
+        spec,
         reason,
         [(tensor.kind.name, math.prod(tensor.shape)) for tensor in file.tensors.values()],
-        context,
+        file.metadata.get(f"{named}.context_length"),
         bool(file.metadata.get("tokenizer.chat_template")),
         [path],
     )
@@ -153,6 +159,7 @@ def _describe_gguf(files: ModelFiles, path: Path) -> ModelFacts:
 def _facts(
     files: ModelFiles,
     architecture: str,
+    spec: ModelSpec | None,
     reason: str | None,
     tensors: list[tuple[str, int]],
     context: object,
@@ -173,4 +180,5 @@ def _facts(
         dtypes=tuple(counts.most_common()),
         has_chat_template=has_chat_template,
         files=tuple((path.relative_to(base).as_posix(), path.stat().st_size) for path in paths),
+        spec=spec,
     )

@@ -1,5 +1,6 @@
 """What a command must not import, proven in fresh processes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_a_command_starts_without_torch(module: str) -> None:
     found = imported(f"import {module}")
     assert "models" in found
     assert found.isdisjoint({"torch", "transformers", "textual"})
+
+
+def test_show_looks_at_headers_alone(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 1, "vocab_size": 8, "hidden_size": 64, "intermediate_size": 64}
+    config |= {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 1, "max_position_embeddings": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    header = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    found = imported("from chatterm.cli.main import main; main()", "show", str(tmp_path))
+    assert "engine.execute.compatibility" in found
+    assert found.isdisjoint({"torch", "triton", "transformers"})
 
 
 def test_the_screen_stands_before_torch_is_there() -> None:

@@ -1,6 +1,7 @@
 """pull, list, rm and show: what they print, and when they ask."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -162,16 +163,42 @@ def test_show_tells_what_a_model_is(
     assert ["tiny.gguf,", "2.5 MB"] in rows
 
 
+def write_weights(folder: Path) -> None:
+    header = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+
+
 def test_show_says_why_a_model_does_not_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
-    header = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    write_weights(tmp_path)
     assert call(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "Architecture   MambaForCausalLM" in shown
     assert "Runs here      no: " in shown
+
+
+@pytest.mark.parametrize(("window", "known"), [(None, True), (64, False)])
+def test_show_says_by_what_a_model_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    window: int | None,
+    known: bool,
+) -> None:
+    config = {"num_hidden_layers": 2, "vocab_size": 32, "hidden_size": 128, "intermediate_size": 64}
+    config |= {"num_attention_heads": 2, "max_position_embeddings": 256}
+    config |= {"architectures": ["MistralForCausalLM"], "sliding_window": window or 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_weights(tmp_path)
+    monkeypatch.setattr("engine.kernels.native.library.problem", lambda: None)
+    assert call(["show", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    slow = "plain PyTorch, which is slower: the {} kernels do not know a sliding window"
+    assert "Runs here      yes" in shown
+    assert f"On the CPU     {'native kernels' if known else slow.format('native')}" in shown
+    assert f"On a GPU       {'fused kernels' if known else slow.format('fused')}" in shown
 
 
 def test_show_of_the_default_model(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import MistralConfig
 
 from engine import EngineError, SamplingParams
 from engine.cache.host_memory import Costs
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
-from tests.models.checkpoints import random_model, run_reference, tiny_qwen3
+from tests.gpu.engines import an_engine
+from tests.models.checkpoints import random_model, run_reference, tiny_llama, tiny_qwen3, write_checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CONFIG = tiny_qwen3(vocab_size=272, max_position_embeddings=1024)
@@ -34,6 +36,18 @@ def test_chunks_prefixes_and_decoding_give_the_logits_of_transformers(engine: Ti
     for i, logits in enumerate(engine.scripted.logits_seen):
         assert close_to(logits.cpu(), reference[len(PROMPT) - 1 + i], 1e-3)
     assert engine.warm(stream[:-1]) == 0
+
+
+def test_a_sliding_window_hides_what_is_before_it_while_decoding_too(tmp_path: Path) -> None:
+    window = MistralConfig(**{**tiny_llama(vocab_size=272).to_dict(), "sliding_window": 24})
+    write_checkpoint(tmp_path, window)
+    with an_engine(tmp_path, fused=True, context=200) as engine:
+        assert any("do not know a sliding window" in note for note in engine.figures().notes)
+        events = list(engine.stream(PROMPT[:100], SamplingParams(temperature=0.0, max_tokens=40)))
+    tokens = [event.token_id for event in events]
+    reference = run_reference(random_model(window), PROMPT[:100] + tokens)[99:-1]
+    chosen = reference.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+    assert (reference.max(1).values - chosen <= 1e-3 * reference.abs().max()).all()
 
 
 def test_a_seed_gives_the_same_text(engine: TinyEngine) -> None:

@@ -15,26 +15,19 @@ from torch import Tensor
 
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
-from engine.execute.compatibility import BIASES, lacking
+from engine.execute.compatibility import not_native
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
-from models.features import Feature
 from models.network import PLAIN, FeedForwardWeights, LayerWeights, Linear, Network, NormWeights, Weight
 from models.spec import FeedForward, ModelSpec
 
-SUPPORTED = BIASES | {Feature.HEAD_NORM}
 _PORTABLE = 0
 """The number of the first variant."""
 
 
 def unsupported(spec: ModelSpec) -> str | None:
-    """Why the native kernels cannot run such a network, as the middle of a sentence; None if they can."""
-    lacks = lacking(spec, SUPPORTED)
-    if lacks is not None:
-        return f"the native kernels do not know {lacks}"
-    if spec.attention.head_dim % 8:
-        return f"there are no native kernels for a head_dim of {spec.attention.head_dim}"
-    return native.problem()
+    """Why the native kernels cannot run such a network here, as the middle of a sentence; None if they can."""
+    return not_native(spec) or native.problem()
 
 
 class NativeDecoder:

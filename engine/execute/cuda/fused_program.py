@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.compatibility import BIASES, lacking
+from engine.execute.compatibility import not_fused
 from engine.execute.cuda.prefill import product, run_layers
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
@@ -39,21 +39,15 @@ from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
-from models.features import Feature
 from models.network import FeedForwardWeights, Linear, Network, NormWeights
 from models.spec import FeedForward
-
-SUPPORTED = BIASES | {Feature.HEAD_NORM}
 
 
 def unsupported(network: Network) -> str | None:
     """Why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
-    lacks = lacking(network.spec, SUPPORTED)
-    if lacks is not None:
-        return f"the fused kernels do not know {lacks}"
-    if network.spec.attention.head_dim not in (64, 128):
-        return f"there are no fused kernels for a head_dim of {network.spec.attention.head_dim}"
-    return "there are no fused kernels for quantised weights" if network.is_quantized else None
+    if network.is_quantized:
+        return "there are no fused kernels for quantised weights"
+    return not_fused(network.spec)
 
 
 class FusedDecoder:

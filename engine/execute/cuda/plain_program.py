@@ -1,6 +1,7 @@
 """The decode step by the plain modules, with everything that changes from step to step read from the device.
 
-The reference of `engine/execute/cuda/fused_program.py`, and the program of the models that it does not know.
+The reference of `engine/execute/cuda/fused_program.py`, and the program of the models that it does not know, as far as
+their attention is a plain softmax over all rows before.
 """
 
 import torch
