@@ -74,7 +74,8 @@ def share(
     for index, table in enumerate(tables):
         if rows[index] >= LEAST:
             alike[tuple(table[:least])].append(index)
-    for group in sorted(alike.values(), key=len, reverse=True):
+    groups = (group for group in alike.values() if len(group) > 1)
+    for group in sorted(groups, key=len, reverse=True):
         low, high = (choose(tables[index] for index in group) for choose in (min, max))
         blocks = next(
             (i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high))

