@@ -1,7 +1,9 @@
 """The decode runner's bookkeeping, with a model, a sampler and events that need no GPU."""
 
 from collections import deque
+from collections.abc import Sequence as Items
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from torch import Tensor
 from engine.cache.blocks import BlockTable
 from engine.cache.rows import Rows
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
+from engine.execute.cuda.sharing import KVShape, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
+from engine.execute.cuda.tiles import FEW
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
 
@@ -18,9 +22,10 @@ CPU = torch.device("cpu")
 VOCAB, BLOCK, BLOCKS = 97, 4, 30
 
 
-def after(token: int, row: int, position: int, block: int) -> int:
+def after(token: int, row: int, position: int, block: int, table: list[int]) -> int:
     """The next token of a model that looks at everything that a step has to get right."""
-    return (token * 31 + row * 7 + position * 3 + block * 11 + 5) % VOCAB
+    before = sum(i * number for i, number in enumerate(table[: row // BLOCK]))
+    return (token * 31 + row * 7 + position * 3 + block * 11 + before * 13 + 5) % VOCAB
 
 
 class Program:
@@ -31,8 +36,32 @@ class Program:
     def __init__(self, given: StepInput) -> None:
         self.given = given
         self.written: dict[int, int] = {}
+        self.kv: KVShape | None = None
+        self.shared_rows = 0
 
-    def run(self, rows: int, limit: int) -> Tensor:
+    def table(self, row: int, slot: int, own: int) -> list[int]:
+        """What a row of the step reads: rows that it shares through the table of the first of its tile."""
+        given = self.given
+        table, newest = given.tables[slot].tolist(), int(given.counters[slot, 0])
+        if not own:
+            return table
+        assert self.kv is not None
+        shared = int(given.shared[row])
+        assert shared % BLOCK == 0
+        assert shared <= newest < shared + own
+        if not shared:
+            assert row not in given.members.tolist()
+            return table
+        self.shared_rows += shared
+        sharing = choose_sharing(rows_for(int(given.count)), self.kv.group)
+        assert sharing is not None
+        tiles = given.members[: sharing.tiles * sharing.members].view(sharing.tiles, sharing.members)
+        (members,) = [tile for tile in tiles.tolist() if row in tile]
+        assert all(int(given.shared[member]) == shared for member in members if member >= 0)
+        leader = given.tables[int(given.active[members[0]])].tolist()
+        return [*leader[: shared // BLOCK], *table[shared // BLOCK :]]
+
+    def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         given, logits = self.given, torch.zeros(rows, VOCAB)
         active = given.active[:rows].tolist()
         assert int(given.count) == sum(slot >= 0 for slot in active)
@@ -42,9 +71,10 @@ class Program:
                 continue
             token, (row, position) = int(given.token[slot]), given.counters[slot].tolist()
             assert row < limit
-            block = int(given.tables[slot, row // BLOCK])
+            table = self.table(i, slot, own)
+            block = table[row // BLOCK]
             self.written[block * BLOCK + row % BLOCK] = token
-            logits[i, after(token, row, position, block)] = 1.0
+            logits[i, after(token, row, position, block, table)] = 1.0
         return logits
 
 
@@ -93,12 +123,13 @@ def a_runner(slots: int) -> DecodeRunner:
 class Stream:
     """A sequence with blocks of its own, and the tokens that it must get."""
 
-    def __init__(self, number: int, length: int, offset: int = 0) -> None:
+    def __init__(self, number: int, length: int, offset: int = 0, common: Items[int] = ()) -> None:
+        """`common`: its first blocks, which others have as well."""
         rows = Rows.of([(number * 13 + i) % VOCAB for i in range(length)])
         rows.next_position += offset
         self.sequence = Sequence(rows, Priority.PERSON, SamplingParams(temperature=0.0))
         self.sequence.table = BlockTable([])
-        self.blocks = [number * BLOCKS + i for i in range(BLOCKS)]
+        self.blocks = [*common, *(number * BLOCKS + i for i in range(len(common), BLOCKS))]
         self.first = (number * 17) % VOCAB
         self.launched = 0
         self.read: list[int] = []
@@ -116,7 +147,7 @@ class Stream:
         tokens = [self.first]
         while len(tokens) < count:
             row = prompt + len(tokens) - 1
-            tokens.append(after(tokens[-1], row, row + gap, self.blocks[row // BLOCK]))
+            tokens.append(after(tokens[-1], row, row + gap, self.blocks[row // BLOCK], self.blocks))
         return tokens
 
     def make_room(self, unread: int) -> None:
@@ -135,6 +166,72 @@ def test_sequences_that_join_and_leave_at_random_get_the_tokens_that_they_get_al
     slots = random.choice([1, 3, 8, 20])
     runner = a_runner(slots)
     streams = [Stream(i, random.randint(1, 20), random.randint(0, 3)) for i in range(12)]
+    drive(runner, streams, random, slots)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sequences_that_share_prefixes_get_the_tokens_that_they_get_alone(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.execute.cuda.sharing.LEAST", 2 * BLOCK)
+    monkeypatch.setattr("engine.execute.cuda.sharing.WORTH", 0)
+    random = Random(seed)
+    runner = a_runner(16)
+    program = runner.program
+    assert isinstance(program, Program)
+    program.kv = KVShape(4, BLOCK, 1)
+    prefixes = [(900, 901, 902, 903), (900, 901, 902), (910, 911), ()]
+    streams = [
+        Stream(i, random.randint(4 * BLOCK, 6 * BLOCK), common=prefixes[min(random.randint(0, 5), 3)])
+        for i in range(16)
+    ]
+    drive(runner, streams, random, 16, joining=1.0)
+    assert program.shared_rows > 0
+
+
+def test_who_shares_is_decided_only_when_others_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.execute.cuda.sharing.LEAST", 2 * BLOCK)
+    monkeypatch.setattr("engine.execute.cuda.sharing.WORTH", 0)
+    decisions: list[int] = []
+
+    def counted(tables: list[list[int]], *others: Any) -> tuple[list[int], list[list[int]]]:
+        decisions.append(len(tables))
+        return share(tables, *others)
+
+    monkeypatch.setattr("engine.execute.cuda.decode_runner.share", counted)
+    runner = a_runner(16)
+    program = runner.program
+    assert isinstance(program, Program)
+    program.kv = KVShape(1, BLOCK, 1)
+    streams = [Stream(i, 3 * BLOCK + 1, common=(900, 901)) for i in range(10)]
+
+    def step(there: list[Stream]) -> bool:
+        before = program.shared_rows
+        for stream in there:
+            stream.make_room(stream.launched + 1)
+            stream.launched += 1
+        runner.launch([stream.sequence for stream in there])
+        return program.shared_rows > before
+
+    for stream in streams:
+        runner.join(stream.sequence, stream.logits())
+    assert all(step(streams) for _ in range(3))
+    assert not step(streams[:FEW])
+    assert step(streams[:9])
+    runner.leave(streams[9].sequence)
+    assert step(streams[:9])
+    assert decisions == [10, 9]
+    runner.leave(streams[0].sequence)
+    streams[0].launched = 0
+    runner.join(streams[0].sequence, streams[0].logits())
+    assert step(streams[:9])
+    assert decisions == [10, 9, 9]
+
+
+def drive(
+    runner: DecodeRunner, streams: list[Stream], random: Random, slots: int, joining: float = 0.5
+) -> None:
+    """Join, launch, read and leave at random: every stream gets its tokens."""
     unread: dict[Sequence, int] = {}
     flights: deque[set[Sequence]] = deque()
     of = {stream.sequence: stream for stream in streams}
@@ -152,7 +249,7 @@ def test_sequences_that_join_and_leave_at_random_get_the_tokens_that_they_get_al
         away = [
             stream for stream in streams if stream.sequence not in unread and len(stream.sequence.rows) < 90
         ]
-        if away and len(unread) < slots and random.random() < 0.5:
+        if away and len(unread) < slots and random.random() < joining:
             stream = random.choice(away)
             runner.join(stream.sequence, stream.logits())
             unread[stream.sequence] = 1
@@ -180,10 +277,8 @@ def test_sequences_that_join_and_leave_at_random_get_the_tokens_that_they_get_al
     for stream in streams:
         count = len(stream.sequence.generated)
         assert stream.sequence.generated == stream.expected(max(count, 1))[:count]
-    for (
-        place,
-        token,
-    ) in program.written.items():  # a row without a slot, or of one that has left, writes nowhere else
+    # A row without a slot, or of one that has left, writes nowhere else.
+    for place, token in program.written.items():
         stream, row = streams[place // (BLOCK * BLOCKS)], place % (BLOCK * BLOCKS)
         number = row - (len(stream.sequence.rows) - len(stream.sequence.generated))
         assert token == stream.expected(number + 1)[number]

@@ -22,6 +22,7 @@ from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.sharing import LEAST, KVShape, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
@@ -39,8 +40,17 @@ class DecodeProgram(Protocol):
 
     name: str
 
-    def run(self, rows: int, limit: int) -> Tensor:
-        """Enqueue a step of the first `rows` rows, whose tokens lie in rows below `limit`; logits [rows, vocab]."""
+    @property
+    def kv(self) -> KVShape | None:
+        """What to know to share; None: it cannot read a prefix once for several sequences."""
+        ...
+
+    def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
+        """Enqueue a step of the first `rows` rows, whose tokens lie in rows below `limit`; logits [rows, vocab].
+
+        With `own`, `shared` and `members` of the `StepInput` say who reads what together, and every sequence has less
+        than `own` rows before its newest token's that it does not share.
+        """
         ...
 
 
@@ -114,6 +124,10 @@ class DecodeRunner(Generic[S]):
         """For each `join` and `launch` that was not read: where it ends, and the number of each sequence's token."""
         self._events: list[Event] = []
         self._history = sampler.history.numpy()
+        self._together: list[Seat] = []
+        """Of the step that `_shared` was found for."""
+        self._shared: list[int] = []
+        """How many rows each of them reads together with others; empty where nobody does."""
 
     @property
     def name(self) -> str:
@@ -149,7 +163,7 @@ class DecodeRunner(Generic[S]):
         for seat in seats:
             assert seat.sequence.table is not None
             self.slots.show(seat.slot, seat.sequence.table.blocks)
-        self.step(taken, max(seat.row for seat in seats))
+        self.step(taken, max(seat.row for seat in seats), self._own_rows(seats))
         for seat in seats:
             seat.row += 1
             seat.token += 1
@@ -174,12 +188,15 @@ class DecodeRunner(Generic[S]):
         seat.left = True
         self._free.append(seat.slot)
 
-    def step(self, slots: Items[int], row: int) -> None:
-        """Enqueue a step of these slots, none of them beyond `row`, and what has changed in `slots`; nothing else."""
+    def step(self, slots: Items[int], row: int, own: int | None = None) -> None:
+        """Enqueue a step of these slots, none of them beyond `row`, and what has changed in `slots`; nothing else.
+
+        With `own` they read together what `slots` was told to share; none has more than `own` rows beside.
+        """
         rows, limit = rows_for(len(slots)), context_limit(row)
         self.slots.activate(slots, rows)
         self.slots.send()
-        self._step(rows, limit, self.sampler.draw(slots))
+        self._step(rows, limit, self.sampler.draw(slots), 0 if own is None else context_limit(own))
 
     @torch.inference_mode()
     def logits(self, slots: Items[int], row: int) -> Tensor:
@@ -193,7 +210,8 @@ class DecodeRunner(Generic[S]):
     def prepare(self, streams: int = 1) -> None:
         """Compile and record what `streams` sequences need, before the first: nobody has a slot yet.
 
-        For one every context; for several every context up to 8 rows, and the usual ones beyond.
+        For one every context; for several every context up to 8 rows, and the usual ones beyond. Kernels for shared
+        prefixes are compiled, and recorded where they are used.
         """
         vocab = self.sampler.vocab_size
         logits = torch.zeros(1, vocab, dtype=self.program.run(1, SMALLEST).dtype, device=self._every.device)
@@ -212,17 +230,42 @@ class DecodeRunner(Generic[S]):
                     if limit >= most:
                         break
                     limit *= 2
+        kv, limit = self.program.kv, context_limit(LEAST)
+        for rows in (rows for rows in ROWS if FEW < rows <= largest and self.rows > LEAST):
+            if kv is not None and choose_sharing(rows, kv.group) is not None:
+                self.slots.activate([], rows)
+                self.slots.send()
+                self.program.run(rows, limit, SMALLEST)
 
-    def _step(self, rows: int, limit: int, draw: Draw) -> None:
+    def _own_rows(self, seats: list[Seat]) -> int | None:
+        """Decide who shares if others decode than in the last step; the most rows that one of these reads alone.
+
+        None: nobody shares.
+        """
+        if seats != self._together:
+            self._together, self._shared = seats, []
+            kv, rows = self.program.kv, rows_for(len(seats))
+            sharing = choose_sharing(rows, kv.group) if kv is not None else None
+            if kv is not None and sharing is not None:
+                tables = [seat.sequence.table.blocks for seat in seats if seat.sequence.table is not None]
+                shared, members = share(tables, [seat.row for seat in seats], kv, sharing)
+                if any(shared):
+                    self._shared = shared
+                    self.slots.share(shared, members)
+        if not self._shared:
+            return None
+        return max(seat.row - common for seat, common in zip(seats, self._shared, strict=True))
+
+    def _step(self, rows: int, limit: int, draw: Draw, own: int = 0) -> None:
         if self._graphs is None:
-            self._run(rows, limit, draw)
+            self._run(rows, limit, draw, own)
         else:
-            self._graphs.run((rows, limit, draw), lambda: self._run(rows, limit, draw))
+            self._graphs.run((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
 
     @torch.inference_mode()
-    def _run(self, rows: int, limit: int, draw: Draw) -> None:
+    def _run(self, rows: int, limit: int, draw: Draw, own: int) -> None:
         given = self.slots.given
-        logits = self.program.run(rows, limit)
+        logits = self.program.run(rows, limit, own)
         self.sampler.sample(logits, given.active[:rows], given.counters, draw)
 
     def _note(self, seats: list[Seat[S]]) -> None:

@@ -15,15 +15,15 @@ The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/refere
 the same KV cache.
 """
 
-import math
-
 import torch
 import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_fused
+from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.prefill import product, run_layers
+from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
     FEW,
@@ -35,7 +35,6 @@ from engine.execute.cuda.tiles import (
     norms_apart,
     share_tile,
 )
-from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
@@ -66,6 +65,8 @@ class FusedDecoder:
         self._given = given
         self._pdl = pdl
         self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
+        row_bytes = 2 * self._kv_heads * self._dim * cache.kv.element_size()
+        self.kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
         vocab, size = spec.vocab_size, spec.hidden_size
         most = given.active.shape[0]
         few = min(most, FEW)
@@ -86,11 +87,12 @@ class FusedDecoder:
         self._partial = buffer(parts * self._q_heads * self._dim, dtype=torch.float32)
         self._lse = buffer(parts * self._q_heads, dtype=torch.float32)
 
-    def run(self, rows: int, limit: int) -> Tensor:
+    def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         """Enqueue a step of the first `rows` rows (a count of a graph, not of sequences); logits [rows, vocab].
 
         They are in the model's dtype; those of rows without a slot mean nothing. Every token lies in a row of its
-        sequence below `limit`.
+        sequence below `limit`. With `own`, sequences read together what `StepInput` says they share, and have less than
+        `own` rows before their newest token's beside that.
         """
         size = self._x.shape[1]
         kernel = embedding_kernel[(triton.cdiv(size, 1024), rows)](
@@ -103,7 +105,7 @@ class FusedDecoder:
         )
         split_alike(kernel)
         cuts = choose_chunkings(rows, limit)
-        return self._few(rows, cuts) if rows <= FEW else self._many(rows, cuts)
+        return self._few(rows, cuts) if rows <= FEW else self._many(rows, cuts, own)
 
     def _few(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
         x = self._x
@@ -118,9 +120,9 @@ class FusedDecoder:
         self._linear(rows, x, self._network.head, self._logits, norm=self._network.final_norm)
         return self._logits[:rows]
 
-    def _many(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
+    def _many(self, rows: int, cuts: tuple[Chunking, ...], own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
-            self._attend(rows, index, projected, cuts)
+            self._attend(rows, index, projected, cuts, own)
             return self._mixed[:rows]
 
         return product(self._network.head, run_layers(self._network, self._x[:rows], attend))
@@ -182,59 +184,30 @@ class FusedDecoder:
         )
         split_alike(kernel)
 
-    def _attend(self, rows: int, index: int, heads: Tensor, cuts: tuple[Chunking, ...]) -> None:
+    def _attend(self, rows: int, index: int, heads: Tensor, cuts: tuple[Chunking, ...], own: int = 0) -> None:
         """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
         given, layer = self._given, self._network.layers[index].attention
         norm = layer.head_norm
-        chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
-        for cut in cuts:
-            groups = cut.warps * 256 // self._dim
-            kernel = attention_kernel[(self._kv_heads, cut.chunks, rows)](
-                heads,
-                norm if norm is not None else heads,
-                layer.rotary,
-                self._cache.k[index],
-                self._cache.v[index],
-                given.active,
-                given.tables,
-                given.counters,
-                self._partial,
-                self._lse,
-                self._dim**-0.5 * math.log2(math.e),
-                given.tables.shape[1],
-                cut.first,
-                cut.end,
-                SOME=cut.end > 0,
-                CHUNKS=chunks,
-                HQ=self._q_heads,
-                HKV=self._kv_heads,
-                D=self._dim,
-                EPS=self._eps,
-                NORM=norm is not None,
-                BLOCK=self._cache.block_size,
-                W=groups,
-                R=cut.tile // groups,
-                TILES=cut.tiles,
-                PDL=self._pdl,
-                num_warps=cut.warps,
-                launch_pdl=self._pdl,
-            )
-            split_alike(kernel)
-        shortest, longest = cuts[0], cuts[-1]
-        kernel = combine_kernel[(self._q_heads, rows)](
+        assert layer.rotary is not None
+        shape = AttentionShape(
+            self._q_heads,
+            self._kv_heads,
+            self._dim,
+            self._cache.block_size,
+            self._eps if norm is not None else None,
+            self._pdl,
+        )
+        step = AttentionInput(
+            heads,
+            norm,
+            layer.rotary,
+            self._cache.k[index],
+            self._cache.v[index],
+            given.active,
+            given.tables,
+            given.counters,
             self._partial,
             self._lse,
-            given.active,
-            given.counters,
-            self._mixed,
-            HQ=self._q_heads,
-            D=self._dim,
-            CHUNK=shortest.rows,
-            DOUBLINGS=(longest.rows // shortest.rows).bit_length() - 1,
-            CHUNKS=chunks,
-            PADDED=triton.next_power_of_2(max(cut.chunks for cut in cuts)),
-            PDL=self._pdl,
-            num_warps=4,
-            launch_pdl=self._pdl,
         )
-        split_alike(kernel)
+        sharing = choose_sharing(rows, self.kv.group) if own else None
+        attend(shape, step, self._mixed, rows, cuts, sharing, own, given.shared, given.members)

@@ -17,6 +17,7 @@ class PlainDecoder:
     """One token of each sequence through the model, from a `StepInput` to logits on the device."""
 
     name = "plain modules"
+    kv = None
 
     def __init__(self, network: Network, cache: KVCache, given: StepInput, attention: str) -> None:
         """`attention` is the name of the backend whose kernel attends: flash, or else triton's."""
@@ -25,7 +26,7 @@ class PlainDecoder:
         self._given = given
         self._flash = attention == "flash"
 
-    def run(self, rows: int, limit: int) -> Tensor:
+    def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         """Enqueue a step of the first `rows` rows; logits [rows, vocab]. See `FusedDecoder.run`."""
         given = self._given
         slots = given.active[:rows].clamp(min=0)

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
+
+from engine.execute.cuda.sharing import most_members
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,10 @@ class StepInput:
     """int64 [slots, 2]: the newest token's row in its sequence, its position."""
     tables: Tensor
     """int32 [slots, blocks]"""
+    shared: Tensor
+    """int32 [rows]: how many rows a row of the step reads together with others; only steps with sharing look at it."""
+    members: Tensor
+    """int32 [most_members]: the rows of the step in each tile (`Sharing`), tile after tile, -1 for none."""
 
 
 class Slots:
@@ -32,9 +39,12 @@ class Slots:
 
     def __init__(self, slots: int, rows: int, blocks: int, token: Tensor) -> None:
         """For steps of up to `rows` rows and sequences of up to `blocks` blocks; token int64 [slots], on the device."""
-        start = -(-(rows + 1) // 16) * 16
+        together = -(-(rows + 1) // 16) * 16
+        tiles = together + -(-rows // 16) * 16
+        start = tiles + -(-most_members(rows) // 16) * 16
         self._words = torch.zeros(start + slots * blocks, dtype=torch.int32, device=token.device)
         self._words[:rows] = -1
+        self._words[tiles:start] = -1
         counters = torch.zeros(slots, 2, dtype=torch.int64, device=token.device)
         self.given = StepInput(
             self._words[:rows],
@@ -42,10 +52,13 @@ class Slots:
             token,
             counters,
             self._words[start:].view(slots, blocks),
+            self._words[together : together + rows],
+            self._words[tiles : tiles + most_members(rows)],
         )
         self._start = start
         self._active = [-1] * rows
         self._count = 0
+        self._together = [(together, [0] * rows), (tiles, [-1] * most_members(rows))]
         self._tables: list[list[int]] = [[] for _ in range(slots)]
         self._changes: dict[int, int] = {}
         self._places: dict[int, int] = {}
@@ -78,6 +91,13 @@ class Slots:
             self._active[:rows] = wanted
         if len(slots) != self._count:
             self._changes[len(self._active)] = self._count = len(slots)
+
+    def share(self, shared: list[int], members: list[list[int]]) -> None:
+        """The next steps with sharing: what `share` of `sharing.py` says."""
+        for (start, known), wanted in zip(self._together, (shared, list(chain(*members))), strict=True):
+            for index, number in enumerate(wanted):
+                if known[index] != number:
+                    self._changes[start + index] = known[index] = number
 
     def send(self) -> None:
         """Enqueue what has changed."""

@@ -47,7 +47,7 @@ def _load_rows(
 
 
 @triton.jit
-def _norm(x, mean_of, weight, D: tl.constexpr, EPS: tl.constexpr):
+def norm_heads(x, mean_of, weight, D: tl.constexpr, EPS: tl.constexpr):
     """RMSNorm by the mean square of `mean_of`: normalise in fp32, cast, then multiply by the weight."""
     scale = tl.rsqrt(tl.sum(mean_of * mean_of, 1, keep_dims=True) / D + EPS)
     unit = (x * scale).to(weight.dtype).to(tl.float32)
@@ -55,7 +55,7 @@ def _norm(x, mean_of, weight, D: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def _rotate(x, other, cosine, sine, dtype: tl.constexpr):
+def rotate(x, other, cosine, sine, dtype: tl.constexpr):
     """x and the other half of it, rotated in the model's dtype."""
     return ((x * cosine).to(dtype).to(tl.float32) + (other * sine).to(dtype).to(tl.float32)).to(dtype)
 
@@ -119,6 +119,7 @@ def attention_kernel(
     R: tl.constexpr,
     TILES: tl.constexpr,
     PDL: tl.constexpr,
+    shared=None,
 ):
     """Write K and V of each new token and attend with its query heads to the rows of its sequence up to it.
 
@@ -131,6 +132,9 @@ def attention_kernel(
 
     With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
     sequences into chunks, since a sequence must be cut as if it were alone.
+
+    shared int32 [rows]: the chunks that lie wholly in so many first rows are left to `shared_prefix.py`; the first
+    program of a sequence takes the one behind them.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -139,6 +143,8 @@ def attention_kernel(
     dtype: tl.constexpr = heads.dtype.element_ty
     GROUP: tl.constexpr = HQ // HKV
     TILE: tl.constexpr = W * R
+    if shared is not None:
+        chunk += tl.load(shared + batch) // (TILE * TILES)
     slot = tl.load(active + batch)
     row = tl.load(counters + 2 * slot, mask=slot >= 0, other=-1).to(tl.int32)
     first = chunk * TILE * TILES
@@ -178,9 +184,9 @@ def attention_kernel(
         x = tl.load(heads + at + columns).to(tl.float32)
         other = tl.load(heads + at + others).to(tl.float32)
         if NORM:
-            other = _norm(other, x, other_weights[g], D, EPS)
-            x = _norm(x, x, weights[g], D, EPS)
-        placed += (_rotate(x, other, cosine, sine, dtype),)
+            other = norm_heads(other, x, other_weights[g], D, EPS)
+            x = norm_heads(x, x, weights[g], D, EPS)
+        placed += (rotate(x, other, cosine, sine, dtype),)
     new_k = placed[GROUP]
 
     # The new row is the first that group 0 of its chunk sees.
@@ -230,11 +236,13 @@ def combine_kernel(
     CHUNKS: tl.constexpr,
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
+    shared=None,
+    PER: tl.constexpr = 1,
 ):
     """out [rows, HQ, D] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
 
     A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
-    sequence does not have adds exact zeros. Programs [HQ, rows].
+    sequence does not have adds exact zeros. Programs [HQ, rows]. PER chunks in `shared` rows have one part.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -247,6 +255,9 @@ def combine_kernel(
     for _ in tl.static_range(DOUBLINGS):
         size = tl.where(row >= size * CHUNKS, 2 * size, size)
     there = chunks <= row // size
+    if shared is not None:
+        common = tl.load(shared + batch) // size
+        there = there & ((chunks < tl.cdiv(common, PER)) | (chunks >= common))
     gdc_wait(PDL)
     if slot >= 0:
         part = (batch * CHUNKS + chunks) * HQ + head

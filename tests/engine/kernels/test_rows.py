@@ -8,8 +8,9 @@ pytest.importorskip("triton")
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.plain_program import PlainDecoder
+from engine.execute.cuda.sharing import choose_sharing
 from engine.execute.cuda.slots import Slots
-from engine.execute.cuda.tiles import choose_chunkings, choose_tile, context_limit, share_tile
+from engine.execute.cuda.tiles import SMALLEST, choose_chunkings, choose_tile, context_limit, share_tile
 from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
 from models.load import load_model
 from models.network import Network
@@ -113,13 +114,13 @@ class Case:
 
     @torch.inference_mode()
     def run(
-        self, decoder: FusedDecoder | PlainDecoder, slots: list[int], rows: int
+        self, decoder: FusedDecoder | PlainDecoder, slots: list[int], rows: int, own: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of these slots, and the cache after that."""
         self.cache.kv.copy_(self.before)
         self.slots.activate(slots, rows)
         self.slots.send()
-        logits = decoder.run(rows, context_limit(max(self.lengths[slot] for slot in slots)))
+        logits = decoder.run(rows, context_limit(max(self.lengths[slot] for slot in slots)), own)
         return logits[: len(slots)].clone(), self.cache.kv.clone()
 
     def places(self, slots: list[int]) -> list[int]:
@@ -176,6 +177,31 @@ def test_many_rows_give_what_the_plain_modules_give(model: Network) -> None:
         expected, written = case.run(plain, slots, rows)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(cache, written, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", ["qwen3"], indirect=True)
+def test_many_rows_that_share_a_prefix_give_what_they_give_without_sharing(model: Network) -> None:
+    case = Case(model, [130, 3, 2, 128, 1, 6, 134, 5, 4])
+    alike, common, slots = [0, 3, 6], 128, [8, *range(8)]
+    decoder = fused(case, model)
+
+    def show(some: list[int], first: list[int]) -> None:
+        blocks = common // BLOCK
+        for slot in some:
+            case.slots.put(slot, case.lengths[slot], case.lengths[slot] + slot)
+            case.slots.show(slot, first[:blocks] + case.tables[slot][blocks:])
+
+    show(alike, case.tables[0])
+    expected, written = case.run(decoder, slots, 16)
+    sharing = choose_sharing(16, decoder.kv.group)
+    assert sharing is not None
+    tile = [slots.index(slot) for slot in alike]
+    shared = [common if row in tile else 0 for row in range(len(slots))]
+    case.slots.share(shared, [[*tile, *[-1] * (sharing.members - len(tile))]])
+    show(alike[1:], case.tables[1])  # only the first one's table is looked at
+    logits, cache = case.run(decoder, slots, 16, own=SMALLEST)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(cache, written)
 
 
 @pytest.mark.parametrize("inputs", [576, 1024, 3072, 4096, 9728, 12288])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IS_GPU = DEVICE.type == "cuda"
-DRAWS = 3000 if IS_GPU else 60
+DRAWS = 3000 if IS_GPU else 24
 FEW = 12 if IS_GPU else 4
 """Draws, where one wrong token would be a failure: Triton's interpreter takes 0.1 s for each."""
 Expected = Callable[[Tensor, SamplingParams], tuple[Tensor, Tensor]]
@@ -107,27 +107,19 @@ def test_takes_the_token_of_the_plain_filters_and_the_noise(
     name: str, vocab: int, expected: Expected
 ) -> None:
     params, sampler, found = SETTINGS[name], DeviceSampler(vocab, 1, DEVICE), set()
-    for seed in range(6):
+    for seed in range(6 if IS_GPU else 3):
         logits = logits_of(vocab, seed)
         ids, chances = expected(logits, params)
         sampler.load(0, params, PROMPT, GENERATED, seed)
         found.add(draw(sampler, logits))
         score = chances.log() + noise(seed, len(GENERATED), vocab)[ids]
         assert int(sampler.token) == int(ids[score.argmax()])
-    assert len(found) > 3
+    assert len(found) > (3 if IS_GPU else 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "vocab"),
-    [
-        ("greedy, penalties", 151_936),
-        ("min_p", 151_936),
-        ("all narrow", 151_936),
-        ("all wide", 151_936 if IS_GPU else 20_003),
-    ],
-)
-def test_a_vocabulary_of_real_size(name: str, vocab: int, expected: Expected) -> None:
-    params = SETTINGS[name]
+@pytest.mark.parametrize("name", ["greedy, penalties", "min_p", "all narrow", "all wide"])
+def test_a_vocabulary_of_many_blocks(name: str, expected: Expected) -> None:
+    vocab, params = 151_936 if IS_GPU else 20_003, SETTINGS[name]
     logits, sampler = logits_of(vocab), DeviceSampler(vocab, 1, DEVICE)
     ids, chances = expected(logits, params)
     sampler.load(0, params, PROMPT, GENERATED, seed=3)
@@ -162,11 +154,11 @@ def test_draws_follow_the_probabilities(params: SamplingParams) -> None:
 def test_a_seed_fixes_the_tokens_whichever_kernel_draws_them() -> None:
     logits = torch.linspace(-60, -50, 2000)
     logits[torch.arange(0, 2000, 71)] = 1.0
-    race = draws(SamplingParams(), logits, 8)
-    assert race == draws(SamplingParams(), logits, 8)
-    assert race == draws(SamplingParams(top_k=40), logits, 8)
-    assert race == draws(SamplingParams(top_k=400), logits, 8)
-    assert race != draws(SamplingParams(), logits, 8, seed=2)
+    race = draws(SamplingParams(), logits, 5)
+    assert race == draws(SamplingParams(), logits, 5)
+    assert race == draws(SamplingParams(top_k=40), logits, 5)
+    assert race == draws(SamplingParams(top_k=400), logits, 5)
+    assert race != draws(SamplingParams(), logits, 5, seed=2)
 
 
 def test_going_on_with_an_answer_goes_on_with_its_noise() -> None:

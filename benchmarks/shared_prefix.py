@@ -1,0 +1,133 @@
+"""Microseconds of a layer's attention for sequences with a common prefix: read together, and read by each.
+
+    python -m benchmarks.shared_prefix [--shared 8192] [--own 256] [--heads 16 8] [--dim 128]
+
+`apart` is sequences with copies of their own, `alike` the same blocks without sharing (a cache may help), `together`
+the shared rows read once. Steps are CUDA graphs of as many layers as no cache of the GPU holds.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.machine import describe
+from benchmarks.sampler import captured, microseconds
+from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.sharing import choose_sharing, pays
+from engine.execute.cuda.tiles import MOST_CHUNKS, choose_chunkings, context_limit
+
+BLOCK = 256
+LAYERS = 4
+
+
+def step(
+    shape: AttentionShape, rows: int, shared: int, own: int, alike: bool, together: bool
+) -> tuple[Callable[[], None], Tensor]:
+    """What a step's attention does in LAYERS layers, and its last output."""
+    device = torch.device("cuda")
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16)
+
+    prefix, rest = shared // BLOCK, own // BLOCK + 1
+    copies = 1 if alike else rows
+    tables = torch.stack(
+        [
+            torch.cat(
+                [
+                    torch.arange(prefix) + prefix * (row % copies),
+                    torch.arange(rest) + prefix * copies + rest * row,
+                ]
+            )
+            for row in range(rows)
+        ]
+    ).to(device, torch.int32)
+    places = (prefix * copies + rest * rows) * BLOCK
+    token = shared + own
+    counters = torch.full((rows, 2), token, dtype=torch.int64, device=device)
+    cuts = choose_chunkings(rows, context_limit(token))
+    heads = random(rows, (shape.q_heads + 2 * shape.kv_heads) * shape.dim)
+    norm = random(shape.q_heads + shape.kv_heads, shape.dim)
+    rotary = random(token + 1, shape.dim)
+    partial = torch.zeros(rows * MOST_CHUNKS * shape.q_heads * shape.dim, device=device)
+    lse = torch.zeros(rows * MOST_CHUNKS * shape.q_heads, device=device)
+    active = torch.arange(rows, dtype=torch.int32, device=device)
+    layers = [
+        AttentionInput(
+            heads,
+            norm,
+            rotary,
+            random(places, shape.kv_heads, shape.dim),
+            random(places, shape.kv_heads, shape.dim),
+            active,
+            tables,
+            counters,
+            partial,
+            lse,
+        )
+        for _ in range(LAYERS)
+    ]
+    out = torch.zeros(rows, shape.q_heads * shape.dim, dtype=torch.bfloat16, device=device)
+    sharing = choose_sharing(rows, shape.q_heads // shape.kv_heads) if together else None
+    members = common = None
+    if sharing is not None:
+        tiles = torch.full((sharing.tiles, sharing.members), -1, dtype=torch.int32)
+        tiles.view(-1)[:rows] = torch.arange(rows, dtype=torch.int32)
+        members = tiles.to(device)
+        common = torch.full((rows,), shared, dtype=torch.int32, device=device)
+
+    def work() -> None:
+        for layer in layers:
+            attend(shape, layer, out, rows, cuts, sharing, context_limit(own), common, members)
+
+    return work, out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shared", type=int, default=8192)
+    parser.add_argument("--own", type=int, default=256)
+    parser.add_argument("--heads", type=int, nargs=2, default=(16, 8))
+    parser.add_argument("--dim", type=int, default=128)
+    arguments = parser.parse_args()
+    device = torch.device("cuda")
+    print(describe(device))
+    q_heads, kv_heads = arguments.heads
+    pdl = torch.cuda.get_device_capability() >= (9, 0)
+    shape = AttentionShape(q_heads, kv_heads, arguments.dim, BLOCK, 1e-6, pdl)
+    row_bytes = 4 * kv_heads * arguments.dim
+    shared, own = arguments.shared // BLOCK * BLOCK, arguments.own
+    print(
+        f"{'rows':>5} {'apart':>9} {'alike':>9} {'together':>9} {'apart/together':>15} {'alike/together':>15} "
+        f"{'differs':>10} pays"
+    )
+    for rows in (16, 32, 64, 128, 256):
+        room = torch.cuda.mem_get_info()[0] * 0.8
+        times: dict[str, float] = {}
+        outputs = []
+        for name, alike, together in (
+            ("apart", False, False),
+            ("alike", True, False),
+            ("together", True, True),
+        ):
+            if name == "apart" and rows * (shared + own + BLOCK) * row_bytes * LAYERS > room:
+                times[name] = float("nan")
+                continue
+            work, out = step(shape, rows, shared, own, alike, together)
+            times[name] = microseconds(captured(work, 10)) / 10 / LAYERS
+            outputs.append(out.clone())
+        differs = (outputs[-1] - outputs[-2]).abs().max()
+        print(
+            f"{rows:>5} {times['apart']:9.1f} {times['alike']:9.1f} {times['together']:9.1f} "
+            f"{times['apart'] / times['together']:15.2f} {times['alike'] / times['together']:15.2f} "
+            f"{differs:10.1e} {pays(rows, shared, row_bytes)}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""The launches of a decode step's attention: every sequence's own chunks, the shared ones, and their parts together."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from torch import Tensor
+
+from engine.execute.cuda.sharing import Sharing
+from engine.execute.cuda.tiles import FEW, MOST_CHUNKS, Chunking, most_chunks
+from engine.kernels.triton.attention import attention_kernel, combine_kernel
+from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.shared_prefix import shared_tile_kernel
+
+SHARED_ROWS = 256
+"""Rows of a program of the shared part, or of a chunk where that is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What the kernels are compiled for."""
+
+    q_heads: int
+    kv_heads: int
+    dim: int
+    block_size: int
+    norm_eps: float | None
+    """None: no norm of the heads."""
+    pdl: bool
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head, made a power of two."""
+        return int(triton.next_power_of_2(self.q_heads // self.kv_heads))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInput:
+    """The tensors of a step, as `attention_kernel` describes them; K and V of one layer."""
+
+    heads: Tensor
+    norm_weight: Tensor | None
+    rotary: Tensor
+    k: Tensor
+    v: Tensor
+    active: Tensor
+    tables: Tensor
+    counters: Tensor
+    partial: Tensor
+    lse: Tensor
+
+
+def attend(
+    shape: AttentionShape,
+    given: AttentionInput,
+    out: Tensor,
+    rows: int,
+    cuts: tuple[Chunking, ...],
+    sharing: Sharing | None = None,
+    own: int = 0,
+    shared: Tensor | None = None,
+    members: Tensor | None = None,
+) -> None:
+    """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
+
+    With `sharing`, for more than FEW rows, `shared` int32 [rows] and `members` int32 [tiles, members] on the device say
+    who reads what together (`share`); they may change from step to step, and all 0 and -1 is nothing. Then every
+    sequence has less than `own` rows before its newest token's that it does not share. `cuts` is of
+    `choose_chunkings`: one for more than FEW rows.
+    """
+    assert sharing is None or (rows > FEW and len(cuts) == 1)
+    chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
+    tensors = (
+        given.heads,
+        given.norm_weight if given.norm_weight is not None else given.heads,
+        given.rotary,
+        given.k,
+        given.v,
+        given.active,
+        given.tables,
+        given.counters,
+        given.partial,
+        given.lse,
+        shape.dim**-0.5 * math.log2(math.e),
+        given.tables.shape[1],
+    )
+    constants: dict[str, Any] = {
+        "CHUNKS": chunks,
+        "HQ": shape.q_heads,
+        "HKV": shape.kv_heads,
+        "D": shape.dim,
+        "EPS": shape.norm_eps or 0.0,
+        "NORM": shape.norm_eps is not None,
+        "BLOCK": shape.block_size,
+        "PDL": shape.pdl,
+        "launch_pdl": shape.pdl,
+    }
+    if sharing is None:
+        shared = None
+    per = 1
+    for cut in cuts:
+        # A shared prefix ends within a chunk of the sequence's own.
+        apart = cut.chunks if sharing is None else min(cut.chunks, -(-own // cut.rows) + 1)
+        if sharing is not None:
+            per = max(SHARED_ROWS // cut.rows, 1)
+            kernel = shared_tile_kernel[(shape.kv_heads, -(-cut.chunks // per), sharing.tiles)](
+                *tensors,
+                shared,
+                members,
+                **constants,
+                G=shape.group,
+                CHUNK=cut.rows,
+                PER=per,
+                MEMBERS=sharing.members,
+                num_warps=4,
+                num_stages=3,
+            )
+            split_alike(kernel)
+        groups = cut.warps * 256 // shape.dim
+        # After the shared rows, since it loads rows of its own while it waits.
+        kernel = attention_kernel[(shape.kv_heads, apart, rows)](
+            *tensors,
+            cut.first,
+            cut.end,
+            **constants,
+            SOME=cut.end > 0,
+            W=groups,
+            R=cut.tile // groups,
+            TILES=cut.tiles,
+            num_warps=cut.warps,
+            shared=shared,
+        )
+        split_alike(kernel)
+    shortest, longest = cuts[0], cuts[-1]
+    kernel = combine_kernel[(shape.q_heads, rows)](
+        given.partial,
+        given.lse,
+        given.active,
+        given.counters,
+        out,
+        HQ=shape.q_heads,
+        D=shape.dim,
+        CHUNK=shortest.rows,
+        DOUBLINGS=(longest.rows // shortest.rows).bit_length() - 1,
+        CHUNKS=chunks,
+        PADDED=triton.next_power_of_2(max(cut.chunks for cut in cuts)),
+        PDL=shape.pdl,
+        shared=shared,
+        PER=per,
+        num_warps=4,
+        launch_pdl=shape.pdl,
+    )
+    split_alike(kernel)

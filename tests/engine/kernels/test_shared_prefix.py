@@ -1,0 +1,207 @@
+"""Sequences that read a common prefix together get what each gets alone; in Triton's interpreter, or on a GPU."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.decode_runner import ROWS
+from engine.execute.cuda.sharing import (
+    LEAST,
+    QUERIES,
+    WORTH,
+    KVShape,
+    Sharing,
+    choose_sharing,
+    most_members,
+    pays,
+    share,
+)
+from engine.execute.cuda.tiles import FEW, Chunking, most_chunks
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BLOCK, DIM = 32, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A step of sequences that begin alike in groups, and what plain attention makes of it."""
+
+    shape: AttentionShape
+    given: AttentionInput
+    tables: list[list[int]]
+    rows: list[int]
+
+    def run(
+        self, cuts: tuple[Chunking, ...], sharing: Sharing | None, shared: list[int], members: list[list[int]]
+    ) -> Tensor:
+        rows = len(self.tables)
+        out = torch.full((rows, self.shape.q_heads * DIM), torch.nan, device=DEVICE)
+        self.given.partial.fill_(torch.nan)
+        on_device = [torch.tensor(numbers, dtype=torch.int32, device=DEVICE) for numbers in (shared, members)]
+        common = [*shared, *[0] * (rows - len(shared))]
+        own = max(row - first for row, first in zip(self.rows, common, strict=True)) + 1
+        attend(self.shape, self.given, out, rows, cuts, sharing, own, *on_device)
+        return out
+
+    def plain(self) -> Tensor:
+        given, shape = self.given, self.shape
+        out = []
+        for index, (table, row) in enumerate(zip(self.tables, self.rows, strict=True)):
+            heads = given.heads[index].view(-1, DIM)
+            q, k, v = torch.split(heads, [shape.q_heads, shape.kv_heads, shape.kv_heads])
+            if given.norm_weight is not None:
+                assert shape.norm_eps is not None
+                weights = torch.split(given.norm_weight, [shape.q_heads, shape.kv_heads])
+                q = F.rms_norm(q, (DIM,), eps=shape.norm_eps) * weights[0]
+                k = F.rms_norm(k, (DIM,), eps=shape.norm_eps) * weights[1]
+            cosine, sine = given.rotary[given.counters[index, 1]].chunk(2)
+            q, k = (
+                torch.cat([x[:, : DIM // 2] * cosine - x[:, DIM // 2 :] * sine,
+                           x[:, DIM // 2 :] * cosine + x[:, : DIM // 2] * sine], 1)
+                for x in (q, k)
+            )  # fmt: skip
+            seen = torch.arange(row)
+            places = (torch.tensor(table)[seen // BLOCK] * BLOCK + seen % BLOCK).to(DEVICE)
+            keys, values = (
+                torch.cat([cache[places], new[None]]).transpose(0, 1)
+                for cache, new in ((given.k, k), (given.v, v))
+            )
+            y = F.scaled_dot_product_attention(q[None, :, None], keys[None], values[None], enable_gqa=True)
+            out.append(y.flatten())
+        return torch.stack(out)
+
+
+def case(groups: list[tuple[int, list[int]]], heads: tuple[int, int], norm: bool = False) -> Case:
+    """groups: rows that the members have in common, a multiple of BLOCK, and for each the row of its newest token."""
+    generator = torch.Generator().manual_seed(len(groups))
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(DEVICE)
+
+    tables: list[list[int]] = []
+    used = 1
+    for common, lengths in groups:
+        prefix = list(range(used, used + common // BLOCK))
+        used += len(prefix)
+        for row in lengths:
+            own = row // BLOCK + 1 - len(prefix)
+            tables.append([*prefix, *range(used, used + own)])
+            used += own
+    rows = [row for _, lengths in groups for row in lengths]
+    order = torch.randperm(len(rows), generator=generator).tolist()  # members do not stand side by side
+    tables, rows = [tables[i] for i in order], [rows[i] for i in order]
+    width = max(map(len, tables))
+    q_heads, kv_heads = heads
+    counters = torch.tensor([[row, row % 50] for row in rows], device=DEVICE)
+    padded = torch.tensor(
+        [[*table, *[0] * (width - len(table))] for table in tables], dtype=torch.int32, device=DEVICE
+    )
+    chunks = 80
+    given = AttentionInput(
+        heads=random(len(rows), (q_heads + 2 * kv_heads) * DIM),
+        norm_weight=random(q_heads + kv_heads, DIM) if norm else None,
+        rotary=torch.cat([random(50, DIM // 2).cos(), random(50, DIM // 2).sin()], 1),
+        k=random(used * BLOCK, kv_heads, DIM),
+        v=random(used * BLOCK, kv_heads, DIM),
+        active=torch.arange(len(rows), dtype=torch.int32, device=DEVICE),
+        tables=padded,
+        counters=counters,
+        partial=torch.empty(len(rows) * chunks * q_heads * DIM, device=DEVICE),
+        lse=torch.empty(len(rows) * chunks * q_heads, device=DEVICE),
+    )
+    return Case(
+        AttentionShape(q_heads, kv_heads, DIM, BLOCK, 1e-6 if norm else None, False), given, tables, rows
+    )
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes are shared that are so short that the interpreter is soon done."""
+    monkeypatch.setattr("engine.execute.cuda.sharing.LEAST", 2 * BLOCK)
+    monkeypatch.setattr("engine.execute.cuda.sharing.WORTH", 0)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize(("heads", "per"), [((1, 1), 1), ((3, 1), 2)])
+def test_many_sequences_share_a_tile(
+    heads: tuple[int, int], per: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.execute.cuda.attend.SHARED_ROWS", per * 64)
+    made = case([(192, [200, 193, 260, 192, 210]), (128, [140, 128, 300]), (0, [30])], heads, norm=True)
+    sharing = choose_sharing(FEW + 8, heads[0] // heads[1])
+    assert sharing is not None
+    cuts = (Chunking(1, 16, 4, 5),)
+    shared, members = share(made.tables, made.rows, KVShape(heads[0] // heads[1], BLOCK, 1), sharing)
+    assert sorted(shared) == [0, *[128] * 3, *[192] * 5]
+    assert len(made.rows) > FEW
+    assert most_chunks(len(made.rows)) <= 80
+    torch.testing.assert_close(made.run(cuts, sharing, shared, members), made.plain(), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_shared_is_what_it_was() -> None:
+    """As a recorded step runs it: with the kernel, and nobody in the tiles."""
+    made = case([(0, [64, *range(FEW)])], (1, 1))
+    cuts = (Chunking(1, 16, 4, 2),)
+    found = made.run(cuts, Sharing(16, 1), [0] * (FEW + 1), [[-1] * 16])
+    torch.testing.assert_close(found, made.plain(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_that_nobody_has_shares_nothing() -> None:
+    made = case([(64, [65 + i for i in range(FEW + 1)])], (1, 1))
+    others = [0, *range(2, FEW + 1)]
+    active = torch.tensor([0, -1, *others[1:]], dtype=torch.int32, device=DEVICE)
+    less = replace(made, given=replace(made.given, active=active))
+    cuts = (Chunking(1, 16, 4, 2),)
+    found = less.run(cuts, Sharing(16, 1), [64, 0, *[64] * 7], [[*others, *[-1] * 8]])
+    torch.testing.assert_close(found[others], made.plain()[others], rtol=1e-4, atol=1e-4)
+    assert bool(found[1].isnan().all())
+
+
+def test_who_shares() -> None:
+    blocks = LEAST // BLOCK
+    prefix = list(range(100, 100 + blocks))
+    other = list(range(500, 500 + 2 * blocks))
+    tables = [
+        [*prefix, 1, 2],
+        [*other, 3],
+        [*prefix, 1, 4],
+        [*prefix[:-1], 5, 6],
+        [*other, 7, 8],
+        [*prefix, 1],
+    ]
+    rows = [len(table) * BLOCK - 1 for table in tables]
+    kv = KVShape(2, BLOCK, WORTH // LEAST)
+    shared, members = share(tables, rows, kv, Sharing(4, 4))
+    assert shared == [LEAST, 2 * LEAST, LEAST, 0, 2 * LEAST, LEAST]  # the newest token's block is not final
+    assert members == [[0, 2, 5, -1], [1, 4, -1, -1], [-1] * 4, [-1] * 4]
+    # One of three has no partner left; where there are too few tiles, the larger group is served.
+    shared, members = share(tables, rows, kv, Sharing(2, 1))
+    assert shared == [LEAST, 0, 0, 0, 0, LEAST]
+    assert members == [[0, 5]]
+    assert share(tables, rows, KVShape(2, BLOCK, WORTH // LEAST // 4), Sharing(4, 4))[0] == [0] * 6
+
+
+def test_when_it_pays() -> None:
+    assert pays(16, 8192, 4096)
+    assert not pays(1, 1 << 20, 4096)
+    assert not pays(256, LEAST - 1, 4096)
+
+
+def test_every_size_of_a_step_has_tiles_for_all_or_no_kernel() -> None:
+    assert all(choose_sharing(rows, 2) is None for rows in range(1, FEW + 1))
+    assert choose_sharing(16, 2) == Sharing(16, 4)
+    assert choose_sharing(256, 4) == Sharing(16, 19)
+    assert choose_sharing(256, 64) is None  # the heads of two sequences are more than a program takes
+    for rows in ROWS[ROWS.index(FEW) + 1 :]:
+        for group in range(1, 33):
+            sharing = choose_sharing(rows, group)
+            assert sharing is not None
+            assert sharing.members & (sharing.members - 1) == 0
+            assert 16 <= sharing.members << (group - 1).bit_length() <= QUERIES
+            assert rows <= sharing.members * sharing.tiles <= most_members(rows)
