@@ -124,7 +124,7 @@ class DecodeRunner(Generic[S]):
         """For each `join` and `launch` that was not read: where it ends, and the number of each sequence's token."""
         self._events: list[Event] = []
         self._history = sampler.history.numpy()
-        self._together: list[Seat] = []
+        self._together: list[Seat[S]] = []
         """Of the step that `_shared` was found for."""
         self._shared: list[int] = []
         """How many rows each of them reads together with others; empty where nobody does."""
@@ -237,7 +237,7 @@ class DecodeRunner(Generic[S]):
                 self.slots.send()
                 self.program.run(rows, limit, SMALLEST)
 
-    def _own_rows(self, seats: list[Seat]) -> int | None:
+    def _own_rows(self, seats: list[Seat[S]]) -> int | None:
         """Decide who shares if others decode than in the last step; the most rows that one of these reads alone.
 
         None: nobody shares.
