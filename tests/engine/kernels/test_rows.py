@@ -17,7 +17,7 @@ from models.network import Network
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SLOTS, BLOCK, BLOCKS = 9, 16, 12
+SLOTS, BLOCK, BLOCKS = 9, 16, 17
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -181,8 +181,8 @@ def test_many_rows_give_what_the_plain_modules_give(model: Network) -> None:
 
 @pytest.mark.parametrize("model", ["qwen3"], indirect=True)
 def test_many_rows_that_share_a_prefix_give_what_they_give_without_sharing(model: Network) -> None:
-    case = Case(model, [130, 3, 2, 128, 1, 6, 134, 5, 4])
-    alike, common, slots = [0, 3, 6], 128, [8, *range(8)]
+    case = Case(model, [258, 3, 2, 256, 1, 6, 262, 5, 4])
+    alike, common, slots = [0, 3, 6], 256, [8, *range(8)]
     decoder = fused(case, model)
 
     def show(some: list[int], first: list[int]) -> None:
