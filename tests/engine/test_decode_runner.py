@@ -38,6 +38,7 @@ class Program:
         self.written: dict[int, int] = {}
         self.kv: KVShape | None = None
         self.shared_rows = 0
+        self.sizes: set[tuple[int, int]] = set()
 
     def table(self, row: int, slot: int, own: int) -> list[int]:
         """What a row of the step reads: rows that it shares through the table of the first of its tile."""
@@ -63,6 +64,7 @@ class Program:
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         given, logits = self.given, torch.zeros(rows, VOCAB)
+        self.sizes.add((rows, own))
         active = given.active[:rows].tolist()
         assert int(given.count) == sum(slot >= 0 for slot in active)
         assert all(slot >= 0 for slot in active[: int(given.count)])
@@ -330,9 +332,13 @@ def test_every_number_of_sequences_has_rows() -> None:
     assert list(ROWS) == sorted(set(ROWS))
 
 
-def test_a_runner_prepares_without_writing_anywhere() -> None:
-    runner = a_runner(8)
-    runner.prepare(8)
+def test_a_runner_prepares_without_writing_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.execute.cuda.decode_runner.LEAST", 2 * BLOCK)
+    runner = a_runner(32)
     program = runner.program
     assert isinstance(program, Program)
+    program.kv = KVShape(2, BLOCK, 1)
+    runner.prepare(20)
     assert not program.written
+    assert {rows for rows, own in program.sizes if not own} == {1, 2, 4, 8, 16, 32}
+    assert {rows for rows, own in program.sizes if own} == {16, 32}

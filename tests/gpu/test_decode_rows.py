@@ -11,6 +11,8 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.sharing import choose_sharing, share
+from engine.execute.cuda.tiles import context_limit
 from engine.params import SamplingParams
 from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
@@ -199,3 +201,60 @@ def test_sequences_that_join_and_leave_get_the_tokens_that_they_get_alone(
         flights -= 1
     for number, tokens in enumerate(alone):
         assert found[number][:24] == tokens
+
+
+def sharing_sequences(cache: KVCache) -> list[Sequence]:
+    """Ten that begin with the same 2,048 rows, and two that do not."""
+    lengths = [*(2100 + 7 * i for i in range(10)), 40, 1500]
+    made, blocks = [], tables(cache, lengths)
+    for number, length in enumerate(lengths):
+        common = 2048 // BLOCK if number < 10 else 0
+        rows = Rows.of([(i * 5 + number * (i >= 2048)) % 512 for i in range(length)])
+        sequence = Sequence(rows, Priority.PERSON, SamplingParams(temperature=0.0))
+        sequence.table = BlockTable([*blocks[0][:common], *blocks[number][common:]])
+        made.append(sequence)
+    return made
+
+
+def test_rows_that_share_a_prefix_give_what_they_give_without(network: Network, cache: KVCache) -> None:
+    runner, sequences = runner_of(network, cache), sharing_sequences(cache)
+    kv = runner.program.kv
+    assert kv is not None
+    sharing = choose_sharing(16, kv.group)
+    assert sharing is not None
+    blocks = [sequence.table.blocks for sequence in sequences if sequence.table is not None]
+    newest = [len(sequence.rows) - 1 for sequence in sequences]
+    runner.slots.given.token.copy_(torch.arange(SLOTS) * 7 % 512)
+    for slot, row in enumerate(newest):
+        runner.slots.put(slot, row, row)
+        runner.slots.show(slot, blocks[slot])
+    alone = runner.logits(range(12), max(newest)).float()
+    shared, members = share(blocks, newest, kv, sharing)
+    assert shared == [2048] * 10 + [0] * 2
+    runner.slots.share(shared, members)
+    runner.slots.send()
+    with torch.inference_mode():
+        together = runner.program.run(16, context_limit(max(newest)), context_limit(1500))[:12].float()
+    error = (together - alone).norm(dim=-1) / alone.norm(dim=-1)
+    print(f"sharing: {error.max():.2e}")
+    assert error.max() < 4e-2
+
+
+def test_recorded_steps_of_rows_that_share_are_those_that_are_not_recorded(
+    network: Network, cache: KVCache
+) -> None:
+    found = []
+    for graphs in (True, False):
+        runner, sequences = runner_of(network, cache, graphs), sharing_sequences(cache)
+        for sequence in sequences:
+            runner.join(sequence, None)
+        tokens: list[list[int]] = []
+        for step in range(12):
+            if step == 6:
+                runner.leave(sequences.pop(0))  # the one whose table was read
+            runner.launch(sequences)
+            tokens.append([token for _, token in runner.read()])
+        assert runner.slots.given.shared[: len(sequences)].tolist() == [2048] * 9 + [0] * 2
+        found.append(tokens)
+    assert found[0] == found[1]
+    assert all(token >= 0 for tokens in found[0] for token in tokens)

@@ -9,7 +9,8 @@ Up to eight rows, six launches a layer, weights read once, and every row gets th
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
-More rows: the products go through tensor cores, with the kernels of a prompt's layers between them.
+More rows: the products go through tensor cores, with the kernels of a prompt's layers between them, and rows that
+several sequences share are attended to once (`shared_prefix.py`), before those that each has alone.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.

@@ -13,6 +13,8 @@ LEAST = 1024
 """Rows of a prefix that is worth sharing."""
 WORTH = 8 << 20
 """Bytes of K and V that a layer must read less: what its one launch more takes."""
+DEPTH = 3
+"""How often a group may be divided into such that have more in common: a bound for the time that it takes."""
 QUERIES = 64
 """Query heads of a KV head that `shared_tile_kernel` takes at once."""
 
@@ -74,14 +76,8 @@ def share(
     for index, table in enumerate(tables):
         if rows[index] >= LEAST:
             alike[tuple(table[:least])].append(index)
-    groups = (group for group in alike.values() if len(group) > 1)
-    for group in sorted(groups, key=len, reverse=True):
-        low, high = (choose(tables[index] for index in group) for choose in (min, max))
-        blocks = next(
-            (i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high))
-        )
-        common = min(blocks * kv.block_size, *(rows[index] for index in group))
-        common -= common % kv.block_size
+    groups = [found for group in alike.values() for found in _split(group, tables, rows, kv.block_size)]
+    for group, common in sorted(groups, key=lambda found: len(found[0]), reverse=True):
         if not pays(len(group), common, kv.row_bytes):
             continue
         parts = -(-len(group) // sharing.members)
@@ -93,6 +89,32 @@ def share(
                     shared[index] = common
     members += [[-1] * sharing.members] * (sharing.tiles - len(members))
     return shared, members
+
+
+def _split(
+    group: list[int], tables: Sequence[list[int]], rows: Sequence[int], block_size: int, depth: int = DEPTH
+) -> list[tuple[list[int], int]]:
+    """Those of `group`, who begin alike, that should read together, and how many rows: all, or some of them more."""
+    if len(group) < 2:
+        return []
+    low, high = (choose(tables[index] for index in group) for choose in (min, max))
+    blocks = next(
+        (i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high))
+    )
+    common = min(blocks * block_size, *(rows[index] for index in group))
+    common -= common % block_size
+    branches: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index in group:
+        branches[tuple(tables[index][blocks : blocks + 1])].append(index)
+    if len(branches) > 1 and depth > 0:
+        found = [
+            part
+            for branch in branches.values()
+            for part in _split(branch, tables, rows, block_size, depth - 1)
+        ]
+        if sum((len(part) - 1) * shared for part, shared in found) > (len(group) - 1) * common:
+            return found
+    return [(group, common)]
 
 
 def _power(number: int) -> int:

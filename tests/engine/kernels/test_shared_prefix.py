@@ -205,3 +205,19 @@ def test_every_size_of_a_step_has_tiles_for_all_or_no_kernel() -> None:
             assert sharing.members & (sharing.members - 1) == 0
             assert 16 <= sharing.members << (group - 1).bit_length() <= QUERIES
             assert rows <= sharing.members * sharing.tiles <= most_members(rows)
+
+
+def test_some_read_more_together_where_that_is_more_than_all_would() -> None:
+    least = LEAST // BLOCK
+    prompt, more = list(range(least)), list(range(1000, 1000 + 3 * least))
+    tables = [[*prompt, *(more if i < 4 else []), 5000 + i, 6000 + i] for i in range(6)]
+    rows = [len(table) * BLOCK - 1 for table in tables]
+    kv = KVShape(2, BLOCK, WORTH // LEAST)
+    shared, members = share(tables, rows, kv, Sharing(8, 2))
+    assert shared == [4 * LEAST] * 4 + [0] * 2
+    assert members == [[0, 1, 2, 3, *[-1] * 4], [-1] * 8]
+    shared, _ = share(tables[2:], rows[2:], kv, Sharing(8, 2))
+    assert shared == [4 * LEAST] * 2 + [0] * 2
+    tables, rows = tables + [[*prompt, 7000 + i, 8000 + i] for i in range(20)], rows + [rows[-1]] * 20
+    shared, _ = share(tables, rows, kv, Sharing(32, 2))
+    assert shared == [LEAST] * 26
