@@ -16,6 +16,7 @@ the same KV cache.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 import triton
@@ -61,8 +62,10 @@ class FusedDecoder:
 
     name = "fused kernels"
 
-    def __init__(self, network: Network, cache: KVCache, given: StepInput, pdl: bool) -> None:
-        """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
+    def __init__(
+        self, network: Network, cache: KVCache, given: StepInput, pdl: bool, deterministic: bool = False
+    ) -> None:
+        """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: without tensor cores."""
         spec, heads = network.spec, network.spec.attention
         feed = spec.layers[0].feed_forward
         assert isinstance(feed, FeedForward)
@@ -71,6 +74,7 @@ class FusedDecoder:
         self._cache = cache
         self._given = given
         self._pdl = pdl
+        self._deterministic = deterministic
         self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
         vocab, size = spec.vocab_size, spec.hidden_size
         most = given.active.shape[0]
@@ -84,7 +88,7 @@ class FusedDecoder:
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
         self._inner = buffer(few, feed.size)
-        self._logits = buffer(few, vocab)
+        self._logits = buffer(most if deterministic else few, vocab)
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
             for rows in {few, min(most, 31), min(most, 127), most}
@@ -108,31 +112,42 @@ class FusedDecoder:
             BLOCK=1024,
         )
         split_alike(kernel)
-        cuts = choose_chunkings(rows, limit)
-        return self._few(rows, cuts) if rows <= FEW else self._many(rows, cuts)
+        if rows > FEW and not self._deterministic:
+            return self._many(rows, choose_chunkings(rows, limit))
+        # Every eight rows are a step of their own: what they get does not depend on who is beside them.
+        for first in range(0, rows, FEW):
+            self._few(first, min(rows, FEW), limit)
+        return self._logits[:rows]
 
-    def _few(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
-        x = self._x
+    def _few(self, first: int, rows: int, limit: int) -> None:
+        """Rows `first` to `first + rows` of the step."""
+        given, cuts = self._given, choose_chunkings(rows, limit)
+        if first:
+            count = (given.count - first).clamp(0, rows)
+            given = replace(given, active=given.active[first:], count=count)
+        elif self._deterministic:
+            given = replace(given, count=given.count.clamp(max=rows))
+        x, logits = self._x[first:], self._logits[first:]
         for index, layer in enumerate(self._network.layers):
             attention, feed = layer.attention, layer.feed_forward
             assert isinstance(feed, FeedForwardWeights)
-            self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
-            self._attend(rows, index, self._heads, cuts)
-            self._linear(rows, self._mixed, attention.out, x, residual=x)
-            self._linear(rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
-            self._linear(rows, self._inner, feed.down, x, residual=x)
-        self._linear(rows, x, self._network.head, self._logits, norm=self._network.final_norm)
-        return self._logits[:rows]
+            self._linear(given, rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
+            self._attend(given, rows, index, self._heads, cuts)
+            self._linear(given, rows, self._mixed, attention.out, x, residual=x)
+            self._linear(given, rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
+            self._linear(given, rows, self._inner, feed.down, x, residual=x)
+        self._linear(given, rows, x, self._network.head, logits, norm=self._network.final_norm)
 
     def _many(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
-            self._attend(rows, index, projected, cuts)
+            self._attend(self._given, rows, index, projected, cuts)
             return self._mixed[:rows]
 
         return product(self._network.head, run_layers(self._network, self._x[:rows], attend))
 
     def _linear(
         self,
+        given: StepInput,
         rows: int,
         x: Tensor,
         layer: Linear,
@@ -151,7 +166,7 @@ class FusedDecoder:
                 x,
                 norm.weight,
                 self._normed,
-                self._given.count,
+                given.count,
                 K=inputs,
                 EPS=self._eps,
                 WK=tile.wk,
@@ -169,7 +184,7 @@ class FusedDecoder:
             norm.weight if norm is not None else weight,
             residual if residual is not None else x,
             out,
-            self._given.count,
+            given.count,
             BATCHED=rows > 1,
             N=outputs,
             K=inputs,
@@ -188,9 +203,11 @@ class FusedDecoder:
         )
         split_alike(kernel)
 
-    def _attend(self, rows: int, index: int, heads: Tensor, cuts: tuple[Chunking, ...]) -> None:
+    def _attend(
+        self, given: StepInput, rows: int, index: int, heads: Tensor, cuts: tuple[Chunking, ...]
+    ) -> None:
         """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
-        given, layer = self._given, self._network.layers[index].attention
+        layer = self._network.layers[index].attention
         norm = layer.head_norm
         chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
         for cut in cuts:
