@@ -127,8 +127,8 @@ class Runner:
         """
         spans = batch.spans
         if self._short is not None and self._short.deterministic:
-            logits = [(span.wanted, self._short.run(span).clone()) for span in spans]
-            return [row for wanted, row in logits if wanted]
+            rows = [(span, self._short.run(span).clone()) for span in spans]
+            return [row for span, row in rows if span.wanted]
         if self._short is not None and len(spans) == 1 and self._short.takes(spans[0]):
             row = self._short.run(spans[0])
             return [row] if spans[0].wanted else []

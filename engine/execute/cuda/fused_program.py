@@ -114,20 +114,18 @@ class FusedDecoder:
         split_alike(kernel)
         if rows > FEW and not self._deterministic:
             return self._many(rows, choose_chunkings(rows, limit))
-        # Every eight rows are a step of their own: what they get does not depend on who is beside them.
-        for first in range(0, rows, FEW):
-            self._few(first, min(rows, FEW), limit)
+        given = self._given
+        if rows <= FEW:
+            self._few(given, self._x, self._logits, rows, limit)
+        else:  # every eight rows are a step of their own: what they get does not depend on who is beside them
+            for first in range(0, rows, FEW):
+                count = (given.count - first).clamp(0, FEW)
+                group = replace(given, active=given.active[first:], count=count)
+                self._few(group, self._x[first:], self._logits[first:], FEW, limit)
         return self._logits[:rows]
 
-    def _few(self, first: int, rows: int, limit: int) -> None:
-        """Rows `first` to `first + rows` of the step."""
-        given, cuts = self._given, choose_chunkings(rows, limit)
-        if first:
-            count = (given.count - first).clamp(0, rows)
-            given = replace(given, active=given.active[first:], count=count)
-        elif self._deterministic:
-            given = replace(given, count=given.count.clamp(max=rows))
-        x, logits = self._x[first:], self._logits[first:]
+    def _few(self, given: StepInput, x: Tensor, logits: Tensor, rows: int, limit: int) -> None:
+        cuts = choose_chunkings(rows, limit)
         for index, layer in enumerate(self._network.layers):
             attention, feed = layer.attention, layer.feed_forward
             assert isinstance(feed, FeedForwardWeights)

@@ -93,7 +93,6 @@ def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     for module, size in ((short_prefill, "SLAB"), (prompt_attention, "QUERIES"), (prompt_attention, "TILE")):
         monkeypatch.setattr(module, size, 16)  # the interpreter is slow
     monkeypatch.setattr(short_prefill, "SIZES", (16,))
-    config.num_hidden_layers = 1
     network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=DEVICE)
     shape, layers = network.spec.attention, len(network.spec.layers)
     ids = torch.randint(160, (37,), generator=torch.Generator().manual_seed(1)).tolist()
