@@ -52,6 +52,8 @@ class Options:
     """CUDA graphs; without them steps run kernel by kernel."""
     fused: bool = True
     """Kernels of our own; without them steps run through the plain modules."""
+    deterministic: bool = False
+    """On a GPU sums have one order whatever is cut, cached or batched; on a CPU nothing changes."""
     decode_runner: bool = True
     """On a GPU sequences decode ahead of the host; without it as prompts do."""
     threads: int | None = None
@@ -188,13 +190,18 @@ def _host_memory(cache: KVCache, options: Options, device: torch.device) -> Host
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
     """Fused kernels, graphs and the decode runner, where this GPU has what they need."""
+    if torch.cuda.get_device_capability(device) < FULL_SPEED or not options.fused:
+        _refuse_deterministic(options, "the fused kernels do not run here")
     if torch.cuda.get_device_capability(device) < FULL_SPEED:
         return
     graphs = Graphs() if options.graphs else None
     try:
         if options.fused:
             _tell(pieces, pieces.runner.fuse(network))
-            if graphs is not None:
+            if options.deterministic:
+                pieces.runner.go_deterministic(network, pieces.cache, pieces.context_length, graphs)
+                pieces.notes += ("Deterministic: sums have one order, whatever is cut, cached or batched.",)
+            elif graphs is not None:
                 pieces.runner.record(network, pieces.cache, pieces.context_length, graphs)
         # The runner's plain program attends over all rows before, whatever the network asks for.
         if options.decode_runner and lacking(network.spec, PLAIN_ATTENTION) is None:
@@ -206,12 +213,20 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 ROWS[-1],
                 graphs,
                 options.fused,
+                options.deterministic,
             )
             pieces.decode_runner.prepare(options.streams)
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way
         pieces.runner = Runner(network, pieces.backend, device)
         pieces.decode_runner = None
         why = (str(error).splitlines() or [repr(error)])[0][:200]
+        _refuse_deterministic(options, why)
         pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)
     if graphs is not None and graphs.problem is not None:
         pieces.notes += (f"CUDA graphs are off, so decoding is slower ({graphs.problem}).",)
+
+
+def _refuse_deterministic(options: Options, why: str) -> None:
+    """Raises EngineError where it was asked for: a result that only looks so would be worse."""
+    if options.deterministic:
+        raise EngineError(f"--deterministic cannot be used on this GPU: {why}. Use --device cpu.")

@@ -32,6 +32,7 @@ class Engine(EngineCore):
         context: int | None = None,
         attention: str = "auto",
         graphs: bool = True,
+        deterministic: bool = False,
         threads: int | None = None,
         spill_gb: float | None = None,
         streams: int = 1,
@@ -43,7 +44,8 @@ class Engine(EngineCore):
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
         a CPU (None: the physical cores, less one for the screen where there are more than two); `spill_gb` of host
         memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
-        the memory has it.
+        the memory has it. `deterministic`: on a GPU, too, the same tokens get the same bits whatever is cut, cached or
+        batched, which takes time.
         """
         check_threads(threads)
         if streams < 1:
@@ -72,6 +74,7 @@ class Engine(EngineCore):
                 context=context,
                 attention=attention,
                 graphs=graphs,
+                deterministic=deterministic,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
                 free=max(before - held.network.nbytes, 0) if picked.type == "cpu" else None,

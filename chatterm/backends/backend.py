@@ -63,6 +63,8 @@ class ChatOptions:
     attention: Attention = "auto"
     graphs: bool = True
     """Whether a GPU decodes with CUDA graphs."""
+    deterministic: bool = False
+    """Whether a GPU, too, gives the same text whatever is cached or computed beside it."""
     streams: int = 1
     """Answers at once that the KV cache is made for, where the memory has room for them."""
     spill_gb: float | None = None

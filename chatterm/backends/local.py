@@ -163,6 +163,7 @@ class LocalBackend:
             threads=options.threads,
             attention=options.attention,
             graphs=options.graphs,
+            deterministic=options.deterministic,
             spill_gb=options.spill_gb,
             streams=options.streams,
             on_progress=on_progress,

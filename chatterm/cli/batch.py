@@ -55,6 +55,7 @@ def batch(
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
+    deterministic: options.Deterministic = False,
 ) -> None:
     """Answer the requests in FILE, many at once; one result a line, in their order.
 

@@ -170,6 +170,7 @@ def run(
     threads: options.Threads = None,
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
+    deterministic: options.Deterministic = False,
 ) -> None:
     """Chat with MODEL; with TEXT, -p or text on standard input, answer and exit.
 

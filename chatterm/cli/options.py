@@ -124,6 +124,14 @@ NoGraph = Annotated[
     bool,
     typer.Option("--no-graph", help="Decode on a GPU without CUDA graphs.", rich_help_panel=_MACHINE),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="On a GPU: the same text for the same seed, whatever is cached or runs beside it. Slower.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 
 
 _SAMPLING_FIELDS = (
@@ -161,6 +169,7 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
         "context",
         "threads",
         "attention",
+        "deterministic",
         "system",
         "think",
         "think_cache",

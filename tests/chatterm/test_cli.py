@@ -81,7 +81,7 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
         "run org/name@rev -p hello --system Terse --temperature 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 "
         "--repetition-penalty 1.1 --presence-penalty 0.5 --seed 7 --max-tokens 9 --stop A --stop B "
         "--context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dusk --stats "
-        "--attention sdpa --no-graph --quantize int8 --threads 3"
+        "--attention sdpa --no-graph --deterministic --quantize int8 --threads 3"
     )
     assert call(line.split()) == 0
     assert capsys.readouterr().out == "hello\n"
@@ -94,6 +94,7 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
         context=512,
         threads=3,
         attention="sdpa",
+        deterministic=True,
         graphs=False,
         system="Terse",
         think="off",

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine import EngineError, FinishReason, SamplingParams
+from engine.batch import StepBatch
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Sequence, Status
 from tests.engine.fake_decoding import FakeRunner
@@ -139,9 +140,9 @@ def rows_of_steps(w: World) -> list[int]:
     seen: list[int] = []
     run = w.stepper.runner.run
 
-    def counted(chunks: list) -> list:
-        seen.append(sum(chunk.count for chunk in chunks))
-        return run(chunks)
+    def counted(batch: StepBatch) -> list:
+        seen.append(sum(span.count for span in batch.spans))
+        return run(batch)
 
     w.stepper.runner.run = counted  # type: ignore[method-assign]
     return seen
@@ -261,7 +262,7 @@ def test_a_token_that_is_drawn_otherwise_the_second_time_stays_what_it_was() -> 
     run_until(w, lambda: requests[1].sequence.preemptions > 0)
     told = list(requests[1].sequence.generated)
     decode = w.model.decode
-    w.model.decode = lambda chunks: [logits.flip(0) for logits in decode(chunks)]  # type: ignore[method-assign]
+    w.model.decode = lambda batch: [logits.flip(0) for logits in decode(batch)]  # type: ignore[method-assign]
     run_until(w, lambda: len(requests[1].sequence.generated) > len(told) + 3)
     assert requests[1].sequence.generated[: len(told)] == told
     assert requests[1].sequence.rows.token_ids[9:][: len(told)] == told

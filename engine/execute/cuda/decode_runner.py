@@ -282,6 +282,7 @@ def make_decode_runner(
     slots: int,
     graphs: Graphs | None,
     fused: bool,
+    deterministic: bool = False,
 ) -> DecodeRunner[S]:
     """A runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
 
@@ -298,7 +299,7 @@ def make_decode_runner(
     given: StepInput = held.given
     program: DecodeProgram
     if fused and unsupported(network) is None:
-        program = FusedDecoder(network, cache, given, pdl)
+        program = FusedDecoder(network, cache, given, pdl, deterministic)
     else:
         program = PlainDecoder(network, cache, given, attention)
     return DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event)

@@ -16,6 +16,8 @@ The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/refere
 the same KV cache.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 from torch import Tensor
@@ -55,8 +57,10 @@ class FusedDecoder:
 
     name = "fused kernels"
 
-    def __init__(self, network: Network, cache: KVCache, given: StepInput, pdl: bool) -> None:
-        """`pdl` turns programmatic dependent launch on (sm_90 and later)."""
+    def __init__(
+        self, network: Network, cache: KVCache, given: StepInput, pdl: bool, deterministic: bool = False
+    ) -> None:
+        """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: without tensor cores."""
         spec, heads = network.spec, network.spec.attention
         feed = spec.layers[0].feed_forward
         assert isinstance(feed, FeedForward)
@@ -65,6 +69,7 @@ class FusedDecoder:
         self._cache = cache
         self._given = given
         self._pdl = pdl
+        self._deterministic = deterministic
         self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
         row_bytes = 2 * self._kv_heads * self._dim * cache.kv.element_size()
         self.kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
@@ -80,7 +85,7 @@ class FusedDecoder:
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
         self._inner = buffer(few, feed.size)
-        self._logits = buffer(few, vocab)
+        self._logits = buffer(most if deterministic else few, vocab)
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
             for rows in {few, min(most, 31), min(most, 127), most}
@@ -105,31 +110,40 @@ class FusedDecoder:
             BLOCK=1024,
         )
         split_alike(kernel)
-        cuts = choose_chunkings(rows, limit)
-        return self._few(rows, cuts) if rows <= FEW else self._many(rows, cuts, own)
+        if rows > FEW and not self._deterministic:
+            return self._many(rows, choose_chunkings(rows, limit), own)
+        given = self._given
+        if rows <= FEW:
+            self._few(given, self._x, self._logits, rows, limit)
+        else:  # every eight rows are a step of their own: what they get does not depend on who is beside them
+            for first in range(0, rows, FEW):
+                count = (given.count - first).clamp(0, FEW)
+                group = replace(given, active=given.active[first:], count=count)
+                self._few(group, self._x[first:], self._logits[first:], FEW, limit)
+        return self._logits[:rows]
 
-    def _few(self, rows: int, cuts: tuple[Chunking, ...]) -> Tensor:
-        x = self._x
+    def _few(self, given: StepInput, x: Tensor, logits: Tensor, rows: int, limit: int) -> None:
+        cuts = choose_chunkings(rows, limit)
         for index, layer in enumerate(self._network.layers):
             attention, feed = layer.attention, layer.feed_forward
             assert isinstance(feed, FeedForwardWeights)
-            self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
-            self._attend(rows, index, self._heads, cuts)
-            self._linear(rows, self._mixed, attention.out, x, residual=x)
-            self._linear(rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
-            self._linear(rows, self._inner, feed.down, x, residual=x)
-        self._linear(rows, x, self._network.head, self._logits, norm=self._network.final_norm)
-        return self._logits[:rows]
+            self._linear(given, rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
+            self._attend(given, rows, index, self._heads, cuts)
+            self._linear(given, rows, self._mixed, attention.out, x, residual=x)
+            self._linear(given, rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
+            self._linear(given, rows, self._inner, feed.down, x, residual=x)
+        self._linear(given, rows, x, self._network.head, logits, norm=self._network.final_norm)
 
     def _many(self, rows: int, cuts: tuple[Chunking, ...], own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
-            self._attend(rows, index, projected, cuts, own)
+            self._attend(self._given, rows, index, projected, cuts, own)
             return self._mixed[:rows]
 
         return product(self._network.head, run_layers(self._network, self._x[:rows], attend))
 
     def _linear(
         self,
+        given: StepInput,
         rows: int,
         x: Tensor,
         layer: Linear,
@@ -148,7 +162,7 @@ class FusedDecoder:
                 x,
                 norm.weight,
                 self._normed,
-                self._given.count,
+                given.count,
                 K=inputs,
                 EPS=self._eps,
                 WK=tile.wk,
@@ -166,7 +180,7 @@ class FusedDecoder:
             norm.weight if norm is not None else weight,
             residual if residual is not None else x,
             out,
-            self._given.count,
+            given.count,
             TOGETHER=rows,
             N=outputs,
             K=inputs,
@@ -185,9 +199,17 @@ class FusedDecoder:
         )
         split_alike(kernel)
 
-    def _attend(self, rows: int, index: int, heads: Tensor, cuts: tuple[Chunking, ...], own: int = 0) -> None:
+    def _attend(
+        self,
+        given: StepInput,
+        rows: int,
+        index: int,
+        heads: Tensor,
+        cuts: tuple[Chunking, ...],
+        own: int = 0,
+    ) -> None:
         """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
-        given, layer = self._given, self._network.layers[index].attention
+        layer = self._network.layers[index].attention
         norm = layer.head_norm
         assert layer.rotary is not None
         shape = AttentionShape(

@@ -105,20 +105,19 @@ def write_kernel(
     span,
     table,
     STRIDE: tl.constexpr,
-    TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write K and V of the last tokens of a step into the cache, one program a token.
+    """Write K and V of one sequence's tokens into the cache, one program a token.
 
-    k and v [TOKENS, WIDTH], STRIDE apart; cache_k and cache_v [slots, WIDTH]; span int64 [2]: the first row, and how
-    many; table int32 [blocks]. The tokens before them are padding. PADDED is the power of two from WIDTH on.
+    k and v [tokens, WIDTH], STRIDE apart; cache_k and cache_v [slots, WIDTH]; span int64 [3]: the row of the first of
+    them, the first row that there is a token of, the row after the last; table int32 [blocks]. The tokens before and
+    after are padding. PADDED is the power of two from WIDTH on.
     """
     token = tl.program_id(0)
-    start = tl.load(span)
-    row = start + token - TOKENS + tl.load(span + 1)
-    real = row >= start
+    row = tl.load(span) + token
+    real = (row >= tl.load(span + 1)) & (row < tl.load(span + 2))
     slot = tl.load(table + row // BLOCK, mask=real, other=0).to(tl.int64) * BLOCK + row % BLOCK
     columns = tl.arange(0, PADDED)
     inside = (columns < WIDTH) & real

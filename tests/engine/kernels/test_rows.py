@@ -227,3 +227,16 @@ def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(rows: int) -
             if 1 < rows <= 8:  # as alone
                 (alone,) = choose_chunkings(1, context_limit(row))
                 assert (cut.warps, cut.tile, cut.tiles) == (alone.warps, alone.tile, alone.tiles)
+
+
+def test_deterministic_rows_of_a_large_step_get_what_they_get_alone(model: Network) -> None:
+    case = Case(model, [3, 17, 40, 1, 90, 5, 33, 16, 70])
+    decoder = FusedDecoder(model, case.cache, case.slots.given, pdl=False, deterministic=True)
+    slots = [8, 2, 4, 0, 6, 1, 7, 3, 5]
+    together, cache = case.run(decoder, slots, 16)
+    for at, slot in enumerate(slots):
+        if at in (7, 8):  # the last of a group, and the one of the next
+            alone, other = case.run(decoder, [slot], 1)
+            assert torch.equal(together[at], alone[0])
+            places = case.places([slot])
+            assert torch.equal(cache[:, :, places], other[:, :, places])

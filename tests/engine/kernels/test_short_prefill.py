@@ -1,5 +1,6 @@
 """Short chunks in steps of a fixed size against the plain modules, in fp32 and in Triton's interpreter."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
+from engine.execute.cuda import short_prefill
 from engine.execute.cuda.short_prefill import SIZES, ShortPrefill
 from engine.execute.runner import Runner
+from engine.kernels.triton import prompt_attention
 from engine.params import SamplingParams
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
@@ -23,10 +26,11 @@ from tests.engine.fake_flash import flash_attn_with_kvcache
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCKS = 5
 
 
-@pytest.mark.parametrize(
+CONFIGS = pytest.mark.parametrize(
     "config",
     [
         tiny_qwen3(num_hidden_layers=2, head_dim=64, hidden_size=96, max_position_embeddings=1024),
@@ -40,20 +44,23 @@ BLOCKS = 5
     ],
     ids=["qwen3", "llama"],
 )
+
+
+@CONFIGS
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has the real kernel")
 def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
     tmp_path: Path, config: PretrainedConfig
 ) -> None:
     model = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
-    shape = model.config
+    shape, layers = model.spec.attention, len(model.spec.layers)
     ids = torch.randint(160, (351,), generator=torch.Generator().manual_seed(1)).tolist()
     rows = Rows.of(ids).hide(5, 9)  # rows are not positions, as behind a masked think span
     table = BlockTable([3, 1, 2])
     found = []
     for short in (False, True):
-        cache = KVCache(2, BLOCKS, 256, shape.num_key_value_heads, shape.head_dim, torch.float32, CPU)
+        cache = KVCache(layers, BLOCKS, 256, shape.kv_heads, shape.head_dim, torch.float32, CPU)
         cache.kv.fill_(float("nan"))  # what was never written is never read
-        plain = Runner(model, SdpaBackend(cache, shape.num_attention_heads // shape.num_key_value_heads), CPU)
+        plain = Runner(model, SdpaBackend(cache, shape.groups), CPU)
         padded = ShortPrefill(model, cache, flash_attn_with_kvcache, 1000, graphs=None)
         sequence = Sequence(rows.prefix(240), Priority.PERSON, SamplingParams())
         sequence.table = table
@@ -79,6 +86,42 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@CONFIGS
+def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
+    tmp_path: Path, config: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, size in ((short_prefill, "SLAB"), (prompt_attention, "QUERIES"), (prompt_attention, "TILE")):
+        monkeypatch.setattr(module, size, 16)  # the interpreter is slow
+    monkeypatch.setattr(short_prefill, "SIZES", (16,))
+    network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=DEVICE)
+    shape, layers = network.spec.attention, len(network.spec.layers)
+    ids = torch.randint(160, (37,), generator=torch.Generator().manual_seed(1)).tolist()
+    blocks = (4, 1, 3)
+    logits, rows = [], []
+    for cuts in ((37,), (15, 16, 17, 36, 37), (5, 37)):
+        cache = KVCache(layers, 5, 16, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
+        cache.kv.fill_(float("nan"))  # what was never written is never read
+        padded = ShortPrefill(network, cache, None, 37, graphs=None)
+        for start, stop in pairwise((0, *cuts)):
+            part = ids[start:stop]
+            last = padded.run(Span(blocks, start, len(part), part, range(start, stop), True))
+        logits.append(last.clone())
+        rows.append(cache.kv.nan_to_num())
+    for other in (1, 2):
+        assert torch.equal(logits[other], logits[0])
+        assert torch.equal(rows[other], rows[0])
+    cache = KVCache(layers, 5, 16, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
+    plain = Runner(network, SdpaBackend(cache, shape.groups), DEVICE)
+    (expected,) = plain.run(StepBatch((Span(blocks, 0, 37, ids, range(37), True),)))
+    torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_longer_chunks_are_for_others() -> None:
-    assert ShortPrefill.takes(Span((0,), 100, SIZES[-1]))
-    assert not ShortPrefill.takes(Span((0,), 100, SIZES[-1] + 1))
+    assert _takes(SIZES[-1])
+    assert not _takes(SIZES[-1] + 1)
+
+
+def _takes(count: int) -> bool:
+    short = ShortPrefill.__new__(ShortPrefill)
+    short._attend = flash_attn_with_kvcache
+    return short.takes(Span((0,), 100, count))

@@ -1,0 +1,75 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+"""Attention of many tokens of one sequence over its block table, in one order of sums however a prompt is cut.
+
+The plain twin is `engine/attention/sdpa.py`. One program takes QUERIES tokens of one query head through all rows that
+they see. Tiles of rows begin at fixed rows, and what a token does not see adds exact zeros, so its bits are the same
+whatever is computed beside it.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.paged_attention import attend_tile
+
+QUERIES = 128
+"""Tokens of a program."""
+TILE = 64
+"""Rows read at once."""
+
+
+@triton.jit
+def _prompt_kernel(
+    q, keys, values, span, table, out, scale_log2,
+    STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Arguments as in `prompt_attention`; STRIDE numbers from token to token of q."""
+    # The last tokens see most: they begin first.
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * QUERIES
+    head = tl.program_id(0)
+    base, start, stop = tl.load(span), tl.load(span + 1), tl.load(span + 2)
+    token = first + tl.arange(0, QUERIES)
+    dim = tl.arange(0, D)
+    row = base + token
+    queries = tl.load(q + token[:, None] * STRIDE + head * D + dim[None, :])
+    m = tl.full([QUERIES], float("-inf"), tl.float32)
+    l = tl.zeros([QUERIES], tl.float32)  # noqa: E741
+    acc = tl.zeros([QUERIES, D], tl.float32)
+    end = tl.minimum(base + first + QUERIES, stop)
+    end = tl.where(end > start, end, 0).to(tl.int32)  # of padding alone: nothing
+    for begin in range(0, end, TILE):
+        seen = begin + tl.arange(0, TILE)
+        there = seen < end
+        block = tl.load(table + seen // BLOCK, there, 0).to(tl.int64)
+        slot = block * BLOCK + seen % BLOCK
+        at = slot[:, None] * (KV_HEADS * D) + (head // GROUP) * D + dim[None, :]
+        k = tl.load(keys + at, there[:, None], 0.0)
+        v = tl.load(values + at, there[:, None], 0.0)
+        m, l, acc = attend_tile(queries, k, v, seen[None, :] <= row[:, None], m, l, acc, scale_log2)  # noqa: E741
+    mixed = acc / tl.where(l > 0.0, l, 1.0)[:, None]
+    heads = tl.num_programs(0)
+    tl.store(out + token[:, None] * (heads * D) + head * D + dim[None, :], mixed.to(out.dtype.element_ty))
+
+
+def prompt_attention(
+    q: Tensor, keys: Tensor, values: Tensor, span: Tensor, table: Tensor, *, block_size: int
+) -> Tensor:
+    """Causal attention of tokens that lie in consecutive rows; their K and V are written already.
+
+    q [T, Hq, D], T a multiple of QUERIES and D a power of two, heads side by side; keys and values [slots, Hkv, D] of
+    one layer, contiguous. span int64 [3]: the row of token 0, the first row that there is a token of, the row after
+    the last; tokens before and after are padding, whose output is finite and means nothing. table int32 [blocks]. Both
+    are read on the device. Returns [T, Hq, D].
+    """
+    tokens, heads, dim = q.shape
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    _prompt_kernel[(heads, tokens // QUERIES)](
+        q, keys, values, span, table, out, dim**-0.5 * math.log2(math.e),
+        STRIDE=q.stride(0), GROUP=heads // keys.shape[1], D=dim, KV_HEADS=keys.shape[1], BLOCK=block_size,
+        QUERIES=QUERIES, TILE=TILE, num_warps=8, num_stages=2,
+    )  # fmt: skip
+    return out
