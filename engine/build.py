@@ -32,8 +32,10 @@ from engine.kernels.native.library import NativeError, default_threads
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
+from models.features import Feature
 from models.network import Network
 from models.reference.decoder import Decoder as Reference
+from models.spec import same_heads
 
 _CPU = torch.device("cpu")
 
@@ -103,6 +105,10 @@ def assemble(
 ) -> Pieces:
     """Everything around `network`. Raises EngineError when nothing fits or the attention backend does not work here."""
     spec = network.spec
+    if not same_heads(spec):
+        raise EngineError(
+            f"{spec.architecture} cannot be run: it has {Feature.MIXED_HEADS.value}. Choose another model."
+        )
     max_chunk = options.max_chunk or most_prefill_rows(device)
     unusual = unusual_layers(network)
     if unusual and options.attention not in ("auto", "sdpa"):

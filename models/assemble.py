@@ -16,7 +16,10 @@ from models.network import (
     Weight,
 )
 from models.reference.rope import rotary_table
-from models.spec import Attention, Experts, Layer, ModelSpec, Norm, Rope
+from models.spec import Attention, Experts, Layer, ModelSpec, Norm, Rope, ropes
+
+Tables = dict[tuple[Rope, int], Tensor]
+"""Rotary tables by rope and width: layers alike share one."""
 
 
 @dataclass(slots=True)
@@ -49,11 +52,10 @@ def assemble(
     spec: ModelSpec, store: Store, positions: int, dtype: torch.dtype, device: torch.device
 ) -> Network:
     """The network whose tensors are in `store`, with rotary tables for `positions`."""
-    tables: dict[Rope, Tensor] = {}
-    for layer in spec.layers:
-        rope, dim = layer.attention.rope, layer.attention.head_dim
-        if rope is not None and rope not in tables:
-            tables[rope] = rotary_table(rope, dim, positions, spec.max_positions, dtype, device)
+    tables = {
+        (rope, width): rotary_table(rope, width, positions, spec.max_positions, dtype, device)
+        for rope, width in ropes(spec)
+    }
     embedding = store.linear("embedding").parts[0]
     final_norm = store.norm("final_norm", spec.final_norm)
     assert final_norm is not None
@@ -68,7 +70,7 @@ def assemble(
     )
 
 
-def _layer(store: Store, at: str, spec: Layer, tables: dict[Rope, Tensor]) -> LayerWeights:
+def _layer(store: Store, at: str, spec: Layer, tables: Tables) -> LayerWeights:
     return LayerWeights(
         attention=_attention(store, at, spec.attention, tables),
         feed_forward=_feed_forward(store, at, spec),
@@ -79,13 +81,13 @@ def _layer(store: Store, at: str, spec: Layer, tables: dict[Rope, Tensor]) -> La
     )
 
 
-def _attention(store: Store, at: str, spec: Attention, tables: dict[Rope, Tensor]) -> AttentionWeights:
+def _attention(store: Store, at: str, spec: Attention, tables: Tables) -> AttentionWeights:
     return AttentionWeights(
         qkv=store.linear(f"{at}qkv"),
         out=store.linear(f"{at}out", split_columns=True),
         head_norm=store.plain.get(f"{at}head_norm.weight"),
         sinks=store.plain.get(f"{at}sinks"),
-        rotary=tables[spec.rope] if spec.rope is not None else None,
+        rotary=tables[spec.rope, spec.rotated] if spec.rope is not None else None,
     )
 
 
@@ -97,6 +99,8 @@ def _feed_forward(store: Store, at: str, spec: Layer) -> FeedForwardWeights | Ex
         router=store.linear(f"{at}router"),
         gate_up=store.weight(f"{at}experts.gate_up"),
         down=store.weight(f"{at}experts.down", split_columns=True),
+        gate_up_bias=store.plain.get(f"{at}experts.gate_up.bias"),
+        down_bias=store.plain.get(f"{at}experts.down.bias"),
         shared=_dense(store, f"{at}shared.") if feed.shared is not None else None,
         shared_gate=store.linear(f"{at}shared_gate") if feed.shared_gate else None,
     )

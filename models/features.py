@@ -3,7 +3,7 @@ rotary positions over whole heads, softmax over all rows before."""
 
 from enum import Enum
 
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, same_heads
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, norms, same_heads
 
 
 class Feature(Enum):
@@ -26,12 +26,13 @@ class Feature(Enum):
     FEED_FORWARD_BIAS = "biases of the feed-forward"
     LAYER_NORM = "LayerNorm"
     NORM_OFFSET = "norm weights stored as offsets"
+    MIXED_EPS = "norms with different epsilons"
     NORM_PLACE = "norms in other places than before attention and feed-forward"
     EMBEDDING_SCALE = "scaled embeddings"
     LOGIT_SCALE = "scaled logits"
     LOGIT_CAP = "capped logits"
     MIXED_LAYERS = "layers that differ from each other"
-    MIXED_HEADS = "KV heads that differ from layer to layer"
+    MIXED_HEADS = "attention heads that differ from layer to layer"
 
 
 def features(spec: ModelSpec) -> frozenset[Feature]:
@@ -43,6 +44,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
         Feature.LOGIT_CAP: spec.logit_cap is not None,
         Feature.MIXED_LAYERS: len(set(spec.layers)) > 1,
         Feature.MIXED_HEADS: not same_heads(spec),
+        Feature.MIXED_EPS: len({norm.eps for norm in norms(spec)}) > 1,
     }
     asked = {feature for feature, is_asked in found.items() if is_asked}
     for layer in set(spec.layers):

@@ -16,7 +16,7 @@ from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
-from models.spec import ModelSpec
+from models.spec import ModelSpec, ropes
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
@@ -103,6 +103,8 @@ def fill_network(
     none. Raises ModelError; what `on_progress` raises ends the load, and nothing of it stays in memory.
     """
     tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions
+    if spec.learned_positions:  # there are no vectors for more
+        positions = min(positions, spec.max_positions)
     places = match(spec, tensors, names)
     needed = needed_bytes(
         spec, dtype, positions, {slot: kinds[name] for name, slot in places.items() if name in kinds}
@@ -233,8 +235,7 @@ def needed_bytes(
     found, kinds = list(slots(spec)), kinds or {}
     plain = group_shapes([slot for slot in found if slot not in kinds])
     numbers = sum(prod(shape) for shape in plain.values())
-    ropes = {layer.attention.rope: layer.attention.head_dim for layer in spec.layers}
-    numbers += sum(positions * (rope.dims or dim) for rope, dim in ropes.items() if rope is not None)
+    numbers += sum(positions * width for _, width in ropes(spec))
     blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
     return numbers * dtype.itemsize + blocks
 

@@ -114,6 +114,10 @@ class ExpertWeights:
     router: Linear
     gate_up: Weight
     down: Weight
+    gate_up_bias: Tensor | None = None
+    """[experts, 2 size]"""
+    down_bias: Tensor | None = None
+    """[experts, hidden]"""
     shared: FeedForwardWeights | None = None
     shared_gate: Linear | None = None
 
@@ -151,8 +155,12 @@ class Network:
             yield from (layer.attention.qkv, layer.attention.out)
             feed = layer.feed_forward
             dense = feed.shared if isinstance(feed, ExpertWeights) else feed
+            if isinstance(feed, ExpertWeights):
+                yield feed.router
             if dense is not None:
                 yield from (dense.gate_up, dense.down)
+            if isinstance(feed, ExpertWeights) and feed.shared_gate is not None:
+                yield feed.shared_gate
         yield self.head
 
     def weights(self) -> list[Weight]:
@@ -161,8 +169,7 @@ class Network:
         for layer in self.layers:
             feed = layer.feed_forward
             if isinstance(feed, ExpertWeights):
-                found += [*feed.router.parts, feed.gate_up, feed.down]
-                found += feed.shared_gate.parts if feed.shared_gate is not None else ()
+                found += [feed.gate_up, feed.down]
         return list({id(weight): weight for weight in found}.values())
 
     @property
@@ -196,6 +203,11 @@ class Network:
             )
             norms += [norm for norm in found if norm is not None]
             yield from (t for t in (layer.attention.head_norm, layer.attention.sinks) if t is not None)
+            if isinstance(layer.feed_forward, ExpertWeights):
+                biases = (layer.feed_forward.gate_up_bias, layer.feed_forward.down_bias)
+                yield from (t for t in biases if t is not None)
+        if self.position_embedding is not None:
+            yield self.position_embedding
         for norm in norms:
             yield from (t for t in (norm.weight, norm.bias) if t is not None)
         yield from (linear.bias for linear in self.linears() if linear.bias is not None)

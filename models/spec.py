@@ -47,7 +47,7 @@ class Attention:
     qkv_bias: bool = False
     out_bias: bool = False
     head_norm: Norm | None = None
-    """Of every q and k head, before the rotation."""
+    """Of every q and k head, before the rotation; it has no bias."""
     rope: Rope | None = None
     """None: no rotation in this layer."""
     window: int | None = None
@@ -68,6 +68,11 @@ class Attention:
     def groups(self) -> int:
         """Query heads for each KV head."""
         return self.heads // self.kv_heads
+
+    @property
+    def rotated(self) -> int:
+        """How many numbers of a head are rotated."""
+        return 0 if self.rope is None else self.rope.dims or self.head_dim
 
     @property
     def is_plain(self) -> bool:
@@ -152,8 +157,25 @@ class ModelSpec:
 
 
 def same_heads(spec: ModelSpec) -> bool:
-    """Whether K and V of all layers have the same shape, as the KV cache needs it."""
-    return len({(layer.attention.kv_heads, layer.attention.head_dim) for layer in spec.layers}) == 1
+    """Whether q, K and V of all layers have the same shape, as the KV cache and its attention need it."""
+    attentions = [layer.attention for layer in spec.layers]
+    return len({(attention.heads, attention.kv_heads, attention.head_dim) for attention in attentions}) == 1
+
+
+def norms(spec: ModelSpec) -> frozenset[Norm]:
+    """Every kind of norm in it."""
+    found = {spec.final_norm}
+    for layer in spec.layers:
+        before = (layer.attention_norm, layer.feed_forward_norm, layer.attention.head_norm)
+        after = (layer.attention_post_norm, layer.feed_forward_post_norm)
+        found |= {norm for norm in (*before, *after) if norm is not None}
+    return frozenset(found)
+
+
+def ropes(spec: ModelSpec) -> frozenset[tuple[Rope, int]]:
+    """Every rotary table that the layers need: how it is made, and its width."""
+    attentions = [layer.attention for layer in spec.layers]
+    return frozenset((a.rope, a.rotated) for a in attentions if a.rope is not None)
 
 
 def uniform(

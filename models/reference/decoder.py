@@ -15,7 +15,6 @@ from models.network import (
     Linear,
     Network,
     NormWeights,
-    Weight,
 )
 from models.reference.attention import Attention
 from models.reference.products import choose_product
@@ -105,7 +104,7 @@ class Decoder:
             out = self._mix(feed, parts, given)
         else:
             assert isinstance(parts, FeedForwardWeights)
-            out = self._feed(feed, parts.gate_up, parts.down, given)
+            out = self._feed(feed, parts, given)
         return x + _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
 
     def _attend(
@@ -123,21 +122,21 @@ class Decoder:
         qk = heads[:, :count]
         if spec.head_norm is not None:
             assert weights.head_norm is not None
-            qk = F.rms_norm(qk, qk.shape[-1:], None, spec.head_norm.eps) * weights.head_norm
+            qk = _norm(spec.head_norm, NormWeights(weights.head_norm), qk)
         if rotation is not None:
             assert spec.rope is not None
             qk = rotate(qk, rotation, spec.rope.interleaved)
         out = attention(index, qk[:, : spec.heads], qk[:, spec.heads :], heads[:, count:])
         return self._linear(weights.out, out.reshape(-1, spec.heads * spec.head_dim))
 
-    def _feed(
-        self, spec: FeedForward, gate_up: Linear | Weight, down: Linear | Weight, x: Tensor, expert: int = 0
-    ) -> Tensor:
-        inner, activate = self._apply(gate_up, x, expert), _ACTIVATIONS[spec.activation]
-        if spec.gated:
-            gate, up = inner.chunk(2, dim=-1)
-            return self._apply(down, activate(gate).mul_(up), expert)
-        return self._apply(down, activate(inner), expert)
+    def _feed(self, spec: FeedForward, weights: FeedForwardWeights, x: Tensor) -> Tensor:
+        return self._linear(weights.down, _activated(spec, self._linear(weights.gate_up, x)))
+
+    def _feed_expert(self, spec: FeedForward, weights: ExpertWeights, expert: int, x: Tensor) -> Tensor:
+        inner_bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
+        out_bias = None if weights.down_bias is None else weights.down_bias[expert]
+        inner = self._product(x, weights.gate_up.data[expert], inner_bias)
+        return self._product(_activated(spec, inner), weights.down.data[expert], out_bias)
 
     def _mix(self, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
         """The chosen experts of each token, one expert after the other."""
@@ -149,20 +148,15 @@ class Decoder:
         out = torch.zeros_like(x)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, places = (chosen == expert).nonzero(as_tuple=True)
-            given = self._feed(spec.expert, weights.gate_up, weights.down, x[tokens], expert)
+            given = self._feed_expert(spec.expert, weights, expert, x[tokens])
             out.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
         if spec.shared is not None:
             assert weights.shared is not None
-            shared = self._feed(spec.shared, weights.shared.gate_up, weights.shared.down, x)
+            shared = self._feed(spec.shared, weights.shared, x)
             if weights.shared_gate is not None:
                 shared = shared * self._linear(weights.shared_gate, x).sigmoid()
             out = out + shared
         return out
-
-    def _apply(self, weights: Linear | Weight, x: Tensor, expert: int) -> Tensor:
-        if isinstance(weights, Linear):
-            return self._linear(weights, x)
-        return self._product(x, weights.data[expert], None)
 
     def _linear(self, linear: Linear, x: Tensor) -> Tensor:
         """[T, columns] -> [T, rows]"""
@@ -172,15 +166,33 @@ class Decoder:
         return self._tiled(x, linear.parts, linear.bias)
 
 
+def _activated(spec: FeedForward, inner: Tensor) -> Tensor:
+    """What gate and up, or up alone, make of it: [T, 2 size] or [T, size] -> [T, size]"""
+    activate = _ACTIVATIONS[spec.activation]
+    if not spec.gated:
+        return activate(inner)
+    gate, up = inner.chunk(2, dim=-1)
+    return activate(gate).mul_(up)
+
+
 def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor) -> Tensor:
-    """[T, size] -> the same shape. RMSNorm: in fp32, cast back, then times the weight, as networks were trained."""
+    """[..., size] -> the same shape, with a weight of [size], or of [heads, size] for the heads of [T, heads, size].
+
+    In fp32, cast back, then times the weight, as networks were trained.
+    """
     if spec is None or weights is None:
         return x
-    size = weights.weight.shape
-    if spec.kind == "layer":
-        return F.layer_norm(x, size, weights.weight, weights.bias, spec.eps)
+    size, weight = x.shape[-1:], weights.weight
     if spec.offset:  # checkpoints that store an offset multiply before they cast back
-        return (F.rms_norm(x.float(), size, None, spec.eps) * (weights.weight.float() + spec.offset)).to(
-            x.dtype
-        )
-    return F.rms_norm(x, size, None, spec.eps) * weights.weight
+        out = (_scaled(spec, x.float()) * (weight.float() + spec.offset)).to(x.dtype)
+    elif spec.kind == "layer" and weight.shape == size:
+        return F.layer_norm(x, size, weight, weights.bias, spec.eps)
+    else:
+        out = _scaled(spec, x) * weight
+    return out if weights.bias is None else out + weights.bias
+
+
+def _scaled(spec: Norm, x: Tensor) -> Tensor:
+    """A norm without its weight."""
+    norm = F.layer_norm if spec.kind == "layer" else F.rms_norm
+    return norm(x, x.shape[-1:], eps=spec.eps)

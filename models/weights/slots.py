@@ -34,8 +34,9 @@ class Slot:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it may be held in blocks."""
-        return self.field == "weight" and len(self.shape) == 2
+        """Whether it may be held in blocks: experts and learned positions are plain numbers."""
+        plain = self.expert is not None or self.part == "position_embedding"
+        return self.field == "weight" and len(self.shape) == 2 and not plain
 
     def name(self, names: Names) -> str:
         """Its name in a checkpoint."""

@@ -373,7 +373,7 @@ def test_it_ends_with_this_program_whatever_ends_that(number: int) -> None:
 
 NOISE = """
 import sys
-from models import template_sandbox
+from models.text import template_sandbox
 def noisy(pattern):
     print("noise")
     print("noise", file=sys.stderr)

@@ -1,0 +1,142 @@
+"""Any `ModelSpec` in float64, row by row, over the tensors of a checkpoint: what executors are tested against.
+
+Nothing of models/ or engine/ is used but the descriptions.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from models.spec import Activation, Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope
+
+
+@dataclass(slots=True)
+class PlainNetwork:
+    """One text at a time, without a cache. `tensors` are those of a checkpoint whose names are the parts of slots."""
+
+    spec: ModelSpec
+    tensors: Mapping[str, Tensor]
+    router_gap: float = field(default=math.inf)
+    """The smallest distance between the last expert that was chosen and the first that was not."""
+
+    def logits(self, tokens: list[int]) -> Tensor:
+        """[tokens, vocab]"""
+        spec = self.spec
+        x = self._get("embedding.weight")[tokens] * spec.embedding_scale
+        if spec.learned_positions:
+            x = x + self._get("position_embedding.weight")[: len(tokens)]
+        for index, layer in enumerate(spec.layers):
+            x = self._layer(f"layers.{index}.", layer, x)
+        x = self._norm("final_norm", spec.final_norm, x)
+        logits = x @ self._get("embedding.weight" if spec.tied else "head.weight").T * spec.logit_scale
+        return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
+
+    def _get(self, name: str) -> Tensor:
+        return self.tensors[name].double()
+
+    def _linear(self, name: str, x: Tensor, bias: bool = False) -> Tensor:
+        out = x @ self._get(f"{name}.weight").T
+        return out + self._get(f"{name}.bias") if bias else out
+
+    def _norm(self, name: str, norm: Norm | None, x: Tensor) -> Tensor:
+        if norm is None:
+            return x
+        if norm.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        x = (
+            x
+            / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+            * (self._get(f"{name}.weight") + norm.offset)
+        )
+        return x + self._get(f"{name}.bias") if norm.bias else x
+
+    def _layer(self, at: str, layer: Layer, x: Tensor) -> Tensor:
+        out = self._attention(at, layer.attention, self._norm(f"{at}attention_norm", layer.attention_norm, x))
+        x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out)
+        given = self._norm(f"{at}feed_forward_norm", layer.feed_forward_norm, x)
+        if isinstance(layer.feed_forward, Experts):
+            out = torch.stack([self._mixture(at, layer.feed_forward, row) for row in given])
+        else:
+            out = self._feed(at, "", layer.feed_forward, given)
+        return x + self._norm(f"{at}feed_forward_post_norm", layer.feed_forward_post_norm, out)
+
+    def _attention(self, at: str, spec: Attention, x: Tensor) -> Tensor:
+        count, dim = len(x), spec.head_dim
+        q, k, v = (self._linear(at + part, x, spec.qkv_bias).view(count, -1, dim) for part in "qkv")
+        q, k = (self._norm(f"{at}{n}_norm", spec.head_norm, part) for n, part in (("q", q), ("k", k)))
+        if spec.rope is not None:
+            q, k = rotated(spec.rope, q), rotated(spec.rope, k)
+        outs = torch.zeros(count, spec.heads, dim, dtype=torch.float64)
+        for head in range(spec.heads):
+            keys, values = (part[:, head // (spec.heads // spec.kv_heads)] for part in (k, v))
+            for row in range(count):
+                first = 0 if spec.window is None else max(0, row + 1 - spec.window)
+                scores = keys[first : row + 1] @ q[row, head]
+                scores = scores * (dim**-0.5 if spec.scale is None else spec.scale)
+                if spec.score_cap is not None:
+                    scores = spec.score_cap * torch.tanh(scores / spec.score_cap)
+                shares = scores.exp()
+                whole = shares.sum() + (self._get(f"{at}sinks")[head].exp() if spec.sinks else 0.0)
+                outs[row, head] = shares / whole @ values[first : row + 1]
+        return self._linear(f"{at}out", outs.flatten(1), spec.out_bias)
+
+    def _feed(self, at: str, prefix: str, spec: FeedForward, x: Tensor, expert: int | None = None) -> Tensor:
+        gate, up, down = (
+            f"{at}{prefix}{part}" + ("" if expert is None else f".{expert}")
+            for part in ("gate", "up", "down")
+        )
+        inner = self._linear(up, x, spec.bias)
+        if spec.gated:
+            inner = inner * activated(spec.activation, self._linear(gate, x, spec.bias))
+        else:
+            inner = activated(spec.activation, inner)
+        return self._linear(down, inner, spec.bias)
+
+    def _mixture(self, at: str, spec: Experts, x: Tensor) -> Tensor:
+        """[hidden] -> [hidden]"""
+        scores = self._linear(f"{at}router", x, spec.router_bias)
+        shares = scores.exp() / scores.exp().sum() if spec.scoring == "softmax" else 1 / (1 + (-scores).exp())
+        order = sorted(range(spec.count), key=lambda expert: -shares[expert].item())
+        best = order[: spec.chosen]
+        if spec.chosen < spec.count:
+            gap = (shares[best[-1]] - shares[order[spec.chosen]]).item()
+            self.router_gap = min(self.router_gap, gap)
+        whole = sum(shares[expert].item() for expert in best) if spec.renormalise else 1.0
+        out = torch.zeros_like(x)
+        for expert in best:
+            out += self._feed(at, "experts.", spec.expert, x, expert) * shares[expert] / whole
+        if spec.shared is not None:
+            shared = self._feed(at, "shared.", spec.shared, x)
+            out += shared / (1 + (-self._linear(f"{at}shared_gate", x)).exp()) if spec.shared_gate else shared
+        return out
+
+
+def activated(kind: Activation, x: Tensor) -> Tensor:
+    """The activations, as their papers write them."""
+    if kind == "silu":
+        return x / (1 + (-x).exp())
+    if kind == "relu":
+        return x.clamp(min=0)
+    if kind == "gelu":
+        return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+    return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def rotated(rope: Rope, x: Tensor) -> Tensor:
+    """Heads [rows, heads, head_dim] of the positions from 0 on; kinds: default and linear."""
+    assert rope.kind in ("default", "linear")
+    out, dims = x.clone(), rope.dims or x.shape[-1]
+    for pair in range(dims // 2):
+        one, other = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + dims // 2)
+        frequency = rope.theta ** (-2 * pair / dims) / (rope.factor if rope.kind == "linear" else 1.0)
+        if rope.frequency_factors is not None:
+            frequency /= rope.frequency_factors[pair]
+        angles = torch.arange(len(x), dtype=torch.float64) * frequency
+        turned = torch.complex(x[..., one], x[..., other]) * torch.polar(
+            torch.ones_like(angles), angles
+        ).unsqueeze(1)
+        out[..., one], out[..., other] = turned.real, turned.imag
+    return out

@@ -1,0 +1,310 @@
+"""The reference network and its attention, over random descriptions with whatever a spec may ask for, against float64.
+
+`CHATTERM_MODELS=2000 pytest tests/models/test_reference.py` draws many more.
+"""
+
+import os
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+from engine.execute.batch import Batch, Span
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.attention.sdpa import SdpaBackend
+from engine.attention.unusual import unusual_layers
+from engine.build import Options, assemble
+from engine.cache.kv_cache import KVCache
+from engine.errors import EngineError
+from models.features import Feature, features
+from models.load import fill_network, match, needed_bytes
+from models.network import Network
+from models.reference.decoder import Decoder
+from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm, Rope, ropes
+from models.weights.checkpoint import StoredTensor
+from models.weights.quantize import choose_kinds
+from models.weights.slots import Names, slots
+from tests.models.checkpoints import PlainAttention, run, tensors_in
+from tests.models.plain_network import PlainNetwork
+
+VOCAB = 31
+POSITIONS = 32
+BLOCK = 4
+CPU = torch.device("cpu")
+EXAMPLES = settings(max_examples=int(os.environ.get("CHATTERM_MODELS", "30")), deadline=None)
+
+norms = st.builds(
+    Norm,
+    eps=st.sampled_from([1e-6, 1e-2]),
+    kind=st.sampled_from(["rms", "layer"]),
+    offset=st.sampled_from([0.0, 1.0]),
+    bias=st.booleans(),
+)
+maybe_norms = st.none() | norms
+feeds = st.builds(
+    FeedForward,
+    size=st.sampled_from([8, 12]),
+    activation=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]),
+    gated=st.booleans(),
+    bias=st.booleans(),
+)
+
+
+@st.composite
+def experts(draw: st.DrawFn) -> Experts:
+    """A mixture of up to four experts, perhaps with one for all."""
+    count = draw(st.integers(1, 4))
+    shared = draw(st.none() | feeds)
+    return Experts(
+        count,
+        chosen=draw(st.integers(1, count)),
+        expert=draw(feeds),
+        renormalise=draw(st.booleans()),
+        scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
+        router_bias=draw(st.booleans()),
+        shared=shared,
+        shared_gate=shared is not None and draw(st.booleans()),
+    )
+
+
+@st.composite
+def attentions(draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int) -> Attention:
+    """Attention with any features, over heads of this shape."""
+    dims = draw(st.sampled_from([None, *range(2, head_dim + 1, 2)]))
+    factors = st.lists(
+        st.sampled_from([1.0, 3.0]), min_size=(dims or head_dim) // 2, max_size=(dims or head_dim) // 2
+    )
+    rope = Rope(
+        theta=draw(st.sampled_from([100.0, 10_000.0])),
+        kind=draw(st.sampled_from(["default", "linear"])),
+        factor=draw(st.sampled_from([1.0, 4.0])),
+        frequency_factors=draw(st.none() | factors.map(tuple)),
+        dims=dims,
+        interleaved=draw(st.booleans()),
+    )
+    head_norm = draw(maybe_norms)
+    return Attention(
+        heads,
+        kv_heads,
+        head_dim,
+        qkv_bias=draw(st.booleans()),
+        out_bias=draw(st.booleans()),
+        head_norm=head_norm and replace(head_norm, bias=False),
+        rope=draw(st.none() | st.just(rope)),
+        window=draw(st.none() | st.integers(1, 8)),
+        scale=draw(st.none() | st.sampled_from([0.05, 1.0])),
+        score_cap=draw(st.none() | st.sampled_from([0.5, 5.0])),
+        sinks=draw(st.booleans()),
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> ModelSpec:
+    """A network of up to three layers, each different from the others."""
+    kv_heads, head_dim = draw(st.sampled_from([1, 2])), draw(st.sampled_from([8, 12]))
+    heads = kv_heads * draw(st.sampled_from([1, 2, 3]))
+    layers = st.builds(
+        Layer,
+        attentions(heads, kv_heads, head_dim),
+        feeds | experts(),
+        maybe_norms,
+        maybe_norms,
+        maybe_norms,
+        maybe_norms,
+    )
+    return ModelSpec(
+        "Random",
+        VOCAB,
+        draw(st.sampled_from([8, 20])),
+        POSITIONS,
+        tuple(draw(st.lists(layers, min_size=1, max_size=3))),
+        final_norm=draw(norms),
+        tied=draw(st.booleans()),
+        embedding_scale=draw(st.sampled_from([1.0, 4.5])),
+        logit_scale=draw(st.sampled_from([1.0, 0.25])),
+        logit_cap=draw(st.none() | st.sampled_from([1.0, 30.0])),
+        learned_positions=draw(st.booleans()),
+    )
+
+
+texts = st.lists(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=POSITIONS // 2), min_size=1, max_size=3
+)
+
+
+def checkpoint(spec: ModelSpec, seed: int) -> tuple[dict[str, Tensor], Names]:
+    """Random tensors for every part of a network, by the names of the parts, and these names."""
+    torch.manual_seed(seed)
+    parts = {slot.part: slot.part + ("" if slot.expert is None else ".{}") for slot in slots(spec)}
+    names = {"head": "head", **parts, "layers": "layers.{}."}
+    tensors = {}
+    for slot in slots(spec):
+        made = torch.randn(slot.shape)
+        if slot.is_matrix or slot.expert is not None:
+            made /= slot.shape[-1] ** 0.5
+        if slot.field == "weight" and slot.part.endswith("norm"):
+            made = 1.0 + made / 4
+        tensors[slot.name(names)] = made
+    return tensors, names
+
+
+def stored(tensors: dict[str, Tensor]) -> list[StoredTensor]:
+    """The same as a checkpoint has them."""
+    return [
+        StoredTensor(name, tuple(t.shape), t.nbytes, lambda to, t=t: to.copy_(t))
+        for name, t in tensors.items()
+    ]
+
+
+def network_of(spec: ModelSpec, tensors: dict[str, Tensor], names: Names, quantize: str = "none") -> Network:
+    """The network, loaded as from a file."""
+    found = stored(tensors)
+    kinds = choose_kinds(found, match(spec, found, names), quantize, CPU)
+    return fill_network(spec, found, torch.float32, CPU, kinds=kinds, names=names)
+
+
+class Engine:
+    """The reference with the engine's plain attention, over blocks that lie anywhere."""
+
+    def __init__(self, network: Network) -> None:
+        heads = network.spec.attention
+        cache = KVCache(
+            len(network.layers),
+            3 * POSITIONS // BLOCK,
+            BLOCK,
+            heads.kv_heads,
+            heads.head_dim,
+            torch.float32,
+            CPU,
+        )
+        cache.kv.fill_(torch.nan)
+        self._model = Decoder(network)
+        self._backend = SdpaBackend(cache, heads.groups, unusual_layers(network))
+
+    def step(self, pieces: dict[int, tuple[int, list[int]]]) -> dict[int, Tensor]:
+        """The logits of the tokens of some texts, each from a row on."""
+        spans = tuple(Span(_blocks(text), start, len(tokens)) for text, (start, tokens) in pieces.items())
+        ids = [token for _, tokens in pieces.values() for token in tokens]
+        positions = [row for span in spans for row in range(span.start, span.stop)]
+        with torch.inference_mode():
+            hidden = self._model.forward(
+                torch.tensor(ids), torch.tensor(positions), self._backend.plan(Batch(spans))
+            )
+            logits = self._model.logits(hidden).split([span.count for span in spans])
+        return dict(zip(pieces, logits, strict=True))
+
+
+def _blocks(text: int) -> tuple[int, ...]:
+    """Of each text every third block, from last to first."""
+    return tuple(reversed(range(text, 3 * POSITIONS // BLOCK, 3)))
+
+
+def in_pieces(engine: Engine, given_texts: list[list[int]], size: int) -> list[Tensor]:
+    """The logits of every text, `size` tokens of each in a step, side by side."""
+    found: dict[int, list[Tensor]] = defaultdict(list)
+    for start in range(0, max(map(len, given_texts)), size):
+        pieces = {
+            index: (start, tokens[start : start + size])
+            for index, tokens in enumerate(given_texts)
+            if start < len(tokens)
+        }
+        for index, logits in engine.step(pieces).items():
+            found[index].append(logits)
+    return [torch.cat(found[index]) for index in range(len(given_texts))]
+
+
+def assert_close(ours: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
+    """Within `tolerance` of the largest logit of each position."""
+    assert ours.shape == expected.shape
+    scale = expected.abs().amax(dim=-1, keepdim=True)
+    assert ((ours - expected).abs() / scale).max().item() < tolerance
+
+
+def weight_bytes(network: Network) -> int:
+    """Bytes of all tensors but the rotary tables, each memory once."""
+    found = {t.data_ptr(): t for name, t in tensors_in(network) if not name.endswith("rotary")}
+    return sum(tensor.nbytes for tensor in found.values())
+
+
+@EXAMPLES
+@given(specs(), texts, st.integers(1, 7), st.integers(0, 2**16))
+def test_any_network_computes_what_its_description_says(
+    spec: ModelSpec, given_texts: list[list[int]], size: int, seed: int
+) -> None:
+    tensors, names = checkpoint(spec, seed)
+    plain = PlainNetwork(spec, tensors)
+    expected = [plain.logits(tokens) for tokens in given_texts]
+    assume(plain.router_gap > 1e-4)  # nearer than that fp32 may choose another expert
+    network = network_of(spec, tensors, names)
+    for count in (POSITIONS, size):
+        for ours, truth in zip(in_pieces(Engine(network), given_texts, count), expected, strict=True):
+            assert_close(ours, truth)
+
+
+@EXAMPLES
+@given(specs())
+def test_every_tensor_counts_once_in_what_a_network_takes(spec: ModelSpec) -> None:
+    network = network_of(spec, *checkpoint(spec, 0))
+    assert network.nbytes == weight_bytes(network)
+    tables = sum(POSITIONS * width * 4 for _, width in ropes(spec))
+    assert needed_bytes(spec, torch.float32, POSITIONS) == network.nbytes + tables
+
+
+def small(**changes: object) -> ModelSpec:
+    """A plain network of two layers whose matrices can be quantised."""
+    layer = Layer(Attention(2, 1, 32, rope=Rope()), FeedForward(64))
+    return replace(ModelSpec("Small", VOCAB, 64, POSITIONS, (layer, layer)), **changes)
+
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def test_layers_with_one_rope_and_other_heads_have_tables_of_their_own() -> None:
+    wide = Layer(Attention(2, 1, 48, rope=Rope()), FeedForward(64))
+    spec = small(layers=(small().layers[0], wide, small().layers[0]))
+    assert Feature.MIXED_HEADS in features(spec)
+    tensors, names = checkpoint(spec, 0)
+    network = network_of(spec, tensors, names)
+    first, second, third = (layer.attention.rotary for layer in network.layers)
+    assert first is third
+    assert first is not None
+    assert second is not None
+    assert (first.shape, second.shape) == ((POSITIONS, 32), (POSITIONS, 48))
+    assert needed_bytes(spec, torch.float32, POSITIONS) == network.nbytes + POSITIONS * (32 + 48) * 4
+    assert_close(run(network, TOKENS, PlainAttention()), PlainNetwork(spec, tensors).logits(TOKENS))
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_experts_and_learned_positions_stay_plain_where_the_rest_is_in_blocks(quantize: str) -> None:
+    mixture = Experts(
+        4, 4, FeedForward(32, bias=True), router_bias=True, shared=FeedForward(64), shared_gate=True
+    )
+    layer = replace(small().layers[0], feed_forward=mixture)
+    spec = small(layers=(layer, layer), learned_positions=True)
+    tensors, names = checkpoint(spec, 0)
+    network = network_of(spec, tensors, names, quantize)
+    assert network.is_quantized
+    assert network.nbytes == weight_bytes(network)
+    ours = in_pieces(Engine(network), [TOKENS], 3)[0]
+    assert_close(ours, PlainNetwork(spec, tensors).logits(TOKENS), 0.05 if quantize == "int8" else 0.4)
+
+
+def test_a_network_with_learned_positions_has_no_more_of_them() -> None:
+    spec = small(learned_positions=True)
+    tensors, names = checkpoint(spec, 0)
+    network = fill_network(spec, stored(tensors), torch.float32, CPU, positions=4 * POSITIONS, names=names)
+    assert network.positions == POSITIONS
+    assert network_of(spec, tensors, names).positions == POSITIONS
+
+
+def test_an_engine_refuses_layers_with_different_heads() -> None:
+    wide = Layer(Attention(4, 1, 32, rope=Rope()), FeedForward(64))
+    spec = small(layers=(small().layers[0], wide))
+    network = network_of(spec, *checkpoint(spec, 0))
+    with pytest.raises(
+        EngineError, match=r"^Small cannot be run: it has attention heads that differ from layer"
+    ):
+        assemble(network, CPU, torch.float32, Options(), ())
