@@ -94,7 +94,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         dtype=dtype,
         context=max(longest + 64, arguments.context),
         num_blocks=arguments.num_blocks,
-        spill=0,
+        offload=0,
         **room_for(arguments.streams + 1),
         **options,
     ) as (engine, _):

@@ -63,7 +63,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
                     num_blocks=blocks if way == "roomy" else blocks // 2,
                     attention=attention,
                     **room_for(arguments.streams),
-                    spill=host if way == "offload" else 0,
+                    offload=host if way == "offload" else 0,
                 )
             )
             if (tier := engines[way]._host) is not None:

@@ -79,7 +79,7 @@ class Bench:
             flush=True,
         )
         with ExitStack() as stack:
-            options = {"context": max(self.lengths) + 64, "spill": 0, **self.options}
+            options = {"context": max(self.lengths) + 64, "offload": 0, **self.options}
             engine, model = stack.enter_context(
                 random_engine(spec, device=self.device, dtype=DTYPE, **options)
             )

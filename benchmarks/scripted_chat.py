@@ -16,7 +16,7 @@ from benchmarks.rivers import prose
 from engine import Engine
 from engine.schedule.scheduler import Step
 from engine.schedule.sequence import Sequence as Request
-from engine.schedule.step import Stepper
+from engine.schedule.step import EngineStep
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.tokenizer import Message, Tokenizer
 from models.weights.gguf import read_gguf
@@ -87,7 +87,7 @@ def _text(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class ScriptedStepper(Stepper):
+class ScriptedStepper(EngineStep):
     """Computes and samples as always, and then takes the script's token instead.
 
     The first token of an answer is a step of its own. The following ones are taken `stride` at a time and computed in
@@ -101,7 +101,7 @@ class ScriptedStepper(Stepper):
     """When each step had been computed, in seconds of `perf_counter`, and how many rows it had."""
 
     def _logits(self, step: Step) -> list[torch.Tensor]:
-        logits = Stepper._logits(self, step)
+        logits = EngineStep._logits(self, step)
         self.steps.append((perf_counter(), sum(chunk.count for chunk in step.chunks)))
         return logits
 
@@ -110,7 +110,7 @@ class ScriptedStepper(Stepper):
         return sum(rows for at, rows in self.steps if begin < at <= end)
 
     def _sample(self, sequence: Request, logits: torch.Tensor) -> int:
-        Stepper._sample(self, sequence, logits)
+        EngineStep._sample(self, sequence, logits)
         at = len(sequence.generated)
         now = self.answer[at : at + self.stride] if at else self.answer[:1]
         for token_id in now[:-1]:
@@ -119,12 +119,12 @@ class ScriptedStepper(Stepper):
 
 
 def follow_script(engine: Engine, stride: int = 64) -> ScriptedStepper:
-    """From now on the engine writes what the stepper's `answer` says."""
-    before = engine._stepper
-    engine._stepper = stepper = ScriptedStepper(
-        **{item.name: getattr(before, item.name) for item in fields(Stepper)}, stride=stride
+    """From now on the engine writes what the step's `answer` says."""
+    before = engine._engine_step
+    engine._engine_step = engine_step = ScriptedStepper(
+        **{item.name: getattr(before, item.name) for item in fields(EngineStep)}, stride=stride
     )
-    return stepper
+    return engine_step
 
 
 def strokes(message: str, seconds: float, rate: float) -> list[tuple[float, str]]:

@@ -71,7 +71,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         context=rows,
         num_blocks=(streams + 1) * (-(-rows // block) + 1),
         attention=attention,
-        spill=0,
+        offload=0,
         **room_for(streams),
     ) as (engine, _):
         for length in arguments.lengths:

@@ -97,7 +97,7 @@ def _serve(engine: "Engine", requests: int, streams: int, seed: int, seen: Seen)
         thread.join()
     if errors:
         raise errors[0]
-    figures = engine.figures().spill
+    figures = engine.figures().offload
     seen.restored = figures.restored_tokens if figures is not None else 0
 
 
@@ -163,8 +163,8 @@ def _check(engine: "Engine") -> None:
         blocks.evict_all()
         assert blocks.num_free == blocks.num_blocks
         assert len(blocks.tier) == 0
-        if engine._stepper.decoding is not None:
-            engine._stepper.decoding.check([])
+        if engine._engine_step.decoding is not None:
+            engine._engine_step.decoding.check([])
 
     engine._loop.call(job)
 
@@ -194,7 +194,7 @@ def main() -> None:
         "num_blocks": 2 * CONTEXT // 8 + 1,
         "block_size": 8,
         "max_chunk": 64,
-        "spill": 1 << 22,
+        "offload": 1 << 22,
         "threads": 1,
     }
     device = torch.device("cpu")

@@ -37,7 +37,7 @@ class Always(Costs):
 
 
 def back_seconds(engine: Engine, prompt: list[int]) -> float:
-    """Seconds until all rows of a spilled prompt are in the cache again."""
+    """Seconds until all rows of an offloaded prompt are in the cache again."""
     began = time.perf_counter()
     computed = engine.warm(prompt)
     synchronize(engine.device)
@@ -96,7 +96,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         num_blocks=blocks,
         attention=attention,
         decode_runner=False,
-        spill=3 * blocks * size * token,
+        offload=3 * blocks * size * token,
     ) as (engine, _):
         assert engine._host is not None
         costs = engine._host.costs = Always()

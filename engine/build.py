@@ -18,8 +18,8 @@ from engine.cache.sizing import (
     kv_refused,
     kv_share,
     most_prefill_rows,
+    offload_bytes,
     plan_kv,
-    spill_bytes,
 )
 from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
@@ -62,7 +62,7 @@ class Options:
     """Of a CPU; None: `default_threads`."""
     spill_gb: float | None = None
     """Of host memory for what a GPU evicts; None: a share of it."""
-    spill: int | None = None
+    offload: int | None = None
     """The same in bytes, and on a CPU too."""
     free: int | None = None
     """Bytes that the weights have left of the memory; None: what is free now."""
@@ -188,9 +188,9 @@ def _allocate(
 
 
 def _host_memory(cache: KVCache, options: Options, device: torch.device) -> HostKV | None:
-    most = options.spill
+    most = options.offload
     if most is None and device.type == "cuda":
-        most = spill_bytes(options.spill_gb, cache.nbytes, available_memory(_CPU))
+        most = offload_bytes(options.spill_gb, cache.nbytes, available_memory(_CPU))
     return HostKV(cache.kv, cache.block_size, most) if most else None
 
 

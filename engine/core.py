@@ -20,7 +20,7 @@ from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import MaskedRowsEvictedError
 from engine.schedule.sequence import Priority, Sequence
-from engine.schedule.step import Stepper, explain
+from engine.schedule.step import EngineStep, explain
 from models.network import Network
 from models.text.tokenizer import Tokenizer
 from models.units import counted
@@ -70,7 +70,7 @@ class EngineCore:
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
         self._bandwidth = known_bandwidth(device)
-        self._stepper = Stepper(
+        self._engine_step = EngineStep(
             device,
             tokenizer.stop_ids,
             self.context_length,
@@ -82,15 +82,15 @@ class EngineCore:
             pieces.threads,
         )
         if pieces.decode_runner is not None:
-            self._stepper.decode_with(pieces.decode_runner)
+            self._engine_step.decode_with(pieces.decode_runner)
         self.block_size = self._blocks.block_size
         self._pauses = count(1)
         self._loop = loop
-        # Not the stepper's own methods: the loop outlives it (see `close`).
+        # Not the step's own methods: the loop outlives it (see `close`).
         loop.work(
             lambda: self._scheduler.has_work,
-            lambda: self._stepper.step(),
-            lambda error: self._stepper.end(error),
+            lambda: self._engine_step.step(),
+            lambda error: self._engine_step.end(error),
         )
 
     # -- what people use
@@ -144,7 +144,7 @@ class EngineCore:
             decode=self._decode_name,
             notes=self._notes,
             bandwidth=self._bandwidth,
-            spill=self._host.figures(self._blocks.tier) if self._host is not None else None,
+            offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
         )
 
     def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
@@ -167,7 +167,7 @@ class EngineCore:
             self._host.close()
             self._host = None
         self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_stepper"):
+        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what conversations use

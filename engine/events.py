@@ -163,7 +163,7 @@ class DraftCost:
 
 
 @dataclass(frozen=True, slots=True)
-class SpillFigures:
+class OffloadFigures:
     """The tier in host memory that takes evicted blocks; times in seconds a token, None before they are measured."""
 
     blocks: int
@@ -209,5 +209,5 @@ class Figures:
     """Tokens that are present of what idle work warms (the history, then the draft); None when it does not run."""
     bandwidth: float | None = None
     """Bytes/s that the device's memory reads; None where it has never been measured."""
-    spill: SpillFigures | None = None
+    offload: OffloadFigures | None = None
     """None where there is no such tier."""

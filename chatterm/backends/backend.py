@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from chatterm.backends.exchange import Exchange, Outcome
 from engine.errors import ContextFullError, EngineError
-from engine.events import DraftCost, Figures, FinishReason, SpillFigures, TokenEvent, TurnStats
+from engine.events import DraftCost, Figures, FinishReason, OffloadFigures, TokenEvent, TurnStats
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
 
@@ -31,12 +31,12 @@ __all__ = [
     "ModelChoice",
     "ModelError",
     "ModelInfo",
+    "OffloadFigures",
     "OnProgress",
     "Outcome",
     "Part",
     "Progress",
     "Request",
-    "SpillFigures",
     "ThinkCache",
     "ThinkMode",
     "TokenEvent",

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from chatterm.backends.backend import Figures, ModelInfo, SpillFigures, TurnStats
+from chatterm.backends.backend import Figures, ModelInfo, OffloadFigures, TurnStats
 from chatterm.conversation.figures import SessionStats, rate_text, seconds_text
 from chatterm.markdown.lines import Line, cells, longest_word, wrap
 from chatterm.markdown.table import table_lines
@@ -138,8 +138,8 @@ def _about(
             f"{bytes_text(figures.kv_bytes)} in blocks of {counted(figures.block_size, 'token')}: {blocks}"
         )
         pairs.append(("KV cache", cache))
-        if figures.spill is not None:
-            pairs.append(("evicted", _spill(figures.spill)))
+        if figures.offload is not None:
+            pairs.append(("evicted", _offload(figures.offload)))
         if figures.bandwidth:
             pairs.append(("bandwidth", f"{bytes_text(figures.bandwidth)}/s"))
     if machine is not None:
@@ -150,16 +150,16 @@ def _about(
     return pairs
 
 
-def _spill(spill: SpillFigures) -> str:
+def _offload(offload: OffloadFigures) -> str:
     """What became of evicted blocks, and what bringing them back is worth."""
     costs = ""
-    if spill.brought_s is not None and spill.computed_s is not None:
-        costs = f"{spill.brought_s * 1e6:.1f} µs per token, recomputing {spill.computed_s * 1e6:.1f}"
-    if not spill.is_used:
+    if offload.brought_s is not None and offload.computed_s is not None:
+        costs = f"{offload.brought_s * 1e6:.1f} µs per token, recomputing {offload.computed_s * 1e6:.1f}"
+    if not offload.is_used:
         return f"recomputed, not restored: restoring takes {costs}"
-    text = f"{counted(spill.blocks, 'block')} in {bytes_text(spill.bytes)} of host memory"
-    back = f" · {counted(spill.restored_tokens, 'token')} restored"
-    return text + (back + (f", {costs}" if costs else "") if spill.restored_tokens else "")
+    text = f"{counted(offload.blocks, 'block')} in {bytes_text(offload.bytes)} of host memory"
+    back = f" · {counted(offload.restored_tokens, 'token')} restored"
+    return text + (back + (f", {costs}" if costs else "") if offload.restored_tokens else "")
 
 
 def _pairs(pairs: list[tuple[str, str]], width: int) -> list[Line]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import count, repeat
 
 from engine.cache.min_set import MinSet
-from engine.cache.offload import ROOT_NAME, HostTier, Restore, Spill, Spilled
+from engine.cache.offload import ROOT_NAME, HostTier, Offload, Offloaded, Restore
 from engine.cache.prefix_index import ROOT, Block, Key, PrefixIndex
 
 
@@ -46,7 +46,7 @@ class RowCopy:
     rows: int
 
 
-Copy = RowCopy | Spill | Restore
+Copy = RowCopy | Offload | Restore
 
 
 class BlockManager:
@@ -123,8 +123,8 @@ class BlockManager:
     def match(self, keys: Sequence[Key]) -> int:
         """How many leading rows of `keys` are present, here or in the host tier. Changes nothing."""
         path, _, rows = self._index.find(keys)
-        spilled = sum(rows for _, rows in self._spilled(path, keys))
-        return len(path) * self.block_size + max(rows, spilled)
+        offloaded = sum(rows for _, rows in self._offloaded(path, keys))
+        return len(path) * self.block_size + max(rows, offloaded)
 
     def room(self, idle: bool = False) -> int:
         """How many blocks can be had, those of cached rows included. `idle`: as in `reserve`."""
@@ -144,13 +144,13 @@ class BlockManager:
         prefix just ends before it. Raises what `carry_out` raises; then there is no table.
         """
         path, partial, rows = self._index.find(keys)
-        spilled = self._spilled(path, keys)
+        offloaded = self._offloaded(path, keys)
         for id in path:
             self._hold(id)
         table = BlockTable(path, len(path) * self.block_size)
         self._tables.append(table)
         try:
-            if sum(rows for _, rows in spilled) <= rows or not self._bring_back(table, spilled, idle):
+            if sum(rows for _, rows in offloaded) <= rows or not self._bring_back(table, offloaded, idle):
                 self._continue(table, partial, rows, idle)
         except BaseException:
             self.close(table)
@@ -212,7 +212,7 @@ class BlockManager:
         Blocks that somebody holds, or that other paths go through, stay. Returns how many blocks were freed.
         """
         path, partial, _ = self._index.find(keys)
-        self.tier.forget(self._spilled(path, keys), self.blocks_for(start) - len(path))
+        self.tier.forget(self._offloaded(path, keys), self.blocks_for(start) - len(path))
         if partial is not None:
             tail = self._blocks[partial].keys
             if list(keys[len(path) * self.block_size :][: len(tail)]) == tail:
@@ -229,7 +229,7 @@ class BlockManager:
                 self._index.shorten(block, kept)
                 self._kept = None
                 break
-            self._evict(block, spill=False)
+            self._evict(block, offload=False)
             freed += 1
         return freed
 
@@ -238,7 +238,7 @@ class BlockManager:
         self.tier.clear()
         freed = 0
         while self._cached:
-            self._free_one(spill=False)
+            self._free_one(offload=False)
             freed += 1
         return freed
 
@@ -250,16 +250,16 @@ class BlockManager:
     def _identity(self, block: Block) -> tuple[int, int, tuple[Key, ...]]:
         return block.name, self._name(block.parent), tuple(block.keys)
 
-    def _spilled(self, path: Sequence[int], keys: Sequence[Key]) -> list[tuple[Spilled, int]]:
+    def _offloaded(self, path: Sequence[int], keys: Sequence[Key]) -> list[tuple[Offloaded, int]]:
         """What the host tier has of `keys` after the blocks of `path`, and how many rows of each."""
         rest = keys[len(path) * self.block_size :]
         return self.tier.follow(self._name(path[-1] if path else ROOT), rest, self.block_size)
 
-    def _bring_back(self, table: BlockTable, spilled: Sequence[tuple[Spilled, int]], idle: bool) -> bool:
-        """Continue `table` with spilled blocks as far as there is room. False where there is none at all."""
+    def _bring_back(self, table: BlockTable, offloaded: Sequence[tuple[Offloaded, int]], idle: bool) -> bool:
+        """Continue `table` with offloaded blocks as far as there is room. False where there is none at all."""
         start = table.length
-        self.tier.touch(spilled)
-        for block, rows in spilled:
+        self.tier.touch(offloaded)
+        for block, rows in offloaded:
             if not self._has_room(1, idle):
                 break
             id = self._take(table.blocks[-1] if table.blocks else ROOT)
@@ -363,25 +363,25 @@ class BlockManager:
     def _take(self, after: int) -> int:
         """A fresh block, next to `after` where possible: contiguous blocks can be read without gathering."""
         if not self._free:
-            self._free_one(spill=True)
+            self._free_one(offload=True)
         id = after + 1 if after + 1 in self._free else self._free.smallest()
         self._free.discard(id)
         self._blocks[id].refs = 1
         return id
 
-    def _free_one(self, spill: bool) -> None:
+    def _free_one(self, offload: bool) -> None:
         """Evict the leaf whose turn it is (see above). There must be one, or for idle work one off the kept path.
 
-        `spill`: the host tier gets it.
+        `offload`: the host tier gets it.
         """
         _, id = first = self._leaves.smallest()
         if id in self._kept_blocks():  # a path has one leaf
             _, id = self._leaves.smallest(besides=first)
-        self._evict(self._blocks[id], spill)
+        self._evict(self._blocks[id], offload)
 
-    def _evict(self, block: Block, spill: bool) -> None:
-        if spill:
-            self.tier.put(*self._identity(block), lambda slot: self.carry_out(Spill(block.id, slot)))
+    def _evict(self, block: Block, offload: bool) -> None:
+        if offload:
+            self.tier.put(*self._identity(block), lambda slot: self.carry_out(Offload(block.id, slot)))
         self._cached -= 1
         self._leaves.discard((block.last_used, block.id))
         self._drop(block)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cache.offload import HostTier, Restore, Spill
-from engine.events import SpillFigures
+from engine.cache.offload import HostTier, Offload, Restore
+from engine.events import OffloadFigures
 from models.weights.staging import pin
 
 PIECE_BYTES = 64 * 1024**2
@@ -105,7 +105,7 @@ class HostKV:
         self._taken += count
         return piece
 
-    def carry_out(self, copy: Spill | Restore) -> None:
+    def carry_out(self, copy: Offload | Restore) -> None:
         """Copy a block one way or the other, all its rows."""
         block = self._kv[:, :, copy.block * self._size : (copy.block + 1) * self._size]
         piece, place = divmod(copy.slot, self._each)
@@ -124,7 +124,7 @@ class HostKV:
         target.copy_(source, non_blocking=True)
 
     def _measure(self, host: Tensor, block: Tensor) -> None:
-        """What it takes to bring back a token, from a block that has just been spilled; once, some milliseconds."""
+        """What it takes to bring back a token, from a block that has just been offloaded; once, some milliseconds."""
         times = []
         for _ in range(3):
             torch.cuda.synchronize(self._kv.device)
@@ -135,9 +135,9 @@ class HostKV:
             times.append((perf_counter() - began) / 4)
         self.costs.brought = min(times) / self._size
 
-    def figures(self, tier: HostTier) -> SpillFigures:
+    def figures(self, tier: HostTier) -> OffloadFigures:
         """What `tier`, the index of this memory, holds, and what bringing it back costs."""
-        return SpillFigures(
+        return OffloadFigures(
             blocks=len(tier),
             bytes=self.nbytes,
             restored_tokens=tier.restored_rows,

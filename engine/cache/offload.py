@@ -1,12 +1,12 @@
 """Which evicted blocks lie in host memory, and in which slot of it. Pure Python, no tensors.
 
-A device block is found by its parent's id, and ids are used again. What is spilled outlives them, so every full
+A device block is found by its parent's id, and ids are used again. What is offloaded outlives them, so every full
 block gets a *name* when it enters the prefix index: a number that is never used twice, and that its copies keep.
-A spilled block is found by (name of its parent, keys of its rows), the chain of keys from the root: exact, without
-a hash that could collide. A block that is computed again takes the name of its spilled copy.
+An offloaded block is found by (name of its parent, keys of its rows), the chain of keys from the root: exact, without
+a hash that could collide. A block that is computed again takes the name of its offloaded copy.
 
 A block that was brought back keeps its slot, so that evicting it once more copies nothing. Where slots run out, the
-block that was spilled or brought back longest ago is dropped.
+block that was offloaded or brought back longest ago is dropped.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ ROOT_NAME = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Spill:
+class Offload:
     """Copy a device block to a slot in host memory."""
 
     block: int
@@ -34,7 +34,7 @@ class Restore:
 
 
 @dataclass(slots=True, eq=False)
-class Spilled:
+class Offloaded:
     """A block in host memory. `slot` is -1 once it was dropped, `name` is ROOT_NAME for one that is not full."""
 
     name: int
@@ -51,8 +51,8 @@ class HostTier:
         self._grow = grow
         self._capacity = 0
         self._free: list[int] = []
-        self._children: dict[int, dict[tuple[Hashable, ...], Spilled]] = {}
-        self._by_age: OrderedDict[Spilled, None] = OrderedDict()
+        self._children: dict[int, dict[tuple[Hashable, ...], Offloaded]] = {}
+        self._by_age: OrderedDict[Offloaded, None] = OrderedDict()
         self._names = count(ROOT_NAME + 1)
         self.restored_rows = 0
         """Rows that were brought back so far instead of being computed."""
@@ -85,16 +85,16 @@ class HostTier:
         except BaseException:
             self._free.append(slot)
             raise
-        block = Spilled(name, parent, keys, slot)
+        block = Offloaded(name, parent, keys, slot)
         self._children.setdefault(parent, {})[keys] = block
         self._by_age[block] = None
 
-    def follow(self, name: int, keys: Sequence[Hashable], size: int) -> list[tuple[Spilled, int]]:
+    def follow(self, name: int, keys: Sequence[Hashable], size: int) -> list[tuple[Offloaded, int]]:
         """The blocks that continue a path after the block `name` with the rows `keys`, and how many rows of each do.
 
         `size` is that of a block. Only the last may have rows that are not those of `keys`. Changes nothing.
         """
-        chain: list[tuple[Spilled, int]] = []
+        chain: list[tuple[Offloaded, int]] = []
         for start in range(0, len(keys), size):
             rest = tuple(keys[start : start + size])
             siblings = self._children.get(name, {})
@@ -109,26 +109,26 @@ class HostTier:
                 break
         return chain
 
-    def touch(self, chain: Sequence[tuple[Spilled, int]]) -> None:
+    def touch(self, chain: Sequence[tuple[Offloaded, int]]) -> None:
         """These are used now; of a path the beginning is dropped last."""
         for block, _ in reversed(chain):
             self._by_age.move_to_end(block)
 
     def remove(self, name: int, parent: int, keys: tuple[Hashable, ...]) -> bool:
-        """Drop the copy of a block, if there is one. False, and no change, where spilled blocks go on from it."""
+        """Drop the copy of a block, if there is one. False, and no change, where offloaded blocks go on from it."""
         if name != ROOT_NAME and name in self._children:
             return False
         if (block := self._children.get(parent, {}).get(keys)) is not None:
             self.drop(block)
         return True
 
-    def forget(self, chain: Sequence[tuple[Spilled, int]], start: int) -> None:
+    def forget(self, chain: Sequence[tuple[Offloaded, int]], start: int) -> None:
         """Drop the blocks of a path from number `start` on that no other path needs."""
         for block, rows in reversed(chain[max(start, 0) :]):
             if rows < len(block.keys) or not self.remove(block.name, block.parent, block.keys):
                 break
 
-    def drop(self, block: Spilled) -> None:
+    def drop(self, block: Offloaded) -> None:
         """Give its slot back."""
         del self._by_age[block]
         siblings = self._children[block.parent]
@@ -165,7 +165,7 @@ class HostTier:
         slots = [block.slot for block in self._by_age] + self._free
         assert sorted(slots) == list(range(self._capacity)), "a slot is lost, or of two blocks"
         found = [block for siblings in self._children.values() for block in siblings.values()]
-        assert set(found) == set(self._by_age), "a spilled block cannot be found"
+        assert set(found) == set(self._by_age), "an offloaded block cannot be found"
         assert len(found) == len(self._by_age)
         for block in found:
             assert self._children[block.parent][block.keys] is block, (

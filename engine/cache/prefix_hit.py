@@ -8,7 +8,7 @@ from engine.cache.prefix_index import ROOT, Key
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixHit:
     """What was present of a prompt when it was admitted."""
 
     rows: int = 0
@@ -28,14 +28,14 @@ class Found:
         return self.rows - self.warmed - self.own
 
 
-def found(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], origin: int) -> Found:
+def found(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], origin: int) -> PrefixHit:
     """What a table that was just opened holds of the prompt `keys`, for a sequence of this `origin`."""
     rows, pause = table.length, abs(origin)
     own = _last(blocks, table, rows, origin) if origin < 0 else 0
     warmed = _last(blocks, table, rows - own, pause) if pause else 0
     beside = [key for key, by in _beside(blocks, table, keys, rows - own - warmed) if by != pause]
     beside_warm = [key for key, by in _beside(blocks, table, keys, rows) if by == pause]
-    return Found(rows, warmed, own, next(iter(beside), None), next(iter(beside_warm), None))
+    return PrefixHit(rows, warmed, own, next(iter(beside), None), next(iter(beside_warm), None))
 
 
 def _last(blocks: BlockManager, table: BlockTable, end: int, origin: int) -> int:

@@ -12,11 +12,11 @@ DEFAULT_SHARE = 0.5
 GPU_SHARE = 0.9
 """The same where a chat has the device to itself, once the reserve is taken off; the rest is for what cannot be
 foreseen: gaps in the allocator's memory, a window of the desktop."""
-SPILL_SHARE = 0.25
+OFFLOAD_SHARE = 0.25
 """Of the free host memory that blocks which a GPU evicts may take, where nobody says how much."""
-MOST_SPILL_SHARE = 0.75
+MOST_OFFLOAD_SHARE = 0.75
 """The same, whatever somebody says: it is pinned, and the system cannot take it back."""
-SPILL_CACHES = 4
+OFFLOAD_CACHES = 4
 """So many times what the KV cache holds is enough of it."""
 GRAPH_BYTES = 256 * 1024**2
 """What graphs, compiled kernels and the workspaces of libraries take on a GPU beside the activations."""
@@ -76,11 +76,11 @@ def plan_kv(
     return KVPlan(context, blocks)
 
 
-def spill_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> int:
+def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> int:
     """Most bytes of the `available` host memory for blocks that a GPU evicts; `requested_gb` None: a modest share."""
     if requested_gb is None:
-        return min(int(available * SPILL_SHARE), SPILL_CACHES * kv_bytes)
-    return min(int(requested_gb * 1e9), int(available * MOST_SPILL_SHARE))
+        return min(int(available * OFFLOAD_SHARE), OFFLOAD_CACHES * kv_bytes)
+    return min(int(requested_gb * 1e9), int(available * MOST_OFFLOAD_SHARE))
 
 
 def kv_refused(plan: KVPlan, bytes_per_token: int, block_size: int, available: int) -> EngineError:

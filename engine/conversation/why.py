@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
-from engine.cache.prefix_hit import Found
+from engine.cache.prefix_hit import PrefixHit
 from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows
 from engine.conversation.turns import Turn
@@ -40,7 +40,7 @@ class Explainer:
         """The rows of these turns have been computed."""
         self._known.update(map(_hash, turns))
 
-    def explain(self, stats: TurnStats, question: Question, rows: Rows, found: Found) -> TurnStats:
+    def explain(self, stats: TurnStats, question: Question, rows: Rows, found: PrefixHit) -> TurnStats:
         """`stats` of an answer with the reasons. `rows` are those of the prompt and maybe more."""
         keys = rows.keys[: stats.prompt_tokens]
         explained = replace(
@@ -53,7 +53,7 @@ class Explainer:
         return explained
 
     def _history(
-        self, question: Question, keys: Items[Key], edges: Items[int], masked: bool, found: Found
+        self, question: Question, keys: Items[Key], edges: Items[int], masked: bool, found: PrefixHit
     ) -> Parting | None:
         row, held = found.reused, found.beside
         if row >= len(keys) - 1:  # the last row is computed for every answer
@@ -128,7 +128,7 @@ def _unseen(turn: Turn) -> list[int]:
     return turn.answer.token_ids[end : end + 1]
 
 
-def _draft(question: Question, keys: Items[Key], found: Found) -> Parting | None:
+def _draft(question: Question, keys: Items[Key], found: PrefixHit) -> Parting | None:
     changed = question.draft and not question.text.startswith(question.draft)
     if not changed or found.beside_warm is None or found.rows >= len(keys):
         return None

@@ -8,7 +8,7 @@ from threading import Event
 from time import perf_counter
 
 from engine.cache.blocks import BlockTable
-from engine.cache.prefix_hit import Found
+from engine.cache.prefix_hit import PrefixHit
 from engine.cache.rows import Rows
 from engine.events import FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams
@@ -68,7 +68,7 @@ class Sequence:
     prompt_tokens: int = 0
     origin: int = 0
     """Who asks: n for idle work of the n-th pause, -n for the request that ends it; 0: nobody keeps count."""
-    found: Found = field(default_factory=Found)
+    found: PrefixHit = field(default_factory=PrefixHit)
     """What was present of the prompt when the sequence was admitted first."""
     reached: int = 0
     """How many rows were present when it ended, or was preempted."""

@@ -25,7 +25,7 @@ from engine.schedule.sequence import Priority, Sequence, Status
 
 
 @dataclass(slots=True)
-class Stepper:
+class EngineStep:
     """Everything here belongs to the loop thread."""
 
     device: torch.device

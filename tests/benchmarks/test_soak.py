@@ -7,7 +7,14 @@ from benchmarks.shapes import SHAPES, random_engine
 from benchmarks.soak import CONTEXT, soak
 from tests.engine.fake_decoding import FakeRunner
 
-OPTIONS = {"num_blocks": 20, "block_size": 8, "max_chunk": 64, "spill": 1 << 22, "threads": 1, "fused": False}
+OPTIONS = {
+    "num_blocks": 20,
+    "block_size": 8,
+    "max_chunk": 64,
+    "offload": 1 << 22,
+    "threads": 1,
+    "fused": False,
+}
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -18,7 +25,7 @@ def test_nothing_is_left_of_many_requests_at_once(slots: int) -> None:
         _,
     ):
         if slots:
-            engine._loop.call(lambda: engine._stepper.decode_with(FakeRunner(engine._runner, slots)))
+            engine._loop.call(lambda: engine._engine_step.decode_with(FakeRunner(engine._runner, slots)))
         seen = soak(engine, 60, streams=6)
     assert seen.requests == 60
     assert seen.tokens > 200

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chatterm.backends.backend import DraftCost, Figures, ModelInfo, Progress, SpillFigures, TurnStats
+from chatterm.backends.backend import DraftCost, Figures, ModelInfo, OffloadFigures, Progress, TurnStats
 from chatterm.conversation.cache_map import PLAIN_MARKS, cache_lines
 from chatterm.conversation.figures import (
     Live,
@@ -399,22 +399,22 @@ def test_stats_name_the_kernels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spill", "said"),
+    ("offload", "said"),
     [
-        (SpillFigures(0, 0, 0, None, None, True), "0 blocks in 0 B of host memory"),
-        (SpillFigures(12, 25_000_000, 900, None, None, True), "of host memory · 900 tokens restored"),
+        (OffloadFigures(0, 0, 0, None, None, True), "0 blocks in 0 B of host memory"),
+        (OffloadFigures(12, 25_000_000, 900, None, None, True), "of host memory · 900 tokens restored"),
         (
-            SpillFigures(12, 25_000_000, 900, 3.21e-6, 40e-6, True),
+            OffloadFigures(12, 25_000_000, 900, 3.21e-6, 40e-6, True),
             "900 tokens restored, 3.2 µs per token, recomputing 40.0",
         ),
         (
-            SpillFigures(0, 0, 9, 3.2e-6, 3e-6, False),
+            OffloadFigures(0, 0, 9, 3.2e-6, 3e-6, False),
             "recomputed, not restored: restoring takes 3.2 µs per token, recomputing 3.0",
         ),
     ],
 )
-def test_stats_say_what_became_of_evicted_blocks(spill: SpillFigures, said: str) -> None:
-    lines = stats_lines(120, None, SessionStats(), INFO, replace(FIGURES, spill=spill))
+def test_stats_say_what_became_of_evicted_blocks(offload: OffloadFigures, said: str) -> None:
+    lines = stats_lines(120, None, SessionStats(), INFO, replace(FIGURES, offload=offload))
     assert any(said in text_of(line) for line in lines)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockManager, BlockTable, Copy, RowCopy
-from engine.cache.offload import Spill
+from engine.cache.offload import Offload
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState, sample
 from engine.schedule.scheduler import Chunk
@@ -64,7 +64,7 @@ class HashModel:
         if isinstance(copy, RowCopy):
             rows = self.slots[copy.source * size : copy.source * size + copy.rows]
             self.slots[copy.target * size : copy.target * size + copy.rows] = rows
-        elif isinstance(copy, Spill):
+        elif isinstance(copy, Offload):
             self.host[copy.slot] = self.slots[copy.block * size : (copy.block + 1) * size]
         else:
             self.slots[copy.block * size : (copy.block + 1) * size] = self.host[copy.slot]

@@ -19,7 +19,7 @@ from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
-from engine.schedule.step import Stepper
+from engine.schedule.step import EngineStep
 from tests.engine.fake_decoding import FakeRunner, HashModel
 from tests.engine.tiny import tiny_tokenizer
 
@@ -85,7 +85,7 @@ class World:
         self.scheduler = Scheduler(self.blocks, max_chunk=10, idle_chunk=3)
         runner: Any = SimpleNamespace(run=self.model.run, uses_torch=lambda _: True, set_alone=lambda _: None)
         cache: Any = SimpleNamespace(host=None)
-        self.stepper = Stepper(
+        self.engine_step = EngineStep(
             torch.device("cpu"),
             frozenset([EOS] if ends else []),
             CONTEXT,
@@ -101,7 +101,7 @@ class World:
             others=SimpleNamespace(are_busy=lambda: False),  # type: ignore[arg-type]
         )
         if slots:
-            self.stepper.decode_with(FakeRunner(self.model, slots))
+            self.engine_step.decode_with(FakeRunner(self.model, slots))
         self.requests: list[Request] = []
 
     def arrive(self, prompt: list[int], priority: str, params: SamplingParams | None) -> Request:
@@ -128,7 +128,7 @@ class World:
                 request.sequence.priority = Priority.PERSON
             case "evict", (count,):
                 for _ in range(min(count, self.blocks.num_cached)):
-                    self.blocks._free_one(spill=True)
+                    self.blocks._free_one(offload=True)
             case "pin", (family, length):
                 self.blocks.keep(prompt_of(family, length))
             case "borrow", (family, length, rows):
@@ -140,17 +140,17 @@ class World:
 
     def step(self) -> None:
         if self.scheduler.has_work:
-            self.stepper.step()
+            self.engine_step.step()
             self.check()
 
     def check(self) -> None:
         """Everything that holds between two steps."""
         scheduler = self.scheduler
         self.blocks.check()
-        if self.stepper.decoding is not None:
-            self.stepper.decoding.check(scheduler.running)
-            runner: Any = self.stepper.decoding.runner
-            assert set(runner.slots) == self.stepper.decoding.joined
+        if self.engine_step.decoding is not None:
+            self.engine_step.decoding.check(scheduler.running)
+            runner: Any = self.engine_step.decoding.runner
+            assert set(runner.slots) == self.engine_step.decoding.joined
         tables = [s.table for s in scheduler.running]
         assert {id(t) for t in tables} == {id(t) for t in self.blocks._tables}, (
             "blocks are held by nobody that runs"
@@ -184,8 +184,8 @@ class World:
                 break
             self.step()
         assert not self.scheduler.has_work, "somebody never finishes"
-        if self.stepper.decoding is not None:
-            assert not any(self.stepper.decoding.in_flight)
+        if self.engine_step.decoding is not None:
+            assert not any(self.engine_step.decoding.in_flight)
         assert self.blocks.num_held == 0
         for request in self.requests:
             request.listen()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
-from engine.cache.offload import HostTier, Restore, Spill, common_prefix
+from engine.cache.offload import HostTier, Offload, Restore, common_prefix
 
 
 def filled(manager: BlockManager, keys: list[int]) -> BlockTable:
@@ -171,7 +171,7 @@ class Blocks(RuleBasedStateMachine):
     def _copy(self, copy: Copy) -> None:
         """Carry it out, or fail and leave the target in pieces."""
         target, place = (
-            (self.host, copy.slot) if isinstance(copy, Spill) else (self.memory, self._target(copy))
+            (self.host, copy.slot) if isinstance(copy, Offload) else (self.memory, self._target(copy))
         )
         if self.fails_in is not None:
             self.fails_in -= 1
@@ -182,7 +182,9 @@ class Blocks(RuleBasedStateMachine):
         if isinstance(copy, RowCopy):
             self.memory[copy.target][: copy.rows] = self.memory[copy.source][: copy.rows]
         else:
-            target[place] = list(self.memory[copy.block] if isinstance(copy, Spill) else self.host[copy.slot])
+            target[place] = list(
+                self.memory[copy.block] if isinstance(copy, Offload) else self.host[copy.slot]
+            )
 
     def _target(self, copy: RowCopy | Restore) -> int:
         return copy.target if isinstance(copy, RowCopy) else copy.block

@@ -9,7 +9,7 @@ import pytest
 
 from engine import EngineError, SamplingParams
 from engine.cache.blocks import Copy, OutOfBlocksError, RowCopy
-from engine.cache.offload import Restore, Spill
+from engine.cache.offload import Offload, Restore
 from engine.cache.rows import Rows
 from engine.schedule.sequence import Priority, Sequence
 from tests.engine.test_chat import CONFIG
@@ -24,7 +24,7 @@ class Faults:
 
     def __init__(self, engine: TinyEngine, rng: Random) -> None:
         self.engine, self.rng, self.rate = engine, rng, 0.0
-        self.failed = {RowCopy: 0, Restore: 0, Spill: 0, list: 0}
+        self.failed = {RowCopy: 0, Restore: 0, Offload: 0, list: 0}
         self.carry_out, self.copy_rows = engine._cache.carry_out, engine._cache.copy_rows
         engine._blocks.carry_out = self.carry_out_or_fail
         engine._cache.copy_rows = self.copy_rows_or_fail  # type: ignore[method-assign]
@@ -34,7 +34,7 @@ class Faults:
             return self.carry_out(copy)
         self.failed[type(copy)] += 1
         cache = self.engine._cache
-        if isinstance(copy, Spill):
+        if isinstance(copy, Offload):
             piece, place = divmod(copy.slot, cache.host._each)  # type: ignore[union-attr]
             cache.host._pieces[piece][place].fill_(30.0)  # type: ignore[union-attr]
         else:
@@ -76,7 +76,7 @@ def test_the_same_text_or_an_error(folder: Path, seed: int) -> None:
     with tiny_engine(folder, CONFIG, context=256, num_blocks=300) as engine:
         texts = {tuple(p): answer(engine, p) for p in asked}
         masked = {tuple(p): hidden(engine, p) for p in long}
-    with tiny_engine(folder, CONFIG, context=128, num_blocks=44, spill=1 << 16) as engine:
+    with tiny_engine(folder, CONFIG, context=128, num_blocks=44, offload=1 << 16) as engine:
         faults = Faults(engine, rng)
         right = wrong = 0
 

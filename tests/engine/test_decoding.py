@@ -28,13 +28,13 @@ PROMPTS = [
 def engine(folder: Path) -> Iterator[TinyEngine]:
     """An engine whose answers are decoded in three slots."""
     with tiny_engine(folder, CONFIG) as engine:
-        engine._loop.call(lambda: engine._stepper.decode_with(FakeRunner(engine._runner, 3)))
+        engine._loop.call(lambda: engine._engine_step.decode_with(FakeRunner(engine._runner, 3)))
         yield engine
 
 
 def runner_of(engine: TinyEngine) -> FakeRunner:
-    assert engine._stepper.decoding is not None
-    runner = engine._stepper.decoding.runner
+    assert engine._engine_step.decoding is not None
+    runner = engine._engine_step.decoding.runner
     assert isinstance(runner, FakeRunner)
     return runner
 
@@ -138,13 +138,13 @@ def run_until(w: World, ready: Callable[[], bool]) -> None:
 def rows_of_steps(w: World) -> list[int]:
     """From now on the rows of prompts in each step."""
     seen: list[int] = []
-    run = w.stepper.runner.run
+    run = w.engine_step.runner.run
 
     def counted(batch: StepBatch) -> list:
         seen.append(sum(span.count for span in batch.spans))
         return run(batch)
 
-    w.stepper.runner.run = counted  # type: ignore[method-assign]
+    w.engine_step.runner.run = counted  # type: ignore[method-assign]
     return seen
 
 
@@ -175,10 +175,10 @@ def test_the_host_is_one_step_behind_and_no_more() -> None:
     w = world()
     requests = [w.arrive(prompt_of(2, 3 + i), "person", ENDLESS) for i in range(3)]
     run_until(w, lambda: all(r.sequence.first_token > 0 for r in requests))
-    assert w.stepper.decoding is not None
+    assert w.engine_step.decoding is not None
     for _ in range(10):
         w.step()
-        assert len(w.stepper.decoding.in_flight) == 1
+        assert len(w.engine_step.decoding.in_flight) == 1
         assert [r.sequence.unread for r in requests] == [1, 1, 1]
     lengths = [len(r.sequence.generated) for r in requests]
     w.step()

@@ -367,7 +367,7 @@ class Fire:
 
     def evict(self, _: Talk) -> None:
         if self.rng.random() < 0.7:
-            self.engine.spill_all()
+            self.engine.offload_all()
         else:
             self.engine.evict_all()
 
@@ -406,7 +406,7 @@ def test_every_logit_is_that_of_a_plain_forward(folder: Path, seed: int) -> None
         "block_size": size,
         "num_blocks": rng.choice((tight, tight, 3 * tight)),
         "max_chunk": rng.choice((7, 64)),
-        "spill": (0, 1 << 24, 1 << 24, 1 << 16)[seed % 4],
+        "offload": (0, 1 << 24, 1 << 24, 1 << 16)[seed % 4],
     }
     with tiny_engine(folder, CONFIG, **options) as engine:
         if seed % 3 == 0:
@@ -419,7 +419,7 @@ def test_every_logit_is_that_of_a_plain_forward(folder: Path, seed: int) -> None
             except BaseException as error:
                 error.add_note(f"seed {seed}, {options}, step {step} after {done[-8:]}")
                 raise
-        spill = engine.figures().spill
-        assert spill is None or spill.restored_tokens > 0
+        offload = engine.figures().offload
+        assert offload is None or offload.restored_tokens > 0
     assert sum(fire.compared.values()) > STEPS
     assert min(fire.compared.values()) > 0

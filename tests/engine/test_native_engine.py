@@ -22,7 +22,7 @@ from engine.schedule.busy import Others
 from engine.schedule.loop import Loop
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
-from engine.schedule.step import Stepper
+from engine.schedule.step import EngineStep
 from models.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
@@ -87,14 +87,14 @@ def engine(model: Network) -> Iterator[Engine]:
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
     """The tokens before every sampled one, and the logits that it was drawn from."""
     found: list[tuple[list[int], Tensor]] = []
-    run = Stepper._run
+    run = EngineStep._run
 
-    def record(self: Stepper, chunks: list[Chunk]) -> list[tuple[Sequence, Tensor]]:
+    def record(self: EngineStep, chunks: list[Chunk]) -> list[tuple[Sequence, Tensor]]:
         drawn = run(self, chunks)
         found.extend((list(sequence.rows.token_ids), row.clone()) for sequence, row in drawn)
         return drawn
 
-    monkeypatch.setattr(Stepper, "_run", record)
+    monkeypatch.setattr(EngineStep, "_run", record)
     return found
 
 

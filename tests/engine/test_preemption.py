@@ -99,14 +99,14 @@ def test_a_message_ends_the_settling_of_its_chat_and_uses_what_that_did(folder: 
 def test_idle_work_that_keeps_to_one_core_has_a_pace_of_its_own(
     engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepper = engine._stepper
+    engine_step = engine._engine_step
     engine._loop.call(engine._blocks.evict_all)
     steps = Steps(engine, 0)
     busy = [True, True, False, False, True]
     monkeypatch.setattr(Others, "are_busy", lambda self: busy[min(len(steps.rows), 4)])
     # What a chunk took does not matter here, only whose pace it was.
     monkeypatch.setattr(IdlePace, "saw", lambda self, rows, *_: setattr(self, "rows", rows + 1))
-    stepper.pace.rows, stepper.pace_alone.rows = 40, 5
+    engine_step.pace.rows, engine_step.pace_alone.rows = 40, 5
     idle = Sequence(Rows.of(LONG), Priority.IDLE)
     engine.submit(idle)
     engine.wait(idle)

@@ -25,7 +25,7 @@ from engine.kernels.native import library as native
 from engine.kernels.native.library import Library
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Sequence
-from engine.schedule.step import Stepper
+from engine.schedule.step import EngineStep
 from models.load import load_model
 from models.network import Network
 from tests.engine.test_chat_paths import copies
@@ -80,15 +80,15 @@ def pair(request: pytest.FixtureRequest, model: Network) -> Iterator[Pair]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(Library, "best", property(lambda self: self.variants[request.param]))
         seen: dict[int, dict[tuple[Key, ...], bytes]] = {}
-        run = Stepper._run
+        run = EngineStep._run
 
-        def record(self: Stepper, chunks: list[Chunk]) -> list[tuple[Sequence, Tensor]]:
+        def record(self: EngineStep, chunks: list[Chunk]) -> list[tuple[Sequence, Tensor]]:
             found = run(self, chunks)
             for sequence, row in found:
                 seen.setdefault(id(self.runner), {})[tuple(sequence.rows.keys)] = row.numpy().tobytes()
             return found
 
-        patch.setattr(Stepper, "_run", record)
+        patch.setattr(EngineStep, "_run", record)
         options = {"dtype": torch.bfloat16, "context": CONTEXT}
         used = stack.enter_context(a_native_engine(model, num_blocks=BLOCKS, **options))
         fresh = stack.enter_context(a_native_engine(model, max_chunk=512, threads=1, **options))
@@ -161,7 +161,7 @@ def one(pair: Pair, chat: Chat, saved: list[list[Turn]], kind: str, text: str, n
 def free_some(engine: Engine, count: int) -> None:
     """Evict up to `count` cached blocks, as somebody who needs room does."""
     for _ in range(min(count, engine._blocks.num_cached)):
-        engine._blocks._free_one(spill=True)
+        engine._blocks._free_one(offload=True)
 
 
 def check(pair: Pair, chat: Chat, before: list[Turn], params: SamplingParams) -> None:

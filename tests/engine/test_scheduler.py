@@ -89,7 +89,7 @@ def test_idle_work_is_dropped_when_a_person_needs_its_blocks() -> None:
 
 
 def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find_no_room() -> None:
-    """In 4 blocks idle work holds 3; of the person's two spilled blocks only one would find room beside it."""
+    """In 4 blocks idle work holds 3; of the person's two offloaded blocks only one would find room beside it."""
     slots = [16]
     s = Scheduler(BlockManager(4, 4, tier=HostTier(lambda: slots.pop() if slots else 0)), 64, 12)
     person = prompt(list(range(8)), generate=False)
@@ -101,7 +101,7 @@ def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find
     s.add(filler)
     play(s)
     play(s)
-    assert (len(s.blocks.tier), s.blocks.match(list(range(8)))) == (2, 8), "both blocks were spilled"
+    assert (len(s.blocks.tier), s.blocks.match(list(range(8)))) == (2, 8), "both blocks were offloaded"
     idle = prompt(list(range(200, 213)), Priority.IDLE, generate=False)
     s.add(idle)
     play(s)

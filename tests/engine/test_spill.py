@@ -11,8 +11,8 @@ from hypothesis import settings
 from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
 from engine.cache.host_memory import Costs, HostKV
 from engine.cache.kv_cache import KVCache
-from engine.cache.offload import HostTier, Restore, Spill
-from engine.cache.sizing import spill_bytes
+from engine.cache.offload import HostTier, Offload, Restore
+from engine.cache.sizing import offload_bytes
 from tests.engine.test_blocks import Blocks
 from tests.engine.test_chat import CONFIG, ask
 from tests.engine.test_eviction import others
@@ -55,7 +55,7 @@ def test_what_is_evicted_is_spilled_from_its_end_and_comes_back_from_its_beginni
     used(manager, TALK)
     assert copies == []
     used(manager, OTHER)
-    assert copies == [Spill(2, 0), Spill(1, 1), Spill(0, 2)]
+    assert copies == [Offload(2, 0), Offload(1, 1), Offload(0, 2)]
     assert manager.match(TALK) == 6
     copies.clear()
     table = manager.open(TALK)
@@ -65,8 +65,8 @@ def test_what_is_evicted_is_spilled_from_its_end_and_comes_back_from_its_beginni
     ]
     assert manager.tier.restored_rows == 6
     for block in table.blocks:  # each was copied before something was written over it
-        spill = next(copy for copy in copies if isinstance(copy, Spill) and copy.block == block)
-        assert copies.index(spill) < next(
+        offload = next(copy for copy in copies if isinstance(copy, Offload) and copy.block == block)
+        assert copies.index(offload) < next(
             i for i, copy in enumerate(copies) if isinstance(copy, Restore) and copy.block == block
         )
     manager.check()
@@ -167,7 +167,7 @@ def test_a_tier_of_one_slot_may_lose_what_should_come_back_to_what_makes_room_fo
     copies.clear()
     table = manager.open([1, 2])
     assert (table.length, table.blocks) == (0, [])
-    assert copies == [Spill(0, 0)]
+    assert copies == [Offload(0, 0)]
     manager.check()
 
 
@@ -198,7 +198,7 @@ class SpilledBlocks(Blocks):
     def teardown(self) -> None:
         for block in self.manager.tier._by_age:
             rows = self.host[block.slot][: len(block.keys)]
-            assert [row[-1] for row in rows] == list(block.keys), "a slot has what was spilled to it"
+            assert [row[-1] for row in rows] == list(block.keys), "a slot has what was offloaded to it"
 
 
 SpilledBlocks.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
@@ -212,7 +212,14 @@ def test_copies_are_carried_out_in_their_order_and_memory_is_taken_when_it_is_ne
     cache.host = host = HostKV(cache.kv, 4, most_bytes=3 * cache.kv[:, :, :4].nbytes + 1)
     assert host.nbytes == 0
     assert (host.grow(), host.grow(), host.nbytes) == (3, 0, 3 * host.block_bytes)
-    for copy in (Spill(1, 2), RowCopy(0, 1, 4), Spill(1, 0), RowCopy(3, 0, 2), Restore(0, 3), Restore(2, 2)):
+    for copy in (
+        Offload(1, 2),
+        RowCopy(0, 1, 4),
+        Offload(1, 0),
+        RowCopy(3, 0, 2),
+        Restore(0, 3),
+        Restore(2, 2),
+    ):
         cache.carry_out(copy)
     block = [slice(4 * i, 4 * i + 4) for i in range(4)]
     assert torch.equal(cache.kv[:, :, block[1]], before[:, :, block[0]])
@@ -231,7 +238,7 @@ def test_memory_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     tier = HostTier(host.grow)
     cache.kv.copy_(torch.arange(8).repeat_interleave(4).view(1, 1, 32, 1, 1).expand_as(cache.kv))
     for block in range(8):
-        tier.put(0, 0, (block,), lambda slot, block=block: cache.carry_out(Spill(block, slot)))
+        tier.put(0, 0, (block,), lambda slot, block=block: cache.carry_out(Offload(block, slot)))
     assert host.nbytes == 8 * block_bytes
     cache.kv.zero_()
     for slot in range(8):
@@ -272,11 +279,11 @@ def test_memory_is_pinned_ahead_and_nobody_waits_for_it(monkeypatch: pytest.Monk
 
 
 def test_how_much_memory_is_taken() -> None:
-    assert spill_bytes(None, kv_bytes=10**9, available=100 * 10**9) == 4 * 10**9
-    assert spill_bytes(None, kv_bytes=10**10, available=100 * 10**9) == 25 * 10**9
-    assert spill_bytes(2.5, kv_bytes=10**9, available=100 * 10**9) == 2.5e9
-    assert spill_bytes(500, kv_bytes=10**9, available=100 * 10**9) == 75 * 10**9
-    assert spill_bytes(0, kv_bytes=10**9, available=100 * 10**9) == 0
+    assert offload_bytes(None, kv_bytes=10**9, available=100 * 10**9) == 4 * 10**9
+    assert offload_bytes(None, kv_bytes=10**10, available=100 * 10**9) == 25 * 10**9
+    assert offload_bytes(2.5, kv_bytes=10**9, available=100 * 10**9) == 2.5e9
+    assert offload_bytes(500, kv_bytes=10**9, available=100 * 10**9) == 75 * 10**9
+    assert offload_bytes(0, kv_bytes=10**9, available=100 * 10**9) == 0
 
 
 def test_costs_are_those_of_the_fastest_long_chunk() -> None:
@@ -294,7 +301,7 @@ def test_costs_are_those_of_the_fastest_long_chunk() -> None:
 @pytest.fixture
 def small(folder: Path) -> Iterator[TinyEngine]:
     """An engine whose cache holds one context, and whose tier holds much more."""
-    with tiny_engine(folder, CONFIG, context=512, num_blocks=129, spill=1 << 28) as engine:
+    with tiny_engine(folder, CONFIG, context=512, num_blocks=129, offload=1 << 28) as engine:
         yield engine
 
 
@@ -308,7 +315,7 @@ def test_a_prompt_that_was_evicted_is_brought_back_and_gives_the_same_logits(sma
     events = list(small.stream(prompt, small.default_params(temperature=0.0, max_tokens=1)))
     assert small.scripted.rows_computed == computed + 1, "the last row alone"
     brought = small.scripted.logits_seen[-1]
-    figures = small.figures().spill
+    figures = small.figures().offload
     assert figures is not None
     assert (figures.restored_tokens, figures.is_used) == (399, True)
     assert figures.bytes >= figures.blocks * 4
@@ -343,7 +350,7 @@ def test_a_tier_that_loses_is_given_up(small: TinyEngine) -> None:
     assert host is not None
     host.costs.brought, host.costs.computed = 1e-6, 1.1e-6
     small.warm([6, *others(500)])
-    figures = small.figures().spill
+    figures = small.figures().offload
     assert figures is not None
     assert (figures.is_used, figures.blocks, figures.bytes) == (False, 0, 0)
     assert small.warm(others(500)) == 500

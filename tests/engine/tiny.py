@@ -114,12 +114,12 @@ class TinyEngine(Engine):
     def evict_all(self) -> None:
         self._loop.call(self._blocks.evict_all)
 
-    def spill_all(self) -> None:
+    def offload_all(self) -> None:
         """Evict what is cached as if somebody needed room for it: it goes to the host tier, where there is one."""
 
         def job() -> None:
             while self._blocks.num_cached:
-                self._blocks._free_one(spill=True)
+                self._blocks._free_one(offload=True)
 
         self._loop.call(job)
 

@@ -41,7 +41,7 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
     other = [(7 * i) % 251 for i in range(1480)]
 
     # No more host memory than is needed: the system may refuse to pin much, and takes its time for it.
-    with an_engine(folder, num_blocks=48, spill=1 << 25) as engine:
+    with an_engine(folder, num_blocks=48, offload=1 << 25) as engine:
 
         def rows() -> torch.Tensor:
             runs = engine._cache.slots(engine._blocks.path(other), 0, len(other))

@@ -79,7 +79,7 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(
     """A cache of 40 blocks and prompts of 37: each evicts the one before, whose rows come back as they were."""
     # Whether it wins is measured, so it depends on who else uses the GPU and the bus.
     monkeypatch.setattr(Costs, "worth_it", True)
-    options = {"context": 150, "num_blocks": 40, "spill": 1 << 28}
+    options = {"context": 150, "num_blocks": 40, "offload": 1 << 28}
     with tiny_engine(folder, CONFIG, device="cuda", dtype=torch.bfloat16, **options) as engine:
 
         def rows(prompt: list[int]) -> torch.Tensor:
@@ -101,7 +101,7 @@ def test_evicted_blocks_come_back_from_pinned_memory_bit_by_bit(
                 assert engine.warm(prompt) == 0
                 assert torch.equal(rows(prompt), before)
                 engine.check()
-        figures = engine.figures().spill
+        figures = engine.figures().offload
         assert figures is not None
         assert figures.brought_s is not None
         assert figures.restored_tokens > 17 * 140

@@ -114,7 +114,7 @@ def test_preempted_streams_go_on_as_if_nothing_had_been(
     ]
     with an_engine(folder, BF16, streams=8) as engine:
         expected = texts_alone(engine, jobs)
-    with an_engine(folder, BF16, streams=8, context=400, num_blocks=30, spill=1 << 30) as engine:
+    with an_engine(folder, BF16, streams=8, context=400, num_blocks=30, offload=1 << 30) as engine:
         assert engine._host is not None
         engine._host.prepare(wait=True)
         for prompt, _ in jobs:
@@ -142,7 +142,7 @@ def test_with_deterministic_nothing_changes_a_text(folder: Path, options: dict[s
     with an_engine(folder, BF16, deterministic=True, streams=32, **options) as engine:
         assert at_once(engine, jobs) == expected
     with an_engine(
-        folder, BF16, deterministic=True, streams=32, context=400, num_blocks=40, spill=0, **options
+        folder, BF16, deterministic=True, streams=32, context=400, num_blocks=40, offload=0, **options
     ) as engine:
         assert at_once(engine, jobs) == expected
 
