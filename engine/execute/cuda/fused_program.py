@@ -72,7 +72,8 @@ class FusedDecoder:
         self._deterministic = deterministic
         self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
         row_bytes = 2 * self._kv_heads * self._dim * cache.kv.element_size()
-        self.kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
+        kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
+        self.kv = None if deterministic else kv
         vocab, size = spec.vocab_size, spec.hidden_size
         most = given.active.shape[0]
         few = min(most, FEW)
@@ -232,5 +233,5 @@ class FusedDecoder:
             self._partial,
             self._lse,
         )
-        sharing = choose_sharing(rows, self.kv.group) if own else None
+        sharing = choose_sharing(rows, self.kv.group) if own and self.kv is not None else None
         attend(shape, step, self._mixed, rows, cuts, sharing, own, given.shared, given.members)

@@ -193,6 +193,7 @@ def test_many_rows_that_share_a_prefix_give_what_they_give_without_sharing(model
 
     show(alike, case.tables[0])
     expected, written = case.run(decoder, slots, 16)
+    assert decoder.kv is not None
     sharing = choose_sharing(16, decoder.kv.group)
     assert sharing is not None
     tile = [slots.index(slot) for slot in alike]
