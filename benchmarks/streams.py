@@ -107,6 +107,9 @@ def room_for(streams: int) -> dict[str, int]:
 
 def rows_of(token_ids: list[int]) -> Any:
     """The rows of a prompt."""
-    from engine.engine import Rows  # where it is in older trees, too, which are measured beside this one
+    try:
+        from engine.cache.rows import Rows
+    except ImportError:  # an older tree, which is measured beside this one
+        from engine.engine import Rows  # type: ignore[attr-defined,no-redef]
 
     return Rows.of(token_ids)

@@ -18,10 +18,21 @@ from benchmarks.streams import Request, room_for, serve
 from engine import Engine
 from engine.attention.choose import choose_attention
 
+try:
+    from engine.build import Options
+except ImportError:  # an older tree
+    from engine.assembly import Options  # type: ignore[import-not-found,no-redef]
+
 
 def head_dim_of(shape: Any) -> int:
     """Of a shape of this tree, or of an older one."""
     return int(shape.attention.head_dim if hasattr(shape, "attention") else shape.head_dim)
+
+
+def nothing_offloaded() -> dict[str, Any]:
+    """The option of this tree, or of an older one."""
+    names = getattr(Options, "__slots__", ())
+    return {"offload" if "offload" in names else "spill": 0}
 
 
 @contextmanager
@@ -35,7 +46,8 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
             context=arguments.context,
             **room_for(arguments.streams),
         )
-        engine._stepper.stop_ids = frozenset()
+        step = getattr(engine, "_engine_step", None) or engine._stepper  # of an older tree
+        step.stop_ids = frozenset()
         try:
             yield engine
         finally:
@@ -53,7 +65,7 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
         # Every stream may fill its last block in part.
         num_blocks=-(-arguments.rows // size) + arguments.streams + 1,
         attention=attention,
-        spill=0,
+        **nothing_offloaded(),
         **room_for(arguments.streams),
     ) as (engine, _):
         yield engine
