@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.rivers import prose
 from engine import Engine
-from engine.schedule.scheduler import Step
+from engine.batch import StepBatch
 from engine.schedule.sequence import Sequence as Request
 from engine.schedule.step import EngineStep
 from models.text.gguf_tokenizer import parts_from_gguf
@@ -87,7 +87,7 @@ def _text(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class ScriptedStepper(EngineStep):
+class ScriptedStep(EngineStep):
     """Computes and samples as always, and then takes the script's token instead.
 
     The first token of an answer is a step of its own. The following ones are taken `stride` at a time and computed in
@@ -100,9 +100,9 @@ class ScriptedStepper(EngineStep):
     steps: list[tuple[float, int]] = field(default_factory=list)
     """When each step had been computed, in seconds of `perf_counter`, and how many rows it had."""
 
-    def _logits(self, step: Step) -> list[torch.Tensor]:
-        logits = EngineStep._logits(self, step)
-        self.steps.append((perf_counter(), sum(chunk.count for chunk in step.chunks)))
+    def _logits(self, rows: int, batch: StepBatch) -> list[torch.Tensor]:
+        logits = EngineStep._logits(self, rows, batch)
+        self.steps.append((perf_counter(), rows))
         return logits
 
     def rows_between(self, begin: float, end: float) -> int:
@@ -118,10 +118,10 @@ class ScriptedStepper(EngineStep):
         return now[-1]
 
 
-def follow_script(engine: Engine, stride: int = 64) -> ScriptedStepper:
+def follow_script(engine: Engine, stride: int = 64) -> ScriptedStep:
     """From now on the engine writes what the step's `answer` says."""
     before = engine._engine_step
-    engine._engine_step = engine_step = ScriptedStepper(
+    engine._engine_step = engine_step = ScriptedStep(
         **{item.name: getattr(before, item.name) for item in fields(EngineStep)}, stride=stride
     )
     return engine_step

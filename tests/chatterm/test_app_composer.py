@@ -169,10 +169,10 @@ async def test_escape_closes_the_list_and_keeps_the_text() -> None:
 async def test_a_click_chooses() -> None:
     async with driven(ScriptedBackend()) as driver:
         await driver.types("/re")
-        await driver.shows("/retry")
-        row = next(y for y, line in enumerate(driver.text().split("\n")) if "/retry" in line)
+        await driver.shows("/reset")
+        row = next(y for y, line in enumerate(driver.text().split("\n")) if "/reset" in line)
         await driver.pilot.click(offset=(5, row))
-        await driver.until(lambda: driver.composer.text == "/retry")
+        await driver.until(lambda: driver.composer.text == "/reset")
         assert driver.composer.has_focus
 
 

@@ -62,6 +62,7 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.EMBEDDING_SCALE: replace(a_spec(), embedding_scale=8.0),
     Feature.LOGIT_SCALE: replace(a_spec(), logit_scale=0.5),
     Feature.LOGIT_CAP: replace(a_spec(), logit_cap=30.0),
+    Feature.MIXED_EPS: replace(a_spec(), final_norm=Norm(1e-3)),
     Feature.MIXED_LAYERS: replace(a_spec(), layers=(a_spec().layers[0], a_spec(qkv_bias=True).layers[0])),
     Feature.MIXED_HEADS: replace(
         a_spec(),

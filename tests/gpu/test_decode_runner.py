@@ -156,10 +156,11 @@ def test_the_kernels_of_a_step_want_the_memory_divided_alike() -> None:
     from engine.kernels.triton.launch import split_alike
 
     weight = torch.randn(4, 64, device="cuda")
-    token, out = torch.ones(1, dtype=torch.int64, device="cuda"), torch.empty(64, device="cuda")
-    kernel = embedding_kernel[(1,)](token, weight, out, SIZE=64, BLOCK=64)
+    active, token = (torch.tensor([n], device="cuda") for n in (0, 1))
+    out = torch.empty(1, 64, device="cuda")
+    kernel = embedding_kernel[(1, 1)](active.int(), token, weight, out, SIZE=64, BLOCK=64)
     split_alike(kernel)
     value = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuFuncGetAttribute(ctypes.byref(value), 9, ctypes.c_void_p(kernel.function))
     assert value.value == 100
-    assert torch.equal(out, weight[1])
+    assert torch.equal(out[0], weight[1])

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.execute.batch import Batch, Span
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import unusual_layers
+from engine.batch import Span, StepBatch
 from engine.build import Options, assemble
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
@@ -191,7 +191,7 @@ class Engine:
         positions = [row for span in spans for row in range(span.start, span.stop)]
         with torch.inference_mode():
             hidden = self._model.forward(
-                torch.tensor(ids), torch.tensor(positions), self._backend.plan(Batch(spans))
+                torch.tensor(ids), torch.tensor(positions), self._backend.plan(StepBatch(spans))
             )
             logits = self._model.logits(hidden).split([span.count for span in spans])
         return dict(zip(pieces, logits, strict=True))

@@ -11,6 +11,7 @@ from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.prefill import FusedPrefill
 from models.load import load_model
+from models.reference.decoder import Decoder
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,16 +37,15 @@ def test_a_prompt_in_two_chunks_gives_the_hidden_states_and_the_cache_of_the_pla
 ) -> None:
     folder = write_checkpoint(tmp_path_factory.mktemp("prefill"), config)
     model = load_model(files_of(folder), dtype=torch.float32, device=DEVICE)
-    shape = model.config
-    kv_heads, dim = shape.num_key_value_heads, shape.head_dim
+    attention = model.spec.attention
     table = (3, 1, 2)
     ids = torch.randint(160, (37,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     positions = torch.arange(37, device=DEVICE) + 5  # not the row, as behind a masked think span
     hidden, caches = [], []
-    for program in (model, FusedPrefill(model)):
-        cache = KVCache(2, 4, 16, kv_heads, dim, torch.float32, DEVICE)
+    for program in (Decoder(model), FusedPrefill(model)):
+        cache = KVCache(2, 4, 16, attention.kv_heads, attention.head_dim, torch.float32, DEVICE)
         cache.kv.zero_()
-        backend = SdpaBackend(cache, shape.num_attention_heads // kv_heads)
+        backend = SdpaBackend(cache, attention.groups)
         with torch.inference_mode():
             chunks = [
                 program.forward(
