@@ -1,6 +1,6 @@
 """What a network computes, layer by layer: data that every executor reads. A family (models/families) writes it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3"]
@@ -150,10 +150,6 @@ class ModelSpec:
     def kv_numbers(self) -> int:
         """Numbers that a token leaves in the KV cache: K and V of every layer."""
         return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim
-
-    def with_layers(self, count: int) -> "ModelSpec":
-        """The same with `count` layers like the first one."""
-        return replace(self, layers=(self.layers[0],) * count)
 
 
 def same_heads(spec: ModelSpec) -> bool:

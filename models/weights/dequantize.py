@@ -66,31 +66,6 @@ def dequantize(data: Tensor, kind: Kind, out: Tensor) -> None:
         out.copy_(wide)
 
 
-def affine(data: Tensor, kind: Kind) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks, uint8 [rows, bytes a row] -> digits int8 [rows, columns], scales and lows fp32 [rows, groups of 32].
-
-    A number is scale * digit + low. Digits are from 0 to 15, of Q5_K to 31, of Q8_0 from -128 to 127; there is nothing
-    of the kind for Q6_K.
-    """
-    blocks = data.view(len(data), -1, BLOCKS[kind][1])
-    if kind in (Kind.Q4_K, Kind.Q5_K):
-        scale, low = _k_scales(blocks)
-        low = -low
-        digits = _k_nibbles(blocks[..., 16:]) if kind == Kind.Q4_K else _q5_k_digits(blocks)
-    elif kind == Kind.Q8_0:
-        scale, digits = _half(blocks[..., :2]), blocks[..., 2:]
-        low = torch.zeros_like(scale)
-    elif kind == Kind.Q4_0:
-        scale, digits = _half(blocks[..., :2]), _nibbles(blocks[..., 2:])
-        low = -8 * scale
-    else:
-        assert kind == Kind.Q4_1
-        scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
-        digits = _nibbles(blocks[..., 4:])
-    rows = len(data)
-    return digits.reshape(rows, -1).view(torch.int8), scale.reshape(rows, -1), low.reshape(rows, -1)
-
-
 def _rare(part: Bytes, kind: Kind) -> Tensor:
     import gguf
 
