@@ -55,7 +55,7 @@ class Options:
     fused: bool = True
     """Kernels of our own; without them steps run through the plain modules."""
     deterministic: bool = False
-    """On a GPU sums have one order whatever is cut, cached or batched; on a CPU nothing changes."""
+    """On a GPU sums have one order however prompts are cut and whoever is beside them; on a CPU nothing changes."""
     decode_runner: bool = True
     """On a GPU sequences decode ahead of the host; without it as prompts do."""
     threads: int | None = None
@@ -206,7 +206,9 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
             _tell(pieces, pieces.runner.fuse(network))
             if options.deterministic:
                 pieces.runner.go_deterministic(network, pieces.cache, pieces.context_length, graphs)
-                pieces.notes += ("Deterministic: sums have one order, whatever is cut, cached or batched.",)
+                pieces.notes += (
+                    "Deterministic: sums have one order, however prompts are cut and whoever else is served.",
+                )
             elif graphs is not None:
                 pieces.runner.record(network, pieces.cache, pieces.context_length, graphs)
         # The runner's plain program attends over all rows before, whatever the network asks for.

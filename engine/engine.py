@@ -44,8 +44,8 @@ class Engine(EngineCore):
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
         a CPU (None: the physical cores, less one for the screen where there are more than two); `spill_gb` of host
         memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
-        the memory has it. `deterministic`: on a GPU, too, the same tokens get the same bits whatever is cut, cached or
-        batched, which takes time.
+        the memory has it. `deterministic`: on a GPU, too, the rows of a prompt get the same bits however it is cut,
+        and those of an answer whoever is beside it, which takes time.
         """
         check_threads(threads)
         if streams < 1:

@@ -128,7 +128,7 @@ Deterministic = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        help="On a GPU: the same text for the same seed, whatever is cached or runs beside it. Slower.",
+        help="On a GPU: the same text for the same conversation and seed, whoever else is served. Slower.",
         rich_help_panel=_MACHINE,
     ),
 ]
