@@ -62,7 +62,10 @@ def test_what_decoding_evicts_comes_back_from_host_memory(
 def test_greedy_tokens_are_those_of_transformers(folder: Path, options: dict[str, Any]) -> None:
     with an_engine(folder, **options) as engine:
         answer = tokens(engine)
-        assert not engine.figures().notes
+        notes = (
+            engine.figures().notes
+        )  # of the model with head_dim 16, one says that it runs without fused kernels
+        assert all("unusual" in str(folder) and "head_dim of 16" in note for note in notes)
         assert engine.warm([*PROMPT, *answer[:-1]]) == 0  # everything that was written can be found
         engine._loop.call(engine._blocks.check)
     logits = run_reference(reference_model(folder), [*PROMPT, *answer])
