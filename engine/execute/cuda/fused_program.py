@@ -35,12 +35,10 @@ from engine.execute.cuda.tiles import (
     choose_chunkings,
     choose_tile,
     most_chunks,
-    norms_apart,
-    share_tile,
 )
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
-from engine.kernels.triton.linear import linear_kernel, rows_norm_kernel
+from engine.kernels.triton.linear import linear_kernel
 from models.network import FeedForwardWeights, Linear, Network, NormWeights
 from models.spec import FeedForward
 
@@ -49,6 +47,8 @@ def unsupported(network: Network) -> str | None:
     """Why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
     if network.is_quantized:
         return "there are no fused kernels for quantised weights"
+    if network.dtype.itemsize > 2:
+        return "there are no fused kernels for 32-bit weights"
     return not_fused(network.spec)
 
 
@@ -82,7 +82,6 @@ class FusedDecoder:
             return torch.zeros(shape, dtype=dtype, device=network.device)
 
         self._x = buffer(most, size)
-        self._normed = buffer(few, size)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
         self._inner = buffer(few, feed.size)
@@ -128,12 +127,12 @@ class FusedDecoder:
         for index, layer in enumerate(self._network.layers):
             attention, feed = layer.attention, layer.feed_forward
             assert isinstance(feed, FeedForwardWeights)
-            self._linear(given, rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
+            self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
             self._attend(given, rows, index, self._heads, cuts)
-            self._linear(given, rows, self._mixed, attention.out, x, residual=x)
-            self._linear(given, rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
-            self._linear(given, rows, self._inner, feed.down, x, residual=x)
-        self._linear(given, rows, x, self._network.head, logits, norm=self._network.final_norm)
+            self._linear(rows, self._mixed, attention.out, x, residual=x)
+            self._linear(rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
+            self._linear(rows, self._inner, feed.down, x, residual=x)
+        self._linear(rows, x, self._network.head, logits, norm=self._network.final_norm)
 
     def _many(self, rows: int, cuts: tuple[Chunking, ...], own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
@@ -144,7 +143,6 @@ class FusedDecoder:
 
     def _linear(
         self,
-        given: StepInput,
         rows: int,
         x: Tensor,
         layer: Linear,
@@ -156,33 +154,14 @@ class FusedDecoder:
         weight, bias = layer.weight, layer.bias
         outputs, inputs = out.shape[1], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
-        if rows > 1:
-            tile = share_tile(tile, inputs, gated, rows)
-        if norm is not None and norms_apart(rows, weight.shape[0]):
-            kernel = rows_norm_kernel[(rows,)](
-                x,
-                norm.weight,
-                self._normed,
-                given.count,
-                K=inputs,
-                EPS=self._eps,
-                WK=tile.wk,
-                STEPS=tile.steps,
-                PDL=self._pdl,
-                num_warps=tile.wk,
-                launch_pdl=self._pdl,
-            )
-            split_alike(kernel)
-            x, norm = self._normed, None
-        kernel = linear_kernel[(triton.cdiv(outputs, tile.wn * tile.rows),)](
+        kernel = linear_kernel[(triton.cdiv(outputs, tile.outputs(gated)),)](
             x,
             weight,
             bias if bias is not None else weight,
             norm.weight if norm is not None else weight,
             residual if residual is not None else x,
             out,
-            given.count,
-            TOGETHER=rows,
+            COUNT=rows,
             N=outputs,
             K=inputs,
             EPS=self._eps,
@@ -190,12 +169,12 @@ class FusedDecoder:
             BIAS=bias is not None,
             GATED=gated,
             RESIDUAL=residual is not None,
-            WK=tile.wk,
-            WN=tile.wn,
-            ROWS=tile.rows,
-            STEPS=tile.steps,
+            FOLDS=tile.folds,
+            WARPS=tile.warps,
+            TILES=tile.tiles,
+            AHEAD=tile.ahead,
             PDL=self._pdl,
-            num_warps=tile.wk * tile.wn,
+            num_warps=tile.warps,
             launch_pdl=self._pdl,
         )
         split_alike(kernel)

@@ -15,42 +15,23 @@ two has room to go on."""
 class Tile:
     """How a product is cut (see `linear_kernel`)."""
 
-    wk: int
-    wn: int
-    rows: int
-    steps: int
+    folds: int
+    warps: int
+    tiles: int
+    ahead: int
+
+    def outputs(self, gated: bool) -> int:
+        """Of a program."""
+        return 16 * self.tiles // (self.folds * (2 if gated else 1))
 
 
 def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
-    """What was fastest on an H100 for so many rows (pairs of rows where gated) of so many columns."""
-    if inputs <= 1024:
-        wk, wn, rows, most = (1, 8, 2, 4) if gated else (1, 4, 2, 2)
-    elif outputs <= 1024 and inputs > 2048:
-        wk, wn, rows, most = 4, 1, 4, 1
-    elif gated and inputs <= 2048:
-        wk, wn, rows, most = 2, 4, 2, 4
-    elif inputs <= 4096:
-        wk, wn, rows, most = 4, 1, 4 if gated or outputs <= 1024 else 8, 4
-    else:
-        wk, wn, rows, most = 8, 1, 2 if gated else 4, 2
-    even = (steps for steps in (4, 2) if steps <= most and inputs % (256 * wk * steps) == 0)
-    return Tile(wk, wn, rows, next(even, 1))
-
-
-def share_tile(tile: Tile, inputs: int, gated: bool, together: int) -> Tile:
-    """The tile with fewer outputs, for `together` rows: what is read once is held as fp32 while they pass.
-
-    The sums of an output are those of `tile`, in the same order.
-    """
-    rows, held = tile.rows, inputs // (32 * tile.wk) * (2 if gated else 1)
-    while rows > 1 and rows * held > 128:
-        rows //= 2
-    return Tile(tile.wk, tile.wn if together == 2 else min(tile.wn, 4), rows, tile.steps)
-
-
-def norms_apart(rows: int, outputs: int) -> bool:
-    """Whether the norm before a product pays for a kernel of its own: otherwise every program computes it again."""
-    return rows > 1 and rows * outputs >= 1 << 15
+    """What was fastest on an H200 for so many rows (pairs of rows where gated) of so many columns."""
+    if inputs <= 1024 and (gated or outputs > 1 << 15):
+        return Tile(2, 4, 2, 4)
+    if outputs <= 2048 and inputs <= 2048:
+        return Tile(2, 8, 1, 4)
+    return Tile(1, 8, 1, 4 if inputs <= 3072 else 2)
 
 
 @dataclass(frozen=True, slots=True)

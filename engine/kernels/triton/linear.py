@@ -4,119 +4,80 @@ The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm be
 it, or the gated half of an MLP. Norms round where those round. What follows a sum of products (bias, activation,
 residual) is computed with it in fp32 and rounded once, which comes closer to the truth than a rounding after each.
 
-One program computes some numbers of the output. It loads their weights before it waits for the kernel before it
-(programmatic dependent launch), so memory is read without a break from the first kernel of a step to the last. It
-holds them while it goes through the rows of the step one after the other: each gets bit for bit what it gets alone.
-A tile is [WK, WN, 256]: WK warps share the columns of a row, WN warps have rows of their own; a warp reads 256
-columns at once, 16 bytes a thread. What a warp has more of is a tuple of tiles and not another axis: Triton hands
-axes out to warps in an order that differs from version to version, and what is multiplied must lie in the same
-threads from the load to the sum.
+One program computes a few numbers of the output for all rows. It loads their weights before it waits for the kernel
+before it (programmatic dependent launch), so memory is read without a break from the first kernel of a step to the
+last. Its warps share the columns; each multiplies its own on tensor cores, where a row costs nothing more until there
+are eight, and what a row gets does not depend on the others. Sums over the columns are made in one order, which the
+tile alone decides.
+
+Written in Gluon, Triton's language with layouts: a thread loads eight neighbouring weights, 16 bytes, into just the
+registers that the tensor core takes them from. (It permutes the columns within a warp, of weights and rows alike.)
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
-import triton
 import triton.language as tl
 
+from engine.kernels.triton.gluon import gl, jit, layout_of, mma_v2, multiply
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
-LANES = tl.constexpr(256)
+ROWS = tl.constexpr(8)
+"""Rows of a step: the second operand of a tensor core's product is so wide."""
+SPAN = tl.constexpr(128)
+"""Columns of a tile of weights."""
 
 
-@triton.jit
-def _columns(part: tl.constexpr, WK: tl.constexpr, WN: tl.constexpr, STEPS: tl.constexpr):
-    """Column numbers [WK, WN, 256] of a part: the same for every WN; a warp has STEPS parts side by side."""
-    first = part // STEPS * WK * STEPS + part % STEPS
-    warps = tl.arange(0, WK)[:, None, None] * STEPS + tl.zeros([1, WN, 1], tl.int32)
-    return (first + warps) * LANES + tl.arange(0, LANES)[None, None, :]
+@jit
+def _along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
+    """0 to size - 1 along one axis of three."""
+    if axis == 0:
+        line = gl.arange(0, size, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+        return gl.expand_dims(gl.expand_dims(line, 1), 2)
+    elif axis == 1:
+        line = gl.arange(0, size, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+        return gl.expand_dims(gl.expand_dims(line, 0), 2)
+    else:
+        line = gl.arange(0, size, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+        return gl.expand_dims(gl.expand_dims(line, 0), 1)
 
 
-@triton.jit
-def _load_rows(
-    weight,
-    first,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    WK: tl.constexpr,
-    WN: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-    STEPS: tl.constexpr,
-):
-    """The tiles of weight [N, K]: for each of ROWS rows from `first` [1, WN, 1] on a tuple over the columns, flat."""
-    tiles = ()
-    for i in tl.static_range(ROWS):
-        row = first + i
-        for part in tl.static_range(PARTS):
-            columns = _columns(part, WK, WN, STEPS)
-            at = weight + row.to(tl.int64) * K + columns
-            if N % (ROWS * WN) == 0 and PARTS * WK * LANES == K:
-                tiles += (tl.load(at, eviction_policy="evict_first"),)
-            else:
-                inside = (row < N) & (columns < K)
-                tiles += (tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"),)
-    return tiles
+@jit
+def _columns(fold, axis: tl.constexpr, layout: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr):
+    """Column numbers of a tile, by warp and by place along `axis`: the folds take turns, 32 columns each."""
+    place = _along(axis, SPAN, layout)
+    return (_along(0, WARPS, layout) * SPAN + place // 32 * 32) * FOLDS + fold * 32 + place % 32
 
 
-@triton.jit
-def _load_vector(
-    x, K: tl.constexpr, WK: tl.constexpr, WN: tl.constexpr, PARTS: tl.constexpr, STEPS: tl.constexpr
-):
-    """x [K] as a tuple of [WK, WN, 256], the same for every WN."""
-    parts = ()
-    for part in tl.static_range(PARTS):
-        columns = _columns(part, WK, WN, STEPS)
-        if PARTS * WK * LANES == K:
-            parts += (tl.load(x + columns),)
-        else:
-            parts += (tl.load(x + columns, mask=columns < K, other=0.0),)
-    return parts
+@jit
+def _load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr, evict: tl.constexpr, cached: tl.constexpr):
+    """Elements at + column where the column is one of K and `inside` holds, else 0; WHOLE: every column is."""
+    if WHOLE and inside is None:
+        return gl.load(at + column, eviction_policy=evict, cache_modifier=cached)
+    elif WHOLE:
+        return gl.load(at + column, mask=inside, other=0.0, eviction_policy=evict, cache_modifier=cached)
+    elif inside is None:
+        return gl.load(at + column, mask=column < K, other=0.0, eviction_policy=evict, cache_modifier=cached)
+    else:
+        there = inside & (column < K)
+        return gl.load(at + column, mask=there, other=0.0, eviction_policy=evict, cache_modifier=cached)
 
 
-@triton.jit
-def _norm(parts, weight, K: tl.constexpr, EPS: tl.constexpr):
-    """RMSNorm of x: normalise in fp32, cast, then multiply by the weight."""
-    dtype: tl.constexpr = parts[0].dtype
-    first = parts[0].to(tl.float32)
-    squares = first * first
-    for i in tl.static_range(1, len(parts)):
-        part = parts[i].to(tl.float32)
-        squares += part * part
-    scale = tl.rsqrt(tl.sum(tl.sum(squares, 2), 0) / K + EPS)[None, :, None]
-    normed = ()
-    for i in tl.static_range(len(parts)):
-        unit = (parts[i].to(tl.float32) * scale).to(dtype).to(tl.float32)
-        normed += ((unit * weight[i].to(tl.float32)).to(dtype),)
-    return normed
+@jit
+def _weights(weights, column, output, i, j, N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, TILES: tl.constexpr, STEP: tl.constexpr, WHOLE: tl.constexpr):
+    """Tile j of span i."""
+    inside = None if N % (TILES * OUTPUTS) == 0 else output + j * OUTPUTS < N
+    return _load(weights + j * OUTPUTS * K, i * STEP + column, inside, K, WHOLE, "evict_first", "")
 
 
-@triton.jit
-def _products(tiles, x, ROWS: tl.constexpr):
-    """Sums over the columns of the tiles of each row times x, a tuple of fp32 [WN]."""
-    sums = ()
-    for row in tl.static_range(ROWS):
-        part = tiles[row * len(x)].to(tl.float32) * x[0].to(tl.float32)
-        for i in tl.static_range(1, len(x)):
-            part += tiles[row * len(x) + i].to(tl.float32) * x[i].to(tl.float32)
-        sums += (tl.sum(part, 2),)
-    return _across(sums)
+@jit
+def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr):
+    """sums [warps, 16, 8] added up over warps and folds: [OUTPUTS, 8], or [OUTPUTS, 8, 2] where they are pairs."""
+    y = gl.sum(gl.reshape(gl.sum(sums, 0), [OUTPUTS * PAIR, FOLDS, 8]), 1)
+    if PAIR == 2:
+        y = gl.permute(gl.reshape(y, [OUTPUTS, 2, 8]), [0, 2, 1])
+    return y
 
 
-@triton.jit
-def _across(sums):
-    """The sums of the warps, a tuple of [WK, WN], added up; four at a time, so that warps wait for each other less."""
-    added = ()
-    for i in tl.static_range(0, len(sums) // 4 * 4, 4):
-        pairs = tl.join(tl.join(sums[i], sums[i + 2]), tl.join(sums[i + 1], sums[i + 3]))
-        even, odd = tl.split(tl.sum(pairs, 0))
-        first, third = tl.split(even)
-        second, fourth = tl.split(odd)
-        added += (first, second, third, fourth)
-    for i in tl.static_range(len(sums) // 4 * 4, len(sums)):
-        added += (tl.sum(sums[i], 0),)
-    return added
-
-
-@triton.jit
+@jit
 def linear_kernel(
     x,
     weight,
@@ -124,8 +85,7 @@ def linear_kernel(
     norm_weight,
     residual,
     out,
-    count,
-    TOGETHER: tl.constexpr,
+    COUNT: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
     EPS: tl.constexpr,
@@ -133,95 +93,117 @@ def linear_kernel(
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    WK: tl.constexpr,
-    WN: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEPS: tl.constexpr,
+    FOLDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    TILES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out [rows, N] = x [rows, K] @ weight [N, K] transposed, in their dtype.
+    """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 8 at most.
 
-    There are count[0] (int32) rows, which pass TOGETHER at a time, so that some wait for memory while others
-    compute: x and residual have room for a multiple of it. Where it is 1, there is one row. NORM: x is normed
-    first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out = silu(gate) *
-    up. RESIDUAL: residual [rows, N] is added; it may be `out` itself. Pointers that the flags leave unused may be
-    anything. Needs WK * WN warps and cdiv(N, WN * ROWS) programs.
+    NORM: x is normed first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out =
+    silu(gate) * up. RESIDUAL: residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave
+    unused may be anything.
+
+    A tile has 16 lines. Each row of weights has FOLDS of them, which lie side by side in memory, so that a warp reads
+    64 * FOLDS bytes at once; every line is multiplied with the columns of every fold, and what belongs to another
+    fold is left out. A program computes TILES * 16 / FOLDS outputs, half as many where GATED; its WARPS warps share
+    the columns. AHEAD: spans of weights that a warp holds before it multiplies the first.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
-    PARTS: tl.constexpr = (K + WK * STEPS * LANES - 1) // (WK * STEPS * LANES) * STEPS
-    first = (tl.program_id(0) * WN + tl.arange(0, WN)) * ROWS
-    tiles = _load_rows(weight, first[None, :, None], N, K, WK, WN, ROWS, PARTS, STEPS)
+    MMA: tl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
+    )
+    W: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=8)
+    X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8)
+    PAIR: tl.constexpr = 2 if GATED else 1
+    OUTPUTS: tl.constexpr = 16 // (FOLDS * PAIR)
+    SUMS: tl.constexpr = gl.BlockedLayout(
+        [WARPS, FOLDS * PAIR, 1], [1, OUTPUTS, 32 // OUTPUTS], [1, 1, WARPS], [1, 2, 0]
+    )
+    STEP: tl.constexpr = WARPS * FOLDS * SPAN
+    SPANS: tl.constexpr = (K + STEP - 1) // STEP
+    WHOLE: tl.constexpr = SPANS * STEP == K
+    NOW: tl.constexpr = AHEAD if AHEAD < SPANS else SPANS
+    EARLY: tl.constexpr = SPANS * FOLDS <= 2
+
+    first = gl.program_id(0) * (TILES * OUTPUTS)
+    line = _along(1, 16, W)
+    output = line // (FOLDS * PAIR)
+    matrix_row = output + line // FOLDS % PAIR * N
+    weights = weight + first.to(tl.int64) * K + matrix_row * K
+    column = _columns(line % FOLDS, 2, W, WARPS, FOLDS)
+    held = ()
+    for i in tl.static_range(NOW):
+        for j in tl.static_range(TILES):
+            held += (_weights(weights, column, first + output, i, j, N, K, OUTPUTS, TILES, STEP, WHOLE),)
+    scales = ()
+    if NORM and EARLY:
+        for i in tl.static_range(SPANS * FOLDS):
+            at = i // FOLDS * STEP + _columns(i % FOLDS, 1, X, WARPS, FOLDS)
+            scales += (_load(norm_weight, at, None, K, WHOLE, "", ""),)
+    like = _added(gl.zeros([WARPS, 16, 8], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS)
     if GATED:
-        up_tiles = _load_rows(weight + N * K, first[None, :, None], N, K, WK, WN, ROWS, PARTS, STEPS)
-    if NORM:
-        scale = _load_vector(norm_weight, K, WK, WN, PARTS, STEPS)
-    shift, up_shift = (), ()
-    if BIAS:
-        for i in tl.static_range(ROWS):
-            shift += (tl.load(bias + first + i, mask=first + i < N, other=0.0).to(tl.float32),)
-            if GATED:
-                up_shift += (tl.load(bias + N + first + i, mask=first + i < N, other=0.0).to(tl.float32),)
-    batches = tl.load(count) if TOGETHER > 1 else 1
-    # What was loaded so far are weights, and how many rows there are; earlier kernels of the step wrote what follows.
+        like, _ = gl.split(like)
+    DONE: tl.constexpr = layout_of(like.type)
+    n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
+    b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE)), 0)
+    # What was loaded so far are weights; earlier kernels of the step wrote what follows.
     gdc_wait(PDL)
-    for batch in tl.range(0, batches, TOGETHER):
-        results = ()
-        for b in tl.static_range(TOGETHER):
-            parts = _load_vector(x + (batch + b) * K, K, WK, WN, PARTS, STEPS)
-            carried = ()
-            if RESIDUAL:
-                for i in tl.static_range(ROWS):
-                    at = residual + (batch + b) * N + first + i
-                    carried += (tl.load(at, mask=first + i < N, other=0.0).to(tl.float32),)
+    carried = ()
+    if RESIDUAL:
+        for j in tl.static_range(TILES):
+            there = (n + j * OUTPUTS < N) & (b < COUNT)
+            carried += (gl.load(residual + b * N + n + j * OUTPUTS, mask=there, other=0.0).to(tl.float32),)
+    rows, given = x + _along(2, ROWS, X) * K, _along(2, ROWS, X) < COUNT
+    squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
+    sums = ()
+    nothing = gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA)
+    for _ in tl.static_range(TILES * FOLDS):
+        sums += (nothing,)
+    for i in tl.static_range(SPANS):
+        added = ()
+        parts = ()
+        for fold in tl.static_range(FOLDS):
+            at = i * STEP + _columns(fold, 1, X, WARPS, FOLDS)
+            part = _load(rows, at, given, K, WHOLE, "", "")
             if NORM:
-                parts = _norm(parts, scale, K, EPS)
-            sums = _products(tiles, parts, ROWS)
-            if GATED:
-                up_sums = _products(up_tiles, parts, ROWS)
-            for i in tl.static_range(ROWS):
-                y = sums[i]
-                if BIAS:
-                    y += shift[i]
-                if GATED:
-                    up = up_sums[i]
-                    if BIAS:
-                        up += up_shift[i]
-                    y = y / (1.0 + tl.exp(-y)) * up
-                if RESIDUAL:
-                    y += carried[i]
-                results += (y.to(dtype),)
-        # After all loads: `out` may be what was loaded.
-        for b in tl.static_range(TOGETHER):
-            for i in tl.static_range(ROWS):
-                inside = (first + i < N) & (batch + b < batches)
-                tl.store(out + (batch + b) * N + first + i, results[b * ROWS + i], mask=inside)
-
-
-@triton.jit
-def rows_norm_kernel(
-    x,
-    weight,
-    out,
-    count,
-    K: tl.constexpr,
-    EPS: tl.constexpr,
-    WK: tl.constexpr,
-    STEPS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """out [rows, K] = RMSNorm(x [rows, K]) of the first count[0] rows; one program a row, WK warps.
-
-    Bit for bit as `linear_kernel` of the same WK and STEPS does it.
-    """
-    gdc_launch_dependents(PDL)
-    batch = tl.program_id(0)
-    PARTS: tl.constexpr = (K + WK * STEPS * LANES - 1) // (WK * STEPS * LANES) * STEPS
-    scale = _load_vector(weight, K, WK, 1, PARTS, STEPS)
-    there = batch < tl.load(count)
-    gdc_wait(PDL)
-    if there:
-        parts = _norm(_load_vector(x + batch * K, K, WK, 1, PARTS, STEPS), scale, K, EPS)
-        for i in tl.static_range(len(parts)):
-            columns = _columns(i, WK, 1, STEPS)
-            tl.store(out + batch * K + columns, parts[i], mask=columns < K)
+                squares += part.to(tl.float32) * part.to(tl.float32)
+                if EARLY:
+                    part = multiply(part, scales[i * FOLDS + fold])
+                else:
+                    part = multiply(part, _load(norm_weight, at, None, K, WHOLE, "", ""))
+            parts += (part,)
+        for j in tl.static_range(TILES):
+            for fold in tl.static_range(FOLDS):
+                added += (sums[j * FOLDS + fold] + mma_v2(held[i * TILES + j], parts[fold], nothing),)
+        sums = added
+        if i + NOW < SPANS:
+            for j in tl.static_range(TILES):
+                held += (_weights(weights, column, first + output, i + NOW, j, N, K, OUTPUTS, TILES, STEP, WHOLE),)
+    if NORM:
+        total = gl.sum(gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(1, SUMS)), 0)
+        scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
+    for j in tl.static_range(TILES):
+        own = sums[j * FOLDS]
+        for fold in tl.static_range(1, FOLDS):
+            own = gl.where(_along(1, 16, MMA) % FOLDS == fold, sums[j * FOLDS + fold], own)
+        y = _added(gl.convert_layout(own, SUMS), OUTPUTS, PAIR, FOLDS)
+        at = n + j * OUTPUTS
+        if GATED:
+            y, up = gl.split(y)
+            if NORM:
+                up *= gl.expand_dims(scale, 0)
+        if NORM:
+            y *= gl.expand_dims(scale, 0)
+        if GATED:
+            if BIAS:
+                y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
+                up += gl.load(bias + N + at, mask=at < N, other=0.0).to(tl.float32)
+            y = y / (1.0 + gl.exp(-y)) * up
+        elif BIAS:
+            y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            y += carried[j]
+        gl.store(out + b * N + at, y.to(dtype), mask=(at < N) & (b < COUNT))
