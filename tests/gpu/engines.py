@@ -35,7 +35,7 @@ class GpuEngine(Engine):
 
 
 @contextmanager
-def an_engine(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[GpuEngine]:
+def an_engine(folder: Path, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Iterator[GpuEngine]:
     """An engine over a checkpoint, none of whose tokens ends an answer. `options` are those of the engine."""
     loop = Loop()
     network = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=DEVICE))

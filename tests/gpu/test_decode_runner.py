@@ -26,11 +26,20 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp(request.param), CONFIGS[request.param])
+    return write_checkpoint(
+        tmp_path_factory.mktemp(request.param), CONFIGS[request.param], dtype=torch.bfloat16
+    )
 
 
 def tokens(engine: Engine, params: SamplingParams = GREEDY) -> list[int]:
     return [event.token_id for event in engine.stream(PROMPT, params)]
+
+
+def check_greedy(folder: Path, answer: list[int]) -> None:
+    """Every token is the most likely one by transformers in fp32, but for what bf16 rounds."""
+    logits = run_reference(reference_model(folder), [*PROMPT, *answer])[len(PROMPT) - 1 : -1]
+    regret = logits.max(-1).values - logits.gather(-1, torch.tensor(answer)[:, None])[:, 0]
+    assert (regret < 0.02 * logits.abs().max()).all()
 
 
 def test_what_decoding_evicts_comes_back_from_host_memory(
@@ -68,10 +77,7 @@ def test_greedy_tokens_are_those_of_transformers(folder: Path, options: dict[str
         assert all("unusual" in str(folder) and "head_dim of 16" in note for note in notes)
         assert engine.warm([*PROMPT, *answer[:-1]]) == 0  # everything that was written can be found
         engine._loop.call(engine._blocks.check)
-    logits = run_reference(reference_model(folder), [*PROMPT, *answer])
-    for i, token in enumerate(answer):
-        row = logits[len(PROMPT) - 1 + i]
-        assert row.max() - row[token] < 1e-3
+    check_greedy(folder, answer)
 
 
 def test_the_program_is_named(folder: Path) -> None:
@@ -100,8 +106,8 @@ def test_a_graph_gives_what_the_same_step_gives_without(folder: Path, params: Sa
 
 def test_an_answer_may_cross_buckets_and_blocks(folder: Path) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=800)
-    with an_engine(folder) as engine, an_engine(folder, fused=False, graphs=False) as plain:
-        assert tokens(engine, params) == tokens(plain, params)
+    with an_engine(folder) as engine:
+        check_greedy(folder, tokens(engine, params))
 
 
 def test_two_at_a_time_and_one_after_the_other(folder: Path) -> None:

@@ -125,9 +125,10 @@ def attend(
             cut.end,
             **constants,
             SOME=cut.end > 0,
-            W=groups,
+            WARPS=cut.warps,
             R=cut.tile // groups,
             TILES=cut.tiles,
+            STAGES=min(cut.tiles, 3),
             num_warps=cut.warps,
             shared=shared,
         )

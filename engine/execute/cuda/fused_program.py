@@ -47,8 +47,8 @@ def unsupported(network: Network) -> str | None:
     """Why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
     if network.is_quantized:
         return "there are no fused kernels for quantised weights"
-    if network.dtype.itemsize > 2:
-        return "there are no fused kernels for 32-bit weights"
+    if network.dtype != torch.bfloat16 and network.device.type == "cuda":
+        return f"there are no fused kernels for {str(network.dtype).removeprefix('torch.')} weights"
     return not_fused(network.spec)
 
 

@@ -2,48 +2,59 @@
 
 The plain twins: the head norm and the rotation in `models/families/qwen3.py` and `models/reference/rope.py`, the
 cache write and the attention in `engine/attention/sdpa.py`. A program serves one KV head and one chunk of rows. It
-loads its first rows of the cache before it waits: rows before the new one were written in earlier steps.
+begins to copy its first rows of the cache into shared memory before it waits: rows before the new one were written in
+earlier steps. There they take no registers, so that programs of the kernels before and after it fit beside it.
 
-W groups of threads (D / 8 threads each) have rows of their own: R of them at a time, a tuple of tiles [W, D]. Each
-group holds all query heads of the KV head, a tuple too, and keeps its own online softmax, so that nothing leaves a
-group before the very end. (Tuples and not axes, as in `linear.py`.)
+W groups of threads (D / 8 threads each) have rows of their own: R of them at a time. Each group holds all query heads
+of the KV head, a tuple, and keeps its own online softmax, so that nothing leaves a group before the very end. A thread
+reads of shared memory what it copied there itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,unreachable"
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.gluon import async_copy, gl, jit
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
 
-@triton.jit
-def _load_rows(
-    cache,
+@jit
+def _fetch(
+    keys,
+    values,
+    stage,
+    cache_k,
+    cache_v,
     table,
     head,
     first,
     end,
-    W: tl.constexpr,
     R: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HKV,
+    W: tl.constexpr,
     D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HKV: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """R tiles [W, D] of rows of K or V from row `first` of a block table on; zero from row `end` on."""
-    tiles = ()
-    if BLOCK % (W * R) == 0:  # all tiles lie in one block
-        block = tl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64)
+    """Begin to copy rows of K and V from row `first` of a block table on, R times W; zeros from row `end` on."""
+    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
+    if BLOCK % (W * R) == 0:  # all rows lie in one block
+        block = gl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64)
+    group = first + gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
+    places = ()  # of all, before the first is copied: what reads a block table waits for it
     for i in tl.static_range(R):
-        rows = i * W + tl.arange(0, W)[:, None]
-        seen = first + rows < end
+        rows = group + i * W
         if BLOCK % (W * R) == 0:
-            slots = block * BLOCK + first % BLOCK + rows
+            places += (block * BLOCK + rows % BLOCK,)
         else:
-            blocks = tl.load(table + (first + rows) // BLOCK, mask=seen, other=0).to(tl.int64)
-            slots = blocks * BLOCK + (first + rows) % BLOCK
-        at = (slots * HKV + head) * D + tl.arange(0, D)[None, :]
-        tiles += (tl.load(cache + at, mask=seen, other=0.0),)
-    return tiles
+            blocks = gl.load(table + rows // BLOCK, mask=rows < end, other=0).to(tl.int64)
+            places += (blocks * BLOCK + rows % BLOCK,)
+    for i in tl.static_range(R):
+        at = (gl.expand_dims(places[i], 1) * HKV + head) * D + columns
+        seen = gl.expand_dims(group + i * W < end, 1)
+        async_copy.async_copy_global_to_shared(keys[i].index(stage), cache_k + at, mask=seen)
+        async_copy.async_copy_global_to_shared(values[i].index(stage), cache_v + at, mask=seen)
+    async_copy.commit_group()
 
 
 @triton.jit
@@ -60,38 +71,57 @@ def rotate(x, other, cosine, sine, dtype: tl.constexpr):
     return ((x * cosine).to(dtype).to(tl.float32) + (other * sine).to(dtype).to(tl.float32)).to(dtype)
 
 
-@triton.jit
-def _attend(q, k, v, left, high, total, sums, scale_log2, W: tl.constexpr):
-    """One step of the online softmax: of each query head [W, D] with R tiles of K and V [W, D], `left` rows in all.
+@jit
+def _attend(
+    q,
+    keys,
+    values,
+    stage,
+    left,
+    high,
+    total,
+    sums,
+    scale_log2,
+    R: tl.constexpr,
+    W: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One step of the online softmax: of each query head [W, D] with R times W rows of K and V, `left` rows in all.
 
-    State, for each query head: the highest score and the sum of the weights [W, 1], that of the weighted values
-    [W, D].
+    State, for each query head: the highest score and the sum of the weights [W], that of the weighted values [W, D].
     """
-    new_high, new_total, new_sums = (), (), ()
-    for g in tl.static_range(len(q)):
-        scores = ()
+    G: tl.constexpr = len(q)
+    group = gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
+    scores = ()
+    for i in tl.static_range(R):
+        k = keys[i].index(stage).load(ROWS).to(tl.float32)
+        for g in tl.static_range(G):
+            score = gl.sum(q[g] * k, 1) * scale_log2
+            scores += (gl.where(i * W + group < left, score, float("-inf")),)
+    bases, new_high, new_total, new_sums = (), (), (), ()
+    for g in tl.static_range(G):
         highest = high[g]
-        for i in tl.static_range(len(k)):
-            score = tl.sum(q[g] * k[i].to(tl.float32), 1, keep_dims=True) * scale_log2
-            score = tl.where(i * W + tl.arange(0, W)[:, None] < left, score, float("-inf"))
-            scores += (score,)
-            highest = tl.maximum(highest, score)
-        base = tl.where(highest == float("-inf"), 0.0, highest)
-        shrink = tl.exp2(high[g] - base)
-        weight_sum = total[g] * shrink
-        value_sum = sums[g] * shrink
-        for i in tl.static_range(len(k)):
-            weight = tl.exp2(scores[i] - base)
-            weight_sum += weight
-            value_sum += weight * v[i].to(tl.float32)
+        for i in tl.static_range(R):
+            highest = gl.maximum(highest, scores[i * G + g])
+        base = gl.where(highest == float("-inf"), 0.0, highest)
+        shrink = gl.exp2(high[g] - base)
+        bases += (base,)
         new_high += (highest,)
-        new_total += (weight_sum,)
-        new_sums += (value_sum,)
+        new_total += (total[g] * shrink,)
+        new_sums += (sums[g] * gl.expand_dims(shrink, 1),)
+    for i in tl.static_range(R):
+        v = values[i].index(stage).load(ROWS).to(tl.float32)
+        added_total, added_sums = (), ()
+        for g in tl.static_range(G):
+            weight = gl.exp2(scores[i * G + g] - bases[g])
+            added_total += (new_total[g] + weight,)
+            added_sums += (new_sums[g] + gl.expand_dims(weight, 1) * v,)
+        new_total, new_sums = added_total, added_sums
     return new_high, new_total, new_sums
 
 
 # Another longest context must not compile the kernel again.
-@triton.jit(do_not_specialize=["table_stride", "begin", "end"])
+@jit(do_not_specialize=["table_stride", "begin", "end"])
 def attention_kernel(
     heads,
     norm_weight,
@@ -115,9 +145,10 @@ def attention_kernel(
     EPS: tl.constexpr,
     NORM: tl.constexpr,
     BLOCK: tl.constexpr,
-    W: tl.constexpr,
+    WARPS: tl.constexpr,
     R: tl.constexpr,
     TILES: tl.constexpr,
+    STAGES: tl.constexpr,
     PDL: tl.constexpr,
     shared=None,
 ):
@@ -126,7 +157,8 @@ def attention_kernel(
     heads [rows, HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos
     beside sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables
     int32 [slots, table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its position.
-    Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of W * R rows of a sequence. It leaves its output
+    Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of R rows for every
+    group of a sequence, STAGES of them in shared memory. It leaves its output
     in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ];
     programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
 
@@ -137,16 +169,21 @@ def attention_kernel(
     program of a sequence takes the one behind them.
     """
     gdc_launch_dependents(PDL)
-    head = tl.program_id(0)
-    chunk = tl.program_id(1)
-    batch = tl.program_id(2)
+    head = gl.program_id(0)
+    chunk = gl.program_id(1)
+    batch = gl.program_id(2)
     dtype: tl.constexpr = heads.dtype.element_ty
     GROUP: tl.constexpr = HQ // HKV
+    LANES: tl.constexpr = D // 8
+    W: tl.constexpr = WARPS * 32 // LANES
     TILE: tl.constexpr = W * R
+    ROWS: tl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    MERGE: tl.constexpr = gl.BlockedLayout([W, 1], [1, 32], [1, WARPS], [1, 0])
+    PLAIN: tl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
     if shared is not None:
-        chunk += tl.load(shared + batch) // (TILE * TILES)
-    slot = tl.load(active + batch)
-    row = tl.load(counters + 2 * slot, mask=slot >= 0, other=-1).to(tl.int32)
+        chunk += gl.load(shared + batch) // (TILE * TILES)
+    slot = gl.load(active + batch)
+    row = gl.load(counters + 2 * slot, mask=slot >= 0, other=-1).to(tl.int32)
     first = chunk * TILE * TILES
     idle = first > row
     if SOME:
@@ -156,33 +193,58 @@ def attention_kernel(
             PDL
         )  # where some programs ended before others began to wait, a step took up to a tenth longer
         return
-    position = tl.load(counters + 2 * slot + 1)
+    position = gl.load(counters + 2 * slot + 1)
     table = tables + slot.to(tl.int64) * table_stride
     heads += batch * (HQ + 2 * HKV) * D
-    k = _load_rows(cache_k, table, head, first, row, W, R, BLOCK, HKV, D)
-    v = _load_rows(cache_v, table, head, first, row, W, R, BLOCK, HKV, D)
-    place = tl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
+    end_of_chunk = tl.minimum(row, first + TILE * TILES)
+    keys, values = (), ()
+    for _ in tl.static_range(R):
+        keys += (gl.allocate_shared_memory(cache_k.dtype.element_ty, [STAGES, W, D], PLAIN),)
+        values += (gl.allocate_shared_memory(cache_v.dtype.element_ty, [STAGES, W, D], PLAIN),)
+    for i in tl.static_range(STAGES):
+        _fetch(
+            keys,
+            values,
+            i,
+            cache_k,
+            cache_v,
+            table,
+            head,
+            first + i * TILE,
+            end_of_chunk,
+            R,
+            W,
+            D,
+            BLOCK,
+            HKV,
+            ROWS,
+        )
+    place = gl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK
 
-    columns = tl.arange(0, D)[None, :] + tl.zeros([W, 1], tl.int32)
+    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0) + gl.zeros(
+        [W, 1], tl.int32, layout=ROWS
+    )
     others = (columns + D // 2) % D
-    cosine = tl.load(rotary + position * D + columns % (D // 2)).to(tl.float32)
-    sine = tl.load(rotary + position * D + D // 2 + columns % (D // 2)).to(tl.float32)
-    sine = tl.where(columns < D // 2, -sine, sine)
+    cosine = gl.load(rotary + position * D + columns % (D // 2)).to(tl.float32)
+    sine = gl.load(rotary + position * D + D // 2 + columns % (D // 2)).to(tl.float32)
+    sine = gl.where(columns < D // 2, -sine, sine)
     # Query heads, then the key head: where they are, and their weights.
     weights, other_weights = (), ()
     for g in tl.static_range(GROUP + 1):
         at = (head * GROUP + g if g < GROUP else HQ + head) * D
         if NORM:
-            weights += (tl.load(norm_weight + at + columns),)
-            other_weights += (tl.load(norm_weight + at + others),)
+            weights += (gl.load(norm_weight + at + columns),)
+            other_weights += (gl.load(norm_weight + at + others),)
     # What was loaded so far are weights and rows of earlier steps.
     gdc_wait(PDL)
-    new_v = tl.load(heads + (HQ + HKV + head) * D + columns)
-    placed = ()
+    new_v = gl.load(heads + (HQ + HKV + head) * D + columns)
+    lines, other_lines, placed = (), (), ()
     for g in tl.static_range(GROUP + 1):
         at = (head * GROUP + g if g < GROUP else HQ + head) * D
-        x = tl.load(heads + at + columns).to(tl.float32)
-        other = tl.load(heads + at + others).to(tl.float32)
+        lines += (gl.load(heads + at + columns),)
+        other_lines += (gl.load(heads + at + others),)
+    for g in tl.static_range(GROUP + 1):
+        x, other = lines[g].to(tl.float32), other_lines[g].to(tl.float32)
         if NORM:
             other = norm_heads(other, x, other_weights[g], D, EPS)
             x = norm_heads(x, x, weights[g], D, EPS)
@@ -190,36 +252,63 @@ def attention_kernel(
     new_k = placed[GROUP]
 
     # The new row is the first that group 0 of its chunk sees.
-    group = tl.arange(0, W)[:, None]
+    group = gl.arange(0, W, layout=gl.SliceLayout(1, ROWS))
     here = row < first + TILE * TILES
     mine = here & (group == 0)
     q, high, total, sums = (), (), (), ()
     for g in tl.static_range(GROUP):
         x = placed[g].to(tl.float32)
-        score = tl.sum(x * new_k.to(tl.float32), 1, keep_dims=True) * scale_log2
+        score = gl.sum(x * new_k.to(tl.float32), 1) * scale_log2
         q += (x,)
-        high += (tl.where(mine, score, float("-inf")),)
-        total += (tl.where(mine, 1.0, 0.0),)
-        sums += (tl.where(mine, new_v.to(tl.float32), 0.0),)
+        high += (gl.where(mine, score, float("-inf")),)
+        total += (gl.where(mine, 1.0, 0.0),)
+        sums += (gl.where(gl.expand_dims(mine, 1), new_v.to(tl.float32), 0.0),)
     if here:
         target = (place * HKV + head) * D + columns
-        tl.store(cache_k + target, new_k, mask=group == 0)
-        tl.store(cache_v + target, new_v, mask=group == 0)
-    high, total, sums = _attend(q, k, v, row - first, high, total, sums, scale_log2, W)
-    for i in tl.range(1, TILES, num_stages=3):
+        gl.store(cache_k + target, new_k, mask=gl.expand_dims(group, 1) == 0)
+        gl.store(cache_v + target, new_v, mask=gl.expand_dims(group, 1) == 0)
+    for i in range(TILES):
+        async_copy.wait_group(STAGES - 1)
         start = first + i * TILE
-        k = _load_rows(cache_k, table, head, start, row, W, R, BLOCK, HKV, D)
-        v = _load_rows(cache_v, table, head, start, row, W, R, BLOCK, HKV, D)
-        high, total, sums = _attend(q, k, v, row - start, high, total, sums, scale_log2, W)
+        high, total, sums = _attend(
+            q, keys, values, i % STAGES, row - start, high, total, sums, scale_log2, R, W, ROWS
+        )
+        if TILES > STAGES:
+            _fetch(
+                keys,
+                values,
+                i % STAGES,
+                cache_k,
+                cache_v,
+                table,
+                head,
+                start + STAGES * TILE,
+                end_of_chunk,
+                R,
+                W,
+                D,
+                BLOCK,
+                HKV,
+                ROWS,
+            )
 
+    # The groups meet: a thread has a column of all of them.
+    LINE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    TABLE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    met = ()
     for g in tl.static_range(GROUP):
-        highest = tl.max(high[g], 0, keep_dims=True)
-        shrink = tl.exp2(high[g] - highest)
-        weight_sum = tl.sum(total[g] * shrink, 0, keep_dims=True)
-        result = tl.sum(sums[g] * shrink, 0, keep_dims=True) / weight_sum
-        part = (batch * CHUNKS + chunk) * HQ + head * GROUP + g + tl.zeros([1, 1], tl.int32)
-        tl.store(lse + part, highest + tl.log2(weight_sum))
-        tl.store(partial + part * D + tl.arange(0, D)[None, :], result)
+        met += (gl.allocate_shared_memory(tl.float32, [W], LINE, high[g]),)
+        met += (gl.allocate_shared_memory(tl.float32, [W], LINE, total[g]),)
+        met += (gl.allocate_shared_memory(tl.float32, [W, D], TABLE, sums[g]),)
+    for g in tl.static_range(GROUP):
+        own = met[3 * g].load(gl.SliceLayout(1, MERGE))
+        highest = gl.max(own, 0)
+        shrink = gl.exp2(own - highest)
+        weight_sum = gl.sum(met[3 * g + 1].load(gl.SliceLayout(1, MERGE)) * shrink, 0)
+        result = gl.sum(met[3 * g + 2].load(MERGE) * gl.expand_dims(shrink, 1), 0) / weight_sum
+        part = (batch * CHUNKS + chunk) * HQ + head * GROUP + g
+        gl.store(lse + part, highest + gl.log2(weight_sum))
+        gl.store(partial + part * D + gl.arange(0, D, layout=gl.SliceLayout(0, MERGE)), result)
 
 
 @triton.jit

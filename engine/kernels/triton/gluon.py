@@ -11,7 +11,7 @@ import triton.language as tl
 from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 jit = gluon.jit
 
@@ -34,15 +34,42 @@ if knobs.runtime.interpret:
         # Looked up at every call: the interpreter puts its own functions into `tl` while it runs a kernel.
         return lambda *given, layout=None, **named: getattr(tl, name)(*given, **named)
 
-    _same = ("arange", "zeros", "expand_dims", "load", "store", "sum", "program_id", "exp", "rsqrt", "split", "where")
+    class _Shared:
+        """A buffer, or numbered places in it; `stored` is what it holds."""
+
+        def __init__(self, dtype=None, shape=None, layout=None, stored=None):
+            self._stored, self._places = stored, {}
+
+        def index(self, number):
+            return self._places.setdefault(int(number), _Shared())
+
+        def store(self, value):
+            self._stored = value
+
+        def load(self, layout):
+            return self._stored
+
+    def _copy(place, at, mask):
+        place.store(tl.load(at, mask=mask, other=0.0))
+
+    def _nothing(*_):
+        pass
+
+    async_copy = SimpleNamespace(
+        async_copy_global_to_shared=_copy, commit_group=_nothing, wait_group=_nothing
+    )
+    _same = (
+        *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum", "program_id"),
+        *("exp", "exp2", "log2", "rsqrt", "split", "where", "reshape", "permute"),
+    )
     gl = SimpleNamespace(
         NVMMADistributedLayout=gl.NVMMADistributedLayout,
         DotOperandLayout=gl.DotOperandLayout,
         SliceLayout=gl.SliceLayout,
         BlockedLayout=gl.BlockedLayout,
         convert_layout=lambda given, layout: given,
-        reshape=_without_layout("reshape"),
-        permute=_without_layout("permute"),
+        SwizzledSharedLayout=gl.SwizzledSharedLayout,
+        allocate_shared_memory=_Shared,
         **{name: _without_layout(name) for name in _same},
     )
     jit = triton.jit
@@ -57,4 +84,4 @@ if knobs.runtime.interpret:
 
     def layout_of(kind):
         """Nothing."""
-        return None
+        return

@@ -30,14 +30,12 @@ SPAN = tl.constexpr(128)
 def _along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
     """0 to size - 1 along one axis of three."""
     if axis == 0:
-        line = gl.arange(0, size, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-        return gl.expand_dims(gl.expand_dims(line, 1), 2)
+        line = gl.expand_dims(gl.arange(0, size, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))), 1)
     elif axis == 1:
-        line = gl.arange(0, size, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-        return gl.expand_dims(gl.expand_dims(line, 0), 2)
+        line = gl.expand_dims(gl.arange(0, size, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))), 0)
     else:
-        line = gl.arange(0, size, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-        return gl.expand_dims(gl.expand_dims(line, 0), 1)
+        line = gl.expand_dims(gl.arange(0, size, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))), 0)
+    return gl.expand_dims(line, 1 if axis == 2 else 2)
 
 
 @jit
@@ -48,24 +46,36 @@ def _columns(fold, axis: tl.constexpr, layout: tl.constexpr, WARPS: tl.constexpr
 
 
 @jit
-def _load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr, evict: tl.constexpr, cached: tl.constexpr):
+def _load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr, evict: tl.constexpr):
     """Elements at + column where the column is one of K and `inside` holds, else 0; WHOLE: every column is."""
     if WHOLE and inside is None:
-        return gl.load(at + column, eviction_policy=evict, cache_modifier=cached)
+        loaded = gl.load(at + column, eviction_policy=evict)
     elif WHOLE:
-        return gl.load(at + column, mask=inside, other=0.0, eviction_policy=evict, cache_modifier=cached)
+        loaded = gl.load(at + column, mask=inside, other=0.0, eviction_policy=evict)
     elif inside is None:
-        return gl.load(at + column, mask=column < K, other=0.0, eviction_policy=evict, cache_modifier=cached)
+        loaded = gl.load(at + column, mask=column < K, other=0.0, eviction_policy=evict)
     else:
-        there = inside & (column < K)
-        return gl.load(at + column, mask=there, other=0.0, eviction_policy=evict, cache_modifier=cached)
+        loaded = gl.load(at + column, mask=inside & (column < K), other=0.0, eviction_policy=evict)
+    return loaded
 
 
 @jit
-def _weights(weights, column, output, i, j, N: tl.constexpr, K: tl.constexpr, OUTPUTS: tl.constexpr, TILES: tl.constexpr, STEP: tl.constexpr, WHOLE: tl.constexpr):
+def _weights(
+    weights,
+    column,
+    output,
+    i,
+    j,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    TILES: tl.constexpr,
+    STEP: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """Tile j of span i."""
     inside = None if N % (TILES * OUTPUTS) == 0 else output + j * OUTPUTS < N
-    return _load(weights + j * OUTPUTS * K, i * STEP + column, inside, K, WHOLE, "evict_first", "")
+    return _load(weights + j * OUTPUTS * K, i * STEP + column, inside, K, WHOLE, "evict_first")
 
 
 @jit
@@ -142,7 +152,7 @@ def linear_kernel(
     if NORM and EARLY:
         for i in tl.static_range(SPANS * FOLDS):
             at = i // FOLDS * STEP + _columns(i % FOLDS, 1, X, WARPS, FOLDS)
-            scales += (_load(norm_weight, at, None, K, WHOLE, "", ""),)
+            scales += (_load(norm_weight, at, None, K, WHOLE, ""),)
     like = _added(gl.zeros([WARPS, 16, 8], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS)
     if GATED:
         like, _ = gl.split(like)
@@ -167,13 +177,13 @@ def linear_kernel(
         parts = ()
         for fold in tl.static_range(FOLDS):
             at = i * STEP + _columns(fold, 1, X, WARPS, FOLDS)
-            part = _load(rows, at, given, K, WHOLE, "", "")
+            part = _load(rows, at, given, K, WHOLE, "")
             if NORM:
                 squares += part.to(tl.float32) * part.to(tl.float32)
                 if EARLY:
                     part = multiply(part, scales[i * FOLDS + fold])
                 else:
-                    part = multiply(part, _load(norm_weight, at, None, K, WHOLE, "", ""))
+                    part = multiply(part, _load(norm_weight, at, None, K, WHOLE, ""))
             parts += (part,)
         for j in tl.static_range(TILES):
             for fold in tl.static_range(FOLDS):
@@ -181,7 +191,9 @@ def linear_kernel(
         sums = added
         if i + NOW < SPANS:
             for j in tl.static_range(TILES):
-                held += (_weights(weights, column, first + output, i + NOW, j, N, K, OUTPUTS, TILES, STEP, WHOLE),)
+                held += (
+                    _weights(weights, column, first + output, i + NOW, j, N, K, OUTPUTS, TILES, STEP, WHOLE),
+                )
     if NORM:
         total = gl.sum(gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
