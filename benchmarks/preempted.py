@@ -17,9 +17,9 @@ from contextlib import ExitStack
 import torch
 
 from benchmarks.machine import Budget, Record, describe
+from benchmarks.offload import Always
 from benchmarks.options import names, parse, parser_of
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
-from benchmarks.spill import Always
 from benchmarks.streams import Request, room_for, serve
 from engine import Engine
 from engine.attention.choose import choose_attention

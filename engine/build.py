@@ -60,7 +60,7 @@ class Options:
     """On a GPU sequences decode ahead of the host; without it as prompts do."""
     threads: int | None = None
     """Of a CPU; None: `default_threads`."""
-    spill_gb: float | None = None
+    offload_gb: float | None = None
     """Of host memory for what a GPU evicts; None: a share of it."""
     offload: int | None = None
     """The same in bytes, and on a CPU too."""
@@ -100,7 +100,7 @@ class Pieces:
         return self.decode_runner.name if self.decode_runner is not None else self.runner.name
 
 
-def assemble(
+def build(
     network: Network, device: torch.device, dtype: torch.dtype, options: Options, notes: tuple[str, ...]
 ) -> Pieces:
     """Everything around `network`. Raises EngineError when nothing fits or the attention backend does not work here."""
@@ -190,7 +190,7 @@ def _allocate(
 def _host_memory(cache: KVCache, options: Options, device: torch.device) -> HostKV | None:
     most = options.offload
     if most is None and device.type == "cuda":
-        most = offload_bytes(options.spill_gb, cache.nbytes, available_memory(_CPU))
+        most = offload_bytes(options.offload_gb, cache.nbytes, available_memory(_CPU))
     return HostKV(cache.kv, cache.block_size, most) if most else None
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from engine.build import Options, assemble
+from engine.build import Options, build
 from engine.cache.block_map import BlockMap, block_map
 from engine.cache.offload import common_prefix
 from engine.cache.prefix_index import Key
@@ -48,7 +48,7 @@ class EngineCore:
         **options: Any,
     ) -> None:
         """`options` are those of `engine.build`. Raises EngineError when nothing fits or does not work here."""
-        pieces = assemble(network, device, dtype, Options(**options), notes)
+        pieces = build(network, device, dtype, Options(**options), notes)
         self.model_name = name
         self.device = device
         self.dtype = dtype
@@ -147,15 +147,15 @@ class EngineCore:
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
         )
 
-    def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
-        """Have `found` called with a picture of the blocks, between two steps. Returns at once.
+    def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:
+        """Have `seen` called with a picture of the blocks, between two steps. Returns at once.
 
         The branch is that of the person's running sequence, else `keys`. Raises EngineError once closed.
         """
 
         def job() -> None:
             running = [s.rows.keys for s in self._scheduler.running if s.priority is Priority.PERSON]
-            found(block_map(self._blocks, running[-1] if running else keys))
+            seen(block_map(self._blocks, running[-1] if running else keys))
 
         self._loop.post(job)
 
@@ -290,9 +290,9 @@ class EngineCore:
 
         self._loop.post(job)
 
-    def keep(self, rows: Rows) -> None:
+    def pin(self, rows: Rows) -> None:
         """The conversation in use has these rows: they are evicted last, and by no idle work. Returns at once."""
-        self._loop.post(lambda: self._blocks.keep(rows.keys))
+        self._loop.post(lambda: self._blocks.pin(rows.keys))
 
     def forget(self, rows: Rows, start: int) -> None:
         """Free what is cached of `rows` from `start` on, unless somebody else uses it. Returns at once."""
@@ -326,7 +326,7 @@ class EngineCore:
         if self.cached_rows(hidden) < len(hidden):
             idle = priority is Priority.IDLE
             if not idle:
-                self.keep(rows)  # until they have moved, whatever idle work there is
+                self.pin(rows)  # until they have moved, whatever idle work there is
             self.warm_rows(rows, follow, priority, origin)
             try:
                 self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep_rows, idle))

@@ -164,7 +164,7 @@ class LocalBackend:
             attention=options.attention,
             graphs=options.graphs,
             deterministic=options.deterministic,
-            spill_gb=options.spill_gb,
+            offload_gb=options.offload_gb,
             streams=options.streams,
             on_progress=on_progress,
         )

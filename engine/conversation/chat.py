@@ -295,7 +295,7 @@ class Chat:
             or not self._history.restore(before, self._follow, origin=-self._idle.pause)
         ):
             rows = self._history.prompt(before, text, think, exact=True)
-        self._engine.keep(rows)
+        self._engine.pin(rows)
         return rows
 
     def _follow(self, sequence: Sequence) -> None:
@@ -374,7 +374,7 @@ class Chat:
             drawn.stats(),
             cached_tokens=present,
             prefilled_tokens=left,
-            warmed_tokens=present - drawn.found.reused,
+            warmed_tokens=present - drawn.hit.reused,
             ttft_s=waited,
             prefill_s=waited,
         )
@@ -484,7 +484,7 @@ class Chat:
         """Note in the figures of a finished answer why no more of its prompt was reused; `asked` computed it."""
         if question is not None and asked is not None and asked.admitted:
             stats = turn.answer.stats
-            turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.found)
+            turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.hit)
         self._explainer.add([turn])
 
     # -- rows

@@ -231,7 +231,7 @@ class IdleWork:
             self._engine.promote(sequence)
         follow(sequence)
         self._engine.wait(sequence)
-        left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.found.rows)
+        left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.hit.rows)
         if sequence.finish_reason is not FinishReason.LENGTH or sequence.error is not None:
             return None  # cancelled, or the answer ends with its first token: rare enough to go the usual way
         return sequence, left
@@ -248,7 +248,7 @@ class IdleWork:
         before, self._task = self._task, task
         if before.sequence is not None:
             self._engine.supersede(before.sequence, before.rows, before.draft_start, task.rows)
-        self._engine.keep(task.rows)
+        self._engine.pin(task.rows)
         return task
 
     def _restore(self, task: _Task, turns: list[Turn], rows: Rows) -> None:

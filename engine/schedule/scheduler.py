@@ -9,7 +9,7 @@ from time import perf_counter
 
 from engine.batch import Span
 from engine.cache.blocks import BlockManager, BlockTable, OutOfBlocksError
-from engine.cache.prefix_hit import found
+from engine.cache.prefix_hit import prefix_hit
 from engine.cache.prefix_index import Key
 from engine.errors import EngineError
 from engine.events import FinishReason
@@ -248,7 +248,7 @@ class Scheduler:
                 continue
             if sequence.admitted == 0.0:
                 sequence.admitted = perf_counter()
-                sequence.found = found(self.blocks, table, keys, sequence.origin)
+                sequence.hit = prefix_hit(self.blocks, table, keys, sequence.origin)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Whether a sequence may run beside those that do.

@@ -68,7 +68,7 @@ class Sequence:
     prompt_tokens: int = 0
     origin: int = 0
     """Who asks: n for idle work of the n-th pause, -n for the request that ends it; 0: nobody keeps count."""
-    found: PrefixHit = field(default_factory=PrefixHit)
+    hit: PrefixHit = field(default_factory=PrefixHit)
     """What was present of the prompt when the sequence was admitted first."""
     reached: int = 0
     """How many rows were present when it ended, or was preempted."""
@@ -97,7 +97,7 @@ class Sequence:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were there before anybody waited for them."""
-        return self.found.rows - self.found.own
+        return self.hit.rows - self.hit.own
 
     @property
     def pending(self) -> int:
@@ -133,5 +133,5 @@ class Sequence:
             ttft_s=reached - self.created if self.first_token else 0.0,
             prefill_s=reached - self.admitted if self.admitted else 0.0,
             decode_s=self.last_token - self.first_token if self.first_token else 0.0,
-            warmed_tokens=self.found.warmed,
+            warmed_tokens=self.hit.warmed,
         )

@@ -130,7 +130,7 @@ class World:
                 for _ in range(min(count, self.blocks.num_cached)):
                     self.blocks._free_one(offload=True)
             case "pin", (family, length):
-                self.blocks.keep(prompt_of(family, length))
+                self.blocks.pin(prompt_of(family, length))
             case "borrow", (family, length, rows):
                 table = self.blocks.open(prompt_of(family, length))
                 with suppress(OutOfBlocksError):

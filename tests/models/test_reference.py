@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
-from engine.build import Options, assemble
+from engine.build import Options, build
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from models.features import Feature, features
@@ -307,4 +307,4 @@ def test_an_engine_refuses_layers_with_different_heads() -> None:
     with pytest.raises(
         EngineError, match=r"^Small cannot be run: it has attention heads that differ from layer"
     ):
-        assemble(network, CPU, torch.float32, Options(), ())
+        build(network, CPU, torch.float32, Options(), ())

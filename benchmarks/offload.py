@@ -1,12 +1,12 @@
 """Bringing evicted rows back from host memory beside computing them again, in one run.
 
-    python -m benchmarks.spill --json benchmarks/results/spill.json [--shapes 0.6B,8B] [--lengths 2048,8192]
+    python -m benchmarks.offload --json benchmarks/results/offload.json [--shapes 0.6B,8B] [--lengths 2048,8192]
 
 Qwen3's shapes in bf16, random weights. The KV cache holds the longest prompt and little more. Each round computes a
 new prompt in an empty cache, has another one that fills the cache evict it, and asks for the first one again, all of
-which comes back. "first" evicts the other prompt for the first time, so its spilling is in the time; then the two
+which comes back. "first" evicts the other prompt for the first time, so its offloading is in the time; then the two
 change places once more, and "back" is the time when both have their copies in host memory. "evicting" is the time of
-the prompt that fills the cache, over that of one as long in an empty cache: what spilling costs. The host memory is
+the prompt that fills the cache, over that of one as long in an empty cache: what offloading costs. The host memory is
 pinned before. The lengths take turns, the first round is thrown away, and medians are quoted. `--device cpu --shapes
 tiny --lengths 64,256` tries it out.
 """
