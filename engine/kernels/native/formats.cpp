@@ -6,58 +6,14 @@
 namespace chatterm {
 
 int32_t form_of(int32_t type) {
-  const int32_t block = block_of(type);
+  const int32_t block = shape_of(type).numbers;
   return block == 0 ? 0 : block == 1 ? FORM_FLOAT : FORM_INT8;
 }
 
-int32_t block_of(int32_t type) {
-  switch (type) {
-    case CT_F32:
-    case CT_F16:
-    case CT_BF16:
-      return 1;
-    case CT_Q4_0:
-    case CT_Q4_1:
-    case CT_Q8_0:
-      return 32;
-    case CT_Q4_K:
-    case CT_Q5_K:
-    case CT_Q6_K:
-      return 256;
-    default:
-      return 0;
-  }
-}
-
-int32_t block_bytes_of(int32_t type) {
-  switch (type) {
-    case CT_F32:
-      return 4;
-    case CT_F16:
-    case CT_BF16:
-      return 2;
-    case CT_Q4_0:
-      return Q4_0_BYTES;
-    case CT_Q4_1:
-      return Q4_1_BYTES;
-    case CT_Q8_0:
-      return Q8_0_BYTES;
-    case CT_Q4_K:
-      return Q4_K_BYTES;
-    case CT_Q5_K:
-      return Q5_K_BYTES;
-    case CT_Q6_K:
-      return Q6_K_BYTES;
-    default:
-      return 0;
-  }
-}
-
 bool is_sound(const ct_matrix& matrix) {
-  const int32_t block = block_of(matrix.type);
+  const auto [block, bytes] = shape_of(matrix.type);
   return block > 0 && matrix.data != nullptr && matrix.rows > 0 && matrix.columns > 0 &&
-         matrix.columns % block == 0 &&
-         matrix.row_bytes == int64_t(matrix.columns / block) * block_bytes_of(matrix.type);
+         matrix.columns % block == 0 && matrix.row_bytes == int64_t(matrix.columns / block) * bytes;
 }
 
 namespace {
@@ -87,7 +43,7 @@ void q6_k_row(const uint8_t* block, float* out) {
 }  // namespace
 
 void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* out) {
-  const int32_t block = block_of(type), bytes = block_bytes_of(type);
+  const auto [block, bytes] = shape_of(type);
   for (int32_t at = 0; at < columns; at += block, row += bytes, out += block) {
     switch (type) {
       case CT_F32:

@@ -1,6 +1,5 @@
 #include "group.h"
 
-#include <chrono>
 #include <cstring>
 
 namespace chatterm {
@@ -9,30 +8,16 @@ namespace {
 
 constexpr int32_t GRAIN = 16;  // outputs of a cache line, so that threads do not write to the same one
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 void run_group(void* group, int32_t thread) { static_cast<Group*>(group)->run(thread); }
 
 }  // namespace
 
-Clock::Clock(ct_times* times) : times_(times), before_(times == nullptr ? 0.0 : now()) {}
-
-void Clock::add(double ct_times::* part) {
-  if (times_ == nullptr) return;
-  const double after = now();
-  times_->*part += after - before_;
-  before_ = after;
-}
-
-Group::Group(Decoder& given, float* out, ct_times* clock)
+Group::Group(Decoder& given, float* out)
     : decoder(given),
       space(*given.space),
       sizes(given.sizes),
       count(int32_t(given.space->given.size())),
-      logits(out),
-      times(clock) {
+      logits(out) {
   share_attention();
 }
 
@@ -146,46 +131,41 @@ Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread
 void Group::run(int32_t thread) {
   const ct_model& model = decoder.model;
   Bench& bench = space.benches[size_t(thread)];
-  Clock clock(thread == 0 ? times : nullptr);
-  auto done = [&](double ct_times::* part) {
-    decoder.pool.barrier();
-    clock.add(part);
-  };
   claim(count, [&](int32_t r) {
     const ct_matrix& embedding = model.embedding;
     const int32_t token = space.given[size_t(r)].token;
     dequantize_row(embedding.type, embedding.data + token * embedding.row_bytes, embedding.columns, x(r));
   });
-  done(&ct_times::embed);
+  decoder.pool.barrier();
   for (int32_t index = 0; index < model.layer_count; ++index) {
     const ct_layer& layer = decoder.layers[size_t(index)];
     const bool last = index + 1 == model.layer_count;
     const ct_linear& later = last ? model.head : decoder.layers[size_t(index) + 1].qkv;
     Inputs given = normed(layer.input_norm, forms_of(layer.qkv), nullptr, bench);
     products(layer.qkv, given, thread, begin(layer.output, sizes.hidden, GRAIN, thread), heads(0), false);
-    done(&ct_times::qkv);
+    decoder.pool.barrier();
     if (count > 1) {
       position(index);
-      done(&ct_times::attention);
+      decoder.pool.barrier();
     }
     attention(index, bench);
-    done(&ct_times::attention);
+    decoder.pool.barrier();
     given = put_together(forms_of(layer.output), bench);
     products(layer.output, given, thread, begin(layer.gate_up, sizes.inner, QUANTIZED, thread), x(0), true);
-    done(&ct_times::output);
+    decoder.pool.barrier();
     given = normed(layer.mlp_norm, forms_of(layer.gate_up), nullptr, bench);
     given = gate_up(layer, given, thread);
-    done(&ct_times::gate_up);
+    decoder.pool.barrier();
     products(layer.down, given, thread, begin(later, rows_of(later), GRAIN, thread), x(0), true);
-    done(&ct_times::down);
+    decoder.pool.barrier();
   }
   if (space.wanted.empty()) return;
   const Inputs given = normed(model.final_norm, forms_of(model.head), &space.wanted, bench);
   products(model.head, given, thread, row_of(model.head, 0), logits, false);
-  done(&ct_times::head);
+  decoder.pool.barrier();
 }
 
-void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times) {
+void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits) {
   int64_t left = 0;
   for (int32_t i = 0; i < count; ++i) left += spans[i].count;
   int32_t done = 0;  // rows of the first of the spans that are left
@@ -212,7 +192,7 @@ void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* log
         done = 0;
       }
     }
-    Group group(decoder, logits, times);
+    Group group(decoder, logits);
     decoder.pool.run(run_group, &group);
     logits += int64_t(space.wanted.size()) * rows_of(decoder.model.head);
   }

@@ -121,14 +121,10 @@ struct Kernels {
   void (*combine)(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride,
                   int32_t heads, int32_t dim, float* out);
   void (*store)(const float* x, int32_t n, int32_t type, uint8_t* out);
-  uint64_t (*read)(const uint8_t* data, int64_t bytes);
 };
 
 // The form of the activation that a type is multiplied with; 0 for a type without kernels.
 int32_t form_of(int32_t type);
-// Numbers and bytes of a block; 0 for a type without kernels.
-int32_t block_of(int32_t type);
-int32_t block_bytes_of(int32_t type);
 void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* out);
 // Whether rows, columns and row_bytes of a matrix fit together.
 bool is_sound(const ct_matrix& matrix);

@@ -355,15 +355,16 @@ void attend_rows(const Attend& a) {
   }
 }
 
+// Calls part with the type of the numbers in the KV cache.
+template <typename Part>
+inline void by_type(int32_t type, const Part& part) {
+  if (type == CT_F32) return part(F32{});
+  if (type == CT_BF16) return part(BF16{});
+  part(F16{});
+}
+
 void attend(const Attend& given) {
-  switch (given.type) {
-    case CT_F32:
-      return attend_rows<F32>(given);
-    case CT_BF16:
-      return attend_rows<BF16>(given);
-    default:
-      return attend_rows<F16>(given);
-  }
+  by_type(given.type, [&](auto type) { attend_rows<decltype(type)>(given); });
 }
 
 }  // namespace
@@ -394,36 +395,10 @@ void combine(const float* parts, const float* most, const float* sum, int32_t co
   }
 }
 
-template <typename Type>
-void store_as(const float* x, int32_t n, uint8_t* out) {
-  for (int32_t i = 0; i < n; ++i) Type::put(out + i * Type::BYTES, x[i]);
-}
-
 void store_row(const float* x, int32_t n, int32_t type, uint8_t* out) {
-  (type == CT_F32 ? store_as<F32> : type == CT_BF16 ? store_as<BF16> : store_as<F16>)(x, n, out);
-}
-
-uint64_t read(const uint8_t* data, int64_t bytes) {
-  typedef uint64_t Longs __attribute__((vector_size(64)));
-  Longs sums[4] = {};
-  int64_t i = 0;
-  for (; i + 256 <= bytes; i += 256) {
-    __builtin_prefetch(data + i + 4096);
-    __builtin_prefetch(data + i + 4160);
-    __builtin_prefetch(data + i + 4224);
-    __builtin_prefetch(data + i + 4288);
-    for (int j = 0; j < 4; ++j) {
-      Longs v;
-      std::memcpy(&v, data + i + 64 * j, sizeof v);
-      sums[j] += v;
-    }
-  }
-  uint64_t total = 0;
-  for (int j = 0; j < 4; ++j) {
-    for (int k = 0; k < 8; ++k) total += sums[j][k];
-  }
-  for (; i < bytes; ++i) total += data[i];
-  return total;
+  by_type(type, [&](auto as) {
+    for (int32_t i = 0; i < n; ++i) as.put(out + i * as.BYTES, x[i]);
+  });
 }
 
 Product product_of(int32_t type) {
@@ -457,7 +432,7 @@ Product product_of(int32_t type) {
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
     CT_TEXT(CT_NAME), product_of, quantize, unpack,  multiply_panel, norm, rotate, gate, attend, attend_chunk,
-    combine,          store_row,  read,
+    combine,          store_row,
 };
 
 }  // namespace chatterm

@@ -1,4 +1,4 @@
-// Single products, single rows and plain reading: what tests and benchmarks ask for.
+// Single products and single rows: what tests and benchmarks ask for.
 #include <cstring>
 #include <new>
 
@@ -42,20 +42,6 @@ void multiply_share(void* given, int32_t thread) {
   }
 }
 
-struct Reading {
-  const Kernels& kernels;
-  const uint8_t* data;
-  int64_t bytes;
-  int64_t threads;
-  std::atomic<uint64_t> total;
-};
-
-void read_share(void* given, int32_t thread) {
-  auto& job = *static_cast<Reading*>(given);
-  const int64_t first = job.bytes * thread / job.threads, end = job.bytes * (thread + 1) / job.threads;
-  job.total += job.kernels.read(job.data + first, end - first);
-}
-
 }  // namespace
 
 int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x,
@@ -83,10 +69,4 @@ int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out) {
   if (!is_sound(*matrix) || row < 0 || row >= matrix->rows) return 0;
   dequantize_row(matrix->type, matrix->data + row * matrix->row_bytes, matrix->columns, out);
   return 1;
-}
-
-uint64_t ct_read(ct_pool* pool, const uint8_t* data, int64_t bytes) {
-  Reading job{*kernels_of(ct_best_variant()), data, bytes, pool->pool.working(), {0}};
-  pool->pool.run(read_share, &job);
-  return job.total;
 }

@@ -15,14 +15,8 @@ inline void add_fours(const int8_t* q, int32_t* out) {
 // A block of a row: its digits, and a scale and a low for each group of columns.
 template <int TYPE>
 struct Block {
-  static constexpr bool IN_PARTS = TYPE == CT_Q4_K || TYPE == CT_Q5_K || TYPE == CT_Q6_K;
-  static constexpr int SIZE = IN_PARTS ? 256 : 32, GROUP = TYPE == CT_Q6_K ? 16 : 32, GROUPS = SIZE / GROUP;
-  static constexpr int BYTES = TYPE == CT_Q4_0   ? Q4_0_BYTES
-                               : TYPE == CT_Q4_1 ? Q4_1_BYTES
-                               : TYPE == CT_Q8_0 ? Q8_0_BYTES
-                               : TYPE == CT_Q4_K ? Q4_K_BYTES
-                               : TYPE == CT_Q5_K ? Q5_K_BYTES
-                                                 : Q6_K_BYTES;
+  static constexpr int SIZE = shape_of(TYPE).numbers, BYTES = shape_of(TYPE).bytes;
+  static constexpr int GROUP = TYPE == CT_Q6_K ? 16 : 32, GROUPS = SIZE / GROUP;
   uint8_t digits[SIZE];
   float scale[GROUPS], low[GROUPS];
 

@@ -17,7 +17,6 @@ from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, unsupported
-from engine.kernels.native import library as native
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
@@ -304,15 +303,3 @@ def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConf
     with pytest.raises(NativeError, match="variant"):
         NativeDecoder(model, cache_for(model, torch.float32), pool, variant=99)
     assert unsupported(model.spec) is None
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_the_parts_of_a_step_are_timed(
-    checkpoint: Path, config: PretrainedConfig, pool: Pool, rows: int
-) -> None:
-    model = plain_model(checkpoint, config)
-    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    times = native.Times()
-    decoder.run([a_span([1] * rows, 0, range(rows), [0])], times)
-    assert set(times.parts()) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(seconds > 0 for seconds in times.parts().values())
