@@ -73,8 +73,6 @@ class EngineCore:
         self._engine_step = EngineStep(
             device,
             tokenizer.stop_ids,
-            self.context_length,
-            self.max_positions,
             self._scheduler,
             self._blocks,
             self._cache,

@@ -63,10 +63,10 @@ class Engine(EngineCore):
             if picked.type == "cpu":
                 torch.set_num_threads(threads)
             before = available_memory(picked)
-            held = read_model(files, picked_dtype, picked, quantize, on_progress)
+            network, told = read_model(files, picked_dtype, picked, quantize, on_progress)
             return cls(
                 loop,
-                held.network,
+                network,
                 tokenizer,
                 name=files.name,
                 device=picked,
@@ -77,10 +77,10 @@ class Engine(EngineCore):
                 deterministic=deterministic,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - held.network.nbytes, 0) if picked.type == "cpu" else None,
+                free=max(before - network.nbytes, 0) if picked.type == "cpu" else None,
                 offload_gb=offload_gb,
                 streams=streams,
-                notes=(*choice.notes, *held.notes),
+                notes=(*choice.notes, *told),
             )
 
         try:

@@ -30,8 +30,6 @@ class EngineStep:
 
     device: torch.device
     stop_ids: frozenset[int]
-    context_length: int
-    max_positions: int
     scheduler: Scheduler
     blocks: BlockManager
     cache: KVCache
@@ -53,7 +51,6 @@ class EngineStep:
     """Whether idle work keeps to one core now."""
 
     def __post_init__(self) -> None:
-        self.scheduler.context_length, self.scheduler.max_positions = self.context_length, self.max_positions
         if self.device.type == "cuda":
             costs = [self.cache.host.costs.saw] if self.cache.host is not None else []
             self.timer = ChunkTimer(self.chunk_pace.saw, *costs)
@@ -215,7 +212,7 @@ class EngineStep:
 
     def _take(self, sequence: Sequence, token_id: int) -> None:
         """What a new token means for its sequence: text, events, whether it goes on."""
-        params, output = sequence.params, sequence.output
+        params, output, rows = sequence.params, sequence.output, sequence.rows
         assert params is not None
         assert output is not None
         if token_id < 0:
@@ -226,7 +223,7 @@ class EngineStep:
         sequence.last_token = perf_counter()
         sequence.first_token = sequence.first_token or sequence.last_token
         sequence.generated.append(token_id)
-        sequence.rows.append(token_id)
+        rows.append(token_id)
         reason = None
         if token_id in self.stop_ids:
             event, reason = output.end(token_id), FinishReason.EOS
@@ -236,9 +233,7 @@ class EngineStep:
                 reason = FinishReason.STOP
             elif len(sequence.generated) == params.max_tokens:
                 reason = FinishReason.LENGTH
-            elif (
-                len(sequence.rows) >= self.context_length or sequence.rows.next_position >= self.max_positions
-            ):
+            elif self.scheduler.is_full(rows):
                 reason = FinishReason.CONTEXT_FULL
             if reason is not None:
                 event = replace(event, text=event.text + output.flush())

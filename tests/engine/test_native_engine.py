@@ -248,10 +248,10 @@ def test_without_the_library_blocks_that_were_asked_for_are_kept_and_said_to_be_
 ) -> None:
     write_checkpoint(tmp_path, tiny_qwen3(vocab_size=272, hidden_size=64))
     hide_the_library(monkeypatch)
-    held = read_model(files_of(tmp_path), torch.float32, CPU, "int8", None)
-    assert held.network.is_quantized
-    assert held.notes == ("Weights are expanded in every step, which is slow (there is no compiler).",)
-    with an_engine(held.network) as engine:
+    network, notes = read_model(files_of(tmp_path), torch.float32, CPU, "int8", None)
+    assert network.is_quantized
+    assert notes == ("Weights are expanded in every step, which is slow (there is no compiler).",)
+    with an_engine(network) as engine:
         assert engine.figures().decode == "plain modules"
         assert len(answer(engine, prompt(5))) == 12
 
