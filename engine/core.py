@@ -1,6 +1,7 @@
 """The engine without conversations: owns the pieces, and says what the loop thread does with them."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from engine.schedule.loop import Loop
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import MaskedRowsEvictedError
-from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence
 from engine.schedule.step import EngineStep, explain
 from models.network import Network
 from models.text.tokenizer import Tokenizer
@@ -192,26 +193,21 @@ class EngineCore:
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
-        return self._answer(rows, params, output or self.output(params), earlier or [], origin, follow)
+        answer = list(earlier or [])
+        sequence = Sequence(
+            rows, Priority.PERSON, params, output or self.output(params), origin=origin, generated=answer
+        )
+        if follow is not None:
+            follow(sequence)
+        self.submit(sequence)
+        return sequence
 
     def go_on(self, drawn: Sequence, params: SamplingParams, output: Output) -> Sequence:
         """The answer that begins with what idle work has drawn. Its rows are computed: nothing of them is looked at."""
-        return self._answer(drawn.rows, params, output, drawn.generated, -drawn.origin)
-
-    def _answer(
-        self,
-        rows: Rows,
-        params: SamplingParams,
-        output: Output,
-        earlier: list[int],
-        origin: int,
-        follow: Follow | None = None,
-    ) -> Sequence:
-        sequence = Sequence(rows, Priority.PERSON, params, output, origin=origin)
-        sequence.generated = list(earlier)
-        sequence.earlier = len(earlier)
-        if follow is not None:
-            follow(sequence)
+        answer = list(drawn.generated)
+        sequence = Sequence(
+            drawn.rows, Priority.PERSON, params, output, origin=-drawn.origin, generated=answer
+        )
         self.submit(sequence)
         return sequence
 
@@ -248,22 +244,13 @@ class EngineCore:
         """End a sequence within one step. Returns at once."""
         sequence.cancelled = True
 
-    def warm_rows(
-        self,
-        rows: Rows,
-        follow: Follow | None = None,
-        priority: Priority = Priority.PERSON,
-        origin: int = 0,
-    ) -> int:
-        """Make the KV of `rows` present. Returns how many rows had to be computed.
-
-        `follow` gets the sequence that does it, to cancel it; `origin` is that of the sequence.
-        """
+    def warm_rows(self, rows: Rows, owner: Owner = ANYBODY) -> int:
+        """Make the KV of `rows` present. Returns how many rows had to be computed."""
         self._check(rows, spare=0)
-        sequence = Sequence(rows, priority, origin=origin)
+        sequence = Sequence(rows, owner.priority, origin=owner.origin)
         self.submit(sequence)
-        if follow is not None:
-            follow(sequence)
+        if owner.follow is not None:
+            owner.follow(sequence)
         self.wait(sequence)
         if sequence.error is not None:
             raise sequence.error
@@ -304,28 +291,19 @@ class EngineCore:
         """How many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
 
-    def hide(
-        self,
-        rows: Rows,
-        start: int,
-        end: int,
-        follow: Follow | None = None,
-        priority: Priority = Priority.PERSON,
-        origin: int = 0,
-        keep_rows: bool = False,
-    ) -> Rows:
+    def hide(self, rows: Rows, start: int, end: int, owner: Owner = ANYBODY, keep_rows: bool = False) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
-        What of `rows` is not present is computed first; `follow` and `origin` as in `warm_rows`. With `keep_rows`,
-        `rows` stay as cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when
-        there is no room, EngineError when computing or copying fails.
+        What of `rows` is not present is computed first. With `keep_rows`, `rows` stay as cache beside what is left of
+        them, for an answer that may go on. Raises OutOfBlocksError when there is no room, EngineError when computing
+        or copying fails.
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
-            idle = priority is Priority.IDLE
+            idle = owner.priority is Priority.IDLE
             if not idle:
                 self.pin(rows)  # until they have moved, whatever idle work there is
-            self.warm_rows(rows, follow, priority, origin)
+            self.warm_rows(rows, owner)
             try:
                 self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep_rows, idle))
             except (RuntimeError, MemoryError) as error:
@@ -337,28 +315,25 @@ class EngineCore:
     def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep_rows: bool, idle: bool) -> None:
         if self._blocks.match(hidden.keys) == len(hidden):
             return  # idle work that was at the same turn has done it meanwhile
-        source = self._blocks.open(rows.keys, idle)
-        try:
+        blocks, cache = self._blocks, self._cache
+        with ExitStack() as tables:
+            source = blocks.open(rows.keys, idle)
+            tables.callback(blocks.close, source)
             if source.length < len(rows):
                 raise MaskedRowsEvictedError("masked rows were evicted")
-            target = self._blocks.open(hidden.keys, idle)
-            try:
-                first = target.length
-                origins = self._blocks.origins(source)
-                origins = origins[first:start] + origins[max(first, start) + end - start :]
-                self._scheduler.reserve(target, len(hidden) - first, idle)
-                shift = end - start
-                if first < len(hidden):
-                    self._cache.copy_rows(
-                        self._cache.slots(source.blocks, first, start)
-                        + self._cache.slots(source.blocks, max(first, start) + shift, len(rows)),
-                        self._cache.slots(target.blocks, first, len(hidden)),
-                    )
-                self._blocks.commit(target, hidden.keys[first:], origins)
-            finally:
-                self._blocks.close(target)
-        finally:
-            self._blocks.close(source)
+            target = blocks.open(hidden.keys, idle)
+            tables.callback(blocks.close, target)
+            # The first row that is not there yet, in the target and in the source.
+            first = target.length
+            after = max(first, start) + end - start
+            origins = blocks.origins(source)
+            self._scheduler.reserve(target, len(hidden) - first, idle)
+            if first < len(hidden):
+                moved = cache.slots(source.blocks, first, start) + cache.slots(
+                    source.blocks, after, len(rows)
+                )
+                cache.copy_rows(moved, cache.slots(target.blocks, first, len(hidden)))
+            blocks.commit(target, hidden.keys[first:], origins[first:start] + origins[after:])
         if not keep_rows:
             self._blocks.forget(rows.keys, start)
 

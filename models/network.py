@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.spec import ModelSpec
-from models.weights.block_formats import BLOCKS, Kind
+from models.weights.block_formats import Kind
 
 Axis = Literal["rows", "columns"]
 
@@ -38,7 +38,7 @@ class Weight:
     @property
     def is_plain(self) -> bool:
         """Whether the data are the numbers themselves."""
-        return BLOCKS[self.format][0] == 1
+        return self.format.block == 1
 
     @property
     def nbytes(self) -> int:

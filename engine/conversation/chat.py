@@ -19,7 +19,7 @@ from engine.errors import EngineError, check_room
 from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams, seeds
 from engine.schedule.scheduler import MaskedRowsEvictedError
-from engine.schedule.sequence import Sequence
+from engine.schedule.sequence import Owner, Sequence
 
 __all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
 
@@ -292,7 +292,7 @@ class Chat:
         rows = self._history.prompt(before, text, think, exact)
         if rows.masked_until and (
             rows.next_position + more >= self._engine.max_positions
-            or not self._history.restore(before, self._follow, origin=-self._idle.pause)
+            or not self._history.restore(before, Owner(self._follow, origin=-self._idle.pause))
         ):
             rows = self._history.prompt(before, text, think, exact=True)
         self._engine.pin(rows)

@@ -17,7 +17,7 @@ from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.output import Output
 from engine.schedule.scheduler import MaskedRowsEvictedError
-from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence
 
 ThinkCache = Literal["exact", "mask"]
 
@@ -56,13 +56,7 @@ class History:
         """The rows that the next prompt begins with, whatever is asked."""
         return self._rows(turns, self._segments(turns), False)
 
-    def restore(
-        self,
-        turns: Items[Turn],
-        follow: "Follow | None" = None,
-        priority: Priority = Priority.PERSON,
-        origin: int = 0,
-    ) -> bool:
+    def restore(self, turns: Items[Turn], owner: Owner) -> bool:
         """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
         segments = self._segments(turns)
         masked = self._masked(turns, segments)
@@ -70,7 +64,7 @@ class History:
             return True
         rows: Rows | None = Rows()
         for turn, segment in zip(turns, segments, strict=False):
-            rows = self._hide(rows, turn, segment, follow, priority, origin) if rows is not None else None
+            rows = self._hide(rows, turn, segment, owner) if rows is not None else None
         return rows is not None
 
     def hide_last(self, turns: Items[Turn]) -> None:
@@ -118,9 +112,7 @@ class History:
         before: Rows,
         turn: Turn,
         segment: list[int],
-        follow: "Follow | None" = None,
-        priority: Priority = Priority.PERSON,
-        origin: int = 0,
+        owner: Owner = ANYBODY,
         keep_rows: bool = False,
     ) -> Rows | None:
         """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
@@ -131,7 +123,7 @@ class History:
         if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
             return None
         try:
-            return engine.hide(rows, start, end, follow, priority, origin, keep_rows)
+            return engine.hide(rows, start, end, owner, keep_rows)
         except (OutOfBlocksError, MaskedRowsEvictedError):
             return None
 
@@ -216,7 +208,7 @@ class IdleWork:
         if wait:
             engine.wait(sequence)
 
-    def take(self, asked: object, follow: "Follow") -> tuple[Sequence, int] | None:
+    def take(self, asked: object, follow: Follow) -> tuple[Sequence, int] | None:
         """What was drawn for `asked`, and how many rows were not there yet: a person waits for these now.
 
         None when it is not there; then idle work has ended, as with `stop`.
@@ -256,9 +248,9 @@ class IdleWork:
             self._follow(task, sequence)
 
         with suppress(EngineError):  # the next message does it, and says what is wrong
-            pause = self.pause
-            if self._history.restore(turns, follow, Priority.IDLE, pause) and not task.cancelled:
-                self._engine.warm_rows(rows, follow, Priority.IDLE, pause)
+            owner = Owner(follow, Priority.IDLE, self.pause)
+            if self._history.restore(turns, owner) and not task.cancelled:
+                self._engine.warm_rows(rows, owner)
 
     def _follow(self, task: _Task, sequence: Sequence) -> None:
         task.sequence = sequence

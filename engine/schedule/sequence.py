@@ -1,5 +1,6 @@
 """One request on its way through the engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from queue import SimpleQueue
@@ -31,6 +32,21 @@ class Priority(IntEnum):
 
     PERSON = 0
     IDLE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """For whom rows are computed."""
+
+    follow: "Callable[[Sequence], None] | None" = None
+    """Gets the sequence that computes them, to cancel it."""
+    priority: Priority = Priority.PERSON
+    origin: int = 0
+    """That of the sequence."""
+
+
+ANYBODY = Owner()
+"""A person who waits for them to the end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +100,7 @@ class Sequence:
     last_token: float = 0.0
 
     def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.rows)
+        self.prompt_tokens, self.earlier = len(self.rows), len(self.generated)
         given = self.params.seed if self.params is not None else None
         self.seed = randbits(63) if given is None else given
 

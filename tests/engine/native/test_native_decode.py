@@ -21,8 +21,8 @@ from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
-from models.reference.tiled import dequantize_rows
 from models.weights import block_formats
+from models.weights.dequantize import dequantize
 from tests.engine.native.spans import a_span
 from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
@@ -64,7 +64,7 @@ class RoundedProduct:
             step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
             rounded = (blocks / step).round().mul(step).view_as(x)
             numbers = torch.empty(weight.rows, weight.columns)
-            dequantize_rows(weight, 0, weight.rows, numbers)
+            dequantize(weight.data, weight.format, numbers)
             outputs.append(F.linear(rounded, numbers))
         out = torch.cat(outputs, -1)
         return out if bias is None else out + bias
