@@ -133,7 +133,7 @@ def build(
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier)
-    backend = make_backend(choice, cache, spec.attention.groups, unusual)
+    backend = make_backend(choice.name, cache, spec.attention.groups, unusual)
     pieces = Pieces(
         cache,
         manager,

@@ -1,6 +1,7 @@
 """The safetensors files of a model, and what their headers say: without torch, for a look at a model loads nothing."""
 
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -48,7 +49,7 @@ def _shards(index: Path) -> list[str]:
 def tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Type and shape of every tensor in a file, by name. Raises ModelError for a damaged or incomplete file."""
     try:
-        file = safe_open(path, framework="np")
+        file: Any = safe_open(path, framework="np")
         parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
     except (SafetensorError, OSError, ValueError, UnicodeError) as error:
