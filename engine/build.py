@@ -14,7 +14,6 @@ from engine.cache.offload import HostTier
 from engine.cache.sizing import (
     GRAPH_BYTES,
     KVPlan,
-    is_out_of_memory,
     kv_refused,
     kv_share,
     most_prefill_rows,
@@ -33,6 +32,7 @@ from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from models.features import Feature
+from models.load import is_out_of_memory
 from models.network import Network
 from models.reference.decoder import Decoder as Reference
 from models.spec import ModelSpec, same_heads

@@ -95,14 +95,6 @@ def kv_refused(plan: KVPlan, available: int) -> EngineError:
     )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python or of torch says that memory ran out, on a CPU or on a GPU."""
-    # torch's CPU allocator has no error of its own, and neither have cuBLAS and the CUDA runtime.
-    text = str(error) if isinstance(error, RuntimeError) else ""
-    known = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in known)
-
-
 def most_prefill_rows(device: torch.device) -> int:
     """Prefill rows in one step: enough to use the machine well, few enough that a cancel is felt at once.
 

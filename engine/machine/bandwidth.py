@@ -7,8 +7,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-import platformdirs
 import torch
+
+from models.hub.catalogue import cache_folder
 
 
 def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
@@ -29,9 +30,7 @@ def known_bandwidth(device: torch.device) -> float | None:
 
 
 def _path() -> Path:
-    cache = os.environ.get("CHATTERM_CACHE")
-    base = Path(cache).expanduser() if cache else platformdirs.user_cache_path("chatterm")
-    return base / "bandwidth.json"
+    return cache_folder() / "bandwidth.json"
 
 
 def _read(path: Path) -> dict[str, object]:

@@ -11,7 +11,6 @@ import torch
 from engine.batch import StepBatch
 from engine.cache.blocks import BlockManager
 from engine.cache.kv_cache import KVCache
-from engine.cache.sizing import is_out_of_memory
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.execute.runner import Runner
@@ -22,6 +21,7 @@ from engine.schedule.decoding import DecodeRunner, Decoding
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
+from models.load import is_out_of_memory
 
 
 @dataclass(slots=True)

@@ -6,13 +6,13 @@ import torch
 from engine.cache.sizing import (
     GPU_SHARE,
     KVPlan,
-    is_out_of_memory,
     kv_refused,
     kv_share,
     plan_kv,
 )
 from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
+from models.load import is_out_of_memory
 
 KIB = 1024
 

@@ -12,7 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from models.errors import ModelError
 from models.families.family import GGUF_NAMES
-from models.load import load_model, load_spec
+from models.families.registry import load_spec
+from models.load import load_model
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.dequantize import chunks

@@ -16,7 +16,8 @@ import models.load
 import models.weights.staging
 from models.errors import ModelError
 from models.families.family import GGUF_NAMES, NAMES
-from models.load import _Filling, _read, fill_network, load_model, load_spec
+from models.families.registry import load_spec
+from models.load import _Filling, _read, fill_network, load_model
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.checkpoint import StoredTensor, read_safetensors
