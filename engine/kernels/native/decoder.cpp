@@ -4,7 +4,6 @@
 #include <new>
 
 #include "group.h"
-#include "variants.h"
 
 namespace chatterm {
 

@@ -129,6 +129,9 @@ void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* ou
 // Whether rows, columns and row_bytes of a matrix fit together.
 bool is_sound(const ct_matrix& matrix);
 
+// The kernels of a variant; null when this machine does not run it.
+const Kernels* kernels_of(int32_t variant);
+
 extern const Kernels portable_kernels;
 #ifdef CT_HAVE_AVX2
 extern const Kernels avx2_kernels;

@@ -4,7 +4,6 @@
 
 #include "multiply.h"
 #include "team.h"
-#include "variants.h"
 
 using namespace chatterm;
 
