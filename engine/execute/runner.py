@@ -26,11 +26,9 @@ class Decoder(Protocol):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """int64 [T], int64 [T] -> hidden states [T, hidden_size]."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size]."""
-        ...
 
 
 class Runner:

@@ -30,22 +30,18 @@ class DecodeRunner(Protocol):
 
         None: its newest token was drawn before, and its row is what is to be computed next; there is nothing to read.
         """
-        ...
 
     def launch(self, sequences: list[Sequence]) -> None:
         """Enqueue a step of these. Their tables have room for the row of their newest token, read or not."""
-        ...
 
     def read(self) -> list[tuple[Sequence, int]]:
         """Wait for the oldest `join` or `launch` that was not read: its sequences and their tokens (-1: no number).
 
         Those that have left meanwhile may be among them or not.
         """
-        ...
 
     def leave(self, sequence: Sequence) -> None:
         """Free the slot. What was launched for it may still run."""
-        ...
 
 
 @dataclass(slots=True)

@@ -129,29 +129,24 @@ class RepoCache:
         """Bytes of content here, unfinished files included."""
         return sum(path.stat().st_size for path in (self.folder / "blobs").glob("*") if path.is_file())
 
-    def remove_all(self) -> int:
-        """Delete everything of this repository; return the bytes freed. Raises OSError."""
-        freed = self.bytes()
+    def remove_all(self) -> None:
+        """Delete everything of this repository. Raises OSError."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         shutil.rmtree(self.root / ".locks" / self.folder.name, ignore_errors=True)
-        return freed
 
-    def remove_file(self, commit: str, path: str) -> int:
-        """Delete one file of a commit and what only it needed; return the bytes freed."""
-        before = self.bytes()
+    def remove_file(self, commit: str, path: str) -> None:
+        """Delete one file of a commit and what only it needed."""
         listing = self.listing(commit)
         (self.snapshot(commit) / path).unlink(missing_ok=True)
         if listing is not None and (file := listing.files.get(path)) is not None and file.id:
             partial(self.blob(file)).unlink(missing_ok=True)
         if not any(self.snapshot(commit).rglob("*.*")):
-            return before - self.bytes() + self.remove_commit(commit)
+            self.remove_commit(commit)
         self._drop_unused_blobs()
-        return before - self.bytes()
 
-    def remove_commit(self, commit: str) -> int:
-        """Delete the files of one commit that no other commit shares; return the bytes freed."""
-        before = self.bytes()
+    def remove_commit(self, commit: str) -> None:
+        """Delete the files of one commit that no other commit shares."""
         listing = self.listing(commit)
         shutil.rmtree(self.snapshot(commit), ignore_errors=True)
         self._listing_path(commit).unlink(missing_ok=True)
@@ -164,7 +159,6 @@ class RepoCache:
         self._drop_unused_blobs()
         if not self.snapshots() and not self.arrived():
             self.remove_all()
-        return before - self.bytes()
 
     def _drop_unused_blobs(self) -> None:
         """Delete the blobs to which no snapshot links; an unfinished one may be on its way elsewhere."""

@@ -78,7 +78,7 @@ def numbers(weight: Weight) -> Tensor:
 
 
 def in_blocks(network: Network) -> list[Weight]:
-    return [weight for weight in network.weights() if not weight.is_plain]
+    return [weight for weight in network.parts(Weight) if not weight.is_plain]
 
 
 def matrices_of(layer: LayerWeights) -> list[Weight]:
@@ -293,7 +293,7 @@ def test_all_layers_can_be_given_another_product(tmp_path: Path) -> None:
 
 def test_the_real_default_model(smollm2: Path) -> None:
     model, plain = load(smollm2), load(smollm2, "none")
-    assert len(in_blocks(model)) == len(model.weights())
+    assert len(in_blocks(model)) == len(model.parts(Weight))
     assert model.nbytes < 100e6
     assert_close(run(model, TOKENS[:6]), run(plain, TOKENS[:6]), 1e-4)
 
