@@ -13,11 +13,12 @@ from engine.cache.blocks import BlockManager
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from engine.events import FinishReason
+from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.runner import Runner
 from engine.sampling.sampler import SamplerState, sample
 from engine.schedule.busy import Others
 from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
-from engine.schedule.decoding import DecodeRunner, Decoding
+from engine.schedule.decoding import Decoding
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
@@ -55,7 +56,7 @@ class EngineStep:
             costs = [self.cache.host.costs.saw] if self.cache.host is not None else []
             self.timer = ChunkTimer(self.chunk_pace.saw, *costs)
 
-    def decode_with(self, runner: DecodeRunner) -> None:
+    def decode_with(self, runner: DecodeRunner[Sequence]) -> None:
         """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
         self.decoding = Decoding(runner, self.blocks)
         self.scheduler.slots, self.scheduler.leave = runner.capacity, self.decoding.leave

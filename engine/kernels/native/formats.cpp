@@ -29,25 +29,13 @@ void dequantize_blocks(const uint8_t* row, int32_t columns, float* out) {
 }  // namespace
 
 void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* out) {
-  switch (type) {
-    case CT_Q4_0:
-      return dequantize_blocks<CT_Q4_0>(row, columns, out);
-    case CT_Q4_1:
-      return dequantize_blocks<CT_Q4_1>(row, columns, out);
-    case CT_Q8_0:
-      return dequantize_blocks<CT_Q8_0>(row, columns, out);
-    case CT_Q4_K:
-      return dequantize_blocks<CT_Q4_K>(row, columns, out);
-    case CT_Q5_K:
-      return dequantize_blocks<CT_Q5_K>(row, columns, out);
-    case CT_Q6_K:
-      return dequantize_blocks<CT_Q6_K>(row, columns, out);
-    default:
-      for (int32_t i = 0; i < columns; ++i) {
-        out[i] = type == CT_F32    ? as_float(load_u32(row + 4 * i))
-                 : type == CT_BF16 ? load_bf16(row + 2 * i)
-                                   : load_half(row + 2 * i);
-      }
+  if (form_of(type) == FORM_INT8) {
+    return by_blocks(type, [&](auto blocks) { dequantize_blocks<blocks.value>(row, columns, out); });
+  }
+  for (int32_t i = 0; i < columns; ++i) {
+    out[i] = type == CT_F32    ? as_float(load_u32(row + 4 * i))
+             : type == CT_BF16 ? load_bf16(row + 2 * i)
+                               : load_half(row + 2 * i);
   }
 }
 

@@ -40,6 +40,30 @@ constexpr BlockShape shape_of(int32_t type) {
   }
 }
 
+template <int32_t VALUE>
+struct Constant {
+  static constexpr int32_t value = VALUE;
+};
+
+// Calls part with a quantised type as a constant.
+template <typename Part>
+inline auto by_blocks(int32_t type, const Part& part) {
+  switch (type) {
+    case CT_Q4_0:
+      return part(Constant<CT_Q4_0>{});
+    case CT_Q4_1:
+      return part(Constant<CT_Q4_1>{});
+    case CT_Q8_0:
+      return part(Constant<CT_Q8_0>{});
+    case CT_Q4_K:
+      return part(Constant<CT_Q4_K>{});
+    case CT_Q5_K:
+      return part(Constant<CT_Q5_K>{});
+    default:
+      return part(Constant<CT_Q6_K>{});
+  }
+}
+
 inline uint16_t load_u16(const void* p) {
   uint16_t bits;
   std::memcpy(&bits, p, sizeof bits);

@@ -104,7 +104,7 @@ constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
 
 struct Kernels {
   const char* name;
-  Product (*product_of)(int32_t type);  // null where there is no such type
+  Product (*product_of)(int32_t type);  // of one that has kernels
   // x [count] to columns first..first + count (multiples of 32) of row r.
   void (*quantize)(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out);
   // Rows first..first + count of a quantised weight.

@@ -19,6 +19,21 @@ constexpr int AT_ONCE_PLAIN = 4;  // rows of inputs whose sums stay in registers
 constexpr int AT_ONCE_PLAIN = 2;
 #endif
 
+// Calls part with the number of rows of inputs that lie side by side as a constant.
+template <typename Part>
+inline void by_width(int32_t wide, const Part& part) {
+  switch (wide) {
+    case 1:
+      return part(Constant<1>{});
+    case 2:
+      return part(Constant<2>{});
+    case 4:
+      return part(Constant<4>{});
+    default:
+      return part(Constant<TILE>{});
+  }
+}
+
 // out[r * stride] = N rows of x times a row of a weight, which is asked for `ahead` bytes before it is read.
 template <typename Type, int N>
 inline void multiply_plain_row(const uint8_t* row, const float* x, int32_t columns, uintptr_t ahead, float* out,
@@ -121,16 +136,7 @@ void quantize_as(const float* x, int32_t r, int32_t first, int32_t count, const 
 }
 
 void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out) {
-  switch (out.wide) {
-    case 1:
-      return quantize_as<1>(x, r, first, count, out);
-    case 2:
-      return quantize_as<2>(x, r, first, count, out);
-    case 4:
-      return quantize_as<4>(x, r, first, count, out);
-    default:
-      return quantize_as<TILE>(x, r, first, count, out);
-  }
+  by_width(out.wide, [&](auto wide) { quantize_as<wide.value>(x, r, first, count, out); });
 }
 
 }  // namespace
@@ -409,20 +415,8 @@ Product product_of(int32_t type) {
       return multiply_plain<F16>;
     case CT_BF16:
       return multiply_plain<BF16>;
-    case CT_Q4_0:
-      return multiply_rows<CT_Q4_0>;
-    case CT_Q4_1:
-      return multiply_rows<CT_Q4_1>;
-    case CT_Q8_0:
-      return multiply_rows<CT_Q8_0>;
-    case CT_Q4_K:
-      return multiply_rows<CT_Q4_K>;
-    case CT_Q5_K:
-      return multiply_rows<CT_Q5_K>;
-    case CT_Q6_K:
-      return multiply_rows<CT_Q6_K>;
     default:
-      return nullptr;
+      return by_blocks(type, [](auto blocks) -> Product { return multiply_rows<blocks.value>; });
   }
 }
 

@@ -4,7 +4,6 @@ The library is optional: without a compiler at install there is none, and `probl
 """
 
 import ctypes
-import importlib.util
 import os
 import sys
 import weakref
@@ -14,10 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from types import ModuleType
 from typing import Any, ClassVar
 
 from engine.errors import EngineError
+from engine.kernels.native import compile as compiling
 
 FOLDER = Path(__file__).parent
 VARIANT_NAMES = {
@@ -139,7 +138,7 @@ class Library:
 @cache
 def library() -> Library:
     """The library beside its sources. Raises NativeError when there is none that fits."""
-    return open_library(FOLDER / compile_module().library_name())
+    return open_library(FOLDER / compiling.library_name())
 
 
 def open_library(path: Path) -> Library:
@@ -158,7 +157,7 @@ def open_library(path: Path) -> Library:
             f"the native kernels cannot be loaded ({' '.join(str(error).split())[:200]})"
         ) from None
     # Structs of another state of the sources would be read at the wrong places.
-    if functions.ct_source_hash().decode() != compile_module().source_hash():
+    if functions.ct_source_hash().decode() != compiling.source_hash():
         raise NativeError("the native kernels were built from other sources; install chatterm again")
     works = [number for number in range(functions.ct_variants()) if functions.ct_variant_works(number)]
     return Library(functions, {functions.ct_variant_name(number).decode(): number for number in works})
@@ -171,18 +170,6 @@ def problem() -> str | None:
     except NativeError as error:
         return str(error)
     return None
-
-
-@cache
-def compile_module() -> ModuleType:
-    """engine/kernels/native/compile.py; by its path, for the packages above it import more than it needs."""
-    spec = importlib.util.spec_from_file_location("chatterm_compile_native", FOLDER / "compile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 class Pool:
