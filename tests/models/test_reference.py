@@ -154,7 +154,13 @@ def checkpoint(spec: ModelSpec, seed: int) -> tuple[dict[str, Tensor], Names]:
 def stored(tensors: dict[str, Tensor]) -> list[StoredTensor]:
     """The same as a checkpoint has them."""
     return [
-        StoredTensor(name, tuple(t.shape), t.nbytes, lambda to, t=t: to.copy_(t))
+        StoredTensor(
+            name,
+            tuple(t.shape),
+            t.nbytes,
+            lambda to, t=t: to.copy_(t),
+            parts=lambda t=t: iter([(0, t)]),
+        )
         for name, t in tensors.items()
     ]
 
