@@ -181,7 +181,7 @@ def _allocate(spec: ModelSpec, plan: KVPlan, dtype: torch.dtype, device: torch.d
 def _host_memory(cache: KVCache, options: Options, device: torch.device) -> HostKV | None:
     most = options.offload
     if most is None and device.type == "cuda":
-        most = offload_bytes(options.offload_gb, cache.nbytes, available_memory(_CPU))
+        most = offload_bytes(options.offload_gb, cache.kv.nbytes, available_memory(_CPU))
     return HostKV(cache.kv, cache.block_size, most) if most else None
 
 

@@ -61,7 +61,7 @@ class EngineCore:
         self.vocab_size = network.spec.vocab_size
         self._weight_bytes = network.nbytes
         self._cache = pieces.cache
-        self._kv_bytes = pieces.cache.nbytes
+        self._kv_bytes = pieces.cache.kv.nbytes
         self._host = pieces.cache.host
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
@@ -110,7 +110,7 @@ class EngineCore:
         try:
             yield from self.events(sequence)
         finally:
-            self.cancel(sequence)
+            sequence.cancelled = True
 
     def warm(self, token_ids: list[int]) -> int:
         """Make the KV of these tokens present. Returns how many had to be computed.
@@ -226,10 +226,6 @@ class EngineCore:
         if sequence.error is not None:
             raise sequence.error
 
-    def wait(self, sequence: Sequence) -> None:
-        """Return when the sequence has ended, whatever it still has to say. Not for the loop's own thread."""
-        sequence.finished.wait()
-
     @property
     def is_closed(self) -> bool:
         """Nothing can be asked for any more."""
@@ -240,10 +236,6 @@ class EngineCore:
         """Whether the caller is on the loop's thread: garbage may be collected there, nobody may wait there."""
         return self._loop.inside
 
-    def cancel(self, sequence: Sequence) -> None:
-        """End a sequence within one step. Returns at once."""
-        sequence.cancelled = True
-
     def warm_rows(self, rows: Rows, owner: Owner = ANYBODY) -> int:
         """Make the KV of `rows` present. Returns how many rows had to be computed."""
         self._check(rows, spare=0)
@@ -251,7 +243,7 @@ class EngineCore:
         self.submit(sequence)
         if owner.follow is not None:
             owner.follow(sequence)
-        self.wait(sequence)
+        sequence.finished.wait()
         if sequence.error is not None:
             raise sequence.error
         return sequence.prompt_tokens - sequence.cached_tokens

@@ -186,7 +186,7 @@ class IdleWork:
         self._follow(task, sequence)
         engine.submit(sequence)
         if wait:
-            engine.wait(sequence)
+            sequence.finished.wait()
 
     def draw(self, asked: object, rows: Rows, params: SamplingParams, output: Output, wait: bool) -> None:
         """Make the prompt `rows` present and draw the first token of its answer, for `take` with the same `asked`.
@@ -196,7 +196,7 @@ class IdleWork:
         task = self._task
         if task.asked == asked and not task.cancelled:
             if wait and task.sequence is not None:
-                self._engine.wait(task.sequence)
+                task.sequence.finished.wait()
             return
         self.stop()
         engine = self._engine
@@ -206,7 +206,7 @@ class IdleWork:
         self._begin(_Task(rows, rows.message_start, sequence, asked=asked))
         engine.submit(sequence)
         if wait:
-            engine.wait(sequence)
+            sequence.finished.wait()
 
     def take(self, asked: object, follow: Follow) -> tuple[Sequence, int] | None:
         """What was drawn for `asked`, and how many rows were not there yet: a person waits for these now.
@@ -222,7 +222,7 @@ class IdleWork:
         if not is_done:
             self._engine.promote(sequence)
         follow(sequence)
-        self._engine.wait(sequence)
+        sequence.finished.wait()
         left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.hit.rows)
         if sequence.finish_reason is not FinishReason.LENGTH or sequence.error is not None:
             return None  # cancelled, or the answer ends with its first token: rare enough to go the usual way
@@ -233,7 +233,7 @@ class IdleWork:
         task = self._task
         task.cancelled = True
         if task.sequence is not None:
-            self._engine.cancel(task.sequence)
+            task.sequence.cancelled = True
 
     def _begin(self, task: _Task) -> _Task:
         """From now on this is the work; what was typed before it and is not part of it is forgotten."""
@@ -255,4 +255,4 @@ class IdleWork:
     def _follow(self, task: _Task, sequence: Sequence) -> None:
         task.sequence = sequence
         if task.cancelled:
-            self._engine.cancel(sequence)
+            sequence.cancelled = True

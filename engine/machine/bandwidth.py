@@ -1,7 +1,6 @@
 """The memory's bandwidth, kept from the time it was measured: measuring takes a second, which no start should."""
 
 import json
-import os
 import platform
 import re
 from contextlib import suppress
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from models.files import write_whole
 from models.hub.catalogue import cache_folder
 
 
@@ -17,10 +17,7 @@ def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
     path = _path()
     known = {**_read(path), _name(torch.device(device)): bytes_per_s}
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, json.dumps(known, indent=1) + "\n")
 
 
 def known_bandwidth(device: torch.device) -> float | None:
@@ -45,8 +42,13 @@ def _name(device: torch.device) -> str:
     """What the memory belongs to: the same for as long as a measurement holds."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def cpu_name() -> str:
+    """The processor, for people."""
     with suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:
-            return f"{found[1].strip()}, {torch.get_num_threads()} threads"
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+            return found[1].strip()
+    return platform.processor() or platform.machine()

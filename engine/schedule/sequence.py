@@ -76,7 +76,9 @@ class Sequence:
     """Tokens of the answer whose rows were lost: they are drawn once more, and nobody is told again."""
     events: SimpleQueue[TokenEvent | None] = field(default_factory=SimpleQueue)
     finished: Event = field(default_factory=Event)
+    """Nobody waits for it on the loop's own thread."""
     cancelled: bool = False
+    """Whoever sets it ends the sequence within one step."""
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     tail: str = ""

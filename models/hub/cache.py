@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.files import write_whole
 from models.hub.transfer import Listing, RemoteFile, partial
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -96,7 +97,9 @@ class RepoCache:
     def keep_listing(self, listing: Listing) -> None:
         """Store a listing, so that an offline start can tell a complete model from an incomplete one."""
         files = {file.path: [file.size, file.id] for file in listing.files.values()}
-        _write(self._listing_path(listing.commit), json.dumps({"repo": self.repo, "files": files}, indent=0))
+        write_whole(
+            self._listing_path(listing.commit), json.dumps({"repo": self.repo, "files": files}, indent=0)
+        )
 
     def linked(self, commit: str, file: RemoteFile) -> bool:
         """Whether the file lies in the snapshot of `commit`, whole."""
@@ -123,7 +126,7 @@ class RepoCache:
     def keep_ref(self, revision: str, commit: str) -> None:
         """Note which commit a branch or tag stands for."""
         if revision != commit:
-            _write(self.folder / "refs" / revision, commit)
+            write_whole(self.folder / "refs" / revision, commit)
 
     def arrived(self) -> int:
         """Bytes of content here, unfinished files included."""
@@ -202,14 +205,3 @@ def _size(path: Path) -> int:
     with suppress(OSError):
         return path.stat().st_size
     return -1
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -194,11 +194,11 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
     monkeypatch.setattr(Runner, "run", record)
     idle = [Sequence(Rows.of(prompt(20, seed)), Priority.IDLE) for seed in (1, 2)]
     engine.submit(idle[0])
-    engine.wait(idle[0])
+    idle[0].finished.wait()
     warmed = len(alone)
     answer(engine, prompt(16), replace(GREEDY, max_tokens=2))
     engine.submit(idle[1])
-    engine.wait(idle[1])
+    idle[1].finished.wait()
     torch_threads = 1 if engine._runner.all_native else 2
     of_idle_work = alone[:warmed] + alone[warmed + 2 :]
     assert {one_core for one_core, _ in of_idle_work} == {busy}
