@@ -59,7 +59,6 @@ class Group {
 
   Inputs normed(const float* weight, int32_t forms, const std::vector<int32_t>* some, Bench& bench);
   Inputs put_together(int32_t forms, Bench& bench);
-  void products(const ct_linear& linear, const Inputs& x, int32_t thread, const uint8_t* later, float* out, bool add);
   Inputs gate_up(const ct_layer& layer, const Inputs& x, int32_t thread);
 
   void share_attention();
