@@ -248,50 +248,22 @@ inline void mix_some(const float* weights, const uint8_t* const* rows, int32_t c
   for (; d < dim; d += 8) mix<Type, G, 1>(weights, rows, count, row, d, out);
 }
 
-// Calls part.template of<G>(first) for the query heads of a KV head, up to four at a time.
+// Calls part(G, first) for the query heads of a KV head, up to four at a time: their number as a constant, the first.
 template <typename Part>
 inline void by_groups(int32_t groups, const Part& part) {
   int32_t group = 0;
-  for (; group + 4 <= groups; group += 4) part.template of<4>(group);
+  for (; group + 4 <= groups; group += 4) part(Constant<4>{}, group);
   switch (groups - group) {
     case 3:
-      return part.template of<3>(group);
+      return part(Constant<3>{}, group);
     case 2:
-      return part.template of<2>(group);
+      return part(Constant<2>{}, group);
     case 1:
-      return part.template of<1>(group);
+      return part(Constant<1>{}, group);
     default:
       return;
   }
 }
-
-template <typename Type>
-struct Score {
-  const float* q;
-  int32_t dim;
-  const uint8_t* const* rows;
-  int32_t count;
-  float* scores;
-
-  template <int G>
-  void of(int32_t group) const {
-    score_some<Type, G>(q + group * dim, dim, rows, count, scores + group * ATTEND_ROWS);
-  }
-};
-
-template <typename Type>
-struct Mix {
-  const float* weights;
-  int32_t dim;
-  const uint8_t* const* rows;
-  int32_t count;
-  float* out;
-
-  template <int G>
-  void of(int32_t group) const {
-    mix_some<Type, G>(weights + group * ATTEND_ROWS, rows, count, dim, out + group * padded(dim));
-  }
-};
 
 // Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are.
 template <typename Attention>
@@ -341,8 +313,11 @@ void attend_rows(const Attend& a) {
   };
   for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS, tile ^= 1) {
     in_order(k[tile], v, count, [&](int32_t head, int32_t r, int32_t here) {
-      by_groups(a.groups, Score<Type>{a.q + head * a.groups * a.dim, a.dim, some, here,
-                                      a.scores + head * a.groups * ATTEND_ROWS + r});
+      const float* q = a.q + head * a.groups * a.dim;
+      float* scores = a.scores + head * a.groups * ATTEND_ROWS + r;
+      by_groups(a.groups, [&](auto heads, int32_t group) {
+        score_some<Type, heads.value>(q + group * a.dim, a.dim, some, here, scores + group * ATTEND_ROWS);
+      });
     });
     for (int32_t g = 0; g < queries; ++g) {
       const float kept = weigh(a.scores + g * ATTEND_ROWS, count, a.most[g], a.sum[g]);
@@ -354,8 +329,11 @@ void attend_rows(const Attend& a) {
     for (int32_t i = 0; i < count; ++i) values[i] = v[i];
     const int32_t after = a.end - row > ATTEND_ROWS ? locate(a, row + ATTEND_ROWS, k[tile ^ 1], v) : 0;
     in_order(values, k[tile ^ 1], after, [&](int32_t head, int32_t r, int32_t here) {
-      by_groups(a.groups, Mix<Type>{a.scores + head * a.groups * ATTEND_ROWS + r, a.dim, some, here,
-                                    a.out + head * a.groups * wide});
+      const float* weights = a.scores + head * a.groups * ATTEND_ROWS + r;
+      float* out = a.out + head * a.groups * wide;
+      by_groups(a.groups, [&](auto heads, int32_t group) {
+        mix_some<Type, heads.value>(weights + group * ATTEND_ROWS, some, here, a.dim, out + group * wide);
+      });
     });
     count = after;
   }
