@@ -204,10 +204,8 @@ class EngineCore:
 
     def go_on(self, drawn: Sequence, params: SamplingParams, output: Output) -> Sequence:
         """The answer that begins with what idle work has drawn. Its rows are computed: nothing of them is looked at."""
-        answer = list(drawn.generated)
-        sequence = Sequence(
-            drawn.rows, Priority.PERSON, params, output, origin=-drawn.origin, generated=answer
-        )
+        rows, answer = drawn.rows, list(drawn.generated)
+        sequence = Sequence(rows, Priority.PERSON, params, output, origin=-drawn.origin, generated=answer)
         self.submit(sequence)
         return sequence
 
