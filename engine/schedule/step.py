@@ -112,8 +112,7 @@ class EngineStep:
         batch = StepBatch(tuple(chunk.span for chunk in chunks))
         self._share_cores(batch, idle)
         began = perf_counter()
-        timer = self.timer
-        logits = self.runner.run(batch) if timer is None else timer.of(count, lambda: self.runner.run(batch))
+        logits = self._logits(count, batch)
         self.scheduler.done(Step(chunks=chunks))
         if idle and self.device.type == "cuda":
             # Otherwise chunk after chunk is queued, and a person waits for all of them.
@@ -167,6 +166,11 @@ class EngineStep:
     @property
     def _idle_pace(self) -> IdlePace:
         return self.pace_alone if self.alone else self.pace
+
+    def _logits(self, rows: int, batch: StepBatch) -> list[torch.Tensor]:
+        if self.timer is None:
+            return self.runner.run(batch)
+        return self.timer.of(rows, lambda: self.runner.run(batch))
 
     def _judge_host(self) -> None:
         """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
