@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from chatterm.app import ChatApp
-from chatterm.backends.backend import Exchange, Figures, ModelChoice, Progress, TurnStats
+from chatterm.backends.backend import EngineError, Exchange, Figures, ModelChoice, Progress, TurnStats
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.figures import Live, Speedometer, Watch
 from chatterm.conversation.stats import ProcessFigures
@@ -214,6 +214,21 @@ async def paste(driver: Driver) -> None:
     await driver.shows("03:00")
 
 
+async def candidates(driver: Driver) -> None:
+    """One is long, one has thought, one failed in the middle and one before it said anything."""
+    await talk(driver)
+    short = "A river moves sediment as *bed load*, *suspended load* and *dissolved load*."
+    full = EngineError("The context is full; /reset begins a new conversation.")
+    driver.app.chat.backend.scripts[1:] = [
+        Script(ANSWER * 4),
+        Script(short, THOUGHT),
+        Script(ANSWER, error=full, error_after=30),
+        Script(error=full),
+    ]
+    await driver.send("/retry 4")
+    await driver.shows("Answer 4 failed")
+
+
 async def palette(driver: Driver) -> None:
     await driver.pilot.press("ctrl+p")
     await driver.shows("Show commands and keys")
@@ -236,6 +251,7 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "models": models,
     "sessions": sessions,
     "paste": paste,
+    "candidates": candidates,
     "palette": palette,
 }
 
