@@ -21,8 +21,9 @@ def texts(driver: Driver) -> list[str]:
 async def draws(driver: Driver, count: int, *, wait: bool = True) -> Candidates:
     await driver.send(f"/retry {count}", wait=wait)
     await driver.until(lambda: isinstance(driver.app.screen, CandidatesScreen))
-    await driver.pilot.pause()
-    return driver.app.screen.query_one(Candidates)
+    view = driver.app.screen.query_one(Candidates)
+    await driver.until(lambda: view._turns and not (wait and view._is_running))
+    return view
 
 
 def backend(*answers: str, gate: threading.Event | None = None, after: int = 2) -> ScriptedBackend:

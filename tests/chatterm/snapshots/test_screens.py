@@ -20,6 +20,7 @@ from chatterm.backends.backend import EngineError, Exchange, Figures, ModelChoic
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.figures import Live, Speedometer, Watch
 from chatterm.conversation.stats import ProcessFigures
+from chatterm.screens.candidates import Candidates
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from engine.cache.block_map import BlockMap, BlockState
@@ -110,10 +111,12 @@ async def still(driver: Driver) -> None:
             entry.thinking_s = 1.2
             entry.changed()
     for turn in (chat.conversation.turn, chat.conversation.ended):
-        if turn is not None:
+        if turn is not None and not turn.is_candidate:
             turn.speed, turn.started = Steady(), 99.8
     driver.transcript.update()
+    driver.transcript._move_bar()  # it follows a frame later
     chat._show_live(time.monotonic())
+    driver.app.screen.refresh()  # with what is seen of the conversation below it
     await driver.pilot.pause()
 
 
@@ -227,6 +230,8 @@ async def candidates(driver: Driver) -> None:
     ]
     await driver.send("/retry 4")
     await driver.shows("Answer 4 failed")
+    view = driver.app.screen.query_one(Candidates)
+    await driver.until(lambda: not view._is_running)
 
 
 async def palette(driver: Driver) -> None:
