@@ -117,8 +117,7 @@ class FusedDecoder:
             self._few(given, self._x, self._logits, rows, limit)
         else:  # every eight rows are a step of their own: what they get does not depend on who is beside them
             for first in range(0, rows, FEW):
-                count = (given.count - first).clamp(0, FEW)
-                group = replace(given, active=given.active[first:], count=count)
+                group = replace(given, active=given.active[first:])
                 self._few(group, self._x[first:], self._logits[first:], FEW, limit)
         return self._logits[:rows]
 

@@ -16,8 +16,6 @@ class StepInput:
 
     active: Tensor
     """int32 [rows]: the slot of each row of the step, -1 for none; those that have one come first."""
-    count: Tensor
-    """int32 [1]: rows that have a slot."""
     token: Tensor
     """int64 [slots]: the newest token."""
     counters: Tensor
@@ -39,7 +37,7 @@ class Slots:
 
     def __init__(self, slots: int, rows: int, blocks: int, token: Tensor) -> None:
         """For steps of up to `rows` rows and sequences of up to `blocks` blocks; token int64 [slots], on the device."""
-        together = -(-(rows + 1) // 16) * 16
+        together = -(-rows // 16) * 16
         tiles = together + -(-rows // 16) * 16
         start = tiles + -(-most_members(rows) // 16) * 16
         self._words = torch.zeros(start + slots * blocks, dtype=torch.int32, device=token.device)
@@ -48,7 +46,6 @@ class Slots:
         counters = torch.zeros(slots, 2, dtype=torch.int64, device=token.device)
         self.given = StepInput(
             self._words[:rows],
-            self._words[rows : rows + 1],
             token,
             counters,
             self._words[start:].view(slots, blocks),
@@ -57,7 +54,6 @@ class Slots:
         )
         self._start = start
         self._active = [-1] * rows
-        self._count = 0
         self._together = [(together, [0] * rows), (tiles, [-1] * most_members(rows))]
         self._tables: list[list[int]] = [[] for _ in range(slots)]
         self._changes: dict[int, int] = {}
@@ -89,8 +85,6 @@ class Slots:
                 if self._active[row] != slot:
                     self._changes[row] = slot
             self._active[:rows] = wanted
-        if len(slots) != self._count:
-            self._changes[len(self._active)] = self._count = len(slots)
 
     def share(self, shared: list[int], members: list[list[int]]) -> None:
         """The next steps with sharing: what `share` of `sharing.py` says."""

@@ -3,7 +3,7 @@
 Triton's interpreter does not know Gluon. There it is Triton itself that computes, and layouts mean nothing.
 """
 
-# mypy: disable-error-code="no-untyped-def,attr-defined,no-redef"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,attr-defined,no-redef,untyped-decorator,misc"
 from types import SimpleNamespace
 
 import triton
@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+__all__ = ["async_copy", "gl", "jit", "layout_of", "mma_v2", "multiply"]
 jit = gluon.jit
 
 

@@ -1,8 +1,9 @@
 """Products of a decode step of one to eight rows, fused with what stands before and after them.
 
 The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm before it, with the residual sum after
-it, or the gated half of an MLP. Norms round where those round. What follows a sum of products (bias, activation,
-residual) is computed with it in fp32 and rounded once, which comes closer to the truth than a rounding after each.
+it, or the gated half of an MLP. Of a norm, x times its weight is rounded, and its scale multiplies the sums. What
+follows a sum of products (bias, activation, residual) is computed with it in fp32 and rounded once. Both come closer to
+the truth than a rounding after each.
 
 One program computes a few numbers of the output for all rows. It loads their weights before it waits for the kernel
 before it (programmatic dependent launch), so memory is read without a break from the first kernel of a step to the
@@ -14,7 +15,7 @@ Written in Gluon, Triton's language with layouts: a thread loads eight neighbour
 registers that the tensor core takes them from. (It permutes the columns within a warp, of weights and rows alike.)
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
 import triton.language as tl
 
 from engine.kernels.triton.gluon import gl, jit, layout_of, mma_v2, multiply
