@@ -291,6 +291,9 @@ def attention_kernel(
                 HKV,
                 ROWS,
             )
+        elif TILES > 1:
+            async_copy.commit_group()  # of nothing: the wait counts groups
+    async_copy.wait_group(0)  # zeros from behind the chunk are on their way to what the groups meet in
 
     # The groups meet: a thread has a column of all of them.
     LINE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
