@@ -4,7 +4,6 @@ Without a compiler the package is built all the same, without the library; `chat
 """
 
 import importlib.util
-import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +43,5 @@ def _compile_module(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module

@@ -146,7 +146,7 @@ def measure(folder: Path, device_name: str, dtype_name: str, repeats: int, cold:
 
     from models.files import ModelFiles
     from models.load import load_model
-    from models.weights.checkpoint import safetensors_files
+    from models.weights.safetensors_files import safetensors_files
 
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     files, paths = ModelFiles(folder.name, folder=folder), safetensors_files(folder)

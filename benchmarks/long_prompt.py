@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import Budget, Record, describe
-from benchmarks.options import names, numbers, parse, parser_of
+from benchmarks.machine import Budget, Record
+from benchmarks.options import every_shape, names, numbers, parse, parser_of, rounds
 from benchmarks.shapes import SHAPES, random_engine, random_prompt
 from benchmarks.streams import Crowd, Request, room_for
 from engine import Engine
@@ -101,10 +101,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
         for length in arguments.lengths:
             found: list[dict[str, float]] = []
             idle: list[float] = []
-            for attempt in range(arguments.repeats + 1):
-                if not budget.allows(0.0):
-                    print(f"  stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
-                    break
+            for attempt in rounds(arguments.repeats, budget):
                 first = first_token_s(engine, random_prompt(spec, length, 7000 + 2 * attempt))
                 prompt = random_prompt(spec, length, 7001 + 2 * attempt)
                 seen = watch(engine, spec, arguments.streams, prompt, 2 * first)
@@ -148,16 +145,7 @@ def main() -> None:
     parser.add_argument("--num-blocks", type=int, help="of the KV cache; default: what the engine takes")
     parser.set_defaults(peers=[], repeats=5)
     arguments = parse(parser, ())
-    budget = Budget(arguments.budget_s)
-    facts = describe(torch.device(arguments.device)) | {
-        "streams": arguments.streams,
-        "repeats": arguments.repeats,
-    }
-    record = Record(arguments.json, facts, arguments.merge)
-    print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
-    for shape in arguments.shapes:
-        run(shape, arguments, budget, record)
-    print(f"{budget.spent:.0f} s in all")
+    every_shape(arguments, run, "streams")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ products with the same rows a second many activations at once come to. The promp
 programs take turns on the same file with the same threads; medians, and the median of the ratios of the rounds, and
 beside them the quickest rounds, which a busy machine disturbs least. Last come the tokens/s in total of several
 sequences that decode together. `--llama-python` is an interpreter with
-llama-cpp-python where this one has none. Where the time of a step goes is printed, too.
+llama-cpp-python where this one has none.
 """
 
 import argparse
@@ -44,6 +44,7 @@ def formats(pool: Pool, repeats: int) -> None:
     """GB/s of a product in every format and variant; plain reading is the first column."""
     functions = pool.library.functions
     names = list(pool.library.variants)
+    torch.set_num_threads(pool.threads)
     print(f"{'GB/s':8}{'reading':>10}" + "".join(f"{name:>10}" for name in names) + "   best / reading")
     for kind in KINDS:
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -52,6 +53,7 @@ def formats(pool: Pool, repeats: int) -> None:
         # Random bytes are any digits; scales that are no numbers cost no more than others.
         data = np.random.default_rng(0).integers(0, 60, rows * row_bytes, dtype=np.uint8)
         matrix = Matrix(data.ctypes.data, row_bytes, int(kind), rows, COLUMNS)
+        numbers = torch.from_numpy(data.view(np.float32))
         x, out = np.ones(COLUMNS, dtype=np.float32), np.empty(rows, dtype=np.float32)
         rates: dict[str, list[float]] = {name: [] for name in ("reading", *names)}
         with pool.held() as handle:
@@ -59,7 +61,7 @@ def formats(pool: Pool, repeats: int) -> None:
                 for name, found in rates.items():
                     began = perf_counter()
                     if name == "reading":
-                        functions.ct_read(handle, data.ctypes.data, data.nbytes)
+                        numbers.sum()
                     else:
                         variant = pool.library.variants[name]
                         functions.ct_products(handle, variant, matrix, 1, x.ctypes.data, out.ctypes.data)
@@ -111,35 +113,16 @@ class Ours:
         """Seconds a step of `tokens` decode steps of `streams` sequences from row `context` on."""
         began = perf_counter()
         for i in range(tokens):
-            self._step(context + i, streams)
+            row, tables = context + i, self._tables[:streams]
+            self._decoder.run([Span(tuple(t), row, 1, [row + 1000], [row], True) for t in tables])
         return (perf_counter() - began) / tokens
 
     def prefill(self, tokens: int) -> float:
         """Seconds from a prompt of `tokens` to its logits."""
-        began = perf_counter()
-        self._decoder.run([self._prompt(tokens)])
-        return perf_counter() - began
-
-    def prefill_parts(self, tokens: int) -> dict[str, float]:
-        """Seconds of each part of such a prompt."""
-        times = native.Times()
-        self._decoder.run([self._prompt(tokens)], times)
-        return times.parts()
-
-    def parts(self, context: int, tokens: int) -> dict[str, float]:
-        """Median seconds of each part of a step."""
-        steps = [self._step(context + i, 1).parts() for i in range(tokens)]
-        return {name: statistics.median(step[name] for step in steps) for name in native.PARTS}
-
-    def _step(self, row: int, streams: int) -> native.Times:
-        times = native.Times()
-        spans = [Span(tuple(table), row, 1, [row + 1000], [row], True) for table in self._tables[:streams]]
-        self._decoder.run(spans, times)
-        return times
-
-    def _prompt(self, tokens: int) -> Span:
         ids = [1000 + i % 1000 for i in range(tokens)]
-        return Span(tuple(self._tables[0]), 0, tokens, ids, range(tokens), True)
+        began = perf_counter()
+        self._decoder.run([Span(tuple(self._tables[0]), 0, tokens, ids, range(tokens), True)])
+        return perf_counter() - began
 
 
 def rounds(
@@ -174,14 +157,8 @@ def streams_together(arguments: argparse.Namespace, ours: Ours) -> None:
         print(f"streams at {context:5}, tokens/s in total (of one stream): {line}")
 
 
-def split(parts: dict[str, float]) -> None:
-    """Print where the time goes."""
-    total = sum(parts.values())
-    print("  " + ", ".join(f"{name} {1e3 * s:.2f} ms ({100 * s / total:.0f}%)" for name, s in parts.items()))
-
-
 def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
-    """Tokens/s of prompts and of the decode step at every context, and the parts of both."""
+    """Tokens/s of prompts and of the decode step at every context."""
     most = max(*arguments.prompts, max(arguments.contexts) + arguments.tokens) + BLOCK
     variant = pool.library.variants[arguments.variant or list(pool.library.variants)[-1]]
     ours = Ours(arguments.gguf, pool, variant, most, max(arguments.streams))
@@ -195,13 +172,11 @@ def side_by_side(arguments: argparse.Namespace, pool: Pool) -> None:
             theirs = peer.prefill(prompt) if peer is not None else float("nan")
             pairs.append((ours.prefill(prompt), theirs))
         compared(f"prompt  {prompt:5}", prompt, pairs[1:])
-        split(ours.prefill_parts(prompt))
     for context in arguments.contexts:
         list(rounds(ours, peer, context, 4, 2))  # pages, clocks and caches
         compared(
             f"context {context:5}", 1, list(rounds(ours, peer, context, arguments.tokens, arguments.repeats))
         )
-        split(ours.parts(context, arguments.tokens))
     streams_together(arguments, ours)
 
 

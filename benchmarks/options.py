@@ -1,9 +1,16 @@
-"""The command line options that the GPU benchmarks with peers have in common."""
+"""What the GPU benchmarks have in common: options of the command line, and the way through shapes and rounds."""
 
 import argparse
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
+from benchmarks.machine import Budget, Record, describe
 from benchmarks.shapes import SHAPES
+
+Run = Callable[[str, argparse.Namespace, Budget, Record], None]
+"""(shape, arguments, budget, record): measures one shape."""
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -41,3 +48,25 @@ def names(text: str) -> list[str]:
 def numbers(text: str) -> list[int]:
     """Numbers between commas."""
     return [int(name) for name in names(text)]
+
+
+def every_shape(arguments: argparse.Namespace, run: Run, *facts: str) -> None:
+    """Measure one shape after the other; the record tells of the machine and of the arguments named in `facts`."""
+    budget, device = Budget(arguments.budget_s), torch.device(arguments.device)
+    told = describe(device) | {name: getattr(arguments, name) for name in (*facts, "repeats")}
+    record = Record(arguments.json, told, arguments.merge)
+    print(f"{told['device']}, driver {told['driver']}, {told['versions']}", flush=True)
+    for shape in arguments.shapes:
+        run(shape, arguments, budget, record)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    print(f"{budget.spent:.0f} s in all")
+
+
+def rounds(repeats: int, budget: Budget) -> Iterator[int]:
+    """The numbers of the rounds, as far as there is time; round 0 warms up and does not count."""
+    for number in range(repeats + 1):
+        if not budget.allows(0.0):
+            print(f"  stopped after {max(number - 1, 0)} rounds: no time", flush=True)
+            return
+        yield number

@@ -16,10 +16,10 @@ from contextlib import ExitStack
 
 import torch
 
-from benchmarks.machine import Budget, Record, describe
-from benchmarks.options import names, parse, parser_of
+from benchmarks.machine import Budget, Record
+from benchmarks.offload import Always
+from benchmarks.options import every_shape, names, parse, parser_of, rounds
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
-from benchmarks.spill import Always
 from benchmarks.streams import Request, room_for, serve
 from engine import Engine
 from engine.attention.choose import choose_attention
@@ -68,10 +68,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
             )
             if (tier := engines[way]._host) is not None:
                 tier.costs = Always()
-        for attempt in range(arguments.repeats + 1):
-            if not budget.allows(0.0):
-                print(f"stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
-                break
+        for attempt in rounds(arguments.repeats, budget):
             requests = [
                 Request(random_prompt(spec, arguments.prompt, 1000 * attempt + n), arguments.tokens)
                 for n in range(arguments.streams)
@@ -123,13 +120,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1792, help="tokens of each answer")
     parser.set_defaults(peers=[], repeats=3)
     arguments = parse(parser, ())
-    budget = Budget(arguments.budget_s)
-    facts = describe(torch.device(arguments.device)) | {"repeats": arguments.repeats}
-    record = Record(arguments.json, facts, arguments.merge)
-    print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
-    for shape in arguments.shapes:
-        run(shape, arguments, budget, record)
-    print(f"{budget.spent:.0f} s in all")
+    every_shape(arguments, run)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def measure(engine: "Engine", message_tokens: int, repeats: int, seed: int = 0) 
         chunks.append(engine._scheduler.idle_chunk)
         if idle.finished.is_set():
             raise SystemExit("The idle work ended too early to be in the way; use a larger --context.")
-        engine.cancel(idle)
-        engine.wait(idle)
+        idle.cancelled = True
+        idle.finished.wait()
     ratios = [late / free for free, late in zip(alone[1:], beside[1:], strict=True)]
     return {
         "message_tokens": message_tokens,

@@ -3,7 +3,7 @@
     python -m benchmarks.prefill --json benchmarks/results/prefill.json [--shapes 0.6B,8B] [--lengths 512,4096]
         [--llama-cpp DIR --gguf FILE] [--peers transformers,deterministic]
 
-Every prompt is new, so nothing is cached; what is evicted for it is gone (see spill.py for what keeping it costs).
+Every prompt is new, so nothing is cached; what is evicted for it is gone (see offload.py for what keeping it costs).
 FLOPs of a prompt of T tokens: 2 * parameters * T (embedding and head left out) + 2 * 2 * T^2 / 2 * Hq * D * L for
 causal attention. "of matmul" is their rate over that of a bf16 product of random 8192 x 8192 matrices, measured in
 the same run. TTFT is the time from `engine.stream()` to the first token. "deterministic" is our engine with the option

@@ -76,7 +76,6 @@ WAYS = (
     Way("int4", option("int4")),
     Way("all but the head in Q4_1", uniform(Kind.Q4_1, Kind.Q8_0)),
     Way("all in Q4_1", uniform(Kind.Q4_1, Kind.Q4_1)),
-    Way("all but the head in Q4_0", uniform(Kind.Q4_0, Kind.Q8_0)),
 )
 
 

@@ -13,8 +13,8 @@ import statistics
 
 import torch
 
-from benchmarks.machine import Budget, Record, describe
-from benchmarks.options import names, numbers, parse, parser_of
+from benchmarks.machine import Budget, Record
+from benchmarks.options import every_shape, names, numbers, parse, parser_of, rounds
 from benchmarks.shapes import SHAPES, random_engine, random_prompt
 from benchmarks.streams import Crowd, Request, room_for
 from engine import Engine
@@ -76,10 +76,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
     ) as (engine, _):
         for length in arguments.lengths:
             runs: dict[str, list[float]] = {"short": [], "shared": [], "separate": []}
-            for attempt in range(arguments.repeats + 1):
-                if not budget.allows(0.0):
-                    print(f"  stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
-                    break
+            for attempt in rounds(arguments.repeats, budget):
                 for way, found in runs.items():
                     engine._loop.call(engine._blocks.evict_all)
                     seed = 100_000 * attempt + length
@@ -117,16 +114,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="tokens that are timed")
     parser.set_defaults(peers=[], repeats=3)
     arguments = parse(parser, ())
-    budget = Budget(arguments.budget_s)
-    facts = describe(torch.device(arguments.device)) | {
-        "streams": arguments.streams,
-        "repeats": arguments.repeats,
-    }
-    record = Record(arguments.json, facts, arguments.merge)
-    print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
-    for shape in arguments.shapes:
-        run(shape, arguments, budget, record)
-    print(f"{budget.spent:.0f} s in all")
+    every_shape(arguments, run, "streams")
 
 
 if __name__ == "__main__":

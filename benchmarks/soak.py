@@ -114,8 +114,8 @@ def _request(engine: "Engine", rng: random.Random) -> Counter[str]:
         idle = Sequence(Rows.of(prompt), Priority.IDLE)
         engine.submit(idle)
         if rng.random() < 0.5:
-            engine.cancel(idle)
-        engine.wait(idle)
+            idle.cancelled = True
+        idle.finished.wait()
         assert idle.error is None, idle.error
         return Counter(warmed=1)
     params = _params(rng)
@@ -124,7 +124,7 @@ def _request(engine: "Engine", rng: random.Random) -> Counter[str]:
     tokens = 0
     for tokens, _ in enumerate(engine.events(sequence), 1):
         if tokens == stop_after:
-            engine.cancel(sequence)
+            sequence.cancelled = True
     assert sequence.finish_reason is not None
     assert tokens == len(sequence.generated)
     cancelled = sequence.finish_reason.value == "cancelled"

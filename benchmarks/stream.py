@@ -167,7 +167,7 @@ def paced_engine(tokenizer: "Tokenizer", step_s: float) -> Any:
         def submit(self, sequence: Sequence) -> None:
             sequence.finished.set()
 
-        def keep(self, rows: Rows) -> None:
+        def pin(self, rows: Rows) -> None:
             """It has no cache."""
 
         @property

@@ -85,7 +85,7 @@ class Crowd:
     def cancel(self) -> None:
         """End all that run, and wait for it."""
         for stream in self.running:
-            self._engine.cancel(stream.sequence)
+            stream.sequence.cancelled = True
         while self.running:
             self.wait()
 

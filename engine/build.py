@@ -1,6 +1,6 @@
 """Puts an engine's pieces together: what the machine, the model and the memory left for them allow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,7 +14,6 @@ from engine.cache.offload import HostTier
 from engine.cache.sizing import (
     GRAPH_BYTES,
     KVPlan,
-    is_out_of_memory,
     kv_refused,
     kv_share,
     most_prefill_rows,
@@ -33,9 +32,10 @@ from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from models.features import Feature
+from models.load import is_out_of_memory
 from models.network import Network
 from models.reference.decoder import Decoder as Reference
-from models.spec import same_heads
+from models.spec import ModelSpec, same_heads
 
 _CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ class Options:
     """On a GPU sequences decode ahead of the host; without it as prompts do."""
     threads: int | None = None
     """Of a CPU; None: `default_threads`."""
-    spill_gb: float | None = None
+    offload_gb: float | None = None
     """Of host memory for what a GPU evicts; None: a share of it."""
     offload: int | None = None
     """The same in bytes, and on a CPU too."""
@@ -100,7 +100,7 @@ class Pieces:
         return self.decode_runner.name if self.decode_runner is not None else self.runner.name
 
 
-def assemble(
+def build(
     network: Network, device: torch.device, dtype: torch.dtype, options: Options, notes: tuple[str, ...]
 ) -> Pieces:
     """Everything around `network`. Raises EngineError when nothing fits or the attention backend does not work here."""
@@ -128,16 +128,22 @@ def assemble(
     plan = plan_kv(
         per_token, block_size, free, network.positions, options.context, share, reserve, options.streams
     )
-    blocks = options.num_blocks or plan.num_blocks
-    cache = _allocate(network, blocks, block_size, dtype, device, plan, per_token)
+    plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
+    cache = _allocate(spec, plan, dtype, device)
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
-    manager = BlockManager(blocks, block_size, cache.carry_out, tier)
-    backend = make_backend(choice, cache, spec.attention.groups, unusual)
+    manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier)
+    backend = make_backend(choice.name, cache, spec.attention.groups, unusual)
     pieces = Pieces(
         cache,
         manager,
-        Scheduler(manager, max_chunk, IdlePace().rows),
+        Scheduler(
+            manager,
+            max_chunk,
+            IdlePace().rows,
+            context_length=plan.context_length,
+            max_positions=network.positions,
+        ),
         backend,
         Runner(network, backend, device),
         None,
@@ -161,56 +167,46 @@ def _tell(pieces: Pieces, reason: str | None) -> None:
         pieces.notes += (f"Computed by {by_torch(reason)}.",)
 
 
-def _allocate(
-    network: Network,
-    blocks: int,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    plan: KVPlan,
-    per_token: int,
-) -> KVCache:
-    heads = network.spec.attention
+def _allocate(spec: ModelSpec, plan: KVPlan, dtype: torch.dtype, device: torch.device) -> KVCache:
+    heads = spec.attention
+    shape = (len(spec.layers), plan.num_blocks, plan.block_size, heads.kv_heads, heads.head_dim)
     try:
-        return KVCache(
-            len(network.spec.layers),
-            blocks,
-            block_size,
-            heads.kv_heads,
-            heads.head_dim,
-            dtype,
-            device,
-        )
+        return KVCache(*shape, dtype, device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise kv_refused(plan, per_token, block_size, available_memory(device)) from None
+        raise kv_refused(plan, available_memory(device)) from None
 
 
 def _host_memory(cache: KVCache, options: Options, device: torch.device) -> HostKV | None:
     most = options.offload
     if most is None and device.type == "cuda":
-        most = offload_bytes(options.spill_gb, cache.nbytes, available_memory(_CPU))
+        most = offload_bytes(options.offload_gb, cache.kv.nbytes, available_memory(_CPU))
     return HostKV(cache.kv, cache.block_size, most) if most else None
 
 
 def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, options: Options) -> None:
     """Fused kernels, graphs and the decode runner, where this GPU has what they need."""
-    if torch.cuda.get_device_capability(device) < FULL_SPEED or not options.fused:
+    is_old = torch.cuda.get_device_capability(device) < FULL_SPEED
+    if is_old or not options.fused:
         _refuse_deterministic(options, "the fused kernels do not run here")
-    if torch.cuda.get_device_capability(device) < FULL_SPEED:
+    if is_old:
         return
     graphs = Graphs() if options.graphs else None
+    fused = options.fused
     try:
-        if options.fused:
-            _tell(pieces, pieces.runner.fuse(network))
-            if options.deterministic:
-                pieces.runner.go_deterministic(network, pieces.cache, pieces.context_length, graphs)
-                pieces.notes += (
-                    "Deterministic: sums have one order, however prompts are cut and whoever else is served.",
-                )
-            elif graphs is not None:
-                pieces.runner.record(network, pieces.cache, pieces.context_length, graphs)
+        if fused:
+            reason = pieces.runner.fuse(
+                network, pieces.cache, pieces.context_length, graphs, options.deterministic
+            )
+            fused = reason is None
+            if options.deterministic and reason is not None:
+                raise NotImplementedError(reason)
+            _tell(pieces, reason)
+        if options.deterministic:
+            pieces.notes += (
+                "Deterministic: sums have one order, however prompts are cut and whoever else is served.",
+            )
         # The runner's plain program attends over all rows before, whatever the network asks for.
         if options.decode_runner and lacking(network.spec, PLAIN_ATTENTION) is None:
             pieces.decode_runner = make_decode_runner(
@@ -220,7 +216,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 pieces.context_length,
                 ROWS[-1],
                 graphs,
-                options.fused,
+                fused,
                 options.deterministic,
             )
             pieces.decode_runner.prepare(options.streams)

@@ -1,12 +1,13 @@
 """The engine without conversations: owns the pieces, and says what the loop thread does with them."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from typing import Any, TypeVar
 
 import torch
 
-from engine.build import Options, assemble
+from engine.build import Options, build
 from engine.cache.block_map import BlockMap, block_map
 from engine.cache.offload import common_prefix
 from engine.cache.prefix_index import Key
@@ -19,7 +20,7 @@ from engine.schedule.loop import Loop
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import MaskedRowsEvictedError
-from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence
 from engine.schedule.step import EngineStep, explain
 from models.network import Network
 from models.text.tokenizer import Tokenizer
@@ -48,7 +49,7 @@ class EngineCore:
         **options: Any,
     ) -> None:
         """`options` are those of `engine.build`. Raises EngineError when nothing fits or does not work here."""
-        pieces = assemble(network, device, dtype, Options(**options), notes)
+        pieces = build(network, device, dtype, Options(**options), notes)
         self.model_name = name
         self.device = device
         self.dtype = dtype
@@ -60,7 +61,7 @@ class EngineCore:
         self.vocab_size = network.spec.vocab_size
         self._weight_bytes = network.nbytes
         self._cache = pieces.cache
-        self._kv_bytes = pieces.cache.nbytes
+        self._kv_bytes = pieces.cache.kv.nbytes
         self._host = pieces.cache.host
         self._blocks = pieces.blocks
         self._scheduler = pieces.scheduler
@@ -73,8 +74,6 @@ class EngineCore:
         self._engine_step = EngineStep(
             device,
             tokenizer.stop_ids,
-            self.context_length,
-            self.max_positions,
             self._scheduler,
             self._blocks,
             self._cache,
@@ -111,7 +110,7 @@ class EngineCore:
         try:
             yield from self.events(sequence)
         finally:
-            self.cancel(sequence)
+            sequence.cancelled = True
 
     def warm(self, token_ids: list[int]) -> int:
         """Make the KV of these tokens present. Returns how many had to be computed.
@@ -147,15 +146,15 @@ class EngineCore:
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
         )
 
-    def look_at_blocks(self, keys: list[Key], found: Callable[[BlockMap], None]) -> None:
-        """Have `found` called with a picture of the blocks, between two steps. Returns at once.
+    def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:
+        """Have `seen` called with a picture of the blocks, between two steps. Returns at once.
 
         The branch is that of the person's running sequence, else `keys`. Raises EngineError once closed.
         """
 
         def job() -> None:
             running = [s.rows.keys for s in self._scheduler.running if s.priority is Priority.PERSON]
-            found(block_map(self._blocks, running[-1] if running else keys))
+            seen(block_map(self._blocks, running[-1] if running else keys))
 
         self._loop.post(job)
 
@@ -194,26 +193,19 @@ class EngineCore:
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
-        return self._answer(rows, params, output or self.output(params), earlier or [], origin, follow)
+        answer = list(earlier or [])
+        sequence = Sequence(
+            rows, Priority.PERSON, params, output or self.output(params), origin=origin, generated=answer
+        )
+        if follow is not None:
+            follow(sequence)
+        self.submit(sequence)
+        return sequence
 
     def go_on(self, drawn: Sequence, params: SamplingParams, output: Output) -> Sequence:
         """The answer that begins with what idle work has drawn. Its rows are computed: nothing of them is looked at."""
-        return self._answer(drawn.rows, params, output, drawn.generated, -drawn.origin)
-
-    def _answer(
-        self,
-        rows: Rows,
-        params: SamplingParams,
-        output: Output,
-        earlier: list[int],
-        origin: int,
-        follow: Follow | None = None,
-    ) -> Sequence:
-        sequence = Sequence(rows, Priority.PERSON, params, output, origin=origin)
-        sequence.generated = list(earlier)
-        sequence.earlier = len(earlier)
-        if follow is not None:
-            follow(sequence)
+        rows, answer = drawn.rows, list(drawn.generated)
+        sequence = Sequence(rows, Priority.PERSON, params, output, origin=-drawn.origin, generated=answer)
         self.submit(sequence)
         return sequence
 
@@ -232,10 +224,6 @@ class EngineCore:
         if sequence.error is not None:
             raise sequence.error
 
-    def wait(self, sequence: Sequence) -> None:
-        """Return when the sequence has ended, whatever it still has to say. Not for the loop's own thread."""
-        sequence.finished.wait()
-
     @property
     def is_closed(self) -> bool:
         """Nothing can be asked for any more."""
@@ -246,27 +234,14 @@ class EngineCore:
         """Whether the caller is on the loop's thread: garbage may be collected there, nobody may wait there."""
         return self._loop.inside
 
-    def cancel(self, sequence: Sequence) -> None:
-        """End a sequence within one step. Returns at once."""
-        sequence.cancelled = True
-
-    def warm_rows(
-        self,
-        rows: Rows,
-        follow: Follow | None = None,
-        priority: Priority = Priority.PERSON,
-        origin: int = 0,
-    ) -> int:
-        """Make the KV of `rows` present. Returns how many rows had to be computed.
-
-        `follow` gets the sequence that does it, to cancel it; `origin` is that of the sequence.
-        """
+    def warm_rows(self, rows: Rows, owner: Owner = ANYBODY) -> int:
+        """Make the KV of `rows` present. Returns how many rows had to be computed."""
         self._check(rows, spare=0)
-        sequence = Sequence(rows, priority, origin=origin)
+        sequence = Sequence(rows, owner.priority, origin=owner.origin)
         self.submit(sequence)
-        if follow is not None:
-            follow(sequence)
-        self.wait(sequence)
+        if owner.follow is not None:
+            owner.follow(sequence)
+        sequence.finished.wait()
         if sequence.error is not None:
             raise sequence.error
         return sequence.prompt_tokens - sequence.cached_tokens
@@ -290,9 +265,9 @@ class EngineCore:
 
         self._loop.post(job)
 
-    def keep(self, rows: Rows) -> None:
+    def pin(self, rows: Rows) -> None:
         """The conversation in use has these rows: they are evicted last, and by no idle work. Returns at once."""
-        self._loop.post(lambda: self._blocks.keep(rows.keys))
+        self._loop.post(lambda: self._blocks.pin(rows.keys))
 
     def forget(self, rows: Rows, start: int) -> None:
         """Free what is cached of `rows` from `start` on, unless somebody else uses it. Returns at once."""
@@ -306,28 +281,19 @@ class EngineCore:
         """How many leading rows are present."""
         return self._loop.call(lambda: self._blocks.match(rows.keys))
 
-    def hide(
-        self,
-        rows: Rows,
-        start: int,
-        end: int,
-        follow: Follow | None = None,
-        priority: Priority = Priority.PERSON,
-        origin: int = 0,
-        keep_rows: bool = False,
-    ) -> Rows:
+    def hide(self, rows: Rows, start: int, end: int, owner: Owner = ANYBODY, keep_rows: bool = False) -> Rows:
         """Take rows `start` to `end` out: the rows after them move up, with their KV as it is (see Rows.hide).
 
-        What of `rows` is not present is computed first; `follow` and `origin` as in `warm_rows`. With `keep_rows`,
-        `rows` stay as cache beside what is left of them, for an answer that may go on. Raises OutOfBlocksError when
-        there is no room, EngineError when computing or copying fails.
+        What of `rows` is not present is computed first. With `keep_rows`, `rows` stay as cache beside what is left of
+        them, for an answer that may go on. Raises OutOfBlocksError when there is no room, EngineError when computing
+        or copying fails.
         """
         hidden = rows.hide(start, end)
         if self.cached_rows(hidden) < len(hidden):
-            idle = priority is Priority.IDLE
+            idle = owner.priority is Priority.IDLE
             if not idle:
-                self.keep(rows)  # until they have moved, whatever idle work there is
-            self.warm_rows(rows, follow, priority, origin)
+                self.pin(rows)  # until they have moved, whatever idle work there is
+            self.warm_rows(rows, owner)
             try:
                 self._loop.call(lambda: self._move_up(rows, hidden, start, end, keep_rows, idle))
             except (RuntimeError, MemoryError) as error:
@@ -339,28 +305,25 @@ class EngineCore:
     def _move_up(self, rows: Rows, hidden: Rows, start: int, end: int, keep_rows: bool, idle: bool) -> None:
         if self._blocks.match(hidden.keys) == len(hidden):
             return  # idle work that was at the same turn has done it meanwhile
-        source = self._blocks.open(rows.keys, idle)
-        try:
+        blocks, cache = self._blocks, self._cache
+        with ExitStack() as tables:
+            source = blocks.open(rows.keys, idle)
+            tables.callback(blocks.close, source)
             if source.length < len(rows):
                 raise MaskedRowsEvictedError("masked rows were evicted")
-            target = self._blocks.open(hidden.keys, idle)
-            try:
-                first = target.length
-                origins = self._blocks.origins(source)
-                origins = origins[first:start] + origins[max(first, start) + end - start :]
-                self._scheduler.reserve(target, len(hidden) - first, idle)
-                shift = end - start
-                if first < len(hidden):
-                    self._cache.copy_rows(
-                        self._cache.slots(source.blocks, first, start)
-                        + self._cache.slots(source.blocks, max(first, start) + shift, len(rows)),
-                        self._cache.slots(target.blocks, first, len(hidden)),
-                    )
-                self._blocks.commit(target, hidden.keys[first:], origins)
-            finally:
-                self._blocks.close(target)
-        finally:
-            self._blocks.close(source)
+            target = blocks.open(hidden.keys, idle)
+            tables.callback(blocks.close, target)
+            # The first row that is not there yet, in the target and in the source.
+            first = target.length
+            after = max(first, start) + end - start
+            origins = blocks.origins(source)
+            self._scheduler.reserve(target, len(hidden) - first, idle)
+            if first < len(hidden):
+                moved = cache.slots(source.blocks, first, start) + cache.slots(
+                    source.blocks, after, len(rows)
+                )
+                cache.copy_rows(moved, cache.slots(target.blocks, first, len(hidden)))
+            blocks.commit(target, hidden.keys[first:], origins[first:start] + origins[after:])
         if not keep_rows:
             self._blocks.forget(rows.keys, start)
 

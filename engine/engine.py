@@ -34,7 +34,7 @@ class Engine(EngineCore):
         graphs: bool = True,
         deterministic: bool = False,
         threads: int | None = None,
-        spill_gb: float | None = None,
+        offload_gb: float | None = None,
         streams: int = 1,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
@@ -42,7 +42,7 @@ class Engine(EngineCore):
 
         `model` is what `models.hub.sources.resolve` takes, or local files; `quantize` is how weights are held, see
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
-        a CPU (None: the physical cores, less one for the screen where there are more than two); `spill_gb` of host
+        a CPU (None: the physical cores, less one for the screen where there are more than two); `offload_gb` of host
         memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
         the memory has it. `deterministic`: on a GPU, too, the rows of a prompt get the same bits however it is cut,
         and those of an answer whoever is beside it, which takes time.
@@ -63,10 +63,10 @@ class Engine(EngineCore):
             if picked.type == "cpu":
                 torch.set_num_threads(threads)
             before = available_memory(picked)
-            held = read_model(files, picked_dtype, picked, quantize, on_progress)
+            network, told = read_model(files, picked_dtype, picked, quantize, on_progress)
             return cls(
                 loop,
-                held.network,
+                network,
                 tokenizer,
                 name=files.name,
                 device=picked,
@@ -77,10 +77,10 @@ class Engine(EngineCore):
                 deterministic=deterministic,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - held.network.nbytes, 0) if picked.type == "cpu" else None,
-                spill_gb=spill_gb,
+                free=max(before - network.nbytes, 0) if picked.type == "cpu" else None,
+                offload_gb=offload_gb,
                 streams=streams,
-                notes=(*choice.notes, *held.notes),
+                notes=(*choice.notes, *told),
             )
 
         try:

@@ -82,6 +82,10 @@ class Parting:
         return cls(row, message, bool(in_answer), cached, wanted, Cause(cause))
 
 
+_PARTINGS = ("parting", "draft_parting")
+"""Figures that are partings."""
+
+
 @dataclass(frozen=True, slots=True)
 class TurnStats:
     """The figures of one turn; times in seconds.
@@ -120,34 +124,19 @@ class TurnStats:
 
     def to_dict(self) -> dict[str, int | float]:
         """Every figure by name, for JSON."""
-        partings = {
-            **(self.parting.to_dict("parting_") if self.parting is not None else {}),
-            **(self.draft_parting.to_dict("draft_parting_") if self.draft_parting is not None else {}),
-        }
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "prefilled_tokens": self.prefilled_tokens,
-            "generated_tokens": self.generated_tokens,
-            "reasoning_tokens": self.reasoning_tokens,
-            "ttft_s": self.ttft_s,
-            "prefill_s": self.prefill_s,
-            "decode_s": self.decode_s,
-            "decode_tokens_per_s": self.decode_tokens_per_s,
-            "warmed_tokens": self.warmed_tokens,
-            **partings,
-        }
+        figures = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _PARTINGS}
+        figures["decode_tokens_per_s"] = self.decode_tokens_per_s
+        for name in _PARTINGS:
+            if (parting := getattr(self, name)) is not None:
+                figures |= parting.to_dict(f"{name}_")
+        return figures
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "TurnStats":
         """What `to_dict` gave. Figures that are missing are 0."""
-        partings = ("parting", "draft_parting")
-        numbers = {item.name: values.get(item.name, 0) for item in fields(cls) if item.name not in partings}
-        return cls(
-            **numbers,
-            parting=Parting.of(values, "parting_"),
-            draft_parting=Parting.of(values, "draft_parting_"),
-        )
+        numbers = {item.name: values.get(item.name, 0) for item in fields(cls) if item.name not in _PARTINGS}
+        parting, draft_parting = (Parting.of(values, f"{name}_") for name in _PARTINGS)
+        return cls(**numbers, parting=parting, draft_parting=draft_parting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
         Feature.MIXED_HEADS: not same_heads(spec),
         Feature.MIXED_EPS: len({norm.eps for norm in norms(spec)}) > 1,
     }
-    asked = {feature for feature, is_asked in found.items() if is_asked}
+    asked = _true(found)
     for layer in set(spec.layers):
         asked |= _of_attention(layer.attention) | _of_feed_forward(layer.feed_forward)
         before = (layer.attention_norm, layer.feed_forward_norm)
@@ -71,7 +71,7 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.PARTIAL_ROPE: rope is not None and rope.dims not in (None, spec.head_dim),
         Feature.INTERLEAVED_ROPE: rope is not None and rope.interleaved,
     }
-    return {feature for feature, is_asked in found.items() if is_asked} | _of_norm(spec.head_norm)
+    return _true(found) | _of_norm(spec.head_norm)
 
 
 def _of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
@@ -83,11 +83,16 @@ def _of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
         Feature.UNGATED: not spec.gated,
         Feature.FEED_FORWARD_BIAS: spec.bias,
     }
-    return {feature for feature, is_asked in found.items() if is_asked}
+    return _true(found)
 
 
 def _of_norm(norm: Norm | None) -> set[Feature]:
     if norm is None:
         return set()
-    found = {Feature.LAYER_NORM: norm.kind == "layer" or norm.bias, Feature.NORM_OFFSET: norm.offset != 0.0}
+    return _true(
+        {Feature.LAYER_NORM: norm.kind == "layer" or norm.bias, Feature.NORM_OFFSET: norm.offset != 0.0}
+    )
+
+
+def _true(found: dict[Feature, bool]) -> set[Feature]:
     return {feature for feature, is_asked in found.items() if is_asked}

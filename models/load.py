@@ -12,7 +12,7 @@ from torch import Tensor
 from models.assemble import Store, assemble
 from models.errors import ModelError
 from models.families.family import NAMES
-from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
+from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
@@ -24,8 +24,6 @@ from models.weights.quantize import choose_kinds, conversion_note, packed_rows
 from models.weights.quantized import row_bytes
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Staging
-
-__all__ = ["available_bytes", "fill_network", "load_model", "load_spec", "needed_bytes"]
 
 INT4_BYTES = 0.75
 """Of a weight with `--quantize int4`, what stays in 8 bits included."""
@@ -122,7 +120,7 @@ def fill_network(
         clear_frames(error.__traceback__)
         filling.store.plain.clear()
         filling.store.blocks.clear()
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise ModelError(
                 f"Memory ran out while loading: the model needs {bytes_text(needed)} on {device}; "
                 "choose a smaller model or free some memory."
@@ -133,10 +131,12 @@ def fill_network(
             torch.cuda.empty_cache()
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    # The CPU allocator has no error of its own, and neither has a CUDA context that does not fit.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python or of torch says that memory ran out, on a CPU or on a GPU."""
+    # torch's CPU allocator has no error of its own, and neither have cuBLAS and the CUDA runtime.
     text = str(error) if isinstance(error, RuntimeError) else ""
-    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
+    known = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in known)
 
 
 @dataclass(slots=True)

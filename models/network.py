@@ -1,15 +1,16 @@
 """A network as data: the description, and the weights that it names. What computes it is an executor."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from models.spec import ModelSpec
-from models.weights.block_formats import BLOCKS, Kind
+from models.weights.block_formats import Kind
 
+T = TypeVar("T")
 Axis = Literal["rows", "columns"]
 
 PLAIN = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.BF16}
@@ -38,7 +39,7 @@ class Weight:
     @property
     def is_plain(self) -> bool:
         """Whether the data are the numbers themselves."""
-        return BLOCKS[self.format][0] == 1
+        return self.format.block == 1
 
     @property
     def nbytes(self) -> int:
@@ -149,28 +150,9 @@ class Network:
     position_embedding: Tensor | None = None
     """[positions, hidden]"""
 
-    def linears(self) -> Iterator[Linear]:
-        """Every layer of products, from first to last; experts are weights of their own."""
-        for layer in self.layers:
-            yield from (layer.attention.qkv, layer.attention.out)
-            feed = layer.feed_forward
-            dense = feed.shared if isinstance(feed, ExpertWeights) else feed
-            if isinstance(feed, ExpertWeights):
-                yield feed.router
-            if dense is not None:
-                yield from (dense.gate_up, dense.down)
-            if isinstance(feed, ExpertWeights) and feed.shared_gate is not None:
-                yield feed.shared_gate
-        yield self.head
-
-    def weights(self) -> list[Weight]:
-        """Every matrix, each once."""
-        found = [self.embedding, *(part for linear in self.linears() for part in linear.parts)]
-        for layer in self.layers:
-            feed = layer.feed_forward
-            if isinstance(feed, ExpertWeights):
-                found += [feed.gate_up, feed.down]
-        return list({id(weight): weight for weight in found}.values())
+    def parts(self, kind: type[T]) -> list[T]:
+        """Every tensor, or weight, or layer of products in it, each once; but for the rotary tables."""
+        return list({id(part): part for part in _parts(self, kind)}.values())
 
     @property
     def is_quantized(self) -> bool:
@@ -190,24 +172,16 @@ class Network:
     @property
     def nbytes(self) -> int:
         """Bytes of all weights, each once."""
-        return sum(tensor.nbytes for tensor in self._vectors()) + sum(w.nbytes for w in self.weights())
+        return sum(tensor.nbytes for tensor in self.parts(Tensor))
 
-    def _vectors(self) -> Iterator[Tensor]:
-        norms = [self.final_norm]
-        for layer in self.layers:
-            found = (
-                layer.attention_norm,
-                layer.attention_post_norm,
-                layer.feed_forward_norm,
-                layer.feed_forward_post_norm,
-            )
-            norms += [norm for norm in found if norm is not None]
-            yield from (t for t in (layer.attention.head_norm, layer.attention.sinks) if t is not None)
-            if isinstance(layer.feed_forward, ExpertWeights):
-                biases = (layer.feed_forward.gate_up_bias, layer.feed_forward.down_bias)
-                yield from (t for t in biases if t is not None)
-        if self.position_embedding is not None:
-            yield self.position_embedding
-        for norm in norms:
-            yield from (t for t in (norm.weight, norm.bias) if t is not None)
-        yield from (linear.bias for linear in self.linears() if linear.bias is not None)
+
+def _parts(whole: object, kind: type[T]) -> Iterator[T]:
+    if isinstance(whole, kind):
+        yield whole
+    elif isinstance(whole, tuple):
+        for part in whole:
+            yield from _parts(part, kind)
+    elif is_dataclass(whole):
+        for field in fields(whole):
+            if field.name not in ("spec", "rotary"):
+                yield from _parts(getattr(whole, field.name), kind)

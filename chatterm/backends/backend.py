@@ -67,7 +67,7 @@ class ChatOptions:
     """Whether a GPU, too, gives the same text whatever is cached or computed beside it."""
     streams: int = 1
     """Answers at once that the KV cache is made for, where the memory has room for them."""
-    spill_gb: float | None = None
+    offload_gb: float | None = None
     """Host memory for what the KV cache of a GPU evicts."""
     system: str | None = None
     think: ThinkMode = "auto"

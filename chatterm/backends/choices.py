@@ -34,7 +34,7 @@ def choices(device: str, dtype: str, given_back: int, bandwidth: float | None = 
 
 def _local_speed(model: "LocalModel", here: "Here | None") -> "Speed | None":
     from engine.machine.expected import speed_here
-    from models.load import load_spec
+    from models.families.registry import load_spec
 
     if here is None:
         return None

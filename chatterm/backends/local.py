@@ -140,8 +140,8 @@ class LocalBackend:
         self._load(resolve(self._model, on_progress=on_progress), on_progress)
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
+        from models.families.registry import load_spec
         from models.hub.sources import resolve
-        from models.load import load_spec
 
         files = resolve(model, on_progress=on_progress)
         load_spec(files)  # a model that cannot run is refused while the present one is still there
@@ -164,7 +164,7 @@ class LocalBackend:
             attention=options.attention,
             graphs=options.graphs,
             deterministic=options.deterministic,
-            spill_gb=options.spill_gb,
+            offload_gb=options.offload_gb,
             streams=options.streams,
             on_progress=on_progress,
         )

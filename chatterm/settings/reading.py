@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from chatterm.backends.backend import EngineError
-from chatterm.settings.settings import Settings, SettingsError
+from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.settings.toml import not_toml, read_source, statement_lines
 from chatterm.terminal.sanitize import one_line
@@ -29,7 +29,9 @@ def parse_settings(source: str, path: Path) -> Settings:
     try:
         return settings_from(tables)
     except _Wrong as wrong:
-        first, _ = statement_lines(source, wrong.keys) or (0, 0)
+        former = tuple(old for old, new in FORMER_NAMES.items() if new == wrong.keys[-1])
+        lines = [statement_lines(source, (*wrong.keys[:-1], name)) for name in (wrong.keys[-1], *former)]
+        first, _ = next(filter(None, lines), (0, 0))
         raise SettingsError(f"{path}, line {first + 1}: {wrong}") from None
 
 
@@ -66,6 +68,9 @@ def settings_from(tables: Mapping[str, Any]) -> Settings:
             raise _Wrong((table,), f"{table} is a table: write [{table}] and its settings below it.")
         kind = types[table]
         hints = get_type_hints(kind)
+        # Where a setting stands under both names, the new one comes last and holds.
+        old_first = sorted(values.items(), key=lambda item: item[0] not in FORMER_NAMES)
+        values = {FORMER_NAMES.get(name, name): value for name, value in old_first}
         _check_names((table,), values, hints)
         built[table] = kind(**{k: _checked((table, k), v, hints[k]) for k, v in values.items()})
     settings = Settings(**built)
@@ -135,8 +140,10 @@ def _check_ranges(settings: Settings) -> None:
         number = getattr(settings.model, name)
         if number is not None and number < 1:
             raise _Wrong(("model", name), f"{name} is {number}; it must be 1 or more.")
-    if settings.model.spill_gb is not None and not 0 <= settings.model.spill_gb < inf:
-        raise _Wrong(("model", "spill_gb"), f"spill_gb is {settings.model.spill_gb}; it must be 0 or more.")
+    if settings.model.offload_gb is not None and not 0 <= settings.model.offload_gb < inf:
+        raise _Wrong(
+            ("model", "offload_gb"), f"offload_gb is {settings.model.offload_gb}; it must be 0 or more."
+        )
     if settings.model.name is not None and not settings.model.name.strip():
         raise _Wrong(("model", "name"), 'name is empty; it must name a model, as in "smollm2".')
     if settings.screen.theme not in theme_names():

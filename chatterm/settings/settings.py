@@ -46,6 +46,10 @@ class ScreenSettings:
         return {"live": None, "open": True, "closed": False}[self.thinking]
 
 
+FORMER_NAMES = {"spill_gb": "offload_gb"}
+"""What settings were called before: a file that was written then is still understood."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Which model answers, and where."""
@@ -62,7 +66,7 @@ class ModelSettings:
     """CPU threads; not set: all physical cores, minus one for the screen if there are more than two."""
     think: ThinkMode = "auto"
     """Whether a reasoning model thinks before it answers; auto leaves it to the model."""
-    spill_gb: float | None = None
+    offload_gb: float | None = None
     """At most this many GB of pinned host memory for what a GPU's KV cache evicts; 0: none; not set: a quarter of
     the free memory, but no more than four times the cache."""
     think_cache: ThinkCache = "exact"
@@ -137,7 +141,7 @@ def with_settings(options: ChatOptions, settings: Settings, chosen: Collection[s
     wanted: dict[str, Any] = {
         "device": model.device,
         "context": model.context,
-        "spill_gb": model.spill_gb,
+        "offload_gb": model.offload_gb,
         "threads": model.threads,
         "system": model.system,
         "think": model.think,

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from chatterm.settings.settings import Settings, SettingsError
+from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.settings.toml import toml_value
 
@@ -110,6 +110,8 @@ def find(key: str) -> tuple[str, str]:
     found = [(t, part) for t, part in known if part == name and table in ("", t)]
     if len(found) == 1:
         return found[0]
+    if name in FORMER_NAMES:
+        raise SettingsError(f"{name} is called {FORMER_NAMES[name]} now; use that name.")
     from difflib import get_close_matches
 
     near = get_close_matches(key, [f"{t}.{part}" for t, part in known], n=1, cutoff=0.5)

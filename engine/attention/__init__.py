@@ -13,4 +13,3 @@ class AttentionBackend(Protocol):
 
     def plan(self, batch: StepBatch) -> Attention:
         """What the model calls in this step, once a layer: everything all layers share is computed here."""
-        ...

@@ -1,7 +1,7 @@
 """Which attention backend this machine can use: each one is tried with a tiny call, never guessed from versions."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -76,18 +76,18 @@ def usable_backends(
 
 
 def make_backend(
-    choice: AttentionChoice,
+    name: str,
     cache: KVCache,
     groups: int,
     unusual: Mapping[int, Unusual] = MappingProxyType({}),
 ) -> AttentionBackend:
-    """The chosen backend over `cache`; `groups` is the number of query heads for each KV head.
+    """The backend `name` over `cache`; `groups` is the number of query heads for each KV head.
 
-    Layers that are no plain softmax (`unusual`) need the choice to be sdpa.
+    Layers that are no plain softmax (`unusual`) need it to be sdpa.
     """
-    if choice.name == "flash":
+    if name == "flash":
         return FlashBackend(cache)
-    if choice.name == "triton":
+    if name == "triton":
         return TritonBackend(cache, groups)
     return SdpaBackend(cache, groups, unusual)
 
@@ -99,18 +99,12 @@ class _Package:
     name: str
     module: str
     install: str
-    backend: str
-    make: Callable[[KVCache], AttentionBackend]
 
 
-_FLASH = _Package(
-    "flash-attn",
-    "flash_attn",
-    "pip install 'flash-attn>=2.8,<3' --no-build-isolation",
-    "flash",
-    FlashBackend,
-)
-_TRITON = _Package("triton", "triton", "pip install triton", "triton", lambda cache: TritonBackend(cache, 2))
+_PACKAGES = {
+    "flash": _Package("flash-attn", "flash_attn", "pip install 'flash-attn>=2.8,<3' --no-build-isolation"),
+    "triton": _Package("triton", "triton", "pip install triton"),
+}
 
 
 def _problem(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> _Problem | None:
@@ -123,17 +117,16 @@ def _problem(name: str, device: torch.device, dtype: torch.dtype, head_dim: int)
         here, least = (".".join(map(str, pair)) for pair in (capability, FULL_SPEED))
         # Not broken: picking the device has said so already.
         return _Problem(f"this GPU has compute capability {here}, and it needs {least}", broken=False)
-    if name == "triton":
-        return _tried(_TRITON, device, dtype, head_dim)
-    if dtype not in (torch.bfloat16, torch.float16):
+    if name == "flash" and dtype not in (torch.bfloat16, torch.float16):
         return _Problem("flash-attn computes in bfloat16 or float16 only", broken=False)
-    return _tried(_FLASH, device, dtype, head_dim)
+    return _tried(name, device, dtype, head_dim)
 
 
-def _tried(package: _Package, device: torch.device, dtype: torch.dtype, head_dim: int) -> _Problem | None:
+def _tried(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> _Problem | None:
+    package = _PACKAGES[name]
     try:
         importlib.import_module(package.module)
-        error = _error(package, device, dtype, head_dim)
+        error = _error(name, device, dtype, head_dim)
     except Exception as problem:  # noqa: BLE001 - whatever a broken package raises, there is another backend
         if isinstance(problem, ModuleNotFoundError) and problem.name == package.module:
             remedy = f"Install it with: {package.install}. Or use --attention auto."
@@ -145,13 +138,14 @@ def _tried(package: _Package, device: torch.device, dtype: torch.dtype, head_dim
     return None
 
 
-def _error(package: _Package, device: torch.device, dtype: torch.dtype, head_dim: int) -> float:
+def _error(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> float:
     """The relative error of a prompt of 20 tokens and one token after it, against sdpa in fp32."""
     random = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(21, heads, head_dim, generator=random).to(device, dtype) for heads in (4, 2, 2))
     outs = []
-    for make, kind in ((package.make, dtype), (lambda cache: SdpaBackend(cache, 2), torch.float32)):
-        backend = make(KVCache(1, 2, BLOCK_SIZES[package.backend], 2, head_dim, kind, device))
+    for backend_name, kind in ((name, dtype), ("sdpa", torch.float32)):
+        cache = KVCache(1, 2, BLOCK_SIZES[name], 2, head_dim, kind, device)
+        backend = make_backend(backend_name, cache, 2)
         for rows in (slice(0, 20), slice(20, 21)):
             step = backend.plan(StepBatch((Span((1, 0), rows.start, rows.stop - rows.start),)))
             outs.append(step(0, q[rows].to(kind), k[rows].to(kind), v[rows].to(kind)).float())

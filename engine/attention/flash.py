@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.attention.parts import Parts, runs
+from engine.attention.parts import Parts, SpanRows, block_tables, runs
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
@@ -43,81 +43,46 @@ class FlashBackend:
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        kinds = [(self._how(span), span.count) for span in batch.spans]
-        parts: list[tuple[slice, Attention]] = []
-        for (how, count), tokens, spans in runs(batch, kinds):
-            if how is None:
-                parts.append((tokens, _Paged(self._cache, self.attend, spans, count)))
-                continue
-            parts += [
-                (
-                    slice(tokens.start + i * count, tokens.start + (i + 1) * count),
-                    how(self._cache, self.attend, span),
-                )
-                for i, span in enumerate(spans)
+        # Whole spans are parts of their own; of the others those of the same length side by side are one.
+        whole = [at if self._is_whole(span) else None for at, span in enumerate(batch.spans)]
+        kinds = [(at, span.count) for at, span in zip(whole, batch.spans, strict=True)]
+        return Parts(
+            [
+                (tokens, (_Paged if at is None else _Whole)(self._cache, self.attend, spans))
+                for (at, _), tokens, spans in runs(batch, kinds)
             ]
-        return Parts(parts)
-
-    def _how(self, span: Span) -> "type[_Viewed] | type[_Gathered] | None":
-        if span.count > FEW and len(self._cache.slots(span.blocks, 0, span.stop)) == 1:
-            return _Viewed
-        return _Gathered if span.count >= MANY else None
-
-
-class _Viewed:
-    """One span whose rows are one run of slots."""
-
-    def __init__(self, cache: KVCache, attend: Kernel, span: Span) -> None:
-        ((first, end),) = cache.slots(span.blocks, 0, span.stop)
-        self._cache = cache
-        self._attend = attend
-        self._write = slice(first + span.start, end)
-        self._read = slice(first, end)
-
-    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
-        keys[self._write] = k
-        values[self._write] = v
-        # Causal here means aligned at the right corner: the last query sees the last row.
-        out = self._attend(
-            q.unsqueeze(0), keys[self._read].unsqueeze(0), values[self._read].unsqueeze(0), causal=True
         )
-        return out.squeeze(0)
+
+    def _is_whole(self, span: Span) -> bool:
+        one_run = span.count > FEW and len(self._cache.slots(span.blocks, 0, span.stop)) == 1
+        return one_run or span.count >= MANY
 
 
-class _Gathered:
-    """One span whose rows lie here and there: they are copied side by side, layer by layer."""
+class _Whole:
+    """One span over all rows side by side."""
 
-    def __init__(self, cache: KVCache, attend: Kernel, span: Span) -> None:
-        runs = cache.slots(span.blocks, 0, span.stop)
-        slots = torch.cat([torch.arange(first, end) for first, end in runs])
-        self._cache = cache
+    def __init__(self, cache: KVCache, attend: Kernel, spans: tuple[Span, ...]) -> None:
+        (span,) = spans
+        self._rows = SpanRows(cache, span)
         self._attend = attend
-        self._read = slots.to(cache.kv.device, non_blocking=True)
-        self._write = self._read[span.start :]
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
-        keys[self._write] = k
-        values[self._write] = v
-        side_by_side = (x.index_select(0, self._read).unsqueeze(0) for x in (keys, values))
-        return self._attend(q.unsqueeze(0), *side_by_side, causal=True).squeeze(0)
+        self._rows.write(layer_index, k, v)
+        seen = (x.unsqueeze(0) for x in self._rows.read(layer_index))
+        # Causal here means aligned at the right corner: the last query sees the last row.
+        return self._attend(q.unsqueeze(0), *seen, causal=True).squeeze(0)
 
 
 class _Paged:
     """Spans of the same number of tokens; the kernel writes their K and V too."""
 
-    def __init__(self, cache: KVCache, attend: Kernel, spans: tuple[Span, ...], count: int) -> None:
+    def __init__(self, cache: KVCache, attend: Kernel, spans: tuple[Span, ...]) -> None:
         self._cache = cache
         self._attend = attend
-        self._shape = (len(spans), count)
-        tables = [span.blocks[: -(-span.stop // cache.block_size)] for span in spans]
-        longest = max(map(len, tables))
-        padded = [blocks + (0,) * (longest - len(blocks)) for blocks in tables]
-        device = cache.kv.device
-        self._tables = torch.tensor(padded, dtype=torch.int32).to(device, non_blocking=True)
-        starts = [span.start for span in spans]
-        self._starts = torch.tensor(starts, dtype=torch.int32).to(device, non_blocking=True)
+        self._shape = (len(spans), spans[0].count)
+        self._tables = block_tables(cache, spans)
+        starts = torch.tensor([span.start for span in spans], dtype=torch.int32)
+        self._starts = starts.to(cache.kv.device, non_blocking=True)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pages = (-1, self._cache.block_size, *k.shape[1:])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Span, StepBatch
+from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -27,11 +28,56 @@ class Parts:
         return torch.cat([attend(layer_index, q[at], k[at], v[at]) for at, attend in self.parts])
 
 
+class SpanRows:
+    """The rows of one span and all before them: a view where they are one run of slots, else gathered by block."""
+
+    def __init__(self, cache: KVCache, span: Span) -> None:
+        self._cache = cache
+        self._stop = span.stop
+        runs = cache.slots(span.blocks, 0, span.stop)
+        self._read: slice | Tensor = slice(*runs[0])
+        self._write: slice | Tensor = slice(runs[0][0] + span.start, runs[0][1])
+        if len(runs) > 1:
+            size, device = cache.block_size, cache.kv.device
+            blocks = torch.tensor(span.blocks[: -(-span.stop // size)])
+            rows = torch.arange(span.start, span.stop)
+            self._read = blocks.to(device, non_blocking=True)
+            self._write = (blocks[rows // size] * size + rows % size).to(device, non_blocking=True)
+
+    def write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
+        """K and V of the span itself, [count, Hkv, D] each."""
+        self._cache.k[layer_index][self._write] = k
+        self._cache.v[layer_index][self._write] = v
+
+    def read(self, layer_index: int) -> tuple[Tensor, Tensor]:
+        """K and V of all rows that its last row sees, [rows, Hkv, D] each."""
+        return self._rows(self._cache.k[layer_index]), self._rows(self._cache.v[layer_index])
+
+    def _rows(self, slots: Tensor) -> Tensor:
+        if isinstance(self._read, slice):
+            return slots[self._read]
+        pages = slots.view(-1, self._cache.block_size, *slots.shape[1:])
+        return pages.index_select(0, self._read).flatten(0, 1)[: self._stop]
+
+
+def places(batch: StepBatch) -> Iterator[tuple[slice, Span]]:
+    """Every span with its tokens in the step."""
+    token = 0
+    for span in batch.spans:
+        yield slice(token, token + span.count), span
+        token += span.count
+
+
 def runs(batch: StepBatch, kinds: list[Kind]) -> Iterator[tuple[Kind, slice, tuple[Span, ...]]]:
     """Spans side by side that have the same kind: their kind, their tokens in the step, and they themselves."""
-    token = 0
-    for kind, pairs in groupby(zip(kinds, batch.spans, strict=True), key=lambda pair: pair[0]):
-        spans = tuple(span for _, span in pairs)
-        count = sum(span.count for span in spans)
-        yield kind, slice(token, token + count), spans
-        token += count
+    for kind, group in groupby(zip(kinds, places(batch), strict=True), key=lambda pair: pair[0]):
+        tokens, spans = zip(*(place for _, place in group), strict=True)
+        yield kind, slice(tokens[0].start, tokens[-1].stop), spans
+
+
+def block_tables(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
+    """The blocks that spans read, int32 [spans, most blocks]; those that a span lacks are block 0."""
+    tables = [span.blocks[: -(-span.stop // cache.block_size)] for span in spans]
+    longest = max(map(len, tables))
+    padded = [blocks + (0,) * (longest - len(blocks)) for blocks in tables]
+    return torch.tensor(padded, dtype=torch.int32).to(cache.kv.device, non_blocking=True)

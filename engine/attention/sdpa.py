@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.attention.parts import places
 from engine.attention.sdpa_gpu import gpu_step
 from engine.attention.unusual import Unusual
 from engine.batch import Span, StepBatch
@@ -23,7 +24,6 @@ class _Plan:
     """One span: where its tokens lie in the step, where its rows lie in the cache, what it may see."""
 
     tokens: slice
-    count: int
     write: list[tuple[slice, slice]]
     """(slots, tokens of the span) of each contiguous run to write."""
     read: list[slice]
@@ -51,14 +51,10 @@ class SdpaBackend:
         """See `AttentionBackend`."""
         if self._cache.kv.device.type == "cuda" and not self._unusual:
             return gpu_step(self._cache, batch)
-        plans: list[_Plan] = []
-        token = 0
-        for span in batch.spans:
-            plans.append(self._plan(span, token))
-            token += span.count
+        plans = [self._plan(span, tokens) for tokens, span in places(batch)]
         return _SdpaStep(self._cache, plans, self._unusual)
 
-    def _plan(self, span: Span, token: int) -> _Plan:
+    def _plan(self, span: Span, tokens: slice) -> _Plan:
         cache = self._cache
         write, done = [], 0
         for first, end in cache.slots(span.blocks, span.start, span.stop):
@@ -66,8 +62,7 @@ class SdpaBackend:
             done += end - first
         causal = span.start == 0 and span.count > 1
         return _Plan(
-            tokens=slice(token, token + span.count),
-            count=span.count,
+            tokens=tokens,
             write=write,
             read=[slice(first, end) for first, end in cache.slots(span.blocks, 0, span.stop)],
             mask=None if causal or span.count == 1 else self._mask(span),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.attention.parts import Parts
+from engine.attention.parts import Parts, SpanRows, places
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.device import FULL_SPEED
@@ -13,12 +13,8 @@ from models.reference.attention import Attention
 
 def gpu_step(cache: KVCache, batch: StepBatch) -> Attention:
     """One call after the other for each span."""
-    parts: list[tuple[slice, Attention]] = []
-    token = 0
-    for span in batch.spans:
-        parts.append((slice(token, token + span.count), GpuSpan(cache, span, has_gqa(cache.kv))))
-        token += span.count
-    return Parts(parts)
+    gqa = has_gqa(cache.kv)
+    return Parts([(tokens, GpuSpan(cache, span, gqa)) for tokens, span in places(batch)])
 
 
 def has_gqa(kv: Tensor) -> bool:
@@ -36,30 +32,17 @@ class GpuSpan:
             causal_lower_right,
         )  # it imports triton, and a CPU needs none of it
 
-        self._cache = cache
         self._span = span
+        self._rows = SpanRows(cache, span)
         self._gqa = gqa
         # Row i of the span sees the whole prefix and the span up to itself; is_causal alone aligns at the left corner.
         self._bias = causal_lower_right(span.count, span.stop)
-        runs = cache.slots(span.blocks, 0, span.stop)
-        if len(runs) == 1:
-            self._read: slice | None = slice(*runs[0])
-            self._write: slice | Tensor = slice(runs[0][0] + span.start, runs[0][1])
-            return
-        size, device = cache.block_size, cache.kv.device
-        self._read = None
-        blocks = torch.tensor(span.blocks[: -(-span.stop // size)])
-        rows = torch.arange(span.start, span.stop)
-        self._write = (blocks[rows // size] * size + rows % size).to(device, non_blocking=True)
-        self._blocks = blocks.to(device, non_blocking=True)
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `models.reference.attention.Attention`."""
-        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
-        keys[self._write] = k
-        values[self._write] = v
+        self._rows.write(layer_index, k, v)
         if self._span.start > 0:
-            k, v = self._rows(keys), self._rows(values)
+            k, v = self._rows.read(layer_index)
         if self._span.count == 1:
             return _one_token(q, k, v)
         groups = q.shape[1] // k.shape[1]
@@ -70,13 +53,6 @@ class GpuSpan:
             q, k, v, attn_mask=self._bias, enable_gqa=self._gqa and groups > 1
         )
         return out.squeeze(0).transpose(0, 1)
-
-    def _rows(self, cache: Tensor) -> Tensor:
-        """All rows the span sees, [rows, Hkv, D]: a view where they are one run, else gathered page by page."""
-        if self._read is not None:
-            return cache[self._read]
-        pages = cache.view(-1, self._cache.block_size, *cache.shape[1:])
-        return pages.index_select(0, self._blocks).flatten(0, 1)[: self._span.stop]
 
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

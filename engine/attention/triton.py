@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.parts import Parts, runs
+from engine.attention.parts import Parts, block_tables, places, runs
 from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
@@ -76,21 +76,15 @@ class PagedStep:
 
 def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:
     size, device = cache.block_size, cache.kv.device
-    tables = [span.blocks[: -(-span.stop // size)] for span in spans]
-    longest = max(map(len, tables))
-    slots, table, places = [], [], []
-    token = 0
-    for span, blocks in zip(spans, tables, strict=True):
-        rows = range(span.start, span.stop)
-        slots += [blocks[row // size] * size + row % size for row in rows]
-        places.append((token, span.start, span.count))
-        table.append(blocks + (0,) * (longest - len(blocks)))
-        token += span.count
+    slots = [
+        span.blocks[row // size] * size + row % size for span in spans for row in range(span.start, span.stop)
+    ]
+    given = [(tokens.start, span.start, span.count) for tokens, span in places(StepBatch(spans))]
     return PagedStep(
         cache,
         torch.tensor(slots).to(device, non_blocking=True),
-        torch.tensor(places, dtype=torch.int32).to(device, non_blocking=True),
-        torch.tensor(table, dtype=torch.int32).to(device, non_blocking=True),
+        torch.tensor(given, dtype=torch.int32).to(device, non_blocking=True),
+        block_tables(cache, spans),
         most_tokens=max(span.count for span in spans),
         most_rows=max(span.stop for span in spans),
     )

@@ -5,7 +5,7 @@ A block is free (in the free list), cached (nobody holds it, the index can find 
 
 Where room is needed, one cached leaf after the other is evicted by this rule:
 
-1. of the leaves off the path that `keep` named, the conversation in use, the one that was used longest ago;
+1. of the leaves off the path that `pin` named, the conversation in use, the one that was used longest ago;
 2. when there are none, the end of that path, but never for idle work.
 
 So other branches go before what the branches share, the conversation shrinks from its end, and the system prompt,
@@ -75,7 +75,7 @@ class BlockManager:
         self._clock = count(1)
         self._tables: list[BlockTable] = []
         self._in_use: Sequence[Key] = ()
-        self._kept: set[int] | None = set()
+        self._pinned: set[int] | None = set()
         self.carry_out = carry_out
         self.tier = HostTier() if tier is None else tier
 
@@ -110,13 +110,13 @@ class BlockManager:
         path, partial, _ = self._index.find(keys)
         return path if partial is None else [*path, partial]
 
-    def keep(self, keys: Sequence[Key]) -> None:
+    def pin(self, keys: Sequence[Key]) -> None:
         """The path of `keys` is the conversation in use: evicted last, and by no idle work. It need not be present.
 
         It takes the place of the path that was named before.
         """
         self._in_use = list(keys)
-        self._kept = None
+        self._pinned = None
 
     # -- the life of a table
 
@@ -128,7 +128,7 @@ class BlockManager:
 
     def room(self, idle: bool = False) -> int:
         """How many blocks can be had, those of cached rows included. `idle`: as in `reserve`."""
-        spared = sum(self._blocks[id].refs == 0 for id in self._kept_blocks()) if idle else 0
+        spared = sum(self._blocks[id].refs == 0 for id in self._pinned_blocks()) if idle else 0
         return len(self._free) + self._cached - spared
 
     def needs(self, keys: Sequence[Key], rows: int) -> int:
@@ -200,7 +200,7 @@ class BlockManager:
             self._release(id)
         table.blocks.clear()
         table.length = 0
-        self._kept = None  # some of them may be on the path that is kept
+        self._pinned = None  # some of them may be on the path that is pinned
 
     def origins(self, table: BlockTable) -> list[int]:
         """For each row of `table` who had it computed."""
@@ -227,7 +227,7 @@ class BlockManager:
                 break
             if kept and not self._index.begins_another(block, kept):
                 self._index.shorten(block, kept)
-                self._kept = None
+                self._pinned = None
                 break
             self._evict(block, offload=False)
             freed += 1
@@ -332,11 +332,11 @@ class BlockManager:
     def _has_room(self, blocks: int, idle: bool) -> bool:
         return blocks <= len(self._free) or blocks <= self.room(idle)
 
-    def _kept_blocks(self) -> set[int]:
+    def _pinned_blocks(self) -> set[int]:
         """The blocks of the conversation in use, looked up when somebody needs room and they may have changed."""
-        if self._kept is None:
-            self._kept = set(self.path(self._in_use))
-        return self._kept
+        if self._pinned is None:
+            self._pinned = set(self.path(self._in_use))
+        return self._pinned
 
     def _hold(self, id: int) -> None:
         block = self._blocks[id]
@@ -370,12 +370,12 @@ class BlockManager:
         return id
 
     def _free_one(self, offload: bool) -> None:
-        """Evict the leaf whose turn it is (see above). There must be one, or for idle work one off the kept path.
+        """Evict the leaf whose turn it is (see above). There must be one, or for idle work one off the pinned path.
 
         `offload`: the host tier gets it.
         """
         _, id = first = self._leaves.smallest()
-        if id in self._kept_blocks():  # a path has one leaf
+        if id in self._pinned_blocks():  # a path has one leaf
             _, id = self._leaves.smallest(besides=first)
         self._evict(self._blocks[id], offload)
 
@@ -392,8 +392,8 @@ class BlockManager:
         self._index.remove(block)
         if parent != ROOT:
             self._offer(self._blocks[parent])
-        if self._kept:
-            self._kept.discard(block.id)
+        if self._pinned:
+            self._pinned.discard(block.id)
         self._free.add(block.id)
 
     # -- invariants
@@ -431,7 +431,7 @@ class BlockManager:
                 assert block.refs or not self._blocks[child].refs, f"block {child} is held but not its parent"
         leaves = {(b.last_used, b.id) for b in self._blocks if b.keys and not b.refs and not b.children}
         assert set(self._leaves) == leaves, "a leaf cannot be evicted, or what is no cached leaf can"
-        assert not (self._kept or set()) & set(self._free), "a free block is taken for one that is kept"
+        assert not (self._pinned or set()) & set(self._free), "a free block is taken for one that is pinned"
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
         self._index.check()
         self.tier.check([self._identity(block) for block in self._blocks if block.indexed])

@@ -2,6 +2,7 @@
 
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -163,14 +164,14 @@ class HostKV:
         self._taken = self._most = 0
 
 
+@dataclass(slots=True)
 class Costs:
     """What a token of a prompt takes, in seconds; None: not measured yet."""
 
-    def __init__(self) -> None:
-        self.brought: float | None = None
-        """Brought back from host memory."""
-        self.computed: float | None = None
-        """Computed, in the fastest chunk so far."""
+    brought: float | None = None
+    """Brought back from host memory."""
+    computed: float | None = None
+    """Computed, in the fastest chunk so far."""
 
     @property
     def worth_it(self) -> bool:

@@ -34,11 +34,6 @@ class KVCache:
         self.host: HostKV | None = None
         """What takes evicted blocks."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of K and V together."""
-        return self.kv.nbytes
-
     def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
         """Where rows `start` to `stop` of a block table lie, as few contiguous (first, end) runs of slots."""
         if start >= stop:

@@ -28,7 +28,7 @@ class PrefixHit:
         return self.rows - self.warmed - self.own
 
 
-def found(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], origin: int) -> PrefixHit:
+def prefix_hit(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], origin: int) -> PrefixHit:
     """What a table that was just opened holds of the prompt `keys`, for a sequence of this `origin`."""
     rows, pause = table.length, abs(origin)
     own = _last(blocks, table, rows, origin) if origin < 0 else 0

@@ -26,10 +26,12 @@ USUAL_BYTES = 512 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """`context_length` in tokens, and the blocks of the cache."""
+    """`context_length` in tokens, and the blocks of the cache, of `block_size` tokens each."""
 
     context_length: int
     num_blocks: int
+    block_size: int
+    bytes_per_token: int
 
 
 def kv_share(device: torch.device) -> float:
@@ -73,7 +75,7 @@ def plan_kv(
     context = min(requested or model_limit, fits)
     # One block more than the context fills: room for a copy-on-write while a full context is held.
     blocks = -(-min((streams + 1) * context, fits) // block_size) + 1
-    return KVPlan(context, blocks)
+    return KVPlan(context, blocks, block_size, bytes_per_token)
 
 
 def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> int:
@@ -83,21 +85,14 @@ def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> 
     return min(int(requested_gb * 1e9), int(available * MOST_OFFLOAD_SHARE))
 
 
-def kv_refused(plan: KVPlan, bytes_per_token: int, block_size: int, available: int) -> EngineError:
+def kv_refused(plan: KVPlan, available: int) -> EngineError:
     """The line for a cache that was planned and then could not be allocated; `available` bytes are free now."""
-    fits = _fitting(available // 2, bytes_per_token, block_size)
+    fits = _fitting(available // 2, plan.bytes_per_token, plan.block_size)
+    needed = plan.num_blocks * plan.block_size * plan.bytes_per_token
     return EngineError(
-        f"Out of memory: the KV cache of {bytes_text(plan.num_blocks * block_size * bytes_per_token)} could not be "
-        f"allocated, {bytes_text(available)} are free now. {_way_out(min(fits, plan.context_length))}"
+        f"Out of memory: the KV cache of {bytes_text(needed)} could not be allocated, {bytes_text(available)} are "
+        f"free now. {_way_out(min(fits, plan.context_length))}"
     )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python or of torch says that memory ran out, on a CPU or on a GPU."""
-    # torch's CPU allocator has no error of its own, and neither have cuBLAS and the CUDA runtime.
-    text = str(error) if isinstance(error, RuntimeError) else ""
-    known = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in known)
 
 
 def most_prefill_rows(device: torch.device) -> int:

@@ -30,7 +30,7 @@ class Adopter:
         opening = list(turn.opening) if self.format.is_opening(turn.opening) else []
         answer = turn.answer
         if answer.token_ids and all(0 <= id < self.engine.vocab_size for id in answer.token_ids):
-            inside = self.format.inside(thinking_of(self.format, opening, self.think))
+            inside = self.format.inside[thinking_of(self.format, opening, self.think)]
             kept, answer = self._checked(answer, inside)
             if kept:
                 return Turn(turn.user, answer, opening)
@@ -59,8 +59,8 @@ class Adopter:
             answer.text, answer.reasoning = told.text, told.reasoning
             answer.finish_reason = _finish(ended, output.stopped, len(ids) == claimed.ends_at)
             answer.ends_at = claimed.ends_at if answer.finish_reason is FinishReason.CANCELLED else None
-        span, markers = output.thinking.span, output.thinking.markers
-        answer.shown = self.format.answer_span(ids, answer.text, span[1] if span else 0)
+        markers = output.thinking.markers
+        answer.shown = self.format.answer_span(ids, answer.text, output.thinking.answer_start)
         stopped = claimed.finish_reason is FinishReason.STOP and told.text.startswith(claimed.text)
         return (
             (told.text == answer.text or stopped)
@@ -82,4 +82,4 @@ def _finish(ended: bool, stopped: bool, is_long: bool) -> FinishReason:
 def thinking_of(format: PromptFormat, opening: list[int], think: bool | None) -> bool | None:
     """The setting under which a turn with this `opening` was generated; `think` where that is not told."""
     settings = (think, None, False, True)
-    return next((setting for setting in settings if format.opening(setting) == opening), think)
+    return next((setting for setting in settings if format.openings[setting] == opening), think)

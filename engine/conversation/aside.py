@@ -45,7 +45,7 @@ class Aside:
         if len(rows) + max_tokens >= min(engine.context_length, engine.max_positions):
             return
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-        output = engine.output(params, self._format.inside(False))
+        output = engine.output(params, self._format.inside[False])
         pairs = zip(rows.keys, history.keys, strict=False)
         shared = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), len(history))
         self._task = _Task(Sequence(rows, Priority.IDLE, params, output), shared)
@@ -63,12 +63,15 @@ class Aside:
             FinishReason.LENGTH,
         ):
             return None
-        return self._engine.tokenizer.decode(_answer(sequence), skip_special=True)
+        assert sequence.output is not None
+        # It may have thought all the same.
+        answer = sequence.generated[sequence.output.thinking.answer_start :]
+        return self._engine.tokenizer.decode(answer, skip_special=True)
 
     def stop(self) -> None:
         """End it within one step. Returns at once."""
         if self._task is not None:
-            self._engine.cancel(self._task.sequence)
+            self._task.sequence.cancelled = True
 
     def _forget(self) -> None:
         """What it had cached makes room for conversations."""
@@ -76,9 +79,3 @@ class Aside:
         if task is not None and task.sequence.finished.is_set():
             sequence = task.sequence
             self._engine.forget(sequence.rows.prefix(sequence.reached), task.shared)
-
-
-def _answer(sequence: Sequence) -> list[int]:
-    """Its tokens behind the think span, if the model thought all the same."""
-    span = sequence.output.thinking.span if sequence.output is not None else None
-    return sequence.generated[span[1] if span is not None else 0 :]

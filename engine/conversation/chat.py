@@ -19,7 +19,7 @@ from engine.errors import EngineError, check_room
 from engine.events import DraftCost, FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams, seeds
 from engine.schedule.scheduler import MaskedRowsEvictedError
-from engine.schedule.sequence import Sequence
+from engine.schedule.sequence import Owner, Sequence
 
 __all__ = ["Answer", "Chat", "Think", "ThinkCache", "Turn"]
 
@@ -110,7 +110,7 @@ class Chat:
     @property
     def opening(self) -> list[int]:
         """What the next generation prompt puts before the answer and the history leaves out."""
-        return self._format.opening(self._thinking)
+        return self._format.openings[self._thinking]
 
     @property
     def history(self) -> Rows:
@@ -166,7 +166,7 @@ class Chat:
         self._stopped = True
         running = self._running
         if running is not None:
-            self._engine.cancel(running)
+            running.cancelled = True
 
     def answer_now(self) -> None:
         """End the thinking of the running answer, from any thread: the tokens that close the think span follow, then
@@ -175,7 +175,7 @@ class Chat:
         running = self._running
         if running is not None and running.output is not None and running.output.thinking.inside:
             self._hurried = running
-            self._engine.cancel(running)
+            running.cancelled = True
 
     def load(self, turns: Iterable[Turn], params: SamplingParams | None = None) -> None:
         """The history becomes these turns. `settle` makes them present.
@@ -233,7 +233,7 @@ class Chat:
         if params is not None and not params.stop and params.max_tokens != 1:
             rows = self._history.prompt(self.turns, draft, self._thinking)
             if not rows.masked_until:
-                output = self._engine.output(params, self._format.inside(self._thinking))
+                output = self._engine.output(params, self._format.inside[self._thinking])
                 return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
         rows, start = self._history.typed(self.turns, draft, self._thinking)
         return self._idle.warm(self.turns, rows, wait, start)
@@ -268,7 +268,7 @@ class Chat:
         rows = self._prompt_rows(before, text, self._thinking)
         check_room(len(rows) + 1, self._engine.context_length, goes_on=False)
         asks = Question(tuple(before), text, self.system, self.think_cache)
-        inside, origin = self._format.inside(self._thinking), -self._idle.pause
+        inside, origin = self._format.inside[self._thinking], -self._idle.pause
         prompts = (
             # What the first one computes of the prompt is there already for the others.
             Prompt(rows.copy(), replace(params, seed=seed), inside, 0 if number else origin)
@@ -292,17 +292,17 @@ class Chat:
         rows = self._history.prompt(before, text, think, exact)
         if rows.masked_until and (
             rows.next_position + more >= self._engine.max_positions
-            or not self._history.restore(before, self._follow, origin=-self._idle.pause)
+            or not self._history.restore(before, Owner(self._follow, origin=-self._idle.pause))
         ):
             rows = self._history.prompt(before, text, think, exact=True)
-        self._engine.keep(rows)
+        self._engine.pin(rows)
         return rows
 
     def _follow(self, sequence: Sequence) -> None:
         """From now on `stop` ends this sequence; if it was called already, it ends at once."""
         self._running = sequence
         if self._stopped:
-            self._engine.cancel(sequence)
+            sequence.cancelled = True
 
     def _answer(
         self, before: list[Turn], text: str, params: SamplingParams | None, unfinished: Turn | None = None
@@ -338,8 +338,8 @@ class Chat:
             think = thinking_of(self._format, unfinished.opening, think)
         earlier = [] if unfinished is None else unfinished.answer.token_ids
         rows = self._prompt_rows(before, text, think, exact, len(earlier))
-        turn = Turn(text, Answer(), self._format.opening(think))
-        output = self._engine.output(params, inside_think=self._format.inside(think))
+        turn = Turn(text, Answer(), self._format.openings[think])
+        output = self._engine.output(params, inside_think=self._format.inside[think])
         if unfinished is not None:
             turn.answer.token_ids = list(earlier)
             for event in output.replay(earlier):
@@ -364,7 +364,7 @@ class Chat:
         if taken is None:
             return None
         drawn, left = taken
-        output = self._engine.output(params, self._format.inside(self._thinking))
+        output = self._engine.output(params, self._format.inside[self._thinking])
         events = output.replay(drawn.generated)
         self._asked = drawn
         params = replace(params, seed=drawn.seed)
@@ -374,11 +374,11 @@ class Chat:
             drawn.stats(),
             cached_tokens=present,
             prefilled_tokens=left,
-            warmed_tokens=present - drawn.found.reused,
+            warmed_tokens=present - drawn.hit.reused,
             ttft_s=waited,
             prefill_s=waited,
         )
-        turn = Turn(text, Answer(), self._format.opening(self._thinking))
+        turn = Turn(text, Answer(), self._format.openings[self._thinking])
         return self._engine.go_on(drawn, params, output), turn, events, stats
 
     def _run(
@@ -426,7 +426,7 @@ class Chat:
                 first = joined(first, sequence)
                 sequence, closing = hurried
         finally:
-            self._engine.cancel(sequence)
+            sequence.cancelled = True
             finish = (before, turn, sequence, given, first)
             if self._engine.on_loop_thread:  # collected as garbage there, where nobody may wait
                 Thread(target=self._finish, args=finish, name="finish").start()
@@ -460,7 +460,7 @@ class Chat:
         self, before: list[Turn], turn: Turn, sequence: Sequence, given: int, first: TurnStats | None
     ) -> None:
         """Note how an answer ended that had `given` tokens when it began."""
-        self._engine.wait(sequence)
+        sequence.finished.wait()
         self._running = None
         self._idle.pause = self._engine.new_pause()
         nothing = len(sequence.generated) == given
@@ -477,14 +477,14 @@ class Chat:
 
     def _show(self, answer: Answer, sequence: Sequence) -> None:
         """Note what of a finished answer the history shows."""
-        span = sequence.output.thinking.span if sequence.output else None
-        answer.shown = self._format.answer_span(answer.token_ids, answer.text, span[1] if span else 0)
+        start = sequence.output.thinking.answer_start if sequence.output is not None else 0
+        answer.shown = self._format.answer_span(answer.token_ids, answer.text, start)
 
     def _explain(self, turn: Turn, question: Question | None, asked: Sequence | None) -> None:
         """Note in the figures of a finished answer why no more of its prompt was reused; `asked` computed it."""
         if question is not None and asked is not None and asked.admitted:
             stats = turn.answer.stats
-            turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.found)
+            turn.answer.stats = self._explainer.explain(stats, question, asked.rows, asked.hit)
         self._explainer.add([turn])
 
     # -- rows

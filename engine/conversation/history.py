@@ -17,7 +17,7 @@ from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.output import Output
 from engine.schedule.scheduler import MaskedRowsEvictedError
-from engine.schedule.sequence import Priority, Sequence
+from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence
 
 ThinkCache = Literal["exact", "mask"]
 
@@ -56,13 +56,7 @@ class History:
         """The rows that the next prompt begins with, whatever is asked."""
         return self._rows(turns, self._segments(turns), False)
 
-    def restore(
-        self,
-        turns: Items[Turn],
-        follow: "Follow | None" = None,
-        priority: Priority = Priority.PERSON,
-        origin: int = 0,
-    ) -> bool:
+    def restore(self, turns: Items[Turn], owner: Owner) -> bool:
         """Make the rows of masked turns present, computing again what was evicted. False when that fails."""
         segments = self._segments(turns)
         masked = self._masked(turns, segments)
@@ -70,7 +64,7 @@ class History:
             return True
         rows: Rows | None = Rows()
         for turn, segment in zip(turns, segments, strict=False):
-            rows = self._hide(rows, turn, segment, follow, priority, origin) if rows is not None else None
+            rows = self._hide(rows, turn, segment, owner) if rows is not None else None
         return rows is not None
 
     def hide_last(self, turns: Items[Turn]) -> None:
@@ -118,9 +112,7 @@ class History:
         before: Rows,
         turn: Turn,
         segment: list[int],
-        follow: "Follow | None" = None,
-        priority: Priority = Priority.PERSON,
-        origin: int = 0,
+        owner: Owner = ANYBODY,
         keep_rows: bool = False,
     ) -> Rows | None:
         """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
@@ -131,7 +123,7 @@ class History:
         if len(rows) > engine.context_length or rows.next_position >= engine.max_positions:
             return None
         try:
-            return engine.hide(rows, start, end, follow, priority, origin, keep_rows)
+            return engine.hide(rows, start, end, owner, keep_rows)
         except (OutOfBlocksError, MaskedRowsEvictedError):
             return None
 
@@ -194,7 +186,7 @@ class IdleWork:
         self._follow(task, sequence)
         engine.submit(sequence)
         if wait:
-            engine.wait(sequence)
+            sequence.finished.wait()
 
     def draw(self, asked: object, rows: Rows, params: SamplingParams, output: Output, wait: bool) -> None:
         """Make the prompt `rows` present and draw the first token of its answer, for `take` with the same `asked`.
@@ -204,7 +196,7 @@ class IdleWork:
         task = self._task
         if task.asked == asked and not task.cancelled:
             if wait and task.sequence is not None:
-                self._engine.wait(task.sequence)
+                task.sequence.finished.wait()
             return
         self.stop()
         engine = self._engine
@@ -214,9 +206,9 @@ class IdleWork:
         self._begin(_Task(rows, rows.message_start, sequence, asked=asked))
         engine.submit(sequence)
         if wait:
-            engine.wait(sequence)
+            sequence.finished.wait()
 
-    def take(self, asked: object, follow: "Follow") -> tuple[Sequence, int] | None:
+    def take(self, asked: object, follow: Follow) -> tuple[Sequence, int] | None:
         """What was drawn for `asked`, and how many rows were not there yet: a person waits for these now.
 
         None when it is not there; then idle work has ended, as with `stop`.
@@ -230,8 +222,8 @@ class IdleWork:
         if not is_done:
             self._engine.promote(sequence)
         follow(sequence)
-        self._engine.wait(sequence)
-        left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.found.rows)
+        sequence.finished.wait()
+        left = 0 if is_done else sequence.prompt_tokens - (computed if is_admitted else sequence.hit.rows)
         if sequence.finish_reason is not FinishReason.LENGTH or sequence.error is not None:
             return None  # cancelled, or the answer ends with its first token: rare enough to go the usual way
         return sequence, left
@@ -241,14 +233,14 @@ class IdleWork:
         task = self._task
         task.cancelled = True
         if task.sequence is not None:
-            self._engine.cancel(task.sequence)
+            task.sequence.cancelled = True
 
     def _begin(self, task: _Task) -> _Task:
         """From now on this is the work; what was typed before it and is not part of it is forgotten."""
         before, self._task = self._task, task
         if before.sequence is not None:
             self._engine.supersede(before.sequence, before.rows, before.draft_start, task.rows)
-        self._engine.keep(task.rows)
+        self._engine.pin(task.rows)
         return task
 
     def _restore(self, task: _Task, turns: list[Turn], rows: Rows) -> None:
@@ -256,11 +248,11 @@ class IdleWork:
             self._follow(task, sequence)
 
         with suppress(EngineError):  # the next message does it, and says what is wrong
-            pause = self.pause
-            if self._history.restore(turns, follow, Priority.IDLE, pause) and not task.cancelled:
-                self._engine.warm_rows(rows, follow, Priority.IDLE, pause)
+            owner = Owner(follow, Priority.IDLE, self.pause)
+            if self._history.restore(turns, owner) and not task.cancelled:
+                self._engine.warm_rows(rows, owner)
 
     def _follow(self, task: _Task, sequence: Sequence) -> None:
         task.sequence = sequence
         if task.cancelled:
-            self._engine.cancel(sequence)
+            sequence.cancelled = True

@@ -46,8 +46,10 @@ class PromptFormat:
         self._contents: dict[tuple[str, str, bool], str] = {}
         self._lead = self._leading_spaces()
         asked = {think: self._asked(think) for think in (None, True, False)}
-        self._openings = {think: self._opening(ids) for think, ids in asked.items()}
-        self._inside = {think: self.opens_think(ids) for think, ids in asked.items()}
+        self.openings = {think: self._opening(ids) for think, ids in asked.items()}
+        """What the generation prompt writes before an answer and the history leaves out, in tokens, by the setting."""
+        self.inside = {think: self.opens_think(ids) for think, ids in asked.items()}
+        """Whether it opens a think span; what people write in their messages opens none."""
 
     def thinks(self) -> bool:
         """Whether the template and the vocabulary know a think span."""
@@ -111,14 +113,6 @@ class PromptFormat:
         self._ids, self._older_ids, self._contents = ids, self._ids, contents
         return segments
 
-    def opening(self, think: bool | None) -> list[int]:
-        """What the generation prompt writes before an answer and the history leaves out, in tokens."""
-        return self._openings[think]
-
-    def inside(self, think: bool | None) -> bool:
-        """Whether the generation prompt opens a think span; what people write in their messages opens none."""
-        return self._inside[think]
-
     def closing(self, thought: Sequence[int]) -> list[int]:
         """The tokens that end a think span and lead over to the answer, as the template writes them.
 
@@ -127,7 +121,7 @@ class PromptFormat:
         start, end = self._tokenizer.think_start, self._tokenizer.think_end
         if start is None or end is None:
             return []
-        empty = self._openings[False]
+        empty = self.openings[False]
         known = start in empty and end in empty
         if known and not thought:
             return empty[empty.index(start) + 1 :]
@@ -155,7 +149,7 @@ class PromptFormat:
 
     def is_opening(self, ids: Sequence[int]) -> bool:
         """Whether the template may write this between a message and its answer."""
-        return any(list(ids) == opening for opening in self._openings.values())
+        return any(list(ids) == opening for opening in self.openings.values())
 
     def _asked(self, think: bool | None) -> list[int]:
         return self.segments(None, ["x"], [], generate=True, think=think)[-1]

@@ -74,7 +74,7 @@ def prompt_of(
     adopter = Adopter(engine, format, think, params)
     turns = [adopter.adopted(Turn(user, Answer(answer))) for user, answer in said]
     rows = History(engine, format, system, "exact").prompt(turns, text, think)
-    return Prompt(rows, params, format.inside(think))
+    return Prompt(rows, params, format.inside[think])
 
 
 class Several:
@@ -92,7 +92,7 @@ class Several:
         self._stopped, self._only = True, but
         for index, running in list(self._running.items()):
             if index != but:
-                self._engine.cancel(running.sequence)
+                running.sequence.cancelled = True
 
     def run(
         self, prompts: Iterable[Prompt | EngineError | ModelError]
@@ -138,7 +138,7 @@ class Several:
                     done.add(index)
         finally:
             for running in self._running.values():
-                self._engine.cancel(running.sequence)
+                running.sequence.cancelled = True
 
     def _leader(self, rows: Rows) -> _Running | None:
         """Who computes a good part of these rows already."""
@@ -173,7 +173,7 @@ class Several:
             sequence.events = _Labelled(self._events, index)
             self._running[index] = _Running(sequence)
             if self._stopped and index != self._only:  # in between
-                self._engine.cancel(sequence)
+                sequence.cancelled = True
 
         output = self._engine.output(prompt.params, prompt.inside_think)
         try:

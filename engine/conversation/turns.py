@@ -93,7 +93,7 @@ def joined(first: TurnStats | None, last: Sequence) -> TurnStats:
     then = last.stats()
     if first is None:
         return then
-    lost = first.prompt_tokens - last.found.rows if last.admitted else 0  # evicted between the two
+    lost = first.prompt_tokens - last.hit.rows if last.admitted else 0  # evicted between the two
     cached = first.cached_tokens - min(max(lost, 0), first.cached_tokens)
     return replace(
         first,

@@ -40,22 +40,22 @@ class Explainer:
         """The rows of these turns have been computed."""
         self._known.update(map(_hash, turns))
 
-    def explain(self, stats: TurnStats, question: Question, rows: Rows, found: PrefixHit) -> TurnStats:
+    def explain(self, stats: TurnStats, question: Question, rows: Rows, hit: PrefixHit) -> TurnStats:
         """`stats` of an answer with the reasons. `rows` are those of the prompt and maybe more."""
         keys = rows.keys[: stats.prompt_tokens]
         explained = replace(
             stats,
-            parting=self._history(question, keys, rows.edges, bool(rows.masked_until), found),
-            draft_parting=_draft(question, keys, found),
+            parting=self._history(question, keys, rows.edges, bool(rows.masked_until), hit),
+            draft_parting=_draft(question, keys, hit),
         )
         self._previous = question
         self.add(question.before)
         return explained
 
     def _history(
-        self, question: Question, keys: Items[Key], edges: Items[int], masked: bool, found: PrefixHit
+        self, question: Question, keys: Items[Key], edges: Items[int], masked: bool, hit: PrefixHit
     ) -> Parting | None:
-        row, held = found.reused, found.beside
+        row, held = hit.reused, hit.beside
         if row >= len(keys) - 1:  # the last row is computed for every answer
             return None
         place = bisect_right(edges, row)
@@ -128,13 +128,13 @@ def _unseen(turn: Turn) -> list[int]:
     return turn.answer.token_ids[end : end + 1]
 
 
-def _draft(question: Question, keys: Items[Key], found: PrefixHit) -> Parting | None:
+def _draft(question: Question, keys: Items[Key], hit: PrefixHit) -> Parting | None:
     changed = question.draft and not question.text.startswith(question.draft)
-    if not changed or found.beside_warm is None or found.rows >= len(keys):
+    if not changed or hit.beside_warm is None or hit.rows >= len(keys):
         return None
     message = len(question.before) + 1
-    cached, wanted = _token(found.beside_warm), _token(keys[found.rows])
-    return Parting(found.rows, message, False, cached, wanted, Cause.DRAFT)
+    cached, wanted = _token(hit.beside_warm), _token(keys[hit.rows])
+    return Parting(hit.rows, message, False, cached, wanted, Cause.DRAFT)
 
 
 def _token(key: Key | None) -> int:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from engine.cache.sizing import is_out_of_memory
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState, sample
+from models.load import is_out_of_memory
 from models.reference.decoder import Decoder
 
 FEWEST = 16

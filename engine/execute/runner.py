@@ -26,11 +26,9 @@ class Decoder(Protocol):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """int64 [T], int64 [T] -> hidden states [T, hidden_size]."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size]."""
-        ...
 
 
 class Runner:
@@ -65,14 +63,18 @@ class Runner:
         return reason
 
     @torch.inference_mode()
-    def fuse(self, network: Network) -> str | None:
-        """Run `network` with fused kernels from now on, where there are some for it; compile them.
+    def fuse(
+        self, network: Network, cache: KVCache, rows: int, graphs: Graphs | None, deterministic: bool
+    ) -> str | None:
+        """Run `network` with fused kernels from now on, where there are some for it; compile and record them.
 
-        Else say why not. The cache must be empty: its first block is written to. Raises ImportError where triton is
-        not installed.
+        Else say why not. `rows` is the most that a sequence holds. Deterministic: every span is computed in one order
+        of sums, whatever is beside it; else short spans run as `graphs` where flash-attn attends. The cache must be
+        empty: its first block is written to. Raises ImportError where triton is not installed.
         """
         from engine.execute.cuda.fused_program import unsupported
         from engine.execute.cuda.prefill import FusedPrefill
+        from engine.execute.cuda.short_prefill import ShortPrefill
 
         if (reason := unsupported(network)) is not None:
             return reason
@@ -80,32 +82,13 @@ class Runner:
         ids = torch.arange(16, device=self._device)
         hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, 16),))))
         self._model.logits(hidden[-1:])
-        return None
-
-    def go_deterministic(self, network: Network, cache: KVCache, rows: int, graphs: Graphs | None) -> None:
-        """Compute every span in one order of sums from now on, whatever is beside it. As `record`, which it replaces.
-
-        Raises NotImplementedError, and says why, where there are no fused kernels for `network`.
-        """
-        from engine.execute.cuda.fused_program import unsupported
-        from engine.execute.cuda.short_prefill import ShortPrefill
-
-        if (why := unsupported(network)) is not None:
-            raise NotImplementedError(why)
-        self._short = ShortPrefill(network, cache, None, rows, graphs)
-        self._short.prepare()
-
-    def record(self, network: Network, cache: KVCache, rows: int, graphs: Graphs) -> None:
-        """Run short spans as `graphs` from now on, where flash-attn and fused kernels run them; record them.
-
-        `rows` is the most that a sequence holds. The cache must be empty: its first block is written to.
-        """
-        from engine.execute.cuda.fused_program import unsupported
-        from engine.execute.cuda.short_prefill import ShortPrefill
-
-        if isinstance(self._backend, FlashBackend) and unsupported(network) is None:
+        if deterministic:
+            self._short = ShortPrefill(network, cache, None, rows, graphs)
+        elif graphs is not None and isinstance(self._backend, FlashBackend):
             self._short = ShortPrefill(network, cache, self._backend.attend, rows, graphs)
+        if self._short is not None:
             self._short.prepare()
+        return None
 
     @property
     def all_native(self) -> bool:

@@ -1,14 +1,15 @@
 """The memory's bandwidth, kept from the time it was measured: measuring takes a second, which no start should."""
 
 import json
-import os
 import platform
 import re
 from contextlib import suppress
 from pathlib import Path
 
-import platformdirs
 import torch
+
+from models.files import write_whole
+from models.hub.catalogue import cache_folder
 
 
 def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
@@ -16,10 +17,7 @@ def keep_bandwidth(device: torch.device | str, bytes_per_s: float) -> None:
     path = _path()
     known = {**_read(path), _name(torch.device(device)): bytes_per_s}
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(path)
+        write_whole(path, json.dumps(known, indent=1) + "\n")
 
 
 def known_bandwidth(device: torch.device) -> float | None:
@@ -29,9 +27,7 @@ def known_bandwidth(device: torch.device) -> float | None:
 
 
 def _path() -> Path:
-    cache = os.environ.get("CHATTERM_CACHE")
-    base = Path(cache).expanduser() if cache else platformdirs.user_cache_path("chatterm")
-    return base / "bandwidth.json"
+    return cache_folder() / "bandwidth.json"
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -46,8 +42,13 @@ def _name(device: torch.device) -> str:
     """What the memory belongs to: the same for as long as a measurement holds."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def cpu_name() -> str:
+    """The processor, for people."""
     with suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:
-            return f"{found[1].strip()}, {torch.get_num_threads()} threads"
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+            return found[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,5 +1,6 @@
 """The decode speed to expect: bytes that a token must read, over the bandwidth of the memory."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -143,49 +144,30 @@ def catalogue_speed(name: str, here: Here) -> Speed:
 
 def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
     """The speed of a model of this shape; `blocks` are the bytes of its weights where they are quantised."""
-
-    def speed(stored: int | None) -> Speed:
-        return expected_speed(
-            name, spec, here.device, here.dtype, here.program, here.bandwidth, here.free, stored
-        )
-
-    found = speed(blocks if here.keeps_blocks else None)
+    found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
     if not here.keeps_blocks or blocks is not None:
         return found
-    return replace(found, int4_tokens_per_s=speed(int(found.parameters * INT4_BYTES)).tokens_per_s)
+    int4 = expected_speed(name, spec, here, int(found.parameters * INT4_BYTES))
+    return replace(found, int4_tokens_per_s=int4.tokens_per_s)
 
 
-def expected_speed(
-    name: str,
-    spec: ModelSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    program: Program,
-    bandwidth: float | None,
-    free: int | None,
-    stored: int | None = None,
-) -> Speed:
-    """The speed of a model of this shape where `device` reads `bandwidth` bytes/s and has `free` bytes left.
-
-    `stored` are the bytes of the weights where they stay quantised, None where they are of `dtype`.
-    """
+def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = None) -> Speed:
+    """The speed of a model of this shape; `stored` are the bytes of weights that stay quantised, None: they do not."""
     count = parameters(spec)
-    weights = stored or count * dtype.itemsize
-    per_token = spec.kv_numbers * dtype.itemsize
+    weights = stored or count * here.dtype.itemsize
+    per_token = spec.kv_numbers * here.dtype.itemsize
     # Of an embedding that is not the output layer too, one row is read.
     unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size * weights // count
     speed = None
-    if bandwidth:
-        moved = weights - unread + CONTEXT * per_token
-        speed = 1 / (moved / (bandwidth * program.efficiency) + len(spec.layers) * program.layer_s)
+    if here.bandwidth:
+        seconds = (weights - unread + CONTEXT * per_token) / (here.bandwidth * here.program.efficiency)
+        speed = 1 / (seconds + len(spec.layers) * here.program.layer_s)
     context = 0
-    if free is not None:
-        limit, share = spec.max_positions, kv_share(device)
-        left = max(free - (stored or needed_bytes(spec, dtype, limit)), 0)
-        reserve = GRAPH_BYTES + USUAL_BYTES if device.type == "cuda" else 0
-        try:
+    if here.free is not None:
+        limit, share = spec.max_positions, kv_share(here.device)
+        left = max(here.free - (stored or needed_bytes(spec, here.dtype, limit)), 0)
+        reserve = GRAPH_BYTES + USUAL_BYTES if here.device.type == "cuda" else 0
+        with suppress(EngineError):
             context = plan_kv(per_token, 32, left, limit, None, share, reserve).context_length
-        except EngineError:
-            context = 0
     conversation = min(CONVERSATION, spec.max_positions) * per_token
     return Speed(name, count, weights, context, speed, weights + conversation)

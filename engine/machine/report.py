@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import re
 import subprocess
 import warnings
@@ -32,7 +31,7 @@ from engine.device import (
 )
 from engine.errors import EngineError
 from engine.kernels.native import library as native
-from engine.machine.bandwidth import known_bandwidth
+from engine.machine.bandwidth import cpu_name, known_bandwidth
 from engine.machine.expected import MODELS, NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
 from models.hub.catalogue import HUB_FILES, names
 
@@ -346,7 +345,6 @@ def _gpu(device: torch.device) -> Gpu:
 
 def _cpu() -> Cpu:
     text = _read("/proc/cpuinfo")
-    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     present = set(flags[1].split()) if flags else set()
     try:
@@ -354,7 +352,7 @@ def _cpu() -> Cpu:
     except AttributeError:  # only Linux has it
         cores = os.cpu_count() or 1
     return Cpu(
-        name=name[1].strip() if name else platform.processor() or platform.machine(),
+        name=cpu_name(),
         cores=cores,
         instructions=tuple(label for flag, label in _INSTRUCTIONS.items() if flag in present),
     )

@@ -11,41 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Protocol
 
 from torch import Tensor
 
 from engine.cache.blocks import BlockManager
+from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.schedule.sequence import Sequence
-
-
-class DecodeRunner(Protocol):
-    """Decodes on a device, several sequences at once. All that it enqueues is in one order with chunks and copies."""
-
-    capacity: int
-    """Slots."""
-
-    def join(self, sequence: Sequence, logits: Tensor | None) -> None:
-        """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits.
-
-        None: its newest token was drawn before, and its row is what is to be computed next; there is nothing to read.
-        """
-        ...
-
-    def launch(self, sequences: list[Sequence]) -> None:
-        """Enqueue a step of these. Their tables have room for the row of their newest token, read or not."""
-        ...
-
-    def read(self) -> list[tuple[Sequence, int]]:
-        """Wait for the oldest `join` or `launch` that was not read: its sequences and their tokens (-1: no number).
-
-        Those that have left meanwhile may be among them or not.
-        """
-        ...
-
-    def leave(self, sequence: Sequence) -> None:
-        """Free the slot. What was launched for it may still run."""
-        ...
 
 
 @dataclass(slots=True)
@@ -57,7 +28,7 @@ class Decoding:
     to it in a later command of the same stream, after it. So blocks are freed at once.
     """
 
-    runner: DecodeRunner
+    runner: DecodeRunner[Sequence]
     blocks: BlockManager
     joined: set[Sequence] = field(default_factory=set)
     in_flight: deque[set[Sequence]] = field(default_factory=deque)

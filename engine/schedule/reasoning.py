@@ -31,6 +31,11 @@ class ThinkTracker:
         if self.inside:
             self.span = (0, 0)
 
+    @property
+    def answer_start(self) -> int:
+        """The index of the first token behind the span; 0 where there is none."""
+        return self.span[1] if self.span is not None else 0
+
     def push(self, token_id: int) -> tuple[Kind, bool]:
         """The kind of this token, and whether it is one of the two markers."""
         index = self.count

@@ -9,8 +9,9 @@ from time import perf_counter
 
 from engine.batch import Span
 from engine.cache.blocks import BlockManager, BlockTable, OutOfBlocksError
-from engine.cache.prefix_hit import found
+from engine.cache.prefix_hit import prefix_hit
 from engine.cache.prefix_index import Key
+from engine.cache.rows import Rows
 from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.schedule.sequence import Priority, Sequence, Status
@@ -111,6 +112,10 @@ class Scheduler:
     def most_running(self) -> int:
         """How many sequences run at once: each needs a block, and a slot or a row of each step."""
         return min(self.slots or self.max_chunk, self.blocks.num_blocks)
+
+    def is_full(self, rows: Rows, more: int = 0) -> bool:
+        """Whether nothing fits into the context behind `rows` and so many `more`."""
+        return len(rows) + more >= self.context_length or rows.next_position + more >= self.max_positions
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -221,9 +226,7 @@ class Scheduler:
         assert sequence.params is not None
         rows, unread = sequence.rows, sequence.unread
         return unread == 0 or (
-            len(sequence.generated) + unread != sequence.params.max_tokens
-            and len(rows) + unread < self.context_length
-            and rows.next_position + unread < self.max_positions
+            len(sequence.generated) + unread != sequence.params.max_tokens and not self.is_full(rows, unread)
         )
 
     def _admit(self, level: Priority) -> None:
@@ -248,7 +251,7 @@ class Scheduler:
                 continue
             if sequence.admitted == 0.0:
                 sequence.admitted = perf_counter()
-                sequence.found = found(self.blocks, table, keys, sequence.origin)
+                sequence.hit = prefix_hit(self.blocks, table, keys, sequence.origin)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Whether a sequence may run beside those that do.

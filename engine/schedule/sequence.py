@@ -1,5 +1,6 @@
 """One request on its way through the engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from queue import SimpleQueue
@@ -33,6 +34,21 @@ class Priority(IntEnum):
     IDLE = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """For whom rows are computed."""
+
+    follow: "Callable[[Sequence], None] | None" = None
+    """Gets the sequence that computes them, to cancel it."""
+    priority: Priority = Priority.PERSON
+    origin: int = 0
+    """That of the sequence."""
+
+
+ANYBODY = Owner()
+"""A person who waits for them to the end."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A prompt to be made present in the KV cache, and (with `output`) to be answered.
@@ -60,7 +76,9 @@ class Sequence:
     """Tokens of the answer whose rows were lost: they are drawn once more, and nobody is told again."""
     events: SimpleQueue[TokenEvent | None] = field(default_factory=SimpleQueue)
     finished: Event = field(default_factory=Event)
+    """Nobody waits for it on the loop's own thread."""
     cancelled: bool = False
+    """Whoever sets it ends the sequence within one step."""
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     tail: str = ""
@@ -68,7 +86,7 @@ class Sequence:
     prompt_tokens: int = 0
     origin: int = 0
     """Who asks: n for idle work of the n-th pause, -n for the request that ends it; 0: nobody keeps count."""
-    found: PrefixHit = field(default_factory=PrefixHit)
+    hit: PrefixHit = field(default_factory=PrefixHit)
     """What was present of the prompt when the sequence was admitted first."""
     reached: int = 0
     """How many rows were present when it ended, or was preempted."""
@@ -84,7 +102,7 @@ class Sequence:
     last_token: float = 0.0
 
     def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.rows)
+        self.prompt_tokens, self.earlier = len(self.rows), len(self.generated)
         given = self.params.seed if self.params is not None else None
         self.seed = randbits(63) if given is None else given
 
@@ -97,7 +115,7 @@ class Sequence:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were there before anybody waited for them."""
-        return self.found.rows - self.found.own
+        return self.hit.rows - self.hit.own
 
     @property
     def pending(self) -> int:
@@ -133,5 +151,5 @@ class Sequence:
             ttft_s=reached - self.created if self.first_token else 0.0,
             prefill_s=reached - self.admitted if self.admitted else 0.0,
             decode_s=self.last_token - self.first_token if self.first_token else 0.0,
-            warmed_tokens=self.found.warmed,
+            warmed_tokens=self.hit.warmed,
         )

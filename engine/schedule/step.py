@@ -11,17 +11,18 @@ import torch
 from engine.batch import StepBatch
 from engine.cache.blocks import BlockManager
 from engine.cache.kv_cache import KVCache
-from engine.cache.sizing import is_out_of_memory
 from engine.errors import EngineError
 from engine.events import FinishReason
+from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.runner import Runner
 from engine.sampling.sampler import SamplerState, sample
 from engine.schedule.busy import Others
 from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
-from engine.schedule.decoding import DecodeRunner, Decoding
+from engine.schedule.decoding import Decoding
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
+from models.load import is_out_of_memory
 
 
 @dataclass(slots=True)
@@ -30,8 +31,6 @@ class EngineStep:
 
     device: torch.device
     stop_ids: frozenset[int]
-    context_length: int
-    max_positions: int
     scheduler: Scheduler
     blocks: BlockManager
     cache: KVCache
@@ -53,12 +52,11 @@ class EngineStep:
     """Whether idle work keeps to one core now."""
 
     def __post_init__(self) -> None:
-        self.scheduler.context_length, self.scheduler.max_positions = self.context_length, self.max_positions
         if self.device.type == "cuda":
             costs = [self.cache.host.costs.saw] if self.cache.host is not None else []
             self.timer = ChunkTimer(self.chunk_pace.saw, *costs)
 
-    def decode_with(self, runner: DecodeRunner) -> None:
+    def decode_with(self, runner: DecodeRunner[Sequence]) -> None:
         """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
         self.decoding = Decoding(runner, self.blocks)
         self.scheduler.slots, self.scheduler.leave = runner.capacity, self.decoding.leave
@@ -215,7 +213,7 @@ class EngineStep:
 
     def _take(self, sequence: Sequence, token_id: int) -> None:
         """What a new token means for its sequence: text, events, whether it goes on."""
-        params, output = sequence.params, sequence.output
+        params, output, rows = sequence.params, sequence.output, sequence.rows
         assert params is not None
         assert output is not None
         if token_id < 0:
@@ -226,7 +224,7 @@ class EngineStep:
         sequence.last_token = perf_counter()
         sequence.first_token = sequence.first_token or sequence.last_token
         sequence.generated.append(token_id)
-        sequence.rows.append(token_id)
+        rows.append(token_id)
         reason = None
         if token_id in self.stop_ids:
             event, reason = output.end(token_id), FinishReason.EOS
@@ -236,9 +234,7 @@ class EngineStep:
                 reason = FinishReason.STOP
             elif len(sequence.generated) == params.max_tokens:
                 reason = FinishReason.LENGTH
-            elif (
-                len(sequence.rows) >= self.context_length or sequence.rows.next_position >= self.max_positions
-            ):
+            elif self.scheduler.is_full(rows):
                 reason = FinishReason.CONTEXT_FULL
             if reason is not None:
                 event = replace(event, text=event.text + output.flush())

@@ -47,13 +47,7 @@ def base_spec(
 
 
 def base_spec_of_gguf(
-    architecture: str,
-    name: str,
-    config: GGUFConfig,
-    *,
-    head_norm: bool = False,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
+    architecture: str, name: str, config: GGUFConfig, *, head_norm: bool = False
 ) -> ModelSpec:
     """The same from the metadata of the GGUF architecture `name`."""
     fields = config.fields
@@ -74,6 +68,7 @@ def base_spec_of_gguf(
     kv_heads = fields.integer(f"{name}.attention.head_count_kv", heads)
     _check_heads(heads, kv_heads, dim)
     rope = rope_from_gguf(fields, name, dim, config.rope_factors)
+    qkv_bias, out_bias = (f"blk.0.{part}.bias" in config.tensors for part in ("attn_q", "attn_output"))
     return uniform(
         architecture,
         layers=fields.integer(f"{name}.block_count", limit=1024),

@@ -19,8 +19,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
-    bias = "blk.0.attn_q.bias" in config.tensors
-    return base_spec_of_gguf("LlamaForCausalLM", "llama", config, qkv_bias=bias, out_bias=bias)
+    return base_spec_of_gguf("LlamaForCausalLM", "llama", config)
 
 
 FAMILY = Family(

@@ -15,10 +15,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
-    bias = "blk.0.attn_q.bias" in config.tensors
-    return base_spec_of_gguf(
-        "Qwen3ForCausalLM", "qwen3", config, head_norm=True, qkv_bias=bias, out_bias=bias
-    )
+    return base_spec_of_gguf("Qwen3ForCausalLM", "qwen3", config, head_norm=True)
 
 
 FAMILY = Family(

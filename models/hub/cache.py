@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.files import write_whole
 from models.hub.transfer import Listing, RemoteFile, partial
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -96,7 +97,9 @@ class RepoCache:
     def keep_listing(self, listing: Listing) -> None:
         """Store a listing, so that an offline start can tell a complete model from an incomplete one."""
         files = {file.path: [file.size, file.id] for file in listing.files.values()}
-        _write(self._listing_path(listing.commit), json.dumps({"repo": self.repo, "files": files}, indent=0))
+        write_whole(
+            self._listing_path(listing.commit), json.dumps({"repo": self.repo, "files": files}, indent=0)
+        )
 
     def linked(self, commit: str, file: RemoteFile) -> bool:
         """Whether the file lies in the snapshot of `commit`, whole."""
@@ -123,35 +126,30 @@ class RepoCache:
     def keep_ref(self, revision: str, commit: str) -> None:
         """Note which commit a branch or tag stands for."""
         if revision != commit:
-            _write(self.folder / "refs" / revision, commit)
+            write_whole(self.folder / "refs" / revision, commit)
 
     def arrived(self) -> int:
         """Bytes of content here, unfinished files included."""
         return sum(path.stat().st_size for path in (self.folder / "blobs").glob("*") if path.is_file())
 
-    def remove_all(self) -> int:
-        """Delete everything of this repository; return the bytes freed. Raises OSError."""
-        freed = self.bytes()
+    def remove_all(self) -> None:
+        """Delete everything of this repository. Raises OSError."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         shutil.rmtree(self.root / ".locks" / self.folder.name, ignore_errors=True)
-        return freed
 
-    def remove_file(self, commit: str, path: str) -> int:
-        """Delete one file of a commit and what only it needed; return the bytes freed."""
-        before = self.bytes()
+    def remove_file(self, commit: str, path: str) -> None:
+        """Delete one file of a commit and what only it needed."""
         listing = self.listing(commit)
         (self.snapshot(commit) / path).unlink(missing_ok=True)
         if listing is not None and (file := listing.files.get(path)) is not None and file.id:
             partial(self.blob(file)).unlink(missing_ok=True)
         if not any(self.snapshot(commit).rglob("*.*")):
-            return before - self.bytes() + self.remove_commit(commit)
+            self.remove_commit(commit)
         self._drop_unused_blobs()
-        return before - self.bytes()
 
-    def remove_commit(self, commit: str) -> int:
-        """Delete the files of one commit that no other commit shares; return the bytes freed."""
-        before = self.bytes()
+    def remove_commit(self, commit: str) -> None:
+        """Delete the files of one commit that no other commit shares."""
         listing = self.listing(commit)
         shutil.rmtree(self.snapshot(commit), ignore_errors=True)
         self._listing_path(commit).unlink(missing_ok=True)
@@ -164,7 +162,6 @@ class RepoCache:
         self._drop_unused_blobs()
         if not self.snapshots() and not self.arrived():
             self.remove_all()
-        return before - self.bytes()
 
     def _drop_unused_blobs(self) -> None:
         """Delete the blobs to which no snapshot links; an unfinished one may be on its way elsewhere."""
@@ -208,14 +205,3 @@ def _size(path: Path) -> int:
     with suppress(OSError):
         return path.stat().st_size
     return -1
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)

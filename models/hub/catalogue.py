@@ -103,11 +103,15 @@ def names() -> list[str]:
     return [*WHEELS, *(name for pair in pairs for name in pair if name is not None)]
 
 
-def models_folder() -> Path:
-    """Where models from the package index are kept: $CHATTERM_CACHE/models, else the user's cache folder."""
+def cache_folder() -> Path:
+    """What may be fetched or measured again: $CHATTERM_CACHE, else the user's cache folder."""
     cache = os.environ.get("CHATTERM_CACHE")
-    base = Path(cache).expanduser() if cache else platformdirs.user_cache_path("chatterm")
-    return base / "models"
+    return Path(cache).expanduser() if cache else platformdirs.user_cache_path("chatterm")
+
+
+def models_folder() -> Path:
+    """Where models from the package index are kept."""
+    return cache_folder() / "models"
 
 
 def cached(model: WheelModel) -> Path | None:

@@ -222,12 +222,16 @@ def cached_models() -> list[tuple[HubModel, Path, int]]:
 def remove(model: HubModel) -> int:
     """Delete a model from the cache, unfinished downloads too; return the bytes freed (0: none there)."""
     cache = RepoCache(Settings.read().cache, model.repo)
+    before = cache.bytes()
     if model.file is None and model.revision == "main":
-        return cache.remove_all()
-    commits = _commits(cache, model)
-    if model.file is None:
-        return sum(map(cache.remove_commit, commits))
-    return sum(cache.remove_file(commit, model.file) for commit in commits)
+        cache.remove_all()
+    else:
+        for commit in _commits(cache, model):
+            if model.file is None:
+                cache.remove_commit(commit)
+            else:
+                cache.remove_file(commit, model.file)
+    return before - cache.bytes()
 
 
 def held_bytes(model: HubModel) -> int:

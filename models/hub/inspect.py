@@ -1,18 +1,16 @@
 """What a model is, from the headers of its files alone: nothing is loaded and torch is not imported."""
 
-import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from models.errors import ModelError
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
 from models.spec import ModelSpec
-
-_MAX_HEADER_BYTES = 100_000_000
+from models.weights.safetensors_files import safetensors_files, tensor_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,75 +54,25 @@ def describe(files: ModelFiles) -> ModelFacts:
         raise ModelError(f"Cannot read {files.folder}: {error.strerror or error}.") from error
 
 
-def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Dtype, shape and offsets of every tensor in a safetensors file, by name.
-
-    Raises ModelError when the file is damaged, or shorter than its header says.
-    """
-    size = path.stat().st_size
-    damaged = f"{path} is damaged or incomplete; download it again."
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size, _MAX_HEADER_BYTES):
-            raise ModelError(damaged)
-        try:
-            header = json.loads(file.read(length))
-            tensors = {name: dict(entry) for name, entry in header.items() if name != "__metadata__"}
-            numbers = [n for entry in tensors.values() for n in (*entry["shape"], *entry["data_offsets"])]
-            end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise ModelError(damaged) from error
-    if not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise ModelError(damaged)
-    if end > size:
-        raise ModelError(f"{path} is incomplete: it has {size} of {end} bytes; download it again.")
-    return tensors
-
-
 def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
     raw = read_json(folder / "config.json")
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names else raw.get("model_type")
     shapes: dict[str, tuple[str, int]] = {}
-    for path in _weight_files(folder):
-        for name, entry in safetensors_header(path).items():
-            shapes[name] = (str(entry["dtype"]), math.prod(entry["shape"]))
+    for path in safetensors_files(folder):
+        for name, (dtype, shape) in tensor_shapes(path).items():
+            shapes[name] = (dtype, math.prod(shape))
     if raw.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
-    spec, reason = None, None
-    try:
-        spec = spec_of_hf(raw)[1]
-    except ModelError as error:
-        reason = str(error)
-    context = raw.get("max_position_embeddings")
     return _facts(
         files,
-        str(architecture or "unknown")[:80],
-        spec,
-        reason,
+        str(architecture or "unknown"),
+        lambda: spec_of_hf(raw)[1],
         list(shapes.values()),
-        context,
+        raw.get("max_position_embeddings"),
         _folder_has_template(folder),
         sorted(path for path in folder.rglob("*") if path.is_file()),
     )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that the index names, or the one file, or all."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict):
-            raise ModelError(f"{index} is damaged; download it again.")
-        paths = [folder / str(name) for name in sorted(set(shards.values()))]
-        for path in paths:
-            if not path.is_file() or path.parent != folder:
-                raise ModelError(
-                    f"{folder} lacks {path.name}, which its index lists; download the model again."
-                )
-        return paths
-    single = folder / "model.safetensors"
-    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def _folder_has_template(folder: Path) -> bool:
@@ -139,16 +87,10 @@ def _describe_gguf(files: ModelFiles, path: Path) -> ModelFacts:
 
     file = read_gguf(path)
     named = str(file.metadata.get("general.architecture", "unknown"))
-    spec, reason = None, None
-    try:
-        spec = spec_of_gguf(file)[1]
-    except ModelError as error:
-        reason = str(error)
     return _facts(
         files,
-        spec.architecture if spec is not None else named[:80],
-        spec,
-        reason,
+        named,
+        lambda: spec_of_gguf(file)[1],
         [(tensor.kind.name, math.prod(tensor.shape)) for tensor in file.tensors.values()],
         file.metadata.get(f"{named}.context_length"),
         bool(file.metadata.get("tokenizer.chat_template")),
@@ -158,21 +100,25 @@ def _describe_gguf(files: ModelFiles, path: Path) -> ModelFacts:
 
 def _facts(
     files: ModelFiles,
-    architecture: str,
-    spec: ModelSpec | None,
-    reason: str | None,
+    named: str,
+    read_spec: Callable[[], ModelSpec],
     tensors: list[tuple[str, int]],
     context: object,
     has_chat_template: bool,
     paths: list[Path],
 ) -> ModelFacts:
+    spec, reason = None, None
+    try:
+        spec = read_spec()
+    except ModelError as error:
+        reason = str(error)
     counts: Counter[str] = Counter()
     for dtype, count in tensors:
         counts[dtype] += count
     base = files.folder or paths[0].parent
     return ModelFacts(
         name=files.name,
-        architecture=architecture,
+        architecture=spec.architecture if spec is not None else named[:80],
         supported=reason is None,
         reason=reason,
         parameters=counts.total(),

@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -81,9 +81,7 @@ class Connection:
     def __enter__(self) -> "Connection":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def listing(self, repo: str, revision: str, meter: Meter) -> Listing:

@@ -16,4 +16,3 @@ class Attention(Protocol):
         layer does not reuse. Scale, window and the rest are those of the layer's spec. Returns
         [T, num_attention_heads, head_dim].
         """
-        ...

@@ -1,6 +1,6 @@
 """The plain product with quantised weights, which dequantises some rows at a time. See weights/quantized.py."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,6 @@ TILE = 1 << 20
 and the product more in reading its input again."""
 
 
-def dequantize_rows(weight: Weight, start: int, stop: int, out: Tensor) -> None:
-    """Write the rows from `start` to `stop` as numbers to `out` [stop - start, columns], contiguous, fp32 or bf16."""
-    dequantize(weight.data[start:stop], weight.format, out)
-
-
 def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows of an embedding, plain or in blocks: int64 [T] -> [T, columns] of `dtype`."""
     rows = weight.data.index_select(0, token_ids)
@@ -29,20 +24,13 @@ def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-Dequantize = Callable[[Weight, int, int, Tensor], None]
-"""See `dequantize_rows`."""
-
-
 class TiledProduct:
     """The plain product: `tile` weights at a time become numbers, in one buffer for all layers that share it."""
 
-    def __init__(
-        self, dtype: torch.dtype, tile: int = TILE, dequantize: Dequantize = dequantize_rows
-    ) -> None:
-        """`dtype` is that of the activations; `dequantize` does what `dequantize_rows` does, perhaps faster."""
+    def __init__(self, dtype: torch.dtype, tile: int = TILE) -> None:
+        """`dtype` is that of the activations."""
         self.dtype = compute_dtype(dtype)
         """What tiles and products are computed in: fp32, or bf16 where the machine multiplies it faster."""
-        self._dequantize = dequantize
         self._product = choose_product(self.dtype, torch.device("cpu"))
         self._tile = tile
         self._buffer = torch.empty(0, dtype=self.dtype)
@@ -75,6 +63,7 @@ class TiledProduct:
         for weight in weights:
             low, high = max(start, first), min(stop, first + weight.rows)
             if low < high:
-                self._dequantize(weight, low - first, high - first, tile[low - start : high - start])
+                data = weight.data[low - first : high - first]
+                dequantize(data, weight.format, tile[low - start : high - start])
             first += weight.rows
         return tile

@@ -42,7 +42,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._stop: Callable[[], object] = _nothing
+        self._stop: Callable[[], object] = lambda: None
         """Ends the process; it happens by itself when nobody has the template any more, and when Python ends."""
 
     def render(
@@ -126,10 +126,6 @@ class ChatTemplate:
         with suppress(OSError):  # whoever asks it something sees that it has ended
             process.stdin.write(json.dumps(self._source).encode() + b"\n")
         return process
-
-
-def _nothing() -> None:
-    pass
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -1,6 +1,5 @@
 """A tokenizer from a folder in Hugging Face layout, with the token ids that transformers gives."""
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, pre_tokenizers
 
 from models.errors import ModelError
+from models.files import read_json
 from models.text.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiece_decoder
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -162,13 +162,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON; download the model again.") from error
-    return value if isinstance(value, dict) else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _read_text(path: Path) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.weights.block_formats import BLOCKS, Kind
+from models.weights.block_formats import Kind
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -23,9 +23,8 @@ def chunks(data: Bytes, kind: Kind, order: Bytes | None = None) -> Iterator[tupl
     `order` lists which row of the file comes at each place. fp32, but bf16 and fp16 tensors keep their dtype.
     Raises NotImplementedError for a type that neither this file nor the gguf package reads.
     """
-    block, block_bytes = BLOCKS[kind]
     decode = decoder(kind)
-    step = max(1, _CHUNK * block_bytes // (block * max(1, data.shape[1])))
+    step = max(1, _CHUNK * kind.block_bytes // (kind.block * max(1, data.shape[1])))
     for start in range(0, len(data), step):
         part = data[start : start + step] if order is None else data[order[start : start + step]]
         if decode is None:
@@ -43,10 +42,9 @@ def decoder(kind: Kind) -> Callable[[Tensor], Tensor] | None:
         return lambda packed: packed.view(_PLAIN[kind])
     if kind not in _READERS:
         return None
-    block, block_bytes = BLOCKS[kind]
 
     def decode(packed: Tensor) -> Tensor:
-        out = torch.empty(packed.numel() // block_bytes * block, device=packed.device)
+        out = torch.empty(packed.numel() // kind.block_bytes * kind.block, device=packed.device)
         dequantize(packed.unsqueeze(0), kind, out.unsqueeze(0))
         return out
 
@@ -58,10 +56,9 @@ def dequantize(data: Tensor, kind: Kind, out: Tensor) -> None:
 
     `kind` must have a `decoder`. The numbers are computed in fp32 and rounded where `out` has another dtype.
     """
-    block, block_bytes = BLOCKS[kind]
     wide = out if out.dtype == torch.float32 else torch.empty(out.shape, device=out.device)
-    blocks = data.view(len(data), -1, block_bytes)
-    _READERS[kind](blocks, wide.view(*blocks.shape[:2], block))
+    blocks = data.view(len(data), -1, kind.block_bytes)
+    _READERS[kind](blocks, wide.view(*blocks.shape[:2], kind.block))
     if wide is not out:
         out.copy_(wide)
 
@@ -140,16 +137,10 @@ def _q4_k(blocks: Tensor, out: Tensor) -> None:
     out.view(digits.shape).copy_(digits).mul_(scales).sub_(minima)
 
 
-def _q5_k_digits(blocks: Tensor) -> Tensor:
-    """uint8 [rows, blocks, 8, 32]"""
-    digits = _k_nibbles(blocks[..., 48:])
-    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
-    return digits | (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
-
-
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
     scales, minima = _k_scales(blocks)
-    digits = _q5_k_digits(blocks)
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    digits = _k_nibbles(blocks[..., 48:]) | (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
     out.view(digits.shape).copy_(digits).mul_(scales).sub_(minima)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from models.errors import ModelError
-from models.weights.block_formats import BLOCKS, Kind
+from models.weights.block_formats import Kind
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -190,16 +190,15 @@ def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset: int) -> GGUFTensor:
     try:
         kind = Kind(number)
-        block, block_bytes = BLOCKS[kind]
-    except (ValueError, KeyError):
+    except ValueError:
         raise ModelError(
             f"The tensor {name[:80]} has the GGUF type {number}, which is not supported."
         ) from None
-    if shape[-1] % block:
-        raise ValueError(f"{name[:80]} has rows of {shape[-1]}, not a multiple of {block}")
+    if shape[-1] % kind.block:
+        raise ValueError(f"{name[:80]} has rows of {shape[-1]}, not a multiple of {kind.block}")
     if 0 in shape:
         raise ValueError(f"{name[:80]} is empty")
-    rows, row_bytes = math.prod(shape[:-1]), shape[-1] // block * block_bytes
+    rows, row_bytes = math.prod(shape[:-1]), shape[-1] // kind.block * kind.block_bytes
     if offset + rows * row_bytes > len(data):
         raise ValueError(f"{name[:80]} runs past the end of the file")
     packed = data[offset : offset + rows * row_bytes].reshape(rows, row_bytes)

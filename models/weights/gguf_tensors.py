@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from models.errors import ModelError
-from models.weights.block_formats import BLOCKS, Kind
+from models.weights.block_formats import Kind
 from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.dequantize import Bytes, chunks, decoder
 from models.weights.gguf import GGUFFile, GGUFTensor
@@ -41,7 +41,7 @@ def stored_tensors(
 
 def _check_kind(kind: Kind) -> None:
     try:
-        one_block = np.zeros((1, BLOCKS[kind][1]), dtype=np.uint8)
+        one_block = np.zeros((1, kind.block_bytes), dtype=np.uint8)
         for _ in chunks(one_block, kind):
             pass
     except NotImplementedError:
@@ -69,7 +69,7 @@ def _stored(path: Path, tensor: GGUFTensor, head_dim: int | None) -> StoredTenso
     def rows() -> Tensor:
         return _view(tensor.data) if order is None else torch.from_numpy(tensor.data[order])
 
-    packed = len(tensor.shape) == 2 and BLOCKS[tensor.kind][0] > 1
+    packed = len(tensor.shape) == 2 and tensor.kind.block > 1
     return StoredTensor(
         tensor.name,
         tensor.shape,
@@ -97,7 +97,7 @@ def _extent(path: Path, tensor: GGUFTensor, order: Order | None) -> Extent | Non
         tensor.offset,
         tensor.data.nbytes,
         math.prod(tensor.shape),
-        BLOCKS[tensor.kind][1],
+        tensor.kind.block_bytes,
         decode,
         None if order is None else torch.from_numpy(order),
     )

@@ -1,6 +1,6 @@
 """From numbers to blocks of 32, and which weights of a checkpoint are held in which blocks."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ _BLOCK = 32
 _HALF_MAX = 65504.0
 _REFINEMENTS = 3
 """How often scale and minimum are fitted to the digits and the digits to them. Of normal weights Q4_1 then misses 7.3%,
-against 7.8% without and 7.25% with one more; Q4_0, which has no minimum, 8.3%."""
+against 7.8% without and 7.25% with one more."""
 
 
 def choose_kinds(
@@ -103,23 +103,16 @@ def packed_rows(tensor: StoredTensor, kind: Kind) -> Tensor:
         return blocks.rows()
     if blocks is not None and (blocks.kind, kind) == (Kind.Q5_0, Kind.Q8_0):
         return _widen_q5_0(blocks.rows())
+    assert tensor.parts is not None
     rows, columns = tensor.shape
     out = torch.empty(rows, row_bytes(kind, columns), dtype=torch.uint8)
-    for start, values in tensor.parts() if tensor.parts is not None else _whole(tensor):
+    for start, values in tensor.parts():
         out[start : start + len(values)] = quantize(values.float(), kind)
     return out
 
 
-def _whole(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
-    """A matrix that cannot be read in parts: all of it, then row by row."""
-    values = torch.empty(tensor.shape)
-    tensor.copy_into(values)
-    for start, row in enumerate(values):
-        yield start, row.unsqueeze(0)
-
-
 def quantize(values: Tensor, kind: Kind) -> Tensor:
-    """fp32 [rows, columns] -> the blocks of Q8_0, Q4_0 or Q4_1, uint8 [rows, bytes a row]"""
+    """fp32 [rows, columns] -> the blocks of Q8_0 or Q4_1, uint8 [rows, bytes a row]"""
     blocks = values.reshape(len(values), -1, _BLOCK)
     return _WRITERS[kind](blocks).view(len(values), -1)
 
@@ -128,18 +121,6 @@ def _q8_0(x: Tensor) -> Tensor:
     scale = _half(x.abs().amax(-1, keepdim=True) / 127)
     digits = _digits(x / _divisor(scale), -127, 127)
     return torch.cat((_bytes(scale), digits.to(torch.int8).view(torch.uint8)), dim=-1)
-
-
-def _q4_0(x: Tensor) -> Tensor:
-    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
-    # The digits reach from -8 to 7: the larger end is at -8.
-    scale = _half(torch.where(high > -low, high, low) / -8)
-    for _ in range(_REFINEMENTS):
-        digits = _digits(x / _divisor(scale), -8, 7)
-        squares = digits.square().sum(-1, keepdim=True)
-        scale = _half((x * digits).sum(-1, keepdim=True) / squares.clamp_(min=1.0))
-    digits = _digits(x / _divisor(scale), -8, 7)
-    return torch.cat((_bytes(scale), _nibbles(digits + 8)), dim=-1)
 
 
 def _q4_1(x: Tensor) -> Tensor:
@@ -190,4 +171,4 @@ def _widen_q5_0(data: Tensor) -> Tensor:
     return torch.cat((blocks[..., :2], digits - 16), dim=-1).view(len(data), -1)
 
 
-_WRITERS: dict[Kind, Callable[[Tensor], Tensor]] = {Kind.Q8_0: _q8_0, Kind.Q4_0: _q4_0, Kind.Q4_1: _q4_1}
+_WRITERS: dict[Kind, Callable[[Tensor], Tensor]] = {Kind.Q8_0: _q8_0, Kind.Q4_1: _q4_1}

@@ -32,14 +32,13 @@ vector over all of them, in the dtype of the activations, or None. Where the emb
 the embedding itself. Norms are plain, as everywhere. A network is quantised as a whole or not at all
 (`Network.is_quantized`)."""
 
-from models.weights.block_formats import BLOCKS, Kind
+from models.weights.block_formats import Kind
 
 KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 """The types that a layer can hold."""
 
 
-def row_bytes(kind: int, columns: int) -> int:
+def row_bytes(kind: Kind, columns: int) -> int:
     """Bytes of a row of `columns` numbers, a multiple of the block."""
-    block, block_bytes = BLOCKS[Kind(kind)]
-    assert columns % block == 0
-    return int(columns // block * block_bytes)
+    assert columns % kind.block == 0
+    return columns // kind.block * kind.block_bytes

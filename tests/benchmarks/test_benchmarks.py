@@ -51,7 +51,7 @@ def test_weights_are_shared_by_reference() -> None:
     model = random_model(SHAPES["tiny"], torch.float32, CPU, 16)
     network = peer.network_of(SHAPES["tiny"], shared_tensors(model), CPU)
     theirs = {p.untyped_storage().data_ptr() for p in network.parameters()}
-    ours = [*(weight.data for weight in model.weights()), *model._vectors()]
+    ours = model.parts(torch.Tensor)
     assert theirs == {tensor.untyped_storage().data_ptr() for tensor in ours}
 
 

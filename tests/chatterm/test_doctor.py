@@ -13,7 +13,7 @@ from rich.console import Console
 
 from chatterm.cli import doctor
 from chatterm.cli.main import call
-from engine.machine.expected import MODELS, PROGRAMS, Program, expected_speed
+from engine.machine.expected import MODELS, PROGRAMS, Here, Program, expected_speed
 from engine.machine.report import Cpu, Feature, Gpu, Machine
 
 GPU = Machine(
@@ -44,18 +44,9 @@ GPU = Machine(
 def with_speeds(machine: Machine, free: int) -> Machine:
     import torch
 
-    speeds = [
-        expected_speed(
-            name,
-            config,
-            torch.device(machine.device),
-            torch.bfloat16,
-            machine.program,
-            machine.bandwidth,
-            free,
-        )
-        for name, config in MODELS.items()
-    ]
+    device = torch.device(machine.device)
+    here = Here(device, torch.bfloat16, machine.program, False, machine.bandwidth, free)
+    speeds = [expected_speed(name, config, here) for name, config in MODELS.items()]
     return replace(machine, speeds=tuple(speeds))
 
 

@@ -57,7 +57,7 @@ def test_a_file_states_what_differs() -> None:
         ("[composer]\nhistory = -1", "line 2: history is -1; it must be 0 or more."),
         ("[composer]\nprepare_drafts = 1", "line 2: prepare_drafts is 1; it must be true or false."),
         ("[model]\ncontext = 0", "line 2: context is 0; it must be 1 or more."),
-        ("[model]\nspill_gb = -1", "line 2: spill_gb is -1.0; it must be 0 or more."),
+        ("[model]\noffload_gb = -1", "line 2: offload_gb is -1.0; it must be 0 or more."),
         ("[model]\nthreads = 0", "line 2: threads is 0; it must be 1 or more."),
         ('[sampling]\ntop_k = 4\ntemperature = "hot"', "line 3: temperature is 'hot'; it must be a number."),
         ("[sampling]\ntemperature = -1", "line 2: temperature is -1.0; it must be 0 (greedy) or more."),
@@ -165,13 +165,18 @@ def test_the_file_is_replaced_whole_and_a_link_stays(tmp_path: Path) -> None:
 
 def test_settings_fill_what_was_not_chosen() -> None:
     settings = parse(
-        '[model]\nsystem = "terse"\nthink = "off"\ncontext = 100\nspill_gb = 2\nthreads = 3\n'
+        '[model]\nsystem = "terse"\nthink = "off"\ncontext = 100\noffload_gb = 2\nthreads = 3\n'
         "[sampling]\ntop_k = 4\ntemperature = 0.5\n"
     )
     options = with_settings(ChatOptions(think="on", sampling={"top_k": 8}), settings, {"think"})
     assert (options.system, options.think, options.context, options.threads) == ("terse", "on", 100, 3)
-    assert options.spill_gb == 2.0
+    assert options.offload_gb == 2.0
     assert options.sampling == {"top_k": 8, "temperature": 0.5}
+
+
+def test_a_file_with_the_former_name_of_a_setting_is_understood() -> None:
+    assert parse("[model]\nspill_gb = 2").model.offload_gb == 2.0
+    assert parse("[model]\noffload_gb = 3\nspill_gb = 2").model.offload_gb == 3.0
 
 
 # --- chatterm config ---
@@ -213,6 +218,7 @@ def test_config_shows_sets_and_takes_out(capsys: pytest.CaptureFixture[str]) -> 
         (["set", "sampling.top_p", "much"], "sampling.top_p: top_p is 'much'; it must be a number."),
         (["set", "sampling.top_p", "2"], "sampling.top_p: top_p is 2.0; it must be above 0 and at most 1"),
         (["set", "themes", "snow"], "Unknown setting themes; did you mean screen.theme?"),
+        (["set", "spill_gb", "2"], "spill_gb is called offload_gb now; use that name."),
         (["unset", "xyzzy"], "Unknown setting xyzzy; chatterm config lists them all."),
     ],
 )

@@ -82,14 +82,14 @@ class World:
         self.tier = HostTier(lambda: more.pop() if more else 0)
         self.blocks = BlockManager(blocks, SIZE, self.model.carry_out, self.tier)
         self.model.blocks = self.blocks
-        self.scheduler = Scheduler(self.blocks, max_chunk=10, idle_chunk=3)
+        self.scheduler = Scheduler(
+            self.blocks, max_chunk=10, idle_chunk=3, context_length=CONTEXT, max_positions=CONTEXT
+        )
         runner: Any = SimpleNamespace(run=self.model.run, uses_torch=lambda _: True, set_alone=lambda _: None)
         cache: Any = SimpleNamespace(host=None)
         self.engine_step = EngineStep(
             torch.device("cpu"),
             frozenset([EOS] if ends else []),
-            CONTEXT,
-            CONTEXT,
             self.scheduler,
             self.blocks,
             cache,
@@ -130,7 +130,7 @@ class World:
                 for _ in range(min(count, self.blocks.num_cached)):
                     self.blocks._free_one(offload=True)
             case "pin", (family, length):
-                self.blocks.keep(prompt_of(family, length))
+                self.blocks.pin(prompt_of(family, length))
             case "borrow", (family, length, rows):
                 table = self.blocks.open(prompt_of(family, length))
                 with suppress(OutOfBlocksError):

@@ -54,7 +54,7 @@ def test_no_file_brings_control_tokens(engine: TinyEngine, policy: str) -> None:
         claimed = claims(engine, rng)
         chat.load([claimed])
         answer, opening = chat.turns[0].answer, chat.turns[0].opening
-        assert opening in [[], *map(chat._format.opening, (None, True, False))]
+        assert opening in [[], *chat._format.openings.values()]
         assert (answer.text, answer.reasoning) == (claimed.answer.text, claimed.answer.reasoning)
         assert engine.tokenizer.decode(answer.content_ids).strip() == answer.text.strip()
         assert steering(engine, answer.content_ids) == []
@@ -94,7 +94,7 @@ def test_an_end_of_turn_is_kept_only_where_the_answer_ended(engine: TinyEngine) 
     chat = engine.chat(think="off")
     ids = say(engine, None, "an answer")
     turn = Turn(
-        "q", Answer("an answer", "", ids, FinishReason.EOS, shown=(0, len(ids))), chat._format.opening(False)
+        "q", Answer("an answer", "", ids, FinishReason.EOS, shown=(0, len(ids))), chat._format.openings[False]
     )
     chat.load([turn])
     assert chat.last.token_ids == ids
@@ -109,7 +109,7 @@ def test_what_this_model_said_is_kept(engine: TinyEngine, think: str) -> None:
     opens = engine.tokenizer.encode("<think>\n")
     chat = engine.chat(think=think)  # type: ignore[arg-type]
     for index, thought in enumerate([None, "thoughts"]):
-        if think == "auto" and chat._format.inside(None):
+        if think == "auto" and chat._format.inside[None]:
             engine.scripted.script = say(engine, "hm", f"answer {index}")[len(opens) :]
             list(chat.send("q", SamplingParams(temperature=0.0)))
         else:

@@ -114,9 +114,9 @@ def test_flash_is_not_for_fp32() -> None:
 
 def test_a_flash_attn_that_computes_nonsense_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
-    assert choose._tried(choose._FLASH, CPU, torch.bfloat16, 64) is None
+    assert choose._tried("flash", CPU, torch.bfloat16, 64) is None
     monkeypatch.setattr(fake_flash, "plain", lambda q, k, v: torch.zeros_like(q))
-    problem = choose._tried(choose._FLASH, CPU, torch.bfloat16, 64)
+    problem = choose._tried("flash", CPU, torch.bfloat16, 64)
     assert problem is not None
     assert "its results are wrong (relative error 1.0e+00)" in problem.why
 
@@ -126,4 +126,4 @@ def test_the_choice_makes_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
     for name, size in choose.BLOCK_SIZES.items():
         cache = KVCache(1, 2, size, 1, 16, torch.float32, CPU)
-        assert make_backend(AttentionChoice(name, size), cache, 2).name == name
+        assert make_backend(name, cache, 2).name == name

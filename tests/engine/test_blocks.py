@@ -68,7 +68,7 @@ def test_siblings_go_before_the_conversation_which_shrinks_from_its_end_the_syst
     manager = BlockManager(4, 2)
     manager.close(filled(manager, TALK))
     manager.close(filled(manager, SIBLING))
-    manager.keep(TALK)
+    manager.pin(TALK)
     table, left = manager.open([]), []
     for rows in (2, 4, 6):
         manager.reserve(table, rows)
@@ -79,7 +79,7 @@ def test_siblings_go_before_the_conversation_which_shrinks_from_its_end_the_syst
 
 def test_idle_work_does_without_blocks_rather_than_take_those_of_the_conversation_in_use() -> None:
     manager = BlockManager(5, 2)
-    manager.keep(TALK)  # named before it is there
+    manager.pin(TALK)  # named before it is there
     manager.close(filled(manager, TALK))
     manager.close(filled(manager, SIBLING))
     table = manager.open([])
@@ -97,8 +97,8 @@ def test_another_conversation_in_use_takes_the_place_of_the_one_before() -> None
     manager = BlockManager(4, 2)
     for keys in (TALK, SIBLING):
         manager.close(filled(manager, keys))
-    manager.keep(TALK)
-    manager.keep(SIBLING)
+    manager.pin(TALK)
+    manager.pin(SIBLING)
     manager.reserve(manager.open([]), 2, idle=True)
     assert (manager.match(TALK), manager.match(SIBLING)) == (4, 6)
 
@@ -194,9 +194,9 @@ class Blocks(RuleBasedStateMachine):
         return len(path) * 4 + rows
 
     @rule(keys=st.lists(st.integers(0, 1), max_size=14))
-    def keep(self, keys: list[int]) -> None:
+    def pin(self, keys: list[int]) -> None:
         self.kept = keys
-        self.manager.keep(keys)
+        self.manager.pin(keys)
 
     @contextmanager
     def _evicts_rightly(self, idle: bool) -> Iterator[None]:

@@ -41,7 +41,7 @@ def hurry(engine: TinyEngine, chat: Chat, answer: list[int]) -> None:
     """Answer now: what the model then says is `answer`."""
     thinking = chat._running
     chat.answer_now()
-    engine.wait(thinking)
+    thinking.finished.wait()
     engine.scripted.script = list(answer)
     engine.scripted.logits_seen.clear()
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine import build
-from engine.build import Options, Pieces, assemble
+import engine.build
+from engine.build import Options, Pieces, build
 from engine.execute.compatibility import KERNELS, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
 from models.assemble import Store
@@ -112,7 +112,7 @@ def a_network(spec: ModelSpec) -> Network:
 
 
 def put_together(spec: ModelSpec, *notes: str, **options: Any) -> Pieces:
-    return assemble(
+    return build(
         a_network(spec), CPU, torch.float32, Options(context=32, free=10**8, threads=1, **options), notes
     )
 
@@ -151,8 +151,8 @@ def test_only_plain_attention_decodes_ahead_on_a_gpu(
         raise Stop
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(build, "make_decode_runner", make)
+    monkeypatch.setattr(engine.build, "make_decode_runner", make)
     spec = ASKING[feature]
     pieces = put_together(spec, fused=False)
-    build._speed_up_gpu(pieces, a_network(spec), CPU, Options(fused=False, graphs=False))
+    engine.build._speed_up_gpu(pieces, a_network(spec), CPU, Options(fused=False, graphs=False))
     assert bool(made) == (feature in PLAIN_ATTENTION)

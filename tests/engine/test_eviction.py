@@ -44,7 +44,7 @@ def test_idle_work_of_another_chat_leaves_the_conversation_in_use_alone(small: T
     history = chat.history
     idle = Sequence(Rows.of(others(500)), Priority.IDLE)
     small.submit(idle)
-    small.wait(idle)
+    idle.finished.wait()
     assert 0 < small.cached_rows(idle.rows) < 500, "it has taken what was left and ended there"
     assert idle.error is None
     assert small.cached_rows(history) == len(history)

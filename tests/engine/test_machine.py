@@ -33,8 +33,9 @@ CPU = torch.device("cpu")
 
 
 def speed(name: str, **changes: Any) -> Speed:
-    options = {"bandwidth": 3.03e12, "free": 70 * GIB, "program": Program(1.0, 0.0)} | changes
-    return expected_speed(name, MODELS[name], torch.device("cuda"), torch.bfloat16, **options)
+    stored = changes.pop("stored", None)
+    here = Here(torch.device("cuda"), torch.bfloat16, Program(1.0, 0.0), False, 3.03e12, 70 * GIB)
+    return expected_speed(name, MODELS[name], replace(here, **changes), stored)
 
 
 @pytest.mark.parametrize(

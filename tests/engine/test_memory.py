@@ -6,13 +6,13 @@ import torch
 from engine.cache.sizing import (
     GPU_SHARE,
     KVPlan,
-    is_out_of_memory,
     kv_refused,
     kv_share,
     plan_kv,
 )
 from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
+from models.load import is_out_of_memory
 
 KIB = 1024
 
@@ -103,12 +103,12 @@ def test_a_reserve_that_leaves_too_little_is_told_with_what_would_fit() -> None:
 
 
 def test_a_cache_that_could_not_be_allocated_is_told_with_what_would_fit() -> None:
-    plan = KVPlan(context_length=8192, num_blocks=513)
-    message = str(kv_refused(plan, KIB, 32, available=10 << 20))
+    plan = KVPlan(8192, num_blocks=513, block_size=32, bytes_per_token=KIB)
+    message = str(kv_refused(plan, available=10 << 20))
     assert "the KV cache of 17 MB could not be allocated, 10 MB are free now" in message
     fits = int(message.split("--context ")[1].split()[0])
     assert plan_kv(KIB, 32, 10 << 20, 8192, fits).context_length == fits
-    assert "Close other programs" in str(kv_refused(plan, KIB, 32, available=10 << 10))
+    assert "Close other programs" in str(kv_refused(plan, available=10 << 10))
 
 
 @pytest.mark.parametrize(

@@ -194,11 +194,11 @@ def test_beside_busy_programs_idle_work_keeps_to_one_core(
     monkeypatch.setattr(Runner, "run", record)
     idle = [Sequence(Rows.of(prompt(20, seed)), Priority.IDLE) for seed in (1, 2)]
     engine.submit(idle[0])
-    engine.wait(idle[0])
+    idle[0].finished.wait()
     warmed = len(alone)
     answer(engine, prompt(16), replace(GREEDY, max_tokens=2))
     engine.submit(idle[1])
-    engine.wait(idle[1])
+    idle[1].finished.wait()
     torch_threads = 1 if engine._runner.all_native else 2
     of_idle_work = alone[:warmed] + alone[warmed + 2 :]
     assert {one_core for one_core, _ in of_idle_work} == {busy}
@@ -248,10 +248,10 @@ def test_without_the_library_blocks_that_were_asked_for_are_kept_and_said_to_be_
 ) -> None:
     write_checkpoint(tmp_path, tiny_qwen3(vocab_size=272, hidden_size=64))
     hide_the_library(monkeypatch)
-    held = read_model(files_of(tmp_path), torch.float32, CPU, "int8", None)
-    assert held.network.is_quantized
-    assert held.notes == ("Weights are expanded in every step, which is slow (there is no compiler).",)
-    with an_engine(held.network) as engine:
+    network, notes = read_model(files_of(tmp_path), torch.float32, CPU, "int8", None)
+    assert network.is_quantized
+    assert notes == ("Weights are expanded in every step, which is slow (there is no compiler).",)
+    with an_engine(network) as engine:
         assert engine.figures().decode == "plain modules"
         assert len(answer(engine, prompt(5))) == 12
 

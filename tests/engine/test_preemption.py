@@ -51,7 +51,7 @@ def test_a_person_waits_for_the_chunk_that_runs_and_for_nothing_else(engine: Tin
     steps.go.set()
     assert len(list(engine.events(person))) == 3
     assert steps.rows[hold : hold + 3] == [len(MESSAGE), 1, 1], "what came after the chunk was the person's"
-    engine.wait(idle)
+    idle.finished.wait()
     chunk = steps.rows[hold - 1]
     assert chunk <= engine._scheduler.max_chunk
     assert sum(steps.rows[hold + 3 :]) == len(LONG) - before - chunk, "it went on where it was"
@@ -65,7 +65,7 @@ def test_an_answer_that_runs_is_never_held_up_by_idle_work(engine: TinyEngine) -
     engine.submit(idle)
     steps.go.set()
     list(engine.events(person))
-    engine.wait(idle)
+    idle.finished.wait()
     assert steps.rows[:3] == [len(MESSAGE), 1, 1]
     assert sum(steps.rows[3:]) == len(LONG)
 
@@ -109,5 +109,5 @@ def test_idle_work_that_keeps_to_one_core_has_a_pace_of_its_own(
     engine_step.pace.rows, engine_step.pace_alone.rows = 40, 5
     idle = Sequence(Rows.of(LONG), Priority.IDLE)
     engine.submit(idle)
-    engine.wait(idle)
+    idle.finished.wait()
     assert steps.rows[:7] == [5, 6, 40, 41, 7, 8, 9]

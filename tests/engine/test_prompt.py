@@ -79,9 +79,9 @@ def test_typed_special_tokens_stay_text(tokenizer: Tokenizer) -> None:
 
 def test_the_empty_think_block_is_what_the_history_leaves_out(tokenizer: Tokenizer) -> None:
     format = PromptFormat(tokenizer)
-    assert format.opening(None) == []
+    assert format.openings[None] == []
     block = tokenizer.encode("<think>\n\n</think>\n\n") if format.thinks() else []
-    assert format.opening(False) == block
+    assert format.openings[False] == block
     if tokenizer.vocab_size > 100_000:
         assert block == [151667, 271, 151668, 271]
 

@@ -122,7 +122,7 @@ def test_idle_work_waits_when_a_persons_rows_come_back_from_host_memory_and_find
 def test_idle_work_ends_rather_than_take_blocks_of_the_conversation_in_use() -> None:
     s = scheduler(blocks=5, idle_chunk=64)
     talk, idle = prompt(list(range(12)), generate=False), prompt([50] * 12, Priority.IDLE, generate=False)
-    s.blocks.keep(talk.rows.keys)
+    s.blocks.pin(talk.rows.keys)
     for sequence in (talk, idle):
         s.add(sequence)
         while s.has_work:
@@ -134,7 +134,7 @@ def test_idle_work_ends_rather_than_take_blocks_of_the_conversation_in_use() -> 
 def test_a_person_takes_blocks_of_idle_work_before_those_of_the_conversation_in_use() -> None:
     s = scheduler(blocks=6, max_chunk=64, idle_chunk=64)
     talk, idle = prompt(list(range(8)), generate=False), prompt([50] * 12, Priority.IDLE, generate=False)
-    s.blocks.keep(talk.rows.keys)
+    s.blocks.pin(talk.rows.keys)
     s.add(talk)
     while s.has_work:
         play(s)

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from engine.attention.choose import AttentionChoice, choose_attention, make_backend, usable_backends
+from engine.attention.choose import choose_attention, make_backend, usable_backends
 from engine.batch import Span, StepBatch
 from engine.cache.blocks import RowCopy
 from engine.cache.kv_cache import KVCache
@@ -49,7 +49,7 @@ def test_a_backend_agrees_with_plain_attention(name: str, block_size: int, group
                 scattered=scattered,
                 device="cuda",
             )
-            backend = make_backend(AttentionChoice(name, block_size), made.cache, group)
+            backend = make_backend(name, made.cache, group)
             error = made.error(made.run(backend))
             assert error < 5e-3, f"{what}, scattered: {scattered}: {error}"
             for span in made.batch.spans:  # what was written is what the next step reads
@@ -64,7 +64,7 @@ def test_a_backend_agrees_with_plain_attention(name: str, block_size: int, group
 def test_sdpa_in_other_dtypes(group: int, dtype: torch.dtype) -> None:
     for spans in STEPS.values():
         made = case(spans, group=group, dim=64, block_size=32, dtype=dtype, device="cuda")
-        error = made.error(made.run(make_backend(AttentionChoice("sdpa", 32), made.cache, group)))
+        error = made.error(made.run(make_backend("sdpa", made.cache, group)))
         assert error < (1e-5 if dtype is torch.float32 else 2e-3)
 
 
@@ -75,14 +75,14 @@ def test_a_chunk_after_a_prefix_builds_no_mask(dtype: torch.dtype, monkeypatch: 
 
     monkeypatch.setattr("torch.nn.attention.bias.CausalBias._materialize", materialize)
     made = case([(700, 130)], group=2, dim=128, block_size=32, dtype=dtype, device="cuda")
-    assert made.error(made.run(make_backend(AttentionChoice("sdpa", 32), made.cache, 2))) < 5e-3
+    assert made.error(made.run(make_backend("sdpa", made.cache, 2))) < 5e-3
 
 
 @pytest.mark.parametrize("start", [SPLIT - 4, 4 * SPLIT - 1, 5000])
 @pytest.mark.parametrize(("group", "dim"), [(2, 128), (3, 64), (4, 128), (8, 128)])
 def test_a_token_alone_gets_bitwise_what_it_gets_among_eight(group: int, dim: int, start: int) -> None:
     made = case([(start, 8)], group=group, dim=dim, block_size=32, dtype=torch.bfloat16, device="cuda")
-    backend = make_backend(AttentionChoice("triton", 32), made.cache, group)
+    backend = make_backend("triton", made.cache, group)
     together = made.run(backend)
     (span,) = made.batch.spans
     for first, count in [(i, 1) for i in range(8)] + [(0, 3), (3, 5)]:

@@ -10,7 +10,8 @@ from gguf import GGMLQuantizationType as Kind
 
 import models.weights.staging
 from engine.execute.profile_run import activation_bytes
-from models.load import fill_network, load_model, load_spec
+from models.families.registry import load_spec
+from models.load import fill_network, load_model
 from models.progress import Progress
 from models.reference.decoder import Decoder
 from models.weights.checkpoint import read_safetensors

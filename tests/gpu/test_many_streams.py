@@ -96,7 +96,7 @@ def test_a_stream_does_not_see_others_come_and_go(engine: Engine) -> None:
     for n in range(1, 20, 5):
         beside = started_apart(engine, jobs[n : n + 5])
         cancelled = beside[2][0]
-        engine.cancel(cancelled)
+        cancelled.cancelled = True
         for (each, token), text in zip(beside, expected[n : n + 5], strict=False):
             found = [token, *rest(engine, each)]
             assert found == text[: len(found)]
@@ -263,7 +263,7 @@ def test_cancelling_half_of_them_leaves_the_others_right(folder: Path, truth: Tr
             events = engine.events(each)
             for _ in range(n % 5):
                 next(events)
-            engine.cancel(each)
+            each.cancelled = True
         for job, each in zip(jobs, started, strict=True):
             found = rest(engine, each)
             if each not in cancelled:

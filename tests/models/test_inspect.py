@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from models.errors import ModelError
-from models.hub.inspect import describe, safetensors_header
+from models.hub.inspect import describe
 from models.hub.sources import local_files
+from models.weights.safetensors_files import tensor_shapes
 from tests.models.hub_world import CONFIG
 
 
@@ -60,7 +61,7 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
     files = local_files(folder(tmp_path))
     assert describe(files).parameters == 200
     (tmp_path / names[1]).unlink()
-    with pytest.raises(ModelError, match=r"lacks model-00002-of-00002.safetensors"):
+    with pytest.raises(ModelError, match=r"model-00002-of-00002.safetensors named by .* is missing"):
         describe(files)
 
 
@@ -75,7 +76,7 @@ def test_what_cannot_be_run_is_still_described(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:-1], r"is incomplete: it has \d+ of \d+ bytes"),
+        (lambda data: data[:-1], "is damaged or incomplete"),
         (lambda data: data[:20], "is damaged or incomplete"),
         (lambda data: b"", "is damaged or incomplete"),
         (lambda data: b"\xff" * 8 + data[8:], "is damaged or incomplete"),
@@ -87,7 +88,7 @@ def test_what_cannot_be_run_is_still_described(tmp_path: Path) -> None:
 def test_damaged_safetensors(tmp_path: Path, damage: Any, message: str) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, {"w": ("F32", [3, 5])})
-    assert safetensors_header(path)["w"]["shape"] == [3, 5]
+    assert tensor_shapes(path) == {"w": ("F32", (3, 5))}
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ModelError, match=message):
         describe(local_files(folder(tmp_path)))

@@ -16,8 +16,10 @@ import models.load
 import models.weights.staging
 from models.errors import ModelError
 from models.families.family import GGUF_NAMES, NAMES
-from models.load import _Filling, _read, fill_network, load_model, load_spec
+from models.families.registry import load_spec
+from models.load import _Filling, _read, fill_network, load_model
 from models.progress import Progress
+from models.weights import block_formats
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.dequantize import decoder
 from models.weights.staging import Extent, Staging
@@ -111,7 +113,7 @@ def test_k_quants_are_decoded_from_pieces(kind: Kind, tmp_path: Path) -> None:
     data[:, [0, 1, 2, 3, -2, -1]] = torch.tensor([7, 12, 9, 11, 3, 10], dtype=torch.uint8)  # finite scales
     path = tmp_path / "blocks"
     path.write_bytes(b"head" + data.numpy().tobytes())
-    decode = decoder(kind)
+    decode = decoder(block_formats.Kind(kind))
     assert decode is not None
     out = torch.empty(10, 1024)
     extent = Extent(path, 4, data.nbytes, out.numel(), data.shape[1], decode)

@@ -22,11 +22,11 @@ from models.load import _Filling, _read, fill_network, load_model, match, needed
 from models.network import LayerWeights, Network, Weight
 from models.progress import Progress
 from models.reference.decoder import Decoder
-from models.reference.tiled import TiledProduct, dequantize_rows
+from models.reference.tiled import TiledProduct
 from models.units import bytes_text
-from models.weights.block_formats import BLOCKS
 from models.weights.block_formats import Kind as BlockKind
 from models.weights.checkpoint import Blocks, StoredTensor, read_safetensors
+from models.weights.dequantize import dequantize
 from models.weights.gguf import GGUFFile, read_gguf
 from models.weights.quantize import choose_kinds, packed_rows, quantize
 from models.weights.quantized import KINDS, row_bytes
@@ -78,7 +78,7 @@ def numbers(weight: Weight) -> Tensor:
 
 
 def in_blocks(network: Network) -> list[Weight]:
-    return [weight for weight in network.weights() if not weight.is_plain]
+    return [weight for weight in network.parts(Weight) if not weight.is_plain]
 
 
 def matrices_of(layer: LayerWeights) -> list[Weight]:
@@ -131,21 +131,6 @@ def test_the_product_gives_the_dtype_of_its_input(dtype: torch.dtype) -> None:
     assert relative_error(ours.float(), F.linear(x.float(), numbers(weight)) + 1) < 1e-2
 
 
-def test_a_faster_dequantiser_takes_the_place_of_the_plain_one() -> None:
-    weights = [random_weight(Kind.Q8_0, 20, 64), random_weight(Kind.Q4_0, 10, 64)]
-    asked: list[tuple[int, int, int]] = []
-
-    def noted(weight: Weight, start: int, stop: int, out: Tensor) -> None:
-        assert out.is_contiguous()
-        asked.append((weights.index(weight), start, stop))
-        dequantize_rows(weight, start, stop, out)
-
-    product = TiledProduct(torch.float32, 64 * 8, noted)
-    x = torch.eye(64)
-    assert_close(product(x, weights, None), torch.cat([numbers(weight) for weight in weights]).T)
-    assert asked == [(0, 0, 8), (0, 8, 16), (0, 16, 20), (1, 0, 4), (1, 4, 10)]
-
-
 def test_the_buffer_is_no_larger_than_a_tile() -> None:
     product = TiledProduct(torch.float32, 4096)
     product(torch.ones(2, 256), [random_weight(Kind.Q6_K, 1000, 256)], None)
@@ -155,13 +140,12 @@ def test_the_buffer_is_no_larger_than_a_tile() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shift", [1, 2, 3])
 def test_blocks_may_lie_at_any_address(kind: Kind, shift: int) -> None:
-    block, _ = BLOCKS[kind]
-    for rows, columns in ((3, 512), (1, block)):
+    for rows, columns in ((3, 512), (1, BlockKind(kind).block)):
         weight = random_weight(kind, rows, columns)
         memory = torch.zeros(weight.nbytes + shift, dtype=torch.uint8)
         data = memory[shift:].view(weight.data.shape).copy_(weight.data)
         out = torch.empty(rows, columns)
-        dequantize_rows(Weight(data, weight.format, rows, columns), 0, rows, out)
+        dequantize(data, weight.format, out)
         assert torch.equal(out, numbers(weight))
 
 
@@ -180,7 +164,7 @@ def test_logits_of_a_file_of_all_types(config: Any, tmp_path: Path) -> None:
         assert model.head.parts[0] is model.embedding
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1])
 def test_logits_in_bfloat16(kind: Kind, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), kind)
     ours, expected = (run(load(path, way, torch.bfloat16), TOKENS) for way in ("auto", "none"))
@@ -309,7 +293,7 @@ def test_all_layers_can_be_given_another_product(tmp_path: Path) -> None:
 
 def test_the_real_default_model(smollm2: Path) -> None:
     model, plain = load(smollm2), load(smollm2, "none")
-    assert len(in_blocks(model)) == len(model.weights())
+    assert len(in_blocks(model)) == len(model.parts(Weight))
     assert model.nbytes < 100e6
     assert_close(run(model, TOKENS[:6]), run(plain, TOKENS[:6]), 1e-4)
 
@@ -317,12 +301,12 @@ def test_the_real_default_model(smollm2: Path) -> None:
 # -- quantising at load
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1])
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_blocks_are_as_good_as_those_of_the_gguf_package(kind: Kind, shift: float) -> None:
     values = torch.randn(300, 96, generator=torch.Generator().manual_seed(4)) + shift
     packed = quantize(values, kind)
-    assert packed.shape == (300, row_bytes(kind, 96))
+    assert packed.shape == (300, row_bytes(BlockKind(kind), 96))
     assert packed.dtype == torch.uint8
     ours = gguf.dequantize(packed.numpy(), kind)
     theirs = gguf.dequantize(gguf.quantize(values.numpy(), kind), kind)
@@ -331,14 +315,14 @@ def test_blocks_are_as_good_as_those_of_the_gguf_package(kind: Kind, shift: floa
     assert error < (0.006 if kind == Kind.Q8_0 else 0.09)
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1])
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e-7, -1e-9, 3e4])
 def test_a_block_of_one_number(kind: Kind, value: float) -> None:
     ours = gguf.dequantize(quantize(torch.full((1, 32), value), kind).numpy(), kind)
     np.testing.assert_allclose(ours, value, rtol=2e-3, atol=5e-6)
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1])
 def test_extreme_numbers_stay_finite_and_others_leave_them_be(kind: Kind) -> None:
     values = torch.randn(4, 64, generator=torch.Generator().manual_seed(5))
     values[1, 3], values[2, 40], values[2, 41] = 1e30, -1e30, 1e30
@@ -394,7 +378,7 @@ def test_a_file_that_ends_while_it_is_quantised(folder: Path, tmp_path: Path) ->
     last = [tensor for tensor in read_safetensors(tmp_path) if len(tensor.shape) == 2][-1]
     path.write_bytes(path.read_bytes()[:-5000])
     with pytest.raises(ModelError, match="it ended too early"):
-        packed_rows(last, Kind.Q8_0)
+        packed_rows(last, BlockKind.Q8_0)
 
 
 class CancelledError(Exception):

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
-from engine.build import Options, assemble
+from engine.build import Options, build
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
 from models.features import Feature, features
@@ -154,7 +154,13 @@ def checkpoint(spec: ModelSpec, seed: int) -> tuple[dict[str, Tensor], Names]:
 def stored(tensors: dict[str, Tensor]) -> list[StoredTensor]:
     """The same as a checkpoint has them."""
     return [
-        StoredTensor(name, tuple(t.shape), t.nbytes, lambda to, t=t: to.copy_(t))
+        StoredTensor(
+            name,
+            tuple(t.shape),
+            t.nbytes,
+            lambda to, t=t: to.copy_(t),
+            parts=lambda t=t: iter([(0, t)]),
+        )
         for name, t in tensors.items()
     ]
 
@@ -307,4 +313,4 @@ def test_an_engine_refuses_layers_with_different_heads() -> None:
     with pytest.raises(
         EngineError, match=r"^Small cannot be run: it has attention heads that differ from layer"
     ):
-        assemble(network, CPU, torch.float32, Options(), ())
+        build(network, CPU, torch.float32, Options(), ())

@@ -14,7 +14,8 @@ import models.load
 from models.errors import ModelError
 from models.load import load_model
 from models.progress import Progress
-from models.weights.checkpoint import read_safetensors, safetensors_files
+from models.weights.checkpoint import read_safetensors
+from models.weights.safetensors_files import safetensors_files
 from tests.models.checkpoints import (
     files_of,
     reference_model,

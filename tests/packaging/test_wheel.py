@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.kernels.native.library import compile_module
+from engine.kernels.native import compile as compiling
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = f"engine/kernels/native/{compile_module().library_name()}"
+LIBRARY = f"engine/kernels/native/{compiling.library_name()}"
 MAN = "share/man/man1/chatterm.1"
 
 
@@ -38,10 +38,9 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    module = compile_module()
     try:
-        compiler = module.find_compiler()
-    except module.CompileError as error:
+        compiler = compiling.find_compiler()
+    except compiling.CompileError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("wheel")
     hurried = folder / "c++"  # how fast the kernels are is not asked here: optimising them takes a minute

@@ -82,12 +82,12 @@ class NativeDecoder:
         self.takes_prompts = network.is_quantized and number != _PORTABLE
         """Whether prompts are computed faster than by torch: quantised ones, and not by the portable kernels."""
 
-    def run(self, spans: Sequence[Span], times: native.Times | None = None) -> Tensor:
+    def run(self, spans: Sequence[Span]) -> Tensor:
         """Compute K and V of all rows of `spans`, and what follows those that want it: fp32 [wanted, vocab_size].
 
         Every row and all logits are the same to the bit whatever is beside them and however a sequence is split into
-        spans: a row is rounded to int8 by itself, and its sums have one order. `times` gets the seconds of each part
-        added. Raises NativeError for values out of range and for a span without tokens; then nothing was computed.
+        spans: a row is rounded to int8 by itself, and its sums have one order. Raises NativeError for values out of
+        range and for a span without tokens; then nothing was computed.
         """
         given = (native.Span * len(spans))()
         alive = []
@@ -102,7 +102,7 @@ class NativeDecoder:
             place.wanted = span.wanted
         logits = torch.empty(sum(span.wanted for span in spans), self._vocab)
         with self._pool.held():
-            wrong = self._functions.ct_decoder_run(self._handle, given, len(given), logits.data_ptr(), times)
+            wrong = self._functions.ct_decoder_run(self._handle, given, len(given), logits.data_ptr())
         if wrong is not None:
             raise NativeError(wrong.decode())
         return logits

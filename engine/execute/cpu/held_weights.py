@@ -1,7 +1,5 @@
 """How the weights of a model are held here: as they are in their files, or expanded."""
 
-from dataclasses import dataclass
-
 import torch
 
 from engine.execute.cpu.executor import unsupported
@@ -11,23 +9,14 @@ from models.network import Network
 from models.progress import OnProgress
 
 
-@dataclass(frozen=True, slots=True)
-class HeldModel:
-    """A model that was read."""
-
-    network: Network
-    notes: tuple[str, ...]
-    """What a person should know about how it is held."""
-
-
 def read_model(
     files: ModelFiles,
     dtype: torch.dtype,
     device: torch.device,
     quantize: str,
     on_progress: OnProgress | None,
-) -> HeldModel:
-    """Read the weights; `quantize` as in `models.load`.
+) -> tuple[Network, tuple[str, ...]]:
+    """Read the weights, `quantize` as in `models.load`: the network, and what people should know of how it is held.
 
     Quantised ones that the native kernels cannot compute with are expanded unless `quantize` asks for them. Raises
     ModelError.
@@ -47,4 +36,4 @@ def read_model(
             told.insert(0, f"Quantised weights were expanded, so decoding is slower ({reason}).")
         else:
             told.insert(0, f"Weights are expanded in every step, which is slow ({reason}).")
-    return HeldModel(network, tuple(told))
+    return network, tuple(told)

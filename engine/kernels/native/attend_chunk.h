@@ -171,14 +171,7 @@ void attend_chunk_as(const AttendChunk& a) {
 }
 
 void attend_chunk(const AttendChunk& given) {
-  switch (given.type) {
-    case CT_F32:
-      return attend_chunk_as<F32>(given);
-    case CT_BF16:
-      return attend_chunk_as<BF16>(given);
-    default:
-      return attend_chunk_as<F16>(given);
-  }
+  by_type(given.type, [&](auto type) { attend_chunk_as<decltype(type)>(given); });
 }
 
 }  // namespace

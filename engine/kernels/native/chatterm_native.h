@@ -88,11 +88,6 @@ struct ct_span {
   int32_t wanted;
 };
 
-// Seconds spent in each part of a step, measured on the calling thread, waiting for the others included.
-struct ct_times {
-  double embed, qkv, attention, output, gate_up, down, head;
-};
-
 struct ct_pool;
 struct ct_decoder;
 
@@ -108,7 +103,6 @@ int32_t ct_best_variant();
 
 // A pool of `threads` threads, the caller of a step being one of them. Null when they cannot be started.
 ct_pool* ct_pool_create(int32_t threads);
-int32_t ct_pool_threads(const ct_pool* pool);
 // Whether the caller computes by itself from now on; the results are the same to the bit. Between two calls.
 void ct_pool_alone(ct_pool* pool, int32_t alone);
 void ct_pool_destroy(ct_pool* pool);
@@ -120,18 +114,16 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
 void ct_decoder_destroy(ct_decoder* decoder);
 
 // The spans of a batch: writes K and V of their rows, and fp32 [wanted spans, vocabulary] to `logits`. Null, or what was
-// wrong with the spans (a static string). One call at a time for a pool. `times` may be null.
+// wrong with the spans (a static string). One call at a time for a pool.
 // What products with quantised weights read is rounded to int8 by 32 numbers. A row's K, V and logits are the same to
 // the bit however a sequence is split into spans, and whatever is beside it.
-const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times);
+const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits);
 
 // For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
 // false for what cannot be multiplied.
 int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x, float* out);
 // The numbers of one row, fp32 [columns].
 int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out);
-// The bytes of `data` added up by all threads: what the memory gives at best.
-uint64_t ct_read(ct_pool* pool, const uint8_t* data, int64_t bytes);
 
 }  // extern "C"
 #pragma GCC visibility pop

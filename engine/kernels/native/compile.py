@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -38,14 +37,6 @@ VARIANTS = {
 
 class CompileError(Exception):
     """There is no compiler, or it failed; the text is one line for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One file to compile."""
-
-    source: Path
-    flags: tuple[str, ...]
 
 
 def library_name() -> str:
@@ -82,17 +73,18 @@ def compile_library(out: Path | None = None, extra: tuple[str, ...] = ()) -> Pat
             v for v, flags in VARIANTS.items() if not flags or (x86 and _accepts(compiler, flags, folder))
         ]
         have = [f"-DCT_HAVE_{variant.upper()}" for variant in known]
-        units = [Unit(FOLDER / f"kernels_{variant}.cpp", VARIANTS[variant]) for variant in known]
+        units = [(FOLDER / f"kernels_{variant}.cpp", VARIANTS[variant]) for variant in known]
         others = sorted(path for path in FOLDER.glob("*.cpp") if not path.stem.startswith("kernels_"))
-        units += [Unit(path, (*have, f'-DCT_SOURCE_HASH="{source_hash()}"')) for path in others]
+        units += [(path, (*have, f'-DCT_SOURCE_HASH="{source_hash()}"')) for path in others]
 
-        def build(unit: Unit) -> Path:
-            made = folder / f"{unit.source.stem}.o"
-            _run([*compiler, *FLAGS, *unit.flags, *extra, "-c", str(unit.source), "-o", str(made)])
+        def build(unit: tuple[Path, tuple[str, ...]]) -> str:
+            source, flags = unit
+            made = str(folder / f"{source.stem}.o")
+            _run([*compiler, *FLAGS, *flags, *extra, "-c", str(source), "-o", made])
             return made
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = [str(made) for made in pool.map(build, units)]
+            objects = list(pool.map(build, units))
         # Written beside and renamed: a process that has the old library open keeps it.
         linked = target.with_name(f".{target.name}.{os.getpid()}")
         try:

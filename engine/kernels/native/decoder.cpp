@@ -4,7 +4,6 @@
 #include <new>
 
 #include "group.h"
-#include "variants.h"
 
 namespace chatterm {
 
@@ -109,12 +108,12 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
 
 void ct_decoder_destroy(ct_decoder* decoder) { delete decoder; }
 
-const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times) {
+const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits) {
   for (int32_t i = 0; i < count; ++i) {
     if (const char* wrong = misuse(*decoder, spans[i])) return wrong;
   }
   try {
-    run_spans(*decoder, spans, count, logits, times);
+    run_spans(*decoder, spans, count, logits);
   } catch (const std::bad_alloc&) {
     return "memory is short";
   }

@@ -4,10 +4,65 @@
 #include <cstdint>
 #include <cstring>
 
+#include "chatterm_native.h"
+
 namespace {
 
 constexpr int Q4_0_BYTES = 18, Q4_1_BYTES = 20, Q8_0_BYTES = 34, Q4_K_BYTES = 144, Q5_K_BYTES = 176,
               Q6_K_BYTES = 210;
+
+// Numbers and bytes of a block; 0 for a type without kernels.
+struct BlockShape {
+  int32_t numbers, bytes;
+};
+
+constexpr BlockShape shape_of(int32_t type) {
+  switch (type) {
+    case CT_F32:
+      return {1, 4};
+    case CT_F16:
+    case CT_BF16:
+      return {1, 2};
+    case CT_Q4_0:
+      return {32, Q4_0_BYTES};
+    case CT_Q4_1:
+      return {32, Q4_1_BYTES};
+    case CT_Q8_0:
+      return {32, Q8_0_BYTES};
+    case CT_Q4_K:
+      return {256, Q4_K_BYTES};
+    case CT_Q5_K:
+      return {256, Q5_K_BYTES};
+    case CT_Q6_K:
+      return {256, Q6_K_BYTES};
+    default:
+      return {0, 0};
+  }
+}
+
+template <int32_t VALUE>
+struct Constant {
+  static constexpr int32_t value = VALUE;
+};
+
+// Calls part with a quantised type as a constant.
+template <typename Part>
+inline auto by_blocks(int32_t type, const Part& part) {
+  switch (type) {
+    case CT_Q4_0:
+      return part(Constant<CT_Q4_0>{});
+    case CT_Q4_1:
+      return part(Constant<CT_Q4_1>{});
+    case CT_Q8_0:
+      return part(Constant<CT_Q8_0>{});
+    case CT_Q4_K:
+      return part(Constant<CT_Q4_K>{});
+    case CT_Q5_K:
+      return part(Constant<CT_Q5_K>{});
+    default:
+      return part(Constant<CT_Q6_K>{});
+  }
+}
 
 inline uint16_t load_u16(const void* p) {
   uint16_t bits;

@@ -1,38 +1,21 @@
 #include "group.h"
 
-#include <chrono>
 #include <cstring>
 
 namespace chatterm {
 
 namespace {
 
-constexpr int32_t GRAIN = 16;  // outputs of a cache line, so that threads do not write to the same one
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 void run_group(void* group, int32_t thread) { static_cast<Group*>(group)->run(thread); }
 
 }  // namespace
 
-Clock::Clock(ct_times* times) : times_(times), before_(times == nullptr ? 0.0 : now()) {}
-
-void Clock::add(double ct_times::* part) {
-  if (times_ == nullptr) return;
-  const double after = now();
-  times_->*part += after - before_;
-  before_ = after;
-}
-
-Group::Group(Decoder& given, float* out, ct_times* clock)
+Group::Group(Decoder& given, float* out)
     : decoder(given),
       space(*given.space),
       sizes(given.sizes),
       count(int32_t(given.space->given.size())),
-      logits(out),
-      times(clock) {
+      logits(out) {
   share_attention();
 }
 
@@ -81,32 +64,6 @@ Inputs Group::put_together(int32_t forms, Bench& bench) {
   });
 }
 
-// out[r][i] = row r of the inputs times row i of a layer, or is increased by it. `later` is what the thread reads next.
-void Group::products(const ct_linear& linear, const Inputs& x, int32_t thread, const uint8_t* later, float* out,
-                     bool add) {
-  Bench& bench = space.benches[size_t(thread)];
-  float* tile = bench.tile.as<float>();
-  const int32_t outputs = rows_of(linear), piece = piece_of(x.rows);
-  Deal deal(decoder.pool, thread, outputs, GRAIN, few(x.rows));
-  for (int32_t first, end, after; deal.next(first, end, after);) {
-    for (int32_t from = first; from < end; from += piece) {
-      const int32_t to = from + piece < end ? from + piece : end;
-      const uint8_t* next = to < end ? row_of(linear, to) : after < 0 ? later : row_of(linear, after);
-      float* here = out + from;
-      for (int32_t r = 0; r < x.rows; ++r) __builtin_prefetch(here + int64_t(r) * outputs, 1);
-      bench.multiplier.multiply(linear, from, to, x, tile, piece, next);
-      for (int32_t r = 0; r < x.rows; ++r, here += outputs) {
-        const float* found = tile + r * piece;
-        if (add) {
-          for (int32_t i = 0; i < to - from; ++i) here[i] += found[i];
-        } else {
-          std::memcpy(here, found, size_t(to - from) * sizeof(float));
-        }
-      }
-    }
-  }
-}
-
 // What a thread computes it rounds at once, so pieces are as long as what has one scale.
 Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread) {
   const ct_linear& linear = layer.gate_up;
@@ -146,46 +103,44 @@ Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread
 void Group::run(int32_t thread) {
   const ct_model& model = decoder.model;
   Bench& bench = space.benches[size_t(thread)];
-  Clock clock(thread == 0 ? times : nullptr);
-  auto done = [&](double ct_times::* part) {
-    decoder.pool.barrier();
-    clock.add(part);
+  auto products = [&](const ct_linear& linear, const Inputs& x, const uint8_t* later, float* out, bool add) {
+    multiply_share(decoder.pool, bench.multiplier, linear, x, thread, later, bench.tile.as<float>(), out, add);
   };
   claim(count, [&](int32_t r) {
     const ct_matrix& embedding = model.embedding;
     const int32_t token = space.given[size_t(r)].token;
     dequantize_row(embedding.type, embedding.data + token * embedding.row_bytes, embedding.columns, x(r));
   });
-  done(&ct_times::embed);
+  decoder.pool.barrier();
   for (int32_t index = 0; index < model.layer_count; ++index) {
     const ct_layer& layer = decoder.layers[size_t(index)];
     const bool last = index + 1 == model.layer_count;
     const ct_linear& later = last ? model.head : decoder.layers[size_t(index) + 1].qkv;
     Inputs given = normed(layer.input_norm, forms_of(layer.qkv), nullptr, bench);
-    products(layer.qkv, given, thread, begin(layer.output, sizes.hidden, GRAIN, thread), heads(0), false);
-    done(&ct_times::qkv);
+    products(layer.qkv, given, begin(layer.output, sizes.hidden, GRAIN, thread), heads(0), false);
+    decoder.pool.barrier();
     if (count > 1) {
       position(index);
-      done(&ct_times::attention);
+      decoder.pool.barrier();
     }
     attention(index, bench);
-    done(&ct_times::attention);
+    decoder.pool.barrier();
     given = put_together(forms_of(layer.output), bench);
-    products(layer.output, given, thread, begin(layer.gate_up, sizes.inner, QUANTIZED, thread), x(0), true);
-    done(&ct_times::output);
+    products(layer.output, given, begin(layer.gate_up, sizes.inner, QUANTIZED, thread), x(0), true);
+    decoder.pool.barrier();
     given = normed(layer.mlp_norm, forms_of(layer.gate_up), nullptr, bench);
     given = gate_up(layer, given, thread);
-    done(&ct_times::gate_up);
-    products(layer.down, given, thread, begin(later, rows_of(later), GRAIN, thread), x(0), true);
-    done(&ct_times::down);
+    decoder.pool.barrier();
+    products(layer.down, given, begin(later, rows_of(later), GRAIN, thread), x(0), true);
+    decoder.pool.barrier();
   }
   if (space.wanted.empty()) return;
   const Inputs given = normed(model.final_norm, forms_of(model.head), &space.wanted, bench);
-  products(model.head, given, thread, row_of(model.head, 0), logits, false);
-  done(&ct_times::head);
+  products(model.head, given, row_of(model.head, 0), logits, false);
+  decoder.pool.barrier();
 }
 
-void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times) {
+void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits) {
   int64_t left = 0;
   for (int32_t i = 0; i < count; ++i) left += spans[i].count;
   int32_t done = 0;  // rows of the first of the spans that are left
@@ -212,7 +167,7 @@ void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* log
         done = 0;
       }
     }
-    Group group(decoder, logits, times);
+    Group group(decoder, logits);
     decoder.pool.run(run_group, &group);
     logits += int64_t(space.wanted.size()) * rows_of(decoder.model.head);
   }

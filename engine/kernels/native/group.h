@@ -18,21 +18,10 @@ namespace chatterm {
 
 constexpr int32_t SOME_ROWS = 8;  // rows of activations that a thread takes at once
 
-// Adds up the seconds since the last call to the parts of `times`, unless that is null.
-class Clock {
- public:
-  explicit Clock(ct_times* times);
-  void add(double ct_times::* part);
-
- private:
-  ct_times* times_;
-  double before_;
-};
-
 class Group {
  public:
   // The rows are those that were added to `space.given` and `space.queries`. Throws std::bad_alloc.
-  Group(Decoder& decoder, float* logits, ct_times* times);
+  Group(Decoder& decoder, float* logits);
   void run(int32_t thread);
 
  private:
@@ -70,7 +59,6 @@ class Group {
 
   Inputs normed(const float* weight, int32_t forms, const std::vector<int32_t>* some, Bench& bench);
   Inputs put_together(int32_t forms, Bench& bench);
-  void products(const ct_linear& linear, const Inputs& x, int32_t thread, const uint8_t* later, float* out, bool add);
   Inputs gate_up(const ct_layer& layer, const Inputs& x, int32_t thread);
 
   void share_attention();
@@ -86,10 +74,9 @@ class Group {
   const Sizes& sizes;
   const int32_t count;  // of rows
   float* logits;
-  ct_times* times;
 };
 
 // All rows of the spans, MOST_ROWS at a time. Throws std::bad_alloc.
-void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits, ct_times* times);
+void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits);
 
 }  // namespace chatterm

@@ -104,7 +104,7 @@ constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
 
 struct Kernels {
   const char* name;
-  Product (*product_of)(int32_t type);  // null where there is no such type
+  Product (*product_of)(int32_t type);  // of one that has kernels
   // x [count] to columns first..first + count (multiples of 32) of row r.
   void (*quantize)(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out);
   // Rows first..first + count of a quantised weight.
@@ -121,17 +121,16 @@ struct Kernels {
   void (*combine)(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride,
                   int32_t heads, int32_t dim, float* out);
   void (*store)(const float* x, int32_t n, int32_t type, uint8_t* out);
-  uint64_t (*read)(const uint8_t* data, int64_t bytes);
 };
 
 // The form of the activation that a type is multiplied with; 0 for a type without kernels.
 int32_t form_of(int32_t type);
-// Numbers and bytes of a block; 0 for a type without kernels.
-int32_t block_of(int32_t type);
-int32_t block_bytes_of(int32_t type);
 void dequantize_row(int32_t type, const uint8_t* row, int32_t columns, float* out);
 // Whether rows, columns and row_bytes of a matrix fit together.
 bool is_sound(const ct_matrix& matrix);
+
+// The kernels of a variant; null when this machine does not run it.
+const Kernels* kernels_of(int32_t variant);
 
 extern const Kernels portable_kernels;
 #ifdef CT_HAVE_AVX2

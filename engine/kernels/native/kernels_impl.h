@@ -19,6 +19,21 @@ constexpr int AT_ONCE_PLAIN = 4;  // rows of inputs whose sums stay in registers
 constexpr int AT_ONCE_PLAIN = 2;
 #endif
 
+// Calls part with the number of rows of inputs that lie side by side as a constant.
+template <typename Part>
+inline void by_width(int32_t wide, const Part& part) {
+  switch (wide) {
+    case 1:
+      return part(Constant<1>{});
+    case 2:
+      return part(Constant<2>{});
+    case 4:
+      return part(Constant<4>{});
+    default:
+      return part(Constant<TILE>{});
+  }
+}
+
 // out[r * stride] = N rows of x times a row of a weight, which is asked for `ahead` bytes before it is read.
 template <typename Type, int N>
 inline void multiply_plain_row(const uint8_t* row, const float* x, int32_t columns, uintptr_t ahead, float* out,
@@ -121,16 +136,7 @@ void quantize_as(const float* x, int32_t r, int32_t first, int32_t count, const 
 }
 
 void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inputs& out) {
-  switch (out.wide) {
-    case 1:
-      return quantize_as<1>(x, r, first, count, out);
-    case 2:
-      return quantize_as<2>(x, r, first, count, out);
-    case 4:
-      return quantize_as<4>(x, r, first, count, out);
-    default:
-      return quantize_as<TILE>(x, r, first, count, out);
-  }
+  by_width(out.wide, [&](auto wide) { quantize_as<wide.value>(x, r, first, count, out); });
 }
 
 }  // namespace
@@ -242,50 +248,22 @@ inline void mix_some(const float* weights, const uint8_t* const* rows, int32_t c
   for (; d < dim; d += 8) mix<Type, G, 1>(weights, rows, count, row, d, out);
 }
 
-// Calls part.template of<G>(first) for the query heads of a KV head, up to four at a time.
+// Calls part(G, first) for the query heads of a KV head, up to four at a time: their number as a constant, the first.
 template <typename Part>
 inline void by_groups(int32_t groups, const Part& part) {
   int32_t group = 0;
-  for (; group + 4 <= groups; group += 4) part.template of<4>(group);
+  for (; group + 4 <= groups; group += 4) part(Constant<4>{}, group);
   switch (groups - group) {
     case 3:
-      return part.template of<3>(group);
+      return part(Constant<3>{}, group);
     case 2:
-      return part.template of<2>(group);
+      return part(Constant<2>{}, group);
     case 1:
-      return part.template of<1>(group);
+      return part(Constant<1>{}, group);
     default:
       return;
   }
 }
-
-template <typename Type>
-struct Score {
-  const float* q;
-  int32_t dim;
-  const uint8_t* const* rows;
-  int32_t count;
-  float* scores;
-
-  template <int G>
-  void of(int32_t group) const {
-    score_some<Type, G>(q + group * dim, dim, rows, count, scores + group * ATTEND_ROWS);
-  }
-};
-
-template <typename Type>
-struct Mix {
-  const float* weights;
-  int32_t dim;
-  const uint8_t* const* rows;
-  int32_t count;
-  float* out;
-
-  template <int G>
-  void of(int32_t group) const {
-    mix_some<Type, G>(weights + group * ATTEND_ROWS, rows, count, dim, out + group * padded(dim));
-  }
-};
 
 // Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are.
 template <typename Attention>
@@ -335,8 +313,11 @@ void attend_rows(const Attend& a) {
   };
   for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS, tile ^= 1) {
     in_order(k[tile], v, count, [&](int32_t head, int32_t r, int32_t here) {
-      by_groups(a.groups, Score<Type>{a.q + head * a.groups * a.dim, a.dim, some, here,
-                                      a.scores + head * a.groups * ATTEND_ROWS + r});
+      const float* q = a.q + head * a.groups * a.dim;
+      float* scores = a.scores + head * a.groups * ATTEND_ROWS + r;
+      by_groups(a.groups, [&](auto heads, int32_t group) {
+        score_some<Type, heads.value>(q + group * a.dim, a.dim, some, here, scores + group * ATTEND_ROWS);
+      });
     });
     for (int32_t g = 0; g < queries; ++g) {
       const float kept = weigh(a.scores + g * ATTEND_ROWS, count, a.most[g], a.sum[g]);
@@ -348,22 +329,26 @@ void attend_rows(const Attend& a) {
     for (int32_t i = 0; i < count; ++i) values[i] = v[i];
     const int32_t after = a.end - row > ATTEND_ROWS ? locate(a, row + ATTEND_ROWS, k[tile ^ 1], v) : 0;
     in_order(values, k[tile ^ 1], after, [&](int32_t head, int32_t r, int32_t here) {
-      by_groups(a.groups, Mix<Type>{a.scores + head * a.groups * ATTEND_ROWS + r, a.dim, some, here,
-                                    a.out + head * a.groups * wide});
+      const float* weights = a.scores + head * a.groups * ATTEND_ROWS + r;
+      float* out = a.out + head * a.groups * wide;
+      by_groups(a.groups, [&](auto heads, int32_t group) {
+        mix_some<Type, heads.value>(weights + group * ATTEND_ROWS, some, here, a.dim, out + group * wide);
+      });
     });
     count = after;
   }
 }
 
+// Calls part with the type of the numbers in the KV cache.
+template <typename Part>
+inline void by_type(int32_t type, const Part& part) {
+  if (type == CT_F32) return part(F32{});
+  if (type == CT_BF16) return part(BF16{});
+  part(F16{});
+}
+
 void attend(const Attend& given) {
-  switch (given.type) {
-    case CT_F32:
-      return attend_rows<F32>(given);
-    case CT_BF16:
-      return attend_rows<BF16>(given);
-    default:
-      return attend_rows<F16>(given);
-  }
+  by_type(given.type, [&](auto type) { attend_rows<decltype(type)>(given); });
 }
 
 }  // namespace
@@ -394,36 +379,10 @@ void combine(const float* parts, const float* most, const float* sum, int32_t co
   }
 }
 
-template <typename Type>
-void store_as(const float* x, int32_t n, uint8_t* out) {
-  for (int32_t i = 0; i < n; ++i) Type::put(out + i * Type::BYTES, x[i]);
-}
-
 void store_row(const float* x, int32_t n, int32_t type, uint8_t* out) {
-  (type == CT_F32 ? store_as<F32> : type == CT_BF16 ? store_as<BF16> : store_as<F16>)(x, n, out);
-}
-
-uint64_t read(const uint8_t* data, int64_t bytes) {
-  typedef uint64_t Longs __attribute__((vector_size(64)));
-  Longs sums[4] = {};
-  int64_t i = 0;
-  for (; i + 256 <= bytes; i += 256) {
-    __builtin_prefetch(data + i + 4096);
-    __builtin_prefetch(data + i + 4160);
-    __builtin_prefetch(data + i + 4224);
-    __builtin_prefetch(data + i + 4288);
-    for (int j = 0; j < 4; ++j) {
-      Longs v;
-      std::memcpy(&v, data + i + 64 * j, sizeof v);
-      sums[j] += v;
-    }
-  }
-  uint64_t total = 0;
-  for (int j = 0; j < 4; ++j) {
-    for (int k = 0; k < 8; ++k) total += sums[j][k];
-  }
-  for (; i < bytes; ++i) total += data[i];
-  return total;
+  by_type(type, [&](auto as) {
+    for (int32_t i = 0; i < n; ++i) as.put(out + i * as.BYTES, x[i]);
+  });
 }
 
 Product product_of(int32_t type) {
@@ -434,20 +393,8 @@ Product product_of(int32_t type) {
       return multiply_plain<F16>;
     case CT_BF16:
       return multiply_plain<BF16>;
-    case CT_Q4_0:
-      return multiply_rows<CT_Q4_0>;
-    case CT_Q4_1:
-      return multiply_rows<CT_Q4_1>;
-    case CT_Q8_0:
-      return multiply_rows<CT_Q8_0>;
-    case CT_Q4_K:
-      return multiply_rows<CT_Q4_K>;
-    case CT_Q5_K:
-      return multiply_rows<CT_Q5_K>;
-    case CT_Q6_K:
-      return multiply_rows<CT_Q6_K>;
     default:
-      return nullptr;
+      return by_blocks(type, [](auto blocks) -> Product { return multiply_rows<blocks.value>; });
   }
 }
 
@@ -457,7 +404,7 @@ Product product_of(int32_t type) {
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
     CT_TEXT(CT_NAME), product_of, quantize, unpack,  multiply_panel, norm, rotate, gate, attend, attend_chunk,
-    combine,          store_row,  read,
+    combine,          store_row,
 };
 
 }  // namespace chatterm

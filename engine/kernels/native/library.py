@@ -4,7 +4,6 @@ The library is optional: without a compiler at install there is none, and `probl
 """
 
 import ctypes
-import importlib.util
 import os
 import sys
 import weakref
@@ -14,10 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from types import ModuleType
 from typing import Any, ClassVar
 
 from engine.errors import EngineError
+from engine.kernels.native import compile as compiling
 
 FOLDER = Path(__file__).parent
 VARIANT_NAMES = {
@@ -27,45 +26,38 @@ VARIANT_NAMES = {
     "avx512": "AVX-512 with VNNI",
 }
 """Variants of the kernels for people."""
-PARTS = ("embed", "qkv", "attention", "output", "gate_up", "down", "head")
-"""The parts of a step that the library can time."""
+
+
+_Pointer, _Int, _Long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+def _of(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    """Fields of one type."""
+    return [(name, kind) for name in names]
 
 
 class Matrix(ctypes.Structure):
     """ct_matrix: rows of a weight in memory."""
 
     _fields_: ClassVar = [
-        ("data", ctypes.c_void_p),
-        ("row_bytes", ctypes.c_int64),
-        ("type", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("columns", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("data", _Pointer),
+        ("row_bytes", _Long),
+        *_of(_Int, "type", "rows", "columns", "unused"),
     ]
 
 
 class Linear(ctypes.Structure):
     """ct_linear: matrices over the same input, side by side in the output."""
 
-    _fields_: ClassVar = [
-        ("parts", Matrix * 3),
-        ("bias", ctypes.c_void_p),
-        ("count", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-    ]
+    _fields_: ClassVar = [("parts", Matrix * 3), ("bias", _Pointer), *_of(_Int, "count", "unused")]
 
 
 class Layer(ctypes.Structure):
     """ct_layer"""
 
     _fields_: ClassVar = [
-        ("input_norm", ctypes.c_void_p),
-        ("head_norm", ctypes.c_void_p),
-        ("mlp_norm", ctypes.c_void_p),
-        ("qkv", Linear),
-        ("output", Linear),
-        ("gate_up", Linear),
-        ("down", Linear),
+        *_of(_Pointer, "input_norm", "head_norm", "mlp_norm"),
+        *_of(Linear, "qkv", "output", "gate_up", "down"),
     ]
 
 
@@ -74,17 +66,10 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(Layer)),
-        ("final_norm", ctypes.c_void_p),
-        ("rotary", ctypes.c_void_p),
+        *_of(_Pointer, "final_norm", "rotary"),
         ("embedding", Matrix),
         ("head", Linear),
-        ("layer_count", ctypes.c_int32),
-        ("hidden", ctypes.c_int32),
-        ("inner", ctypes.c_int32),
-        ("q_heads", ctypes.c_int32),
-        ("kv_heads", ctypes.c_int32),
-        ("head_dim", ctypes.c_int32),
-        ("positions", ctypes.c_int32),
+        *_of(_Int, "layer_count", "hidden", "inner", "q_heads", "kv_heads", "head_dim", "positions"),
         ("eps", ctypes.c_float),
     ]
 
@@ -92,40 +77,18 @@ class Model(ctypes.Structure):
 class Cache(ctypes.Structure):
     """ct_cache"""
 
-    _fields_: ClassVar = [
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("slots", ctypes.c_int64),
-        ("type", ctypes.c_int32),
-        ("block_size", ctypes.c_int32),
-    ]
+    _fields_: ClassVar = [*_of(_Pointer, "k", "v"), ("slots", _Long), *_of(_Int, "type", "block_size")]
 
 
 class Span(ctypes.Structure):
     """ct_span"""
 
     _fields_: ClassVar = [
-        ("table", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("blocks", ctypes.c_int32),
-        ("row", ctypes.c_int32),
-        ("count", ctypes.c_int32),
-        ("wanted", ctypes.c_int32),
+        *_of(_Pointer, "table", "tokens", "positions"),
+        *_of(_Int, "blocks", "row", "count", "wanted"),
     ]
 
 
-class Times(ctypes.Structure):
-    """ct_times: seconds in each part of a step."""
-
-    _fields_: ClassVar = [(name, ctypes.c_double) for name in PARTS]
-
-    def parts(self) -> dict[str, float]:
-        """Seconds by name."""
-        return {name: getattr(self, name) for name in PARTS}
-
-
-_Pointer, _Int = ctypes.c_void_p, ctypes.c_int32
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_source_hash": (ctypes.c_char_p, ()),
     "ct_variants": (_Int, ()),
@@ -133,27 +96,16 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_variant_works": (_Int, (_Int,)),
     "ct_best_variant": (_Int, ()),
     "ct_pool_create": (_Pointer, (_Int,)),
-    "ct_pool_threads": (_Int, (_Pointer,)),
     "ct_pool_alone": (None, (_Pointer, _Int)),
     "ct_pool_destroy": (None, (_Pointer,)),
     "ct_decoder_create": (
         _Pointer,
-        (
-            ctypes.POINTER(Model),
-            ctypes.POINTER(Cache),
-            _Pointer,
-            _Int,
-            ctypes.POINTER(ctypes.c_char_p),
-        ),
+        (ctypes.POINTER(Model), ctypes.POINTER(Cache), _Pointer, _Int, ctypes.POINTER(ctypes.c_char_p)),
     ),
     "ct_decoder_destroy": (None, (_Pointer,)),
-    "ct_decoder_run": (
-        ctypes.c_char_p,
-        (_Pointer, ctypes.POINTER(Span), _Int, _Pointer, ctypes.POINTER(Times)),
-    ),
+    "ct_decoder_run": (ctypes.c_char_p, (_Pointer, ctypes.POINTER(Span), _Int, _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
-    "ct_read": (ctypes.c_uint64, (_Pointer, _Pointer, ctypes.c_int64)),
 }
 """Result and arguments of every function of chatterm_native.h."""
 
@@ -186,7 +138,7 @@ class Library:
 @cache
 def library() -> Library:
     """The library beside its sources. Raises NativeError when there is none that fits."""
-    return open_library(FOLDER / compile_module().library_name())
+    return open_library(FOLDER / compiling.library_name())
 
 
 def open_library(path: Path) -> Library:
@@ -205,7 +157,7 @@ def open_library(path: Path) -> Library:
             f"the native kernels cannot be loaded ({' '.join(str(error).split())[:200]})"
         ) from None
     # Structs of another state of the sources would be read at the wrong places.
-    if functions.ct_source_hash().decode() != compile_module().source_hash():
+    if functions.ct_source_hash().decode() != compiling.source_hash():
         raise NativeError("the native kernels were built from other sources; install chatterm again")
     works = [number for number in range(functions.ct_variants()) if functions.ct_variant_works(number)]
     return Library(functions, {functions.ct_variant_name(number).decode(): number for number in works})
@@ -218,18 +170,6 @@ def problem() -> str | None:
     except NativeError as error:
         return str(error)
     return None
-
-
-@cache
-def compile_module() -> ModuleType:
-    """engine/kernels/native/compile.py; by its path, for the packages above it import more than it needs."""
-    spec = importlib.util.spec_from_file_location("chatterm_compile_native", FOLDER / "compile.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 class Pool:

@@ -55,4 +55,27 @@ void Multiplier::multiply_panel(const ct_matrix& part, int32_t first, int32_t co
   }
 }
 
+void multiply_share(Pool& pool, Multiplier& multiplier, const ct_linear& linear, const Inputs& x, int32_t thread,
+                    const uint8_t* later, float* tile, float* out, bool add) {
+  const int32_t outputs = rows_of(linear), piece = piece_of(x.rows);
+  Deal deal(pool, thread, outputs, GRAIN, few(x.rows));
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    for (int32_t from = first; from < end; from += piece) {
+      const int32_t to = from + piece < end ? from + piece : end;
+      const uint8_t* next = to < end ? row_of(linear, to) : after < 0 ? later : row_of(linear, after);
+      float* here = out + from;
+      for (int32_t r = 0; r < x.rows; ++r) __builtin_prefetch(here + int64_t(r) * outputs, 1);
+      multiplier.multiply(linear, from, to, x, tile, piece, next);
+      for (int32_t r = 0; r < x.rows; ++r, here += outputs) {
+        const float* found = tile + r * piece;
+        if (add) {
+          for (int32_t i = 0; i < to - from; ++i) here[i] += found[i];
+        } else {
+          std::memcpy(here, found, size_t(to - from) * sizeof(float));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace chatterm

@@ -2,10 +2,13 @@
 #pragma once
 
 #include "scratch.h"
+#include "team.h"
 
 namespace chatterm {
 
 constexpr int32_t PIECE = 2048;  // numbers that come out of a product of few rows at once: they stay in the cache
+
+constexpr int32_t GRAIN = 16;  // outputs of a cache line, so that threads do not write to the same one
 
 // Up to TILE rows of inputs are multiplied with rows of a weight as they lie; more with panels of them.
 inline bool few(int32_t rows) { return rows <= TILE; }
@@ -45,5 +48,10 @@ class Multiplier {
   Buffer digits_, scale_, low_, piece_;
   Panel panel_;
 };
+
+// A thread's share of out[r][i] = row r of the inputs times row i of a layer, or of what it is increased by. A `tile`
+// has room for what is multiplied at once; `later` is what the thread reads next.
+void multiply_share(Pool& pool, Multiplier& multiplier, const ct_linear& linear, const Inputs& x, int32_t thread,
+                    const uint8_t* later, float* tile, float* out, bool add);
 
 }  // namespace chatterm

@@ -30,20 +30,7 @@ namespace {
 void unpack(const ct_matrix& matrix, int32_t first, int32_t count, Panel& out) {
   out.type = matrix.type;
   out.columns = matrix.columns;
-  switch (matrix.type) {
-    case CT_Q4_0:
-      return unpack_as<CT_Q4_0>(matrix, first, count, out);
-    case CT_Q4_1:
-      return unpack_as<CT_Q4_1>(matrix, first, count, out);
-    case CT_Q8_0:
-      return unpack_as<CT_Q8_0>(matrix, first, count, out);
-    case CT_Q4_K:
-      return unpack_as<CT_Q4_K>(matrix, first, count, out);
-    case CT_Q5_K:
-      return unpack_as<CT_Q5_K>(matrix, first, count, out);
-    default:
-      return unpack_as<CT_Q6_K>(matrix, first, count, out);
-  }
+  by_blocks(matrix.type, [&](auto type) { unpack_as<type.value>(matrix, first, count, out); });
 }
 
 // One tile of the inputs as a product reads it.

@@ -25,16 +25,12 @@ Pool::Pool(int32_t threads) : size_(threads), working_(threads) {
   try {
     for (int32_t thread = 1; thread < threads; ++thread) threads_.emplace_back(&Pool::follow, this, thread);
   } catch (...) {
-    over_ = true;
-    job_.fetch_add(1);
-    { std::lock_guard<std::mutex> lock(mutex_); }
-    wake_.notify_all();
-    for (auto& thread : threads_) thread.join();
+    end();
     throw;
   }
 }
 
-Pool::~Pool() {
+void Pool::end() {
   over_ = true;
   job_.fetch_add(1);
   { std::lock_guard<std::mutex> lock(mutex_); }

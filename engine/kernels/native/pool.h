@@ -16,7 +16,7 @@ using Work = void (*)(void* given, int32_t thread);
 class Pool {
  public:
   explicit Pool(int32_t threads);
-  ~Pool();
+  ~Pool() { end(); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
@@ -38,6 +38,7 @@ class Pool {
   };
 
   void follow(int32_t thread);
+  void end();
 
   const int32_t size_;
   int32_t working_;

@@ -1,10 +1,8 @@
-// Single products, single rows and plain reading: what tests and benchmarks ask for.
-#include <cstring>
+// Single products and single rows: what tests and benchmarks ask for.
 #include <new>
 
 #include "multiply.h"
 #include "team.h"
-#include "variants.h"
 
 using namespace chatterm;
 
@@ -21,39 +19,15 @@ struct Products {
   float* out;
 };
 
-void multiply_share(void* given, int32_t thread) {
+void multiply(void* given, int32_t thread) {
   auto& job = *static_cast<Products*>(given);
-  const int32_t columns = job.x.columns, outputs = rows_of(job.linear), piece = piece_of(job.x.rows);
+  const int32_t columns = job.x.columns;
   for (int32_t r = job.pool.claim(); r < job.x.rows && forms_of(job.linear) & FORM_INT8; r = job.pool.claim()) {
     job.kernels.quantize(job.given + int64_t(r) * columns, r, 0, columns, job.x);
   }
   job.pool.barrier();
-  float* tile = job.tiles[size_t(thread)].as<float>();
-  Deal deal(job.pool, thread, outputs, PANEL, few(job.x.rows));
-  for (int32_t first, end, after; deal.next(first, end, after);) {
-    for (int32_t from = first; from < end; from += piece) {
-      const int32_t to = from + piece < end ? from + piece : end;
-      const uint8_t* next = row_of(job.linear, to < end ? to : after < 0 ? 0 : after);
-      job.multipliers[size_t(thread)].multiply(job.linear, from, to, job.x, tile, piece, next);
-      for (int32_t r = 0; r < job.x.rows; ++r) {
-        std::memcpy(job.out + int64_t(r) * outputs + from, tile + r * piece, size_t(to - from) * sizeof(float));
-      }
-    }
-  }
-}
-
-struct Reading {
-  const Kernels& kernels;
-  const uint8_t* data;
-  int64_t bytes;
-  int64_t threads;
-  std::atomic<uint64_t> total;
-};
-
-void read_share(void* given, int32_t thread) {
-  auto& job = *static_cast<Reading*>(given);
-  const int64_t first = job.bytes * thread / job.threads, end = job.bytes * (thread + 1) / job.threads;
-  job.total += job.kernels.read(job.data + first, end - first);
+  multiply_share(job.pool, job.multipliers[size_t(thread)], job.linear, job.x, thread, row_of(job.linear, 0),
+                 job.tiles[size_t(thread)].as<float>(), job.out, false);
 }
 
 }  // namespace
@@ -72,7 +46,7 @@ int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int
     }
     Products job{pool->pool, *kernels, {{*matrix}, nullptr, 1, 0}, x, room.of(count, matrix->columns), multipliers, tiles, out};
     job.x.x = x;
-    pool->pool.run(multiply_share, &job);
+    pool->pool.run(multiply, &job);
     return 1;
   } catch (const std::bad_alloc&) {
     return 0;
@@ -83,10 +57,4 @@ int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out) {
   if (!is_sound(*matrix) || row < 0 || row >= matrix->rows) return 0;
   dequantize_row(matrix->type, matrix->data + row * matrix->row_bytes, matrix->columns, out);
   return 1;
-}
-
-uint64_t ct_read(ct_pool* pool, const uint8_t* data, int64_t bytes) {
-  Reading job{*kernels_of(ct_best_variant()), data, bytes, pool->pool.working(), {0}};
-  pool->pool.run(read_share, &job);
-  return job.total;
 }

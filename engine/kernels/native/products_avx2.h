@@ -331,16 +331,7 @@ void multiply_some(const Rows& rows, const Inputs& x, float* out, int32_t stride
 
 template <int TYPE>
 void multiply_rows(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
-  switch (x.wide) {
-    case 1:
-      return multiply_some<TYPE, 1>(rows, x, out, stride);
-    case 2:
-      return multiply_some<TYPE, 2>(rows, x, out, stride);
-    case 4:
-      return multiply_some<TYPE, 4>(rows, x, out, stride);
-    default:
-      return multiply_some<TYPE, TILE>(rows, x, out, stride);
-  }
+  by_width(x.wide, [&](auto wide) { multiply_some<TYPE, wide.value>(rows, x, out, stride); });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // panels have (panels_portable.h).
 #pragma once
 
+#include "blocks.h"
 #include "kernels.h"
 #include "vectors.h"
 
@@ -11,53 +12,6 @@ namespace {
 inline void add_fours(const int8_t* q, int32_t* out) {
   for (int i = 0; i < 8; ++i) out[i] = q[4 * i] + q[4 * i + 1] + q[4 * i + 2] + q[4 * i + 3];
 }
-
-// A block of a row: its digits, and a scale and a low for each group of columns.
-template <int TYPE>
-struct Block {
-  static constexpr bool IN_PARTS = TYPE == CT_Q4_K || TYPE == CT_Q5_K || TYPE == CT_Q6_K;
-  static constexpr int SIZE = IN_PARTS ? 256 : 32, GROUP = TYPE == CT_Q6_K ? 16 : 32, GROUPS = SIZE / GROUP;
-  static constexpr int BYTES = TYPE == CT_Q4_0   ? Q4_0_BYTES
-                               : TYPE == CT_Q4_1 ? Q4_1_BYTES
-                               : TYPE == CT_Q8_0 ? Q8_0_BYTES
-                               : TYPE == CT_Q4_K ? Q4_K_BYTES
-                               : TYPE == CT_Q5_K ? Q5_K_BYTES
-                                                 : Q6_K_BYTES;
-  uint8_t digits[SIZE];
-  float scale[GROUPS], low[GROUPS];
-
-  explicit Block(const uint8_t* block) {
-    if constexpr (TYPE == CT_Q4_0 || TYPE == CT_Q4_1) {
-      scale[0] = load_half(block);
-      low[0] = TYPE == CT_Q4_1 ? load_half(block + 2) : -8.0f * scale[0];
-      const uint8_t* packed = block + BYTES - 16;
-      for (int i = 0; i < 16; ++i) {
-        digits[i] = packed[i] & 15;
-        digits[i + 16] = packed[i] >> 4;
-      }
-    } else if constexpr (TYPE == CT_Q8_0) {
-      scale[0] = load_half(block);
-      low[0] = -128.0f * scale[0];
-      for (int i = 0; i < 32; ++i) digits[i] = block[2 + i] ^ 0x80;
-    } else if constexpr (TYPE == CT_Q6_K) {
-      q6_k_digits(block, digits);
-      const float d = load_half(block + 208);
-      for (int j = 0; j < 16; ++j) {
-        scale[j] = d * float(int8_t(block[192 + j]));
-        low[j] = -32.0f * scale[j];
-      }
-    } else {
-      (TYPE == CT_Q5_K ? q5_k_digits : q4_k_digits)(block, digits);
-      const float d = load_half(block), least = load_half(block + 2);
-      for (int j = 0; j < 8; ++j) {
-        int step, minimum;
-        k_scale(block + 4, j, step, minimum);
-        scale[j] = d * float(step);
-        low[j] = -least * float(minimum);
-      }
-    }
-  }
-};
 
 template <int COUNT>
 inline int32_t dot_of(const uint8_t* digits, const int8_t* q) {

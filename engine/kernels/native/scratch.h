@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "kernels.h"
@@ -14,13 +16,20 @@ inline size_t up_to(int32_t count, int32_t unit) { return size_t((count + unit -
 class Buffer {
  public:
   // Zeros. Throws std::bad_alloc.
-  explicit Buffer(size_t bytes);
+  explicit Buffer(size_t bytes) {
+    const size_t size = (bytes / LINE + 2) * LINE;
+    void* memory = std::aligned_alloc(LINE, size);
+    if (memory == nullptr) throw std::bad_alloc();
+    std::memset(memory, 0, size);
+    memory_.reset(static_cast<unsigned char*>(memory));
+  }
   template <typename T>
   T* as() const {
     return static_cast<T*>(static_cast<void*>(memory_.get()));
   }
 
  private:
+  static constexpr size_t LINE = 64;
   struct Free {
     void operator()(unsigned char* memory) const { std::free(memory); }
   };
@@ -63,8 +72,15 @@ class SumsRoom {
 // Memory for up to `rows` rows of inputs of up to `columns` columns, but for what plain weights read.
 class InputsRoom {
  public:
-  InputsRoom(int32_t rows, int32_t columns);
-  Inputs of(int32_t rows, int32_t columns) const;
+  InputsRoom(int32_t rows, int32_t columns)
+      : q_(up_to(rows, TILE) * size_t(columns)),
+        scale_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
+        low_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
+        low_16_(room<float>(up_to(rows, TILE) * size_t(columns / 16))) {}
+  Inputs of(int32_t rows, int32_t columns) const {
+    const int32_t wide = rows < 3 ? rows : rows < 5 ? 4 : TILE;
+    return {nullptr, q_.as<uint32_t>(), scale_.as<float>(), low_.as<float>(), low_16_.as<float>(), rows, columns, wide};
+  }
 
  private:
   Buffer q_, scale_, low_, low_16_;

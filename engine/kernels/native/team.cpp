@@ -61,8 +61,6 @@ ct_pool* ct_pool_create(int32_t threads) {
   }
 }
 
-int32_t ct_pool_threads(const ct_pool* pool) { return pool->pool.size(); }
-
 void ct_pool_alone(ct_pool* pool, int32_t alone) { pool->pool.set_alone(alone != 0); }
 
 void ct_pool_destroy(ct_pool* pool) { delete pool; }

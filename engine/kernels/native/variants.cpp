@@ -1,5 +1,5 @@
 // Which variants were compiled, and which of them this machine runs.
-#include "variants.h"
+#include "kernels.h"
 
 namespace chatterm {
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.kernels.native import compile as compiling
 from engine.kernels.native import library as native
 from engine.kernels.native.library import (
     Library,
@@ -37,24 +38,22 @@ def test_what_is_no_library_is_said_in_a_line(tmp_path: Path) -> None:
 
 
 def test_a_library_of_other_sources_is_refused(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native.compile_module(), "source_hash", lambda: "another")
+    monkeypatch.setattr(compiling, "source_hash", lambda: "another")
     with pytest.raises(NativeError, match="other sources"):
         open_library(Path(library.functions._name))
 
 
 def test_no_compiler_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = native.compile_module()
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(module.CompileError, match="C\\+\\+ compiler"):
-        module.compile_library(tmp_path / "library.so")
+    with pytest.raises(compiling.CompileError, match="C\\+\\+ compiler"):
+        compiling.compile_library(tmp_path / "library.so")
 
 
 def test_a_compiler_that_fails_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = native.compile_module()
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(module.CompileError, match="false failed"):
-        module.compile_library(tmp_path / "library.so")
+    with pytest.raises(compiling.CompileError, match="false failed"):
+        compiling.compile_library(tmp_path / "library.so")
     assert not list(tmp_path.iterdir())
 
 

@@ -17,13 +17,12 @@ from transformers import PretrainedConfig
 
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, unsupported
-from engine.kernels.native import library as native
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
-from models.reference.tiled import dequantize_rows
 from models.weights import block_formats
+from models.weights.dequantize import dequantize
 from tests.engine.native.spans import a_span
 from tests.models.checkpoints import PlainAttention, files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
@@ -65,7 +64,7 @@ class RoundedProduct:
             step = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
             rounded = (blocks / step).round().mul(step).view_as(x)
             numbers = torch.empty(weight.rows, weight.columns)
-            dequantize_rows(weight, 0, weight.rows, numbers)
+            dequantize(weight.data, weight.format, numbers)
             outputs.append(F.linear(rounded, numbers))
         out = torch.cat(outputs, -1)
         return out if bias is None else out + bias
@@ -304,15 +303,3 @@ def test_what_has_no_kernels_is_refused(checkpoint: Path, config: PretrainedConf
     with pytest.raises(NativeError, match="variant"):
         NativeDecoder(model, cache_for(model, torch.float32), pool, variant=99)
     assert unsupported(model.spec) is None
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_the_parts_of_a_step_are_timed(
-    checkpoint: Path, config: PretrainedConfig, pool: Pool, rows: int
-) -> None:
-    model = plain_model(checkpoint, config)
-    decoder = NativeDecoder(model, cache_for(model, torch.float32), pool)
-    times = native.Times()
-    decoder.run([a_span([1] * rows, 0, range(rows), [0])], times)
-    assert set(times.parts()) == {"embed", "qkv", "attention", "output", "gate_up", "down", "head"}
-    assert all(seconds > 0 for seconds in times.parts().values())

@@ -6,11 +6,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine.kernels.native.library import compile_module
+from engine.kernels.native import compile as compiling
 from tests.engine.native.conftest import LIBRARY
 
 FOLDER = Path(__file__).parent
@@ -46,14 +45,14 @@ def runtime(compiler: str) -> Path:
     pytest.skip(f"{compiler} comes without the address sanitizer")
 
 
-def sanitized(module: Any) -> Path:
+def sanitized() -> Path:
     """The library with sanitizers. It takes a minute to compile, so it is kept until the sources change."""
-    state = hashlib.sha256(repr((module.source_hash(), module.find_compiler(), SANITIZERS)).encode())
+    state = hashlib.sha256(repr((compiling.source_hash(), compiling.find_compiler(), SANITIZERS)).encode())
     kept: Path = FOLDER.parents[2] / "build" / "sanitized" / f"{state.hexdigest()[:16]}.so"
     if not kept.exists():
         shutil.rmtree(kept.parent, ignore_errors=True)
         kept.parent.mkdir(parents=True)
-        module.compile_library(kept, SANITIZERS)
+        compiling.compile_library(kept, SANITIZERS)
     return kept
 
 
@@ -62,11 +61,10 @@ def sanitized(module: Any) -> Path:
 )
 @pytest.mark.skipif(LIBRARY in os.environ, reason="this is the inner run")
 def test_the_tests_of_the_kernels_pass_under_sanitizers() -> None:
-    module = compile_module()
     try:
-        preload = runtime(module.find_compiler())
-        built = sanitized(module)
-    except module.CompileError as error:
+        preload = runtime(compiling.find_compiler())
+        built = sanitized()
+    except compiling.CompileError as error:
         pytest.skip(f"the kernels cannot be compiled with sanitizers: {error}")
     environment = os.environ | {
         LIBRARY: str(built),

@@ -1,12 +1,12 @@
 """Bringing evicted rows back from host memory beside computing them again, in one run.
 
-    python -m benchmarks.spill --json benchmarks/results/spill.json [--shapes 0.6B,8B] [--lengths 2048,8192]
+    python -m benchmarks.offload --json benchmarks/results/offload.json [--shapes 0.6B,8B] [--lengths 2048,8192]
 
 Qwen3's shapes in bf16, random weights. The KV cache holds the longest prompt and little more. Each round computes a
 new prompt in an empty cache, has another one that fills the cache evict it, and asks for the first one again, all of
-which comes back. "first" evicts the other prompt for the first time, so its spilling is in the time; then the two
+which comes back. "first" evicts the other prompt for the first time, so its offloading is in the time; then the two
 change places once more, and "back" is the time when both have their copies in host memory. "evicting" is the time of
-the prompt that fills the cache, over that of one as long in an empty cache: what spilling costs. The host memory is
+the prompt that fills the cache, over that of one as long in an empty cache: what offloading costs. The host memory is
 pinned before. The lengths take turns, the first round is thrown away, and medians are quoted. `--device cpu --shapes
 tiny --lengths 64,256` tries it out.
 """
@@ -17,8 +17,8 @@ import time
 
 import torch
 
-from benchmarks.machine import Budget, Record, describe, synchronize
-from benchmarks.options import names, numbers, parse, parser_of
+from benchmarks.machine import Budget, Record, synchronize
+from benchmarks.options import every_shape, names, numbers, parse, parser_of, rounds
 from benchmarks.prefill import warm_seconds
 from benchmarks.shapes import SHAPES, kv_bytes, random_engine, random_prompt
 from engine import Engine
@@ -47,7 +47,7 @@ def back_seconds(engine: Engine, prompt: list[int]) -> float:
     return spent
 
 
-def rounds(
+def measured(
     engine: Engine, spec: ModelSpec, lengths: list[int], capacity: int, repeats: int, budget: Budget
 ) -> dict[int, dict[str, list[float]]]:
     """Times in seconds, by length: "computed", "evicting", "first", "back"."""
@@ -55,10 +55,7 @@ def rounds(
         n: {"computed": [], "evicting": [], "first": [], "back": []} for n in lengths
     }
     seed = 0
-    for attempt in range(repeats + 1):
-        if not budget.allows(0.0):
-            print(f"stopped after {max(attempt - 1, 0)} rounds: no time", flush=True)
-            break
+    for attempt in rounds(repeats, budget):
         for length in lengths:
             engine._loop.call(engine._blocks.evict_all)
             assert engine._host is not None
@@ -100,7 +97,7 @@ def run(shape: str, arguments: argparse.Namespace, budget: Budget, record: Recor
     ) as (engine, _):
         assert engine._host is not None
         costs = engine._host.costs = Always()
-        times = rounds(engine, spec, arguments.lengths, blocks * size, arguments.repeats, budget)
+        times = measured(engine, spec, arguments.lengths, blocks * size, arguments.repeats, budget)
     print(f"{'tokens':>10}{'computed':>12}{'first':>12}{'back':>12}{'ratio':>8}{'GB/s':>8}{'evicting':>10}")
     for length, runs in times.items():
         if not runs["back"]:
@@ -133,15 +130,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=numbers, default=[2048, 8192])
     parser.set_defaults(peers=[], repeats=3)
     arguments = parse(parser, ())
-    budget = Budget(arguments.budget_s)
-    facts = describe(torch.device(arguments.device)) | {"repeats": arguments.repeats}
-    record = Record(arguments.json, facts, arguments.merge)
-    print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
-    for shape in arguments.shapes:
-        run(shape, arguments, budget, record)
-        if arguments.device != "cpu":
-            torch.cuda.empty_cache()
-    print(f"{budget.spent:.0f} s in all")
+    every_shape(arguments, run)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def used(manager: BlockManager, keys: list) -> None:
 TALK, OTHER = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]
 
 
-def test_what_is_evicted_is_spilled_from_its_end_and_comes_back_from_its_beginning() -> None:
+def test_what_is_evicted_is_offloaded_from_its_end_and_comes_back_from_its_beginning() -> None:
     manager, copies = manager_of(3, 2, 8)
     used(manager, TALK)
     assert copies == []
@@ -154,7 +154,7 @@ def test_coming_back_takes_no_more_than_there_is_room_for() -> None:
     with pytest.raises(OutOfBlocksError):
         manager.reserve(table, 2)
     manager.close(held)
-    manager.keep(OTHER)
+    manager.pin(OTHER)
     assert manager.open(TALK, idle=True).length == 2, "nor does idle work take the conversation in use"
     assert manager.open(TALK).length == 6
     manager.check()
@@ -189,7 +189,7 @@ def test_what_is_forgotten_is_forgotten_there_too_but_not_what_others_need() -> 
     manager.check()
 
 
-class SpilledBlocks(Blocks):
+class OffloadedBlocks(Blocks):
     """The same random use, with a tier that is too small for what is evicted."""
 
     def tier(self) -> HostTier:
@@ -201,8 +201,8 @@ class SpilledBlocks(Blocks):
             assert [row[-1] for row in rows] == list(block.keys), "a slot has what was offloaded to it"
 
 
-SpilledBlocks.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestSpilledBlocks = SpilledBlocks.TestCase
+OffloadedBlocks.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestOffloadedBlocks = OffloadedBlocks.TestCase
 
 
 def test_copies_are_carried_out_in_their_order_and_memory_is_taken_when_it_is_needed() -> None:

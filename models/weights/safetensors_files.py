@@ -1,0 +1,62 @@
+"""The safetensors files of a model, and what their headers say: without torch, for a look at a model loads nothing."""
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from models.errors import ModelError
+from models.files import read_json
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint in a folder. Raises ModelError when there is none."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return [folder / shard for shard in _shards(index)]
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    found = sorted(folder.glob("*.safetensors"))
+    if found:
+        return found
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"{folder} has its weights only as {pickles[0]}, a pickle, which can run any program when it "
+            "is opened; use a version of the model with safetensors or a GGUF file."
+        )
+    raise ModelError(f"{folder} has no *.safetensors file; download the model again.")
+
+
+def _shards(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} has no weight_map; download it again.")
+    shards = sorted({str(shard) for shard in weight_map.values()})
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise ModelError(
+                f"{index} names the shard {shard[:80]!r}, which is not there; download it again."
+            )
+        if not (index.parent / shard).is_file():
+            raise ModelError(f"The shard {shard} named by {index} is missing; download the model again.")
+    return shards
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of every tensor in a file, by name. Raises ModelError for a damaged or incomplete file."""
+    try:
+        file: Any = safe_open(path, framework="np")
+        parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
+    except (SafetensorError, OSError, ValueError, UnicodeError) as error:
+        raise damaged(path, error) from None
+
+
+def damaged(path: Path, error: Exception) -> ModelError:
+    """The line for a file that cannot be read because of `error`."""
+    reason = " ".join(str(error).split())[:160]
+    return ModelError(f"{path} cannot be read ({reason}); it is damaged or incomplete: download it again.")
