@@ -197,6 +197,8 @@ class Token:
 class Answered:
     outcome: Outcome | None
     index: int = 0
+    problem: str = ""
+    """Why there is no outcome of this one of several answers, in a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +383,7 @@ class Worker:
                 self._reports.append(Token(time.monotonic(), part, index))
             elif isinstance(part, EngineError | ModelError):
                 problem = part
-                self._reports.append(Answered(None, index))
+                self._reports.append(Answered(None, index, one_line(in_chat(part))))
             elif part.finish_reason is None:
                 self._reports.append(Begun(part, index))
             else:

@@ -259,13 +259,14 @@ class Conversation:
                 turn.is_stopping = True
             self._worker.stop()
 
-    def answered(self, outcome: Outcome | None, now: float, index: int = 0) -> None:
-        """A running answer is over."""
+    def answered(self, outcome: Outcome | None, now: float, index: int = 0, problem: str = "") -> None:
+        """A running answer is over; `problem` is the error that ended it, if one did."""
         turn = self._running.pop(index, None)
         if turn is None:
             return
         if self.turn is turn:
             self.turn = next(iter(self._running.values()), None)
+        turn.problem = problem
         turn.end(outcome, now)
         if turn.is_dropped:
             self.keeper.save(turn.session, turn.exchange)
@@ -289,10 +290,11 @@ class Conversation:
             self.stats.add(turn.stats, retry=turn.is_retry)
             self.process.add(turn.stats, retry=turn.is_retry)
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float, problem: str = "") -> None:
         """What runs ended with an error. What was said is kept; a message that was refused is given back."""
         turns, self._running, self.turn = list(self._running.values()), {}, None
         for turn in turns:
+            turn.problem = problem
             self._fail(turn, now)
 
     def _fail(self, turn: Turn, now: float) -> None:

@@ -54,6 +54,8 @@ class Turn:
         self.started = now
         self.speed = Speedometer()
         self.is_stopping = False
+        self.problem = ""
+        """The error that ended it, in a line."""
         self.is_dropped = False
         """It was taken off the screen while it ran."""
         self.is_undone = False

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 
 from chatterm.conversation.conversation import Conversation
 from chatterm.conversation.turn import SPINNER, Turn
-from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, padded, styled
+from chatterm.markdown.lines import Line, Run, cells, elided, line_cells, padded, styled, text_of, wrap
 from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import STYLE_CLASSES, Canvas
 from engine.cache.block_map import BlockMap
@@ -23,7 +23,11 @@ _NARROWEST = 34
 """Columns of a candidate below which they do not stand side by side."""
 _LOWEST = 9
 """Rows of its text below which they do not stand in two rows."""
+_AIRY = 20
+"""Rows of a candidate from which its head stands apart."""
 _GAP = 2
+_BEGINNING = 8
+"""Lines that are looked at for how a candidate begins."""
 _ENDS = {"cancelled": "stopped", "length": "at the token limit", "context_full": "the context is full"}
 
 
@@ -50,7 +54,7 @@ class CandidatesScreen(ModalScreen[None]):
         self._is_over = False
 
     def compose(self) -> ComposeResult:
-        yield Candidates()
+        yield Candidates(self._conversation.choice)
 
     def on_mount(self) -> None:
         self._look()
@@ -70,9 +74,8 @@ class CandidatesScreen(ModalScreen[None]):
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
-        choice = self._conversation.choice
-        if event.character is not None and event.character in "123456789"[: len(choice)]:
-            self._keep(choice[int(event.character) - 1])
+        if event.character is not None and (turn := self._view.numbered(event.character)) is not None:
+            self._keep(turn)
 
     def on_click(self, event: events.Click) -> None:
         turn, is_whole = self._view.at(event.x, event.y)
@@ -128,20 +131,30 @@ class _Box:
     width: int
     height: int
 
+    @property
+    def gap(self) -> int:
+        """Empty rows below the head, where there is plenty of room."""
+        return 1 if self.height >= _AIRY else 0
+
+    @property
+    def room(self) -> int:
+        """Rows of its text."""
+        return self.height - 1 - self.gap
+
 
 class Candidates(Canvas):
     """Side by side where there is room, else a list in which the selected one is open."""
 
     DEFAULT_CSS = "Candidates { width: 100%; height: 100%; padding: 1 3; }\nCandidates.-low { padding: 0 1; }"
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Sequence[Turn]) -> None:
         super().__init__()
         self.selected: Turn | None = None
         self.across = 1
         """How many stand side by side."""
         self._turns: list[Turn] = []
-        self._numbers: dict[int, int] = {}
-        """By exchange, so that no number changes when a candidate goes that said nothing."""
+        self._all = list(turns)
+        """Also those that are gone because they ended without a word: no number changes."""
         self._scrolled: dict[int, int] = {}
         """Rows above what is seen of a candidate."""
         self._is_running = True
@@ -152,8 +165,6 @@ class Candidates(Canvas):
     def show(self, turns: list[Turn], is_running: bool) -> None:
         """These are the candidates now."""
         self._turns, self._is_running = list(turns), is_running
-        for turn in turns:
-            self._numbers.setdefault(turn.exchange.id, len(self._numbers) + 1)
         if self.selected not in self._turns:
             self.selected = turns[0]
         self._again()
@@ -161,6 +172,13 @@ class Candidates(Canvas):
     def select(self, turn: Turn) -> None:
         self.selected = turn
         self._again()
+
+    def numbered(self, digit: str) -> Turn | None:
+        """The candidate with this number."""
+        return next((turn for turn in self._turns if digit == str(self._number(turn))), None)
+
+    def _number(self, turn: Turn) -> int:
+        return self._all.index(turn) + 1
 
     def move(self, step: int) -> None:
         if self.selected in self._turns:
@@ -171,7 +189,7 @@ class Candidates(Canvas):
     def page(self, step: int) -> None:
         box = next((box for box in self._boxes if box.turn is self.selected), None)
         if box is not None:
-            self._scroll(box, step * max(box.height - 3, 1))
+            self._scroll(box, step * max(box.room - 2, 1))
 
     def scroll_at(self, x: int, y: int, step: int) -> None:
         for box in self._boxes:
@@ -192,7 +210,7 @@ class Candidates(Canvas):
 
     def _scroll(self, box: _Box, rows: int) -> None:
         id = box.turn.exchange.id
-        most = max(len(_text(box.turn, box.width - 2)) - (box.height - 1), 0)
+        most = max(len(_text(box.turn, box.width - 2)) - box.room, 0)
         self._scrolled[id] = min(max(self._scrolled.get(id, 0) + rows, 0), most)
         self._again()
 
@@ -216,14 +234,22 @@ class Candidates(Canvas):
         question = one_line(self._turns[0].prompt.text, 400)
         title = f"{counted(len(self._turns), 'answer')}  "
         head: Line = [(title, "heading"), (elided(question, max(width - cells(title), 8)), "user")]
-        self._boxes = self._placed(width, height - 4)
-        rows: list[Line] = [[] for _ in range(max(height - 4, 1))]
+        failures = self._failures(width)
+        room = height - 4 - len(failures)
+        self._boxes = self._placed(width, room)
+        rows: list[Line] = [[] for _ in range(max(room, 1))]
         for box in self._boxes:
             for at, line in enumerate(self._card(box)):
                 if box.y - 2 + at < len(rows):
                     row = rows[box.y - 2 + at]
                     row[:] = [*padded(row, box.x, ""), *line]
-        return [head, [], *rows, [], [(self._hint(width), "muted")]]
+        return [head, [], *rows, [], *failures, [(self._hint(width), "muted")]]
+
+    def _failures(self, width: int) -> list[Line]:
+        """What became of candidates that are gone."""
+        gone = [turn for turn in self._all if turn.problem and turn not in self._turns]
+        said = " · ".join(f"Answer {self._number(turn)} failed: {turn.problem}" for turn in gone)
+        return [[(elided(said, width), "error")]] if said else []
 
     def _hint(self, width: int) -> str:
         """What the keys do, as far as there is room."""
@@ -263,28 +289,31 @@ class Candidates(Canvas):
         turn, width = box.turn, box.width
         is_selected = turn is self.selected
         bar = ("▌", "user-bar") if is_selected else ("│", "rule")
-        head = [bar, (" ", ""), *self._head(turn, width - 2, box.height == 1)]
+        head = [bar, (" ", ""), *self._head(turn, width - 2, with_text=box.height == 1)]
         filled = padded(head, width, "")
         lines = [styled(filled, "chosen") if is_selected else filled]
-        room = box.height - 1
-        if room:
+        if room := box.room:
             text = _text(turn, width - 2)
             start = min(self._scrolled.get(turn.exchange.id, 0), max(len(text) - room, 0))
             shown = text[start : start + room]
+            if start and room > 3:
+                shown[0] = [(f"▴ {counted(start + 1, 'more line')}", "muted")]
             if (left := len(text) - start - room) > 0:
-                shown = [*shown[:-1], [(f"▾ {counted(left + 1, 'more line')}", "muted")]]
-            for line in [*shown, *([[]] * (room - len(shown)))]:
+                how = " · Page Down" if is_selected else ""
+                shown[-1] = [(elided(f"▾ {counted(left + 1, 'more line')}{how}", width - 2), "muted")]
+            for line in [*([[]] * box.gap), *shown, *([[]] * (room - len(shown)))]:
                 lines.append(padded([bar, (" ", ""), *line], width, ""))
         return lines
 
-    def _head(self, turn: Turn, width: int, with_text: bool) -> Line:
+    def _head(self, turn: Turn, width: int, *, with_text: bool) -> Line:
         """Its number, what it is doing, and of one that is not open how it begins."""
-        number = f"{self._numbers[turn.exchange.id]}  "
+        number = f"{self._number(turn)}  "
         state = elided(_state(turn), max(width - cells(number), 1))
         line: Line = [(number, "accent"), (state, "muted")]
         room = width - line_cells(line) - 2
-        if with_text and room > 8 and turn.exchange.text.strip():
-            line += [("  ", ""), (elided(one_line(turn.exchange.text, room + 40), room), "")]
+        if with_text and room > 8:
+            begins = " ".join(text_of(line).strip() for line in _text(turn, width)[:_BEGINNING])
+            line += [("  ", ""), (elided(one_line(begins, room + 40), room), "")]
         return line
 
 
@@ -293,7 +322,9 @@ def _state(turn: Turn) -> str:
     count = counted(turn.speed.count, "token")
     reason = turn.exchange.finish_reason
     if reason is not None:
-        return f"{count} · {_ENDS[reason]}" if reason in _ENDS else count
+        end = "failed" if turn.problem else _ENDS.get(reason, "")
+        thought = turn.answer.thinking_tokens
+        return " · ".join(part for part in (count, end, f"{thought:,} thinking" if thought else "") if part)
     sign = SPINNER[int((monotonic() - turn.started) * 10) % len(SPINNER)]
     if turn.is_stopping:
         return f"{sign} stopping"
@@ -303,13 +334,15 @@ def _state(turn: Turn) -> str:
 
 
 def _text(turn: Turn, width: int) -> list[Line]:
-    """What is there to read: the thinking until there is an answer."""
+    """What is there to read: the thinking until there is an answer, and the error that ended it."""
     answer = turn.answer
     if answer.body.is_empty and answer.has_thought:
-        return [styled(list(line), "thinking") for line in answer.thinking.lines(width)]
-    if answer.body.is_empty and turn.exchange.finish_reason is not None:
-        return [[("The model gave no text.", "muted")]]
-    return [_plain(line) for line in answer.body.lines(width)]
+        lines = [styled(line, "thinking") for line in answer.thinking.lines(width)]
+    elif answer.body.is_empty and turn.exchange.finish_reason is not None:
+        lines = [[("The model gave no text.", "muted")]]
+    else:
+        lines = [_plain(line) for line in answer.body.lines(width)]
+    return [*lines, [], *wrap([(turn.problem, "error")], width)] if turn.problem else lines
 
 
 def _plain(line: Sequence[Run]) -> Line:

@@ -1,9 +1,13 @@
 """Helpers that drive the application without a terminal."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import textual.app
+import textual.pilot
 from rich.segment import Segment
+from textual._context import active_app
 from textual.pilot import Pilot
 
 from chatterm.app import ChatApp
@@ -17,6 +21,26 @@ from tests.chatterm.scripted import ScriptedBackend
 LOOKS = 1000
 """Looks, a hundredth of a second apart, after which something counts as not happening. Looks rather than seconds:
 a machine that is held up for a while must not fail a test."""
+
+
+async def at_rest(*_: float) -> None:
+    """Until all that follows from what was done is done and laid out; timers and other threads are not waited for.
+
+    Textual looks for stretches of 20 ms in which the process computes next to nothing: that takes long, and where
+    another thread is busy a second for each key.
+    """
+    loop = asyncio.get_running_loop()
+    app = active_app.get(None)
+    for _ in range(4):  # a layout may ask for another one
+        await asyncio.sleep(0)
+        while loop._ready:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        if app is None or not app.screen_stack:
+            return
+        app.screen._on_timer_update()
+
+
+textual.app.wait_for_idle = textual.pilot.wait_for_idle = at_rest  # type: ignore[attr-defined]
 
 
 class Driver:

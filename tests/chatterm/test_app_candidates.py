@@ -21,8 +21,9 @@ def texts(driver: Driver) -> list[str]:
 async def draws(driver: Driver, count: int, *, wait: bool = True) -> Candidates:
     await driver.send(f"/retry {count}", wait=wait)
     await driver.until(lambda: isinstance(driver.app.screen, CandidatesScreen))
-    await driver.pilot.pause()
-    return driver.app.screen.query_one(Candidates)
+    view = driver.app.screen.query_one(Candidates)
+    await driver.until(lambda: view._turns and not (wait and view._is_running))
+    return view
 
 
 def backend(*answers: str, gate: threading.Event | None = None, after: int = 2) -> ScriptedBackend:
@@ -141,11 +142,16 @@ async def test_an_error_of_one_is_not_that_of_the_others() -> None:
     async with driven(ScriptedBackend([Script("first"), bad, Script("good"), late])) as driver:
         await driver.send("q")
         await draws(driver, 3)
-        await driver.pilot.press("2")  # numbers stay as they were shown
+        await driver.shows("Answer 1 failed: no room")
+        assert "1 token · failed" in driver.text()
+        assert driver.text().count("no more room") == 1
+        await driver.pilot.press("1")  # it is gone
+        assert isinstance(driver.app.screen, CandidatesScreen)
+        await driver.pilot.press("3")  # numbers stay as they were shown
         await driver.until(lambda: driver.app.screen is driver.app.chat)
         await driver.idle()
         assert texts(driver) == ["first", "good", "half"]
-        assert driver.answers == ["half"] or driver.answers == ["good"]
+        assert driver.answers == ["half"]
         assert "no more room" in " ".join(driver.errors)
 
 
@@ -248,10 +254,23 @@ async def test_the_rest_of_a_long_one_is_a_page_away() -> None:
         await draws(driver, 2)
         assert "paragraph 0" in driver.text()
         assert "more lines" in driver.text()
+        seen = set[str]()
         for _ in range(12):
+            seen.update(driver.text().split())
             await driver.pilot.press("pagedown")
         await driver.shows("paragraph 59")
-        assert "more lines" not in driver.text()
+        assert {str(number) for number in range(59)} <= seen
+        assert "▾" not in driver.text()
+        assert "▴" in driver.text()
+
+
+async def test_one_that_is_not_open_shows_how_it_begins_as_it_is_read() -> None:
+    answers = ["plain", "**bold** and\n\n```python\nx = 1\n```", "last"]
+    async with driven(backend(*answers)) as driver:
+        await driver.send("q")
+        await draws(driver, 3)
+        assert "bold and python x = 1" in " ".join(driver.text().split())
+        await driver.pilot.press("escape")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -68,11 +68,17 @@ def test_completion_replaces_what_is_before_the_cursor(folder: Path, text: str, 
     "text",
     [
         "me@notes.txt", "@nobody", "@property", "@pytest.fixture", '@app.route("/x.txt")', "@example.com", "@v1.2.3",
-        "@types/node", "@user/repo", "@...", "@.", "@", "@ notes.txt", "(@missing.txt)", "@a", "@a,",
+        "@types/node", "@user/repo", "@...", "@.", "@", "@ notes.txt", "(@missing.txt)",
     ],
 )  # fmt: skip
 def test_what_no_one_means_as_a_file_is_not_asked_about(folder: Path, text: str) -> None:
-    attach(text, folder)
+    assert attach(text, folder) == Attached(text)
+
+
+@pytest.mark.parametrize("text", ["@a", "@a,"])
+def test_one_letter_is_a_name_where_there_is_such_a_file(folder: Path, text: str) -> None:
+    attached = attach(text, folder)
+    assert (attached.message, len(attached.blocks)) == (text[1:], 1)
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,8 @@ def test_a_turn_retry_undo_and_their_count(backend: LocalBackend) -> None:
     assert last is not None
     assert last.text.startswith("".join(event.text for event in events))
     assert last.finish_reason in (FinishReason.LENGTH, FinishReason.EOS)
-    assert last.stats.generated_tokens == len(last.stats.to_dict()) or last.stats.generated_tokens >= len(
-        events
-    )
+    assert len(last.token_ids) >= len(events) > 0
+    assert last.stats.generated_tokens - len(last.token_ids) in (0, 1)  # the marker that ends a turn
     used = backend.used_tokens
     assert used > empty
     list(backend.retry())

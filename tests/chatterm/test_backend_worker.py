@@ -211,7 +211,7 @@ def test_candidates_are_told_apart_and_an_error_of_one_comes_last() -> None:
         assert isinstance(own[-1], Answered)
         assert own[-1].outcome is not None
     assert [report for report in reports if isinstance(report, Answered) and report.index == 1] == [
-        Answered(None, 1)
+        Answered(None, 1, "no room")
     ]
     assert isinstance(reports[-1], Failed)
     assert reports[-1].message == "no room"

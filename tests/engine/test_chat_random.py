@@ -14,7 +14,7 @@ from tests.engine.test_chat_paths import copies
 from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
 from tests.models.checkpoints import run
 
-STEPS = 60
+STEPS = 40
 OPERATIONS = (
     *("send", "send", "send", "resume", "resume", "retry", "load", "load", "crash", "stop", "now"),
     *("undo", "settle", "draft", "count", "evict", "think"),

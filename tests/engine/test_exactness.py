@@ -30,8 +30,8 @@ from engine.schedule.sequence import Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
 from tests.models.checkpoints import tiny_qwen3
 
-SEEDS = int(os.environ.get("CHATTERM_FIRE_SEEDS", "12"))
-STEPS = int(os.environ.get("CHATTERM_FIRE_STEPS", "80"))
+SEEDS = int(os.environ.get("CHATTERM_FIRE_SEEDS", "8"))
+STEPS = int(os.environ.get("CHATTERM_FIRE_STEPS", "50"))
 CONFIG = tiny_qwen3(
     vocab_size=272,
     hidden_size=32,

@@ -14,7 +14,7 @@ from tests.engine.test_chat import CONFIG, ask
 from tests.engine.tiny import TinyEngine, tiny_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
-STROKES = int(os.environ.get("CHATTERM_STROKES", "400"))
+STROKES = int(os.environ.get("CHATTERM_STROKES", "150"))
 """An hour of typing at six keys a second are 21,600."""
 
 

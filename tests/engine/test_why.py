@@ -9,7 +9,7 @@ from engine.conversation.chat import Chat
 from engine.events import Cause, Parting, TurnStats
 from tests.engine.tiny import TinyEngine, say, tiny_engine, tiny_tokenizer
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=400)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 NEW_MESSAGE = "<|im_end|>\n<|im_start|>user\n"
 ASKED = "<|im_end|>\n<|im_start|>assistant\n"
 

@@ -205,9 +205,9 @@ class ChatScreen(MessageSelection):
                 self.info = replace(info, name=one_line(info.name, limit=200))
                 self.is_loading, self._progress = False, None
                 collect_rarely()
-            case worker.Answered(outcome, index):
+            case worker.Answered(outcome, index, problem):
                 turn = self.conversation.turn
-                self.conversation.answered(outcome, now, index)
+                self.conversation.answered(outcome, now, index, problem)
                 self.presence.answered(turn if self.conversation.turn is None else None, now)
                 self.titling.answered(now)
                 self.set_timer(_REST, self._tidy)
@@ -237,7 +237,7 @@ class ChatScreen(MessageSelection):
                         self.conversation.take_back()
                     message = sentences(message, "/model loads another model, /quit exits")
             case worker.Send() | worker.Resume() | worker.Draw():
-                self.conversation.failed(now)
+                self.conversation.failed(now, message)
             case worker.LoadPath():
                 self.conversation.forget()
                 if self.info is None:

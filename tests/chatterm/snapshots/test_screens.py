@@ -16,10 +16,11 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from chatterm.app import ChatApp
-from chatterm.backends.backend import Exchange, Figures, ModelChoice, Progress, TurnStats
+from chatterm.backends.backend import EngineError, Exchange, Figures, ModelChoice, Progress, TurnStats
 from chatterm.conversation.entries import AnswerEntry
 from chatterm.conversation.figures import Live, Speedometer, Watch
 from chatterm.conversation.stats import ProcessFigures
+from chatterm.screens.candidates import Candidates
 from chatterm.sessions.records import SessionInfo
 from chatterm.sessions.store import Store
 from engine.cache.block_map import BlockMap, BlockState
@@ -110,10 +111,12 @@ async def still(driver: Driver) -> None:
             entry.thinking_s = 1.2
             entry.changed()
     for turn in (chat.conversation.turn, chat.conversation.ended):
-        if turn is not None:
+        if turn is not None and not turn.is_candidate:
             turn.speed, turn.started = Steady(), 99.8
     driver.transcript.update()
+    driver.transcript._move_bar()  # it follows a frame later
     chat._show_live(time.monotonic())
+    driver.app.screen.refresh()  # with what is seen of the conversation below it
     await driver.pilot.pause()
 
 
@@ -214,6 +217,23 @@ async def paste(driver: Driver) -> None:
     await driver.shows("03:00")
 
 
+async def candidates(driver: Driver) -> None:
+    """One is long, one has thought, one failed in the middle and one before it said anything."""
+    await talk(driver)
+    short = "A river moves sediment as *bed load*, *suspended load* and *dissolved load*."
+    full = EngineError("The context is full; /reset begins a new conversation.")
+    driver.app.chat.backend.scripts[1:] = [
+        Script(ANSWER * 4),
+        Script(short, THOUGHT),
+        Script(ANSWER, error=full, error_after=30),
+        Script(error=full),
+    ]
+    await driver.send("/retry 4")
+    await driver.shows("Answer 4 failed")
+    view = driver.app.screen.query_one(Candidates)
+    await driver.until(lambda: not view._is_running)
+
+
 async def palette(driver: Driver) -> None:
     await driver.pilot.press("ctrl+p")
     await driver.shows("Show commands and keys")
@@ -236,6 +256,7 @@ SCREENS: dict[str, Callable[[Driver], Awaitable[None]]] = {
     "models": models,
     "sessions": sessions,
     "paste": paste,
+    "candidates": candidates,
     "palette": palette,
 }
 
