@@ -198,7 +198,7 @@ def match(spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names) -> dic
 
     Raises ModelError unless the tensors are exactly the network's.
     """
-    wanted = {slot.name(names): slot for slot in slots(spec)}
+    wanted = {slot.name(names): slot for slot in slots(spec, names)}
     places: dict[str, Slot] = {}
     for tensor in tensors:
         if _is_redundant(tensor.name, spec, names):
@@ -232,8 +232,9 @@ def needed_bytes(
     spec: ModelSpec, dtype: torch.dtype, positions: int, kinds: Mapping[Slot, Kind] | None = None
 ) -> int:
     """Bytes of all weights, those in blocks (mapped from a file or not) included, and of the rotary tables."""
-    found, kinds = list(slots(spec)), kinds or {}
-    plain = group_shapes([slot for slot in found if slot not in kinds])
+    kinds = kinds or {}
+    in_blocks = {slot.group for slot in kinds}
+    plain = group_shapes([slot for slot in slots(spec) if slot.group not in in_blocks])
     numbers = sum(prod(shape) for shape in plain.values())
     numbers += sum(positions * width for _, width in ropes(spec))
     blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())

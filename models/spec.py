@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
@@ -30,7 +30,17 @@ class Rope:
     original_positions: int = 0
     """original_max_position_embeddings"""
     frequency_factors: tuple[float, ...] | None = None
-    """Divisors of each frequency, [dims / 2], where a GGUF file stores them (rope_freqs.weight)."""
+    """Divisors of each frequency, [dims / 2]: of longrope the short ones, else what a GGUF file stores."""
+    long_factors: tuple[float, ...] | None = None
+    """Of longrope: the divisors where the context is longer than `original_positions`."""
+    attention_factor: float = 1.0
+    """cos and sin are multiplied by it (yarn and longrope)."""
+    beta_fast: float = 32.0
+    """Of yarn: frequencies that turn more often than this within `original_positions` are kept."""
+    beta_slow: float = 1.0
+    """Of yarn: those that turn less often are divided by the factor."""
+    truncate: bool = True
+    """Of yarn: whether the two bounds are rounded to whole dimensions."""
     dims: int | None = None
     """How many numbers of a head are rotated, its first ones; None: all."""
     interleaved: bool = False

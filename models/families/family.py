@@ -55,7 +55,9 @@ class GGUFConfig:
     tensors: Mapping[str, Any]
     """By name; only which there are counts."""
     rope_factors: tuple[float, ...] | None = None
-    """The values of rope_freqs.weight."""
+    """The values of rope_freqs.weight, or of rope_factors_short.weight."""
+    long_factors: tuple[float, ...] | None = None
+    """Those of rope_factors_long.weight."""
 
 
 @dataclass(frozen=True, slots=True)

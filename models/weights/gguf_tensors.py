@@ -19,7 +19,7 @@ from models.weights.gguf import GGUFFile, GGUFTensor
 from models.weights.staging import Extent
 
 Order = np.ndarray[Any, np.dtype[Any]]
-_IN_CONFIG = ("rope_freqs.weight",)
+_IN_CONFIG = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are part of the description."""
 
 

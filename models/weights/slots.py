@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
 
 Names = Mapping[str, str]
 """What a checkpoint calls the parts of `Slot`: "layers" is the prefix of a layer, with {} for its number; parts of a
-layer stand without theirs. Of experts "{}" is the number."""
+layer stand without theirs. Of experts "{}" is the number. A group ("qkv") is named where one tensor holds its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,23 @@ class Slot:
         return f"{name}.{self.field}" if self.part != "sinks" else name
 
 
-def slots(spec: ModelSpec) -> Iterator[Slot]:
-    """A slot for every tensor, from first to last."""
+def slots(spec: ModelSpec, names: Names = MappingProxyType({})) -> Iterator[Slot]:
+    """A slot for every tensor, from first to last, of a checkpoint that calls them `names`.
+
+    Where these name a whole group ("qkv", "gate_up"), one tensor holds all parts of it, in their order.
+    """
+    found = list(_parts(spec))
+    shapes = group_shapes(found)
+    for slot in found:
+        whole = slot.group.removeprefix(f"layers.{slot.layer}.").removesuffix(f".{slot.field}")
+        if whole not in names or slot.part == whole:
+            yield slot
+        elif slot.start == 0:
+            shape = shapes[slot.group]
+            yield replace(slot, part=whole, rows=shape[0], shape=shape)
+
+
+def _parts(spec: ModelSpec) -> Iterator[Slot]:
     hidden, vocab = spec.hidden_size, spec.vocab_size
     yield Slot("embedding", "weight", "embedding.weight", 0, vocab, (vocab, hidden))
     if spec.learned_positions:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from models.files import ModelFiles
 from models.network import Network
 from models.reference.decoder import Decoder
+from models.spec import ModelSpec
 
 VOCAB_SIZE = 160
 
@@ -99,21 +100,26 @@ def files_of(path: Path) -> ModelFiles:
 
 
 class PlainAttention:
-    """Causal attention of one sequence, softmax in fp32; keeps k and v of every layer."""
+    """Causal attention of one sequence as `spec` has it, softmax in fp32; keeps k and v of every layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: ModelSpec | None = None) -> None:
+        self.spec = spec
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layer = None if self.spec is None else self.spec.layers[layer_index].attention
         if layer_index in self.kv:
             old_k, old_v = self.kv[layer_index]
             k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
         self.kv[layer_index] = k, v
         group = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
-        scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)) * q.shape[-1] ** -0.5
-        rows = torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
-        scores = scores.masked_fill(torch.arange(len(k)) > rows, float("-inf"))
+        scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2))
+        scores = scores * (q.shape[-1] ** -0.5 if layer is None else layer.softmax_scale)
+        rows, columns = torch.arange(len(k) - len(q), len(k)).unsqueeze(1), torch.arange(len(k))
+        scores = scores.masked_fill(columns > rows, float("-inf"))
+        if layer is not None and layer.window is not None:
+            scores = scores.masked_fill(columns <= rows - layer.window, float("-inf"))
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
         return torch.matmul(weights, values).transpose(0, 1)
 
@@ -125,7 +131,7 @@ def run(
     model = Decoder(given) if isinstance(given, Network) else given
     with torch.inference_mode():
         positions = torch.arange(start, start + len(token_ids))
-        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention())
+        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention(model.spec))
         return model.logits(hidden)
 
 
@@ -147,22 +153,9 @@ def run_reference(model: Any, token_ids: list[int]) -> Tensor:
         return model(torch.tensor([token_ids])).logits[0]
 
 
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
+_GGUF = {"olmo3": "olmo2", "mistral": "llama", "ministral": "llama"}
+"""The GGUF architecture of a model_type, where it has another name."""
+_INTERLEAVED = ("llama", "smollm3", "granite")
 
 
 def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -200,15 +193,21 @@ def write_gguf(
     quantization: Kind | Mapping[str, Kind] = Kind.F32,
     *,
     rope_factors: list[float] | None = None,
+    long_factors: list[float] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a transformers Qwen3 or Llama as GGUF; returns the path.
+    """Write a dense transformers model as GGUF, under the names of the gguf package's tables; returns the path.
 
     Matrices are of the type `quantization`, or of the one it has for their GGUF name (`attn_q`). What the gguf
     package cannot quantise becomes random blocks.
     """
     config = model.config
-    arch = {"qwen3": "qwen3", "llama": "llama"}[config.model_type]
+    arch = _GGUF.get(config.model_type, config.model_type)
+    table = gguf.get_tensor_name_map(
+        {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}[arch], config.num_hidden_layers
+    )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    ropes = config.rope_parameters
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -216,27 +215,28 @@ def write_gguf(
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
     for key, value in (metadata or {}).items():
-        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add = {
+            str: writer.add_string,
+            float: writer.add_float32,
+            int: writer.add_uint32,
+            list: writer.add_array,
+        }[type(value)]
         add(key, value)
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         weight = parameter.float().numpy()
-        stem, _, kind = name.rpartition(".")
-        if ".layers." in stem:
-            _, _, layer, stem = stem.split(".", 3)
-            target = f"blk.{layer}.{_GGUF_NAMES[stem]}.{kind}"
-        else:
-            target = f"{_GGUF_NAMES[stem]}.{kind}"
-        if arch == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
+        target = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        if arch in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             weight = _interleave(weight, heads)
         stem = target.split(".")[-2]
         wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
@@ -246,8 +246,10 @@ def write_gguf(
             writer.add_tensor(target, random_blocks(wanted, *weight.shape, len(target)), raw_dtype=wanted)
         else:
             writer.add_tensor(target, gguf.quantize(weight, wanted), raw_dtype=wanted)
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
+    short = "rope_freqs" if long_factors is None else "rope_factors_short"
+    for name, factors in ((short, rope_factors), ("rope_factors_long", long_factors)):
+        if factors is not None:
+            writer.add_tensor(f"{name}.weight", np.array(factors, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,6 +1,8 @@
 """The description of a network from config.json and from GGUF metadata, and what is refused."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from models.files import ModelFiles
 from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.weights.block_formats import Kind
 from models.weights.gguf import GGUFFile, GGUFTensor
+from models.weights.slots import parameters
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -195,11 +198,23 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (QWEN3, {"head_dim": 127}, ["head_dim 127"]),
         (QWEN3, {"hidden_act": "gelu"}, ["gelu", "silu"]),
         (QWEN3, {"layer_types": ["full_attention", "linear_attention"]}, ["linear_attention"]),
-        (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "llama3"]),
+        (QWEN3, {"rope_scaling": {"rope_type": "proportional"}}, ["proportional", "yarn"]),
         (QWEN3, {"rope_scaling": {"rope_type": ["x"]}}, ["RoPE"]),
         (QWEN3, {"rope_scaling": "linear"}, ["rope_scaling", "object"]),
         (QWEN3, {"rope_scaling": {"rope_type": "linear"}}, ["no factor"]),
-        (QWEN3, {"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
+        (QWEN3, {"rope_parameters": {"partial_rotary_factor": 1.5}}, ["partial_rotary_factor", "192"]),
+        (QWEN3, {"rope_scaling": {"type": "longrope", "factor": 2.0}}, ["no short_factor"]),
+        (
+            QWEN3,
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            ["short_factor", "64 numbers"],
+        ),
+        (
+            QWEN3,
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 63 + [-1]}},
+            ["short_factor", "above 0"],
+        ),
+        (QWEN3, {"use_sliding_window": True, "max_window_layers": -1}, ["max_window_layers", "from 0"]),
         (QWEN3, {"quantization_config": {"quant_method": "gptq"}}, ["quantised", "GGUF"]),
         (LLAMA, {"rope_scaling": {**LLAMA["rope_scaling"], "low_freq_factor": 4.0}}, ["low_freq_factor"]),
         (LLAMA, {"head_dim": None, "hidden_size": 2049}, ["no head_dim"]),
@@ -227,16 +242,68 @@ def test_only_the_layers_that_are_named_have_a_window() -> None:
     assert Feature.MIXED_LAYERS in features(spec)
 
 
+def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None:
+    raw = {  # Qwen2.5-0.5B-Instruct
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 21,
+        "model_type": "qwen2",
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+    assert hf(raw).attention == Attention(14, 2, 64, qkv_bias=True, rope=Rope(1e6))
+    assert features(hf(raw)) == {Feature.QKV_BIAS}
+    assert parameters(hf(raw)) == 494_032_768
+    windowed = hf(raw | {"use_sliding_window": True, "sliding_window": 4096})
+    assert [layer.attention.window for layer in windowed.layers] == [None] * 21 + [4096] * 3
+    # As the model card tells to run it beyond what it was made for.
+    rope = hf(
+        raw | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
+    )
+    assert rope.attention.rope == Rope(
+        1e6, "yarn", 4.0, original_positions=32768, attention_factor=1 + 0.1 * math.log(4)
+    )
+
+
+def test_a_window_in_a_gguf_file_is_that_of_the_layers_it_names() -> None:
+    change: dict[str, Any] = {"llama.attention.sliding_window": 4096}
+    assert {layer.attention.window for layer in gguf(GGUF | change).layers} == {4096}
+    change["llama.attention.sliding_window_pattern"] = [True] * 29 + [False]
+    assert [layer.attention.window for layer in gguf(GGUF | change).layers] == [4096] * 29 + [None]
+
+
+def test_yarn_and_longrope_of_gguf_files() -> None:
+    at = "llama.rope.scaling."
+    raw = GGUF | {f"{at}type": "yarn", f"{at}factor": 4.0, f"{at}original_context_length": 2048}
+    plain = Rope(1e5, "yarn", 4.0, original_positions=2048, attention_factor=1 + 0.1 * math.log(4))
+    assert gguf(raw).attention.rope == plain
+    more = {f"{at}yarn_attn_factor": 1.5, f"{at}yarn_beta_fast": 16.0, f"{at}yarn_beta_slow": 2.0}
+    assert gguf(raw | more).attention.rope == replace(plain, attention_factor=1.5, beta_fast=16, beta_slow=2)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"general.architecture": "gemma3"}, ["gemma3", "qwen3, llama"]),
         ({"general.architecture": ["llama"]}, ["not supported"]),
         ({"llama.expert_count": 8}, ["mixture of experts"]),
-        ({"llama.attention.sliding_window": 4096}, ["sliding-window"]),
         ({"llama.rope.dimension_count": 32}, ["llama.rope.dimension_count is 32", "64"]),
         ({"llama.attention.value_length": 32}, ["llama.attention.value_length"]),
-        ({"llama.rope.scaling.type": "yarn"}, ["yarn"]),
+        ({"llama.rope.scaling.type": "dynamic"}, ["dynamic", "yarn"]),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_log_multiplier": 0.1},
+            ["yarn with a log multiplier"],
+        ),
         ({"llama.attention.head_count_kv": [3, 3]}, ["llama.attention.head_count_kv"]),
         ({"llama.block_count": None}, ["no llama.block_count"]),
         ({"llama.attention.layer_norm_rms_epsilon": 0.0}, ["layer_norm_rms_epsilon"]),

@@ -11,8 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from models.errors import ModelError
-from models.families.family import GGUF_NAMES
-from models.families.registry import load_spec
+from models.families.registry import load_spec, spec_of_gguf
 from models.load import load_model
 from models.progress import Progress
 from models.weights import block_formats
@@ -28,6 +27,7 @@ from tests.models.checkpoints import (
     tiny_qwen3,
     write_gguf,
 )
+from tests.models.families import FAMILIES, GGUF, GGUF_FACTORS
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 40))
@@ -56,15 +56,22 @@ CONFIGS = {
     "llama": tiny_llama(),
     "llama tied": tiny_llama(tie_word_embeddings=True),
     "llama bias": tiny_llama(attention_bias=True),
+    **FAMILIES,
     "qwen3": tiny_qwen3(),
     "qwen3 untied": tiny_qwen3(tie_word_embeddings=False),
 }
 
 
+def told(config: Any) -> dict[str, Any]:
+    """What a file of this config tells besides its sizes."""
+    name = next((name for name, known in CONFIGS.items() if known is config), "")
+    return {"metadata": GGUF.get(name), **GGUF_FACTORS.get(name, {})}
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_logits_are_those_of_the_checkpoint(config: Any, tmp_path: Path) -> None:
     model = random_model(config)
-    ours = run(load(write_gguf(tmp_path / "model.gguf", model)), TOKENS)
+    ours = run(load(write_gguf(tmp_path / "model.gguf", model, **told(config))), TOKENS)
     expected = run_reference(model, TOKENS)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
@@ -165,9 +172,12 @@ def test_header_is_what_the_gguf_package_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_tensor_names(config: Any, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", random_model(config))
-    names = [slot.name(GGUF_NAMES) for slot in slots(load_spec(files_of(path)))]
-    assert sorted(names) == sorted(read_gguf(path).tensors)
+    path = write_gguf(tmp_path / "model.gguf", random_model(config), **told(config))
+    file = read_gguf(path)
+    family, spec = spec_of_gguf(file)
+    wanted = {slot.name(family.gguf_names): slot for slot in slots(spec, family.gguf_names)}
+    weights = {name: tensor.shape for name, tensor in file.tensors.items() if not name.startswith("rope_")}
+    assert {name: slot.shape for name, slot in wanted.items()} == weights
 
 
 def test_progress_counts_the_bytes_and_ends_full(path: Path) -> None:
@@ -220,7 +230,7 @@ def test_a_wrong_shape_is_told_with_the_right_one(tmp_path: Path) -> None:
     ("metadata", "words"),
     [
         ({"split.count": 3}, "split model"),
-        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"general.alignment": 48}, "alignment 48"),
     ],

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import MistralConfig
+from transformers import MistralConfig, Qwen2Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from models.families.registry import spec_of_hf
@@ -29,6 +29,7 @@ from tests.models.checkpoints import (
     tiny_qwen3,
     write_checkpoint,
 )
+from tests.models.families import FAMILIES, LONGROPE, YARN, tiny
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -58,6 +59,8 @@ CONFIGS = {
     "llama llama3": tiny_llama(rope_parameters=LLAMA3),
     "llama linear": tiny_llama(rope_parameters=LINEAR),
     "llama dynamic": tiny_llama(rope_parameters=DYNAMIC),
+    "llama yarn": tiny_llama(rope_parameters=YARN),
+    **FAMILIES,
     "mistral": MistralConfig(**tiny_llama().to_dict() | {"sliding_window": None, "model_type": "mistral"}),
 }
 
@@ -79,7 +82,8 @@ def test_fp32_logits_are_those_of_transformers(config: Any, tmp_path: Path) -> N
 def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> None:
     # Guards the test above: with the same weights, each of these must change the result.
     plain = run_reference(random_model(tiny_llama()), TOKENS)
-    for change in ({"rope_parameters": LLAMA3}, {"rope_parameters": LINEAR}, {"rms_norm_eps": 0.1}):
+    ropes = [{"rope_parameters": rope} for rope in (LLAMA3, LINEAR, YARN)]
+    for change in (*ropes, {"rms_norm_eps": 0.1}):
         changed = run_reference(random_model(tiny_llama(**change)), TOKENS)
         assert (changed - plain).abs().max() > 1e-2 * plain.abs().max()
 
@@ -87,6 +91,7 @@ def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> 
 BF16_CONFIGS = {
     "qwen3": (tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64), None),
     "qwen3 k_norm 96.5": (tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64), 96.5),
+    "qwen2": (tiny(Qwen2Config, hidden_size=384, intermediate_size=768), None),
     "llama": (tiny_llama(hidden_size=384, intermediate_size=768), None),
 }
 
@@ -171,15 +176,37 @@ def test_dynamic_rope_beyond_the_trained_length(length: int, tmp_path: Path) -> 
     assert_logits_close(run(model, tokens), run_reference(reference_model(folder), tokens))
 
 
-@pytest.mark.parametrize("rope", [{"rope_type": "default", "rope_theta": 1e6}, LLAMA3, LINEAR, DYNAMIC])
-def test_the_rotary_table_is_computed_in_fp32_and_then_rounded(rope: dict[str, Any]) -> None:
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 1e6},
+    LLAMA3,
+    LINEAR,
+    DYNAMIC,
+    YARN,
+    YARN | {"attention_factor": 1.5, "beta_fast": 16.0, "beta_slow": 2.0, "factor": 3.0},
+    YARN | {"mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False},
+    YARN | {"partial_rotary_factor": 0.5, "factor": None},
+    LONGROPE | {"partial_rotary_factor": 0.5},
+    LONGROPE | {"partial_rotary_factor": 0.5, "factor": 4.0},
+    LONGROPE | {"partial_rotary_factor": 0.5, "attention_factor": 1.5},
+]
+
+
+@pytest.mark.parametrize("length", [64, 65, 5000])
+@pytest.mark.parametrize("rope", ROPES)
+def test_the_rotary_table_is_computed_in_fp32_and_then_rounded(rope: dict[str, Any], length: int) -> None:
+    # Below, just beyond and far beyond the original positions: cos and sin are those of transformers to the bit.
+    rope = {key: value for key, value in rope.items() if key != "original_max_position_embeddings"}
+    if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+        rope["original_max_position_embeddings"] = 64
     config = tiny_llama(rope_parameters=rope, max_position_embeddings=4096)
-    x = torch.zeros(1, dtype=torch.bfloat16)
-    cos, sin = LlamaRotaryEmbedding(config)(x, torch.arange(4096)[None])
     attention = spec_of_hf(config.to_dict())[1].attention
     assert attention.rope is not None
-    table = rotary_table(attention.rope, attention.head_dim, 4096, 4096, torch.bfloat16, CPU)
-    assert torch.equal(table, torch.cat((cos[0, :, :8], sin[0, :, :8]), dim=-1))
+    for dtype in (torch.float32, torch.bfloat16):
+        cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1, dtype=dtype), torch.arange(length)[None])
+        table = rotary_table(attention.rope, attention.head_dim, length, 4096, dtype, CPU)
+        half = attention.rotated // 2
+        assert cos.shape[-1] == 2 * half
+        assert torch.equal(table, torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1))
 
 
 def test_rms_norm_rounds_before_it_multiplies_by_the_weight() -> None:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from models.load import load_model
 from models.reference.decoder import Decoder
@@ -82,6 +82,9 @@ def ropes(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
             }
         ),
     ]
+    original = st.sampled_from([8, 32])
+    yarn = {"truncate": st.booleans(), "original_max_position_embeddings": original}
+    kinds.append(st.fixed_dictionaries({"rope_type": st.just("yarn"), **scaled, **yarn}))
     if head_dim > 2:  # what NTK scaling does to theta is not defined for one pair
         kinds.append(st.fixed_dictionaries({"rope_type": st.just("dynamic"), **scaled}))
     return st.one_of(kinds)
@@ -90,7 +93,7 @@ def ropes(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def configs(draw: st.DrawFn) -> PretrainedConfig:
     """A tiny model of one of the families."""
-    family = draw(st.sampled_from([Qwen3Config, LlamaConfig, MistralConfig]))
+    family = draw(st.sampled_from([Qwen3Config, Qwen2Config, LlamaConfig, MistralConfig]))
     kv_heads = draw(st.sampled_from([1, 2, 3]))
     heads = kv_heads * draw(st.sampled_from([1, 2, 3, 4, 8]))
     head_dim = draw(st.sampled_from([2, 6, 8, 16, 24, 32, 64]))
@@ -115,7 +118,7 @@ def configs(draw: st.DrawFn) -> PretrainedConfig:
     }
     if family is MistralConfig:
         fields["sliding_window"] = draw(st.sampled_from([None, POSITIONS]))
-    else:
+    elif family is not Qwen2Config:
         fields["attention_bias"] = draw(st.booleans())
     if family is LlamaConfig:
         fields["mlp_bias"] = draw(st.booleans())
