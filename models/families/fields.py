@@ -15,6 +15,12 @@ class Fields:
     where: str
     """What it is, for people: "config.json"."""
 
+    def or_else(self, **values: Any) -> "Fields":
+        """The same, with these values for what is missing: the defaults of a family."""
+        return Fields(
+            {**self.raw, **{k: v for k, v in values.items() if self.raw.get(k) is None}}, self.where
+        )
+
     def integer(self, key: str, default: int | None = None, *, least: int = 1, limit: int = 2**24) -> int:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:

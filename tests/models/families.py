@@ -1,8 +1,9 @@
 """Tiny configs of families with every quirk turned on; longer than their windows and their original positions."""
 
+import math
 from typing import Any
 
-from transformers import Qwen2Config
+from transformers import MinistralConfig, MistralConfig, Phi3Config, Qwen2Config, SmolLM3Config
 
 from tests.models.checkpoints import tiny_llama
 
@@ -16,7 +17,7 @@ LONGROPE = {
 
 
 def tiny(config: type[Any], **changes: Any) -> Any:
-    """`tiny_llama` as another kind of config; what is None in `changes` is left out."""
+    """`tiny_llama` as another kind of config."""
     kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     more = ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rope_parameters")
     values = tiny_llama().to_dict()
@@ -26,14 +27,61 @@ def tiny(config: type[Any], **changes: Any) -> Any:
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
+    "phi3": tiny(Phi3Config, sliding_window=12),
+    "phi3 longrope": tiny(
+        Phi3Config,
+        rope_parameters=dict(LONGROPE, partial_rotary_factor=0.5),
+        original_max_position_embeddings=32,
+        tie_word_embeddings=True,
+    ),
+    "smollm3": tiny(SmolLM3Config, num_hidden_layers=4),
+    "smollm3 layers": tiny(
+        SmolLM3Config,
+        no_rope_layers=[0, 1, 1],
+        attention_bias=True,
+        mlp_bias=True,
+        use_sliding_window=True,
+        sliding_window=12,
+        rope_parameters=YARN,
+    ),
+    "mistral window": tiny(MistralConfig, sliding_window=12, head_dim=32),
+    "ministral": tiny(
+        MinistralConfig,
+        sliding_window=12,
+        head_dim=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
 }
 
+PLAINER: dict[str, Any] = {
+    "qwen2 windows": tiny(Qwen2Config),
+    "phi3": tiny(Phi3Config),
+    "phi3 longrope": tiny(Phi3Config, tie_word_embeddings=True),
+    "smollm3": tiny(SmolLM3Config, num_hidden_layers=4, no_rope_layers=[1] * 4),
+    "smollm3 layers": tiny(SmolLM3Config, no_rope_layers=[1] * 3, attention_bias=True, mlp_bias=True),
+    "mistral window": tiny(MistralConfig, sliding_window=None, head_dim=32),
+    "ministral": tiny(MinistralConfig, sliding_window=12, head_dim=24),
+}
+"""The same weights without what is unusual: if it made no difference, nothing would test it."""
+
 GGUF: dict[str, dict[str, Any]] = {
+    "qwen2": {},
     "qwen2 windows": {
         "qwen2.attention.sliding_window": 12,
         "qwen2.attention.sliding_window_pattern": [False, True, True],
     },
+    "phi3": {"phi3.attention.sliding_window": 12},
+    "phi3 longrope": {
+        "phi3.rope.dimension_count": 8,
+        "phi3.rope.scaling.original_context_length": 32,
+        "phi3.rope.scaling.attn_factor": math.sqrt(1 + math.log(8) / math.log(32)),
+    },
+    "smollm3": {},
+    "mistral window": {"llama.attention.sliding_window": 12},
 }
-"""What the metadata of a GGUF file tells of some of them, besides their sizes."""
-GGUF_FACTORS: dict[str, dict[str, Any]] = {}
+"""Which of them are in GGUF files, too, and what their metadata tells besides the sizes."""
+
+GGUF_FACTORS: dict[str, dict[str, Any]] = {
+    "phi3 longrope": {"rope_factors": LONGROPE["short_factor"], "long_factors": LONGROPE["long_factor"]}
+}
 """The same of the divisors of rotary frequencies, which are tensors."""

@@ -16,7 +16,6 @@ from models.files import ModelFiles
 from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.weights.block_formats import Kind
 from models.weights.gguf import GGUFFile, GGUFTensor
-from models.weights.slots import parameters
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -240,39 +239,6 @@ def test_only_the_layers_that_are_named_have_a_window() -> None:
     spec = hf(QWEN3 | {"use_sliding_window": True, "sliding_window": 512, "layer_types": kinds})
     assert [layer.attention.window for layer in spec.layers] == [512] * 3 + [None] * 25
     assert Feature.MIXED_LAYERS in features(spec)
-
-
-def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None:
-    raw = {  # Qwen2.5-0.5B-Instruct
-        "architectures": ["Qwen2ForCausalLM"],
-        "hidden_act": "silu",
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "max_position_embeddings": 32768,
-        "max_window_layers": 21,
-        "model_type": "qwen2",
-        "num_attention_heads": 14,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000.0,
-        "sliding_window": 32768,
-        "tie_word_embeddings": True,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
-    }
-    assert hf(raw).attention == Attention(14, 2, 64, qkv_bias=True, rope=Rope(1e6))
-    assert features(hf(raw)) == {Feature.QKV_BIAS}
-    assert parameters(hf(raw)) == 494_032_768
-    windowed = hf(raw | {"use_sliding_window": True, "sliding_window": 4096})
-    assert [layer.attention.window for layer in windowed.layers] == [None] * 21 + [4096] * 3
-    # As the model card tells to run it beyond what it was made for.
-    rope = hf(
-        raw | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
-    )
-    assert rope.attention.rope == Rope(
-        1e6, "yarn", 4.0, original_positions=32768, attention_factor=1 + 0.1 * math.log(4)
-    )
 
 
 def test_a_window_in_a_gguf_file_is_that_of_the_layers_it_names() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import MistralConfig, Qwen2Config
+from transformers import MistralConfig, Phi3Config, Qwen2Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from models.families.registry import spec_of_hf
@@ -29,7 +29,7 @@ from tests.models.checkpoints import (
     tiny_qwen3,
     write_checkpoint,
 )
-from tests.models.families import FAMILIES, LONGROPE, YARN, tiny
+from tests.models.families import FAMILIES, LONGROPE, PLAINER, YARN, tiny
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(VOCAB_SIZE, (60,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -42,6 +42,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
 
@@ -88,7 +89,14 @@ def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> 
         assert (changed - plain).abs().max() > 1e-2 * plain.abs().max()
 
 
+@pytest.mark.parametrize("name", PLAINER)
+def test_what_is_unusual_about_a_family_reaches_the_logits(name: str) -> None:
+    found, plain = (run_reference(random_model(configs[name]), TOKENS) for configs in (FAMILIES, PLAINER))
+    assert (found - plain).abs().max() > 1e-2 * plain.abs().max()
+
+
 BF16_CONFIGS = {
+    "phi3": (tiny(Phi3Config, hidden_size=384, intermediate_size=768, rope_parameters=HALF), None),
     "qwen3": (tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64), None),
     "qwen3 k_norm 96.5": (tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64), 96.5),
     "qwen2": (tiny(Qwen2Config, hidden_size=384, intermediate_size=768), None),
@@ -174,6 +182,20 @@ def test_dynamic_rope_beyond_the_trained_length(length: int, tmp_path: Path) -> 
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU, context_length=length)
     assert model.positions == length
     assert_logits_close(run(model, tokens), run_reference(reference_model(folder), tokens))
+
+
+@pytest.mark.parametrize(("context", "count"), [(32, 20), (32, 32), (64, 40), (256, 60)])
+def test_longrope_is_chosen_by_the_context_a_network_is_made_for(
+    context: int, count: int, tmp_path: Path
+) -> None:
+    # transformers chooses by the length of the text: they agree where both are short or both are long.
+    folder = write_checkpoint(tmp_path, FAMILIES["phi3 longrope"])
+    model = load_model(files_of(folder), dtype=torch.float32, device=CPU, context_length=context)
+    reference = reference_model(folder)
+    assert_logits_close(run(model, TOKENS[:count]), run_reference(reference, TOKENS[:count]))
+    other = load_model(files_of(folder), dtype=torch.float32, device=CPU, context_length=288 - context)
+    changed = run(other, TOKENS[:20]) - run(model, TOKENS[:20])
+    assert (changed.abs().max() > 1e-2) == (context != 64)
 
 
 ROPES: list[dict[str, Any]] = [
