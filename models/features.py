@@ -14,6 +14,7 @@ class Feature(Enum):
     SCORE_CAP = "capped attention scores"
     SINKS = "attention sinks"
     HEAD_NORM = "norms of query and key heads"
+    NORM_ALL_HEADS = "norms of all query or key heads together"
     QKV_BIAS = "biases of queries, keys and values"
     OUT_BIAS = "a bias of the attention's output"
     PARTIAL_ROPE = "heads that are rotated in part"
@@ -28,6 +29,8 @@ class Feature(Enum):
     NORM_OFFSET = "norm weights stored as offsets"
     MIXED_EPS = "norms with different epsilons"
     NORM_PLACE = "norms in other places than before attention and feed-forward"
+    NORM_ROUNDING = "norms that are rounded after their weight"
+    RESIDUAL_SCALE = "scaled residuals"
     EMBEDDING_SCALE = "scaled embeddings"
     LOGIT_SCALE = "scaled logits"
     LOGIT_CAP = "capped logits"
@@ -48,6 +51,8 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     }
     asked = _true(found)
     for layer in set(spec.layers):
+        if layer.residual_scale != 1.0:
+            asked.add(Feature.RESIDUAL_SCALE)
         asked |= _of_attention(layer.attention) | _of_feed_forward(layer.feed_forward)
         before = (layer.attention_norm, layer.feed_forward_norm)
         after = (layer.attention_post_norm, layer.feed_forward_post_norm)
@@ -65,6 +70,7 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.SCORE_CAP: spec.score_cap is not None,
         Feature.SINKS: spec.sinks,
         Feature.HEAD_NORM: spec.head_norm is not None,
+        Feature.NORM_ALL_HEADS: spec.norms_all_heads,
         Feature.QKV_BIAS: spec.qkv_bias,
         Feature.OUT_BIAS: spec.out_bias,
         Feature.NO_ROPE: rope is None,
@@ -90,7 +96,11 @@ def _of_norm(norm: Norm | None) -> set[Feature]:
     if norm is None:
         return set()
     return _true(
-        {Feature.LAYER_NORM: norm.kind == "layer" or norm.bias, Feature.NORM_OFFSET: norm.offset != 0.0}
+        {
+            Feature.LAYER_NORM: norm.kind == "layer" or norm.bias,
+            Feature.NORM_OFFSET: norm.offset != 0.0,
+            Feature.NORM_ROUNDING: norm.rounds_last,
+        }
     )
 
 

@@ -236,9 +236,9 @@ def needed_bytes(
     in_blocks = {slot.group for slot in kinds}
     plain = group_shapes([slot for slot in slots(spec) if slot.group not in in_blocks])
     numbers = sum(prod(shape) for shape in plain.values())
-    numbers += sum(positions * width for _, width in ropes(spec))
+    tables = sum(positions * width * (4 if rope.in_fp32 else dtype.itemsize) for rope, width in ropes(spec))
     blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
-    return numbers * dtype.itemsize + blocks
+    return numbers * dtype.itemsize + tables + blocks
 
 
 def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:

@@ -16,6 +16,8 @@ class Norm:
     offset: float = 0.0
     """Added to the stored weight: some checkpoints keep how far it is from 1."""
     bias: bool = False
+    rounds_last: bool = False
+    """Rounded to the dtype after it is multiplied by its weight, and not before; with an offset always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Rope:
     """Of yarn: whether the two bounds are rounded to whole dimensions."""
     dims: int | None = None
     """How many numbers of a head are rotated, its first ones; None: all."""
+    in_fp32: bool = False
+    """Heads are rotated in fp32 and rounded then: cos and sin are kept in it."""
     interleaved: bool = False
     """Whether neighbours are rotated together, and not the two halves."""
 
@@ -66,6 +70,8 @@ class Attention:
     """Of the scores; None: head_dim ** -0.5."""
     score_cap: float | None = None
     """Scores become cap * tanh(score / cap)."""
+    norms_all_heads: bool = False
+    """`head_norm` is of all q heads together and of all k heads together, not of each."""
     sinks: bool = False
     """A learned score for each head that takes part in the softmax and has no value."""
 
@@ -128,6 +134,8 @@ class Layer:
     attention_post_norm: Norm | None = None
     feed_forward_norm: Norm | None = Norm()
     feed_forward_post_norm: Norm | None = None
+    residual_scale: float = 1.0
+    """What attention and feed-forward give is multiplied by it before it is added to x."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
-from models.families import llama, phi3, qwen2, qwen3, smollm3
+from models.families import granite, llama, olmo, phi3, qwen2, qwen3, smollm3
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.files import ModelFiles, read_json
@@ -12,7 +12,15 @@ from models.spec import ModelSpec
 if TYPE_CHECKING:
     from models.weights.gguf import GGUFFile  # brings numpy, which a listing of models need not wait for
 
-FAMILIES: tuple[Family, ...] = (qwen3.FAMILY, llama.FAMILY, qwen2.FAMILY, phi3.FAMILY, smollm3.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    qwen3.FAMILY,
+    llama.FAMILY,
+    qwen2.FAMILY,
+    phi3.FAMILY,
+    smollm3.FAMILY,
+    olmo.FAMILY,
+    granite.FAMILY,
+)
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 """What can be run, as config.json names it."""

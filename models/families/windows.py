@@ -12,10 +12,17 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def windows(spec: ModelSpec, fields: Fields, window: Any, sliding: Sequence[bool] = ()) -> ModelSpec:
-    """`spec` with a sliding window of `window` tokens in the layers that layer_types names; None: in none.
+    """`spec` with a sliding window of `window` tokens in the layers of `sliding_layers`; None: in none.
 
-    Where the config has no layer_types, `sliding` says which layers they are; all, where it says nothing. A window as
-    long as the context is none. Raises ModelError for a layer type that is neither.
+    A window as long as the context is none. Raises ModelError as `sliding_layers` does.
+    """
+    return _windowed(spec, window, sliding_layers(spec, fields, sliding))
+
+
+def sliding_layers(spec: ModelSpec, fields: Fields, usual: Sequence[bool] = ()) -> list[bool]:
+    """Which layers have a sliding window: those that layer_types names, or without it `usual`; empty: all.
+
+    Raises ModelError for a layer type that has none and is not full attention either.
     """
     named = fields.raw.get("layer_types")
     kinds = named if isinstance(named, list) else []
@@ -25,9 +32,7 @@ def windows(spec: ModelSpec, fields: Fields, window: Any, sliding: Sequence[bool
             f"{fields.where} requires layers of type {str(other)[:60]}, which is not supported; choose a model "
             "without them."
         )
-    if len(kinds) == len(spec.layers):
-        sliding = [kind == _SLIDING for kind in kinds]
-    return _windowed(spec, window, sliding)
+    return [kind == _SLIDING for kind in kinds] if len(kinds) == len(spec.layers) else list(usual)
 
 
 def windows_of_qwen(spec: ModelSpec, fields: Fields) -> ModelSpec:

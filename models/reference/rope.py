@@ -77,7 +77,7 @@ def rotary_table(
     frequencies = inverse_frequencies(rope, rope.dims or head_dim, positions, made_for)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
-    return table.to(device=device, dtype=dtype)
+    return table.to(device=device, dtype=torch.float32 if rope.in_fp32 else dtype)
 
 
 def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
-    """Rotate the heads x [T, heads, head_dim] in their own dtype; a new tensor of the same shape.
+    """Rotate the heads x [T, heads, head_dim] in the dtype of the rotation, and round to theirs; a new tensor.
 
     Where the rotation is narrower than a head, the rest of it stays. `interleaved` as in `Rope`.
     """
@@ -100,4 +100,7 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False
         halves = x.reshape(*shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
         return rotate(halves, rotation).view(*shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
     # The sign sits in sin, so a roll replaces "negate one half and swap"; each product rounds as elsewhere.
-    return (x * cos).add_(x.roll(dims // 2, -1).mul_(signed_sin))
+    swapped = x.roll(dims // 2, -1)
+    if cos.dtype != x.dtype:
+        return (x * cos + swapped * signed_sin).to(x.dtype)
+    return (x * cos).add_(swapped.mul_(signed_sin))

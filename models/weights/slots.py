@@ -114,7 +114,10 @@ def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
     dim = spec.head_dim
     q, kv = spec.heads * dim, spec.kv_heads * dim
     yield from _linear("qkv", {"q": q, "k": kv, "v": kv}, hidden, spec.qkv_bias)
-    if spec.head_norm is not None:
+    if spec.head_norm is not None and spec.norms_all_heads:
+        yield Slot("q_norm", "weight", "head_norm.weight", 0, q, (q,))
+        yield Slot("k_norm", "weight", "head_norm.weight", q, kv, (kv,))
+    elif spec.head_norm is not None:
         yield Slot("q_norm", "weight", "head_norm.weight", 0, spec.heads, (dim,), True)
         yield Slot("k_norm", "weight", "head_norm.weight", spec.heads, spec.kv_heads, (dim,), True)
     if spec.sinks:

@@ -3,7 +3,16 @@
 import math
 from typing import Any
 
-from transformers import MinistralConfig, MistralConfig, Phi3Config, Qwen2Config, SmolLM3Config
+from transformers import (
+    GraniteConfig,
+    MinistralConfig,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    Qwen2Config,
+    SmolLM3Config,
+)
 
 from tests.models.checkpoints import tiny_llama
 
@@ -13,6 +22,14 @@ LONGROPE = {
     "rope_theta": 10_000.0,
     "short_factor": [1.0, 1.25, 1.5, 2.0],
     "long_factor": [1.0, 3.0, 6.0, 12.0],
+}
+OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.5,
+    "attention_bias": True,
 }
 
 
@@ -51,8 +68,17 @@ FAMILIES: dict[str, Any] = {
         head_dim=24,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
+    "olmo2": tiny(Olmo2Config, attention_bias=True),
+    "olmo3": tiny(
+        Olmo3Config,
+        num_hidden_layers=4,
+        sliding_window=12,
+        rope_parameters=OLMO3_ROPE,
+    ),
+    "granite": tiny(GraniteConfig, **GRANITE),
 }
 
+MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]
 PLAINER: dict[str, Any] = {
     "qwen2 windows": tiny(Qwen2Config),
     "phi3": tiny(Phi3Config),
@@ -61,6 +87,10 @@ PLAINER: dict[str, Any] = {
     "smollm3 layers": tiny(SmolLM3Config, no_rope_layers=[1] * 3, attention_bias=True, mlp_bias=True),
     "mistral window": tiny(MistralConfig, sliding_window=None, head_dim=32),
     "ministral": tiny(MinistralConfig, sliding_window=12, head_dim=24),
+    "olmo3": tiny(Olmo2Config, num_hidden_layers=4),
+    "olmo3 windows": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=OLMO3_ROPE, sliding_window=256),
+    "olmo3 rope": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=None, sliding_window=12),
+    **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
 }
 """The same weights without what is unusual: if it made no difference, nothing would test it."""
 
@@ -78,6 +108,20 @@ GGUF: dict[str, dict[str, Any]] = {
     },
     "smollm3": {},
     "mistral window": {"llama.attention.sliding_window": 12},
+    "olmo2": {},
+    "olmo3": {
+        "olmo2.attention.sliding_window": 12,
+        "olmo2.attention.sliding_window_pattern": [True, True, True, False],
+        "olmo2.rope.scaling.type": "yarn",
+        "olmo2.rope.scaling.factor": 8.0,
+        "olmo2.rope.scaling.original_context_length": 32,
+    },
+    "granite": {
+        "granite.embedding_scale": 12.0,
+        "granite.logit_scale": 8.0,
+        "granite.residual_scale": 0.22,
+        "granite.attention.scale": 0.5,
+    },
 }
 """Which of them are in GGUF files, too, and what their metadata tells besides the sizes."""
 

@@ -94,6 +94,49 @@ SMOLLM3 = {  # 3B
     "use_sliding_window": False,
     "vocab_size": 128256,
 }
+OLMO_2 = LLAMA_2 | {  # 1124-7B-Instruct
+    "architectures": ["Olmo2ForCausalLM"],
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500000,
+    "vocab_size": 100352,
+}
+OLMO_3 = OLMO_2 | {  # 7B-Instruct
+    "architectures": ["Olmo3ForCausalLM"],
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+    "max_position_embeddings": 65536,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "sliding_window": 4096,
+    "vocab_size": 100278,
+}
+GRANITE = {  # 3.0-8b-instruct
+    "architectures": ["GraniteForCausalLM"],
+    "attention_bias": False,
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12.0,
+    "hidden_size": 4096,
+    "intermediate_size": 12800,
+    "logits_scaling": 16.0,
+    "max_position_embeddings": 4096,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000,
+    "tie_word_embeddings": True,
+    "vocab_size": 49155,
+}
+MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+OLMO_FEATURES = {Feature.HEAD_NORM, Feature.NORM_ALL_HEADS, Feature.NORM_ROUNDING, Feature.NORM_PLACE}
+MULTIPLIERS = {Feature.EMBEDDING_SCALE, Feature.SCALE, Feature.RESIDUAL_SCALE, Feature.LOGIT_SCALE}
 
 
 def hf(raw: dict[str, Any]) -> ModelSpec:
@@ -142,6 +185,9 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (MISTRAL_SMALL, 23_572_403_200, set()),
         (PHI_3_MINI, 3_821_079_552, {Feature.WINDOW}),
         (PHI_4_MINI, 3_836_021_760, {Feature.PARTIAL_ROPE}),
+        (OLMO_2, 7_298_617_344, OLMO_FEATURES),
+        (OLMO_3, 7_298_011_136, OLMO_FEATURES | {Feature.WINDOW, Feature.MIXED_LAYERS}),
+        (GRANITE, 8_170_848_256, MULTIPLIERS),
         (SMOLLM3, 3_075_098_624, {Feature.NO_ROPE, Feature.MIXED_LAYERS}),
     ],
 )
@@ -173,11 +219,34 @@ def test_smollm3_rotates_three_layers_of_four() -> None:
     assert hf(SMOLLM3).tied
 
 
+def test_olmo_3_scales_the_rotation_of_layers_without_a_window_alone() -> None:
+    spec = hf(OLMO_3)
+    scaled = Rope(
+        5e5, "yarn", 8.0, original_positions=8192, attention_factor=1.2079441541679836, in_fp32=True
+    )
+    plain = Rope(5e5, in_fp32=True)
+    assert [layer.attention.window for layer in spec.layers] == [4096, 4096, 4096, None] * 8
+    assert [layer.attention.rope for layer in spec.layers] == [plain, plain, plain, scaled] * 8
+    assert hf(OLMO_3 | {"layer_types": None}) == spec
+    new = {"full_attention": OLMO_3["rope_scaling"], "sliding_attention": {"rope_type": "default"}}
+    assert hf(OLMO_3 | {"rope_scaling": None, "rope_parameters": new}) == spec
+
+
+def test_granite_multiplies() -> None:
+    spec = hf(GRANITE)
+    assert {(layer.attention.scale, layer.residual_scale) for layer in spec.layers} == {(0.0078125, 0.22)}
+    assert (spec.embedding_scale, spec.logit_scale) == (12.0, 1 / 16)
+    assert not features(hf(GRANITE | dict.fromkeys(MULTIPLIED, 1.0) | {"attention_multiplier": 128**-0.5}))
+
+
 @pytest.mark.parametrize(
     ("base", "change", "words"),
     [
         (SMOLLM3, {"no_rope_layers": [1, 0]}, ["no_rope_layers", "for each layer"]),
         (SMOLLM3, {"no_rope_layers": [[]] * 36}, ["no_rope_layers", "for each layer"]),
+        (OLMO_3, {"layer_types": ["linear_attention"] * 32}, ["linear_attention"]),
+        (OLMO_3, {"sliding_window": 0}, ["sliding_window"]),
+        (GRANITE, {"residual_multiplier": -1}, ["residual_multiplier", "above 0"]),
         (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
     ],
 )
