@@ -183,8 +183,8 @@ def _norm_heads(spec: AttentionSpec, norm: Norm, weight: Tensor, qk: Tensor) -> 
     """q and k heads [T, heads, head_dim] -> the same shape: each normed, or all of q and all of k."""
     if not spec.norms_all_heads:
         return _norm(norm, NormWeights(weight), qk)
-    sizes = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    parts = zip(qk.flatten(1).split(sizes, -1), weight.split(sizes), strict=True)
+    sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+    parts = zip(torch.split(qk.flatten(1), sizes, -1), torch.split(weight, sizes), strict=True)
     return torch.cat([_norm(norm, NormWeights(part), x) for x, part in parts], -1).view(qk.shape)
 
 
