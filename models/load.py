@@ -16,7 +16,7 @@ from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
-from models.spec import ModelSpec, ropes
+from models.spec import ModelSpec, for_context, ropes
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
@@ -38,6 +38,7 @@ def load_model(
     context_length: int | None = None,
     quantize: str = "auto",
     on_note: Callable[[str], None] | None = None,
+    longest: int | None = None,
 ) -> Network:
     """The network of local files in `dtype` on `device`.
 
@@ -45,9 +46,11 @@ def load_model(
     models.weights.quantize.QUANTIZE: "auto" leaves the blocks of a GGUF file as they are on a CPU, mapped from the
     file; `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
     at its peak; to a GPU the weights stream through buffers of 100 MB. `on_note` gets what a person should know of how
-    the weights are held, a line each. Raises ModelError for whatever is wrong with the files and when memory is short.
+    the weights are held, a line each. `longest` is how many tokens a text may have where that is known to be fewer than
+    the positions (see `for_context`). Raises ModelError for whatever is wrong with the files and when memory is short.
     """
     spec, tensors, names = _read(files)
+    spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
     kinds = choose_kinds(tensors, places, quantize, device)
     if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):

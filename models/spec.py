@@ -1,6 +1,6 @@
 """What a network computes, layer by layer: data that every executor reads. A family (models/families) writes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -168,6 +168,19 @@ class ModelSpec:
     def kv_numbers(self) -> int:
         """Numbers that a token leaves in the KV cache: K and V of every layer."""
         return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim
+
+
+def for_context(spec: ModelSpec, context: int) -> ModelSpec:
+    """`spec` for texts of at most `context` tokens: the short divisors of longrope alone, if they reach so far."""
+
+    def kept(rope: Rope | None) -> Rope | None:
+        if rope is None or rope.long_factors is None or context > rope.original_positions:
+            return rope
+        return replace(rope, long_factors=rope.frequency_factors)
+
+    attentions = (replace(layer.attention, rope=kept(layer.attention.rope)) for layer in spec.layers)
+    layers = zip(spec.layers, attentions, strict=True)
+    return replace(spec, layers=tuple(replace(layer, attention=attention) for layer, attention in layers))
 
 
 def same_heads(spec: ModelSpec) -> bool:

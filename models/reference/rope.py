@@ -14,7 +14,8 @@ def inverse_frequencies(rope: Rope, dims: int, positions: int, made_for: int) ->
     "dynamic" (NTK) scaling raises theta with the length of the sequence, and "longrope" has other divisors for long
     ones. Keys are cached as they were rotated, so the length used here is that of the table. "dynamic": up to
     `made_for`, the model's max_positions, theta is the plain one, and a longer table is exact at its end. "longrope"
-    (Ding et al. 2024): a table of more than the original positions takes the long divisors for all of them.
+    (Ding et al. 2024): a table of more than the original positions takes the long divisors for all of them (but see
+    `for_context`).
     """
     theta = rope.theta
     if rope.kind == "dynamic" and positions > made_for:

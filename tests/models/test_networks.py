@@ -196,7 +196,11 @@ def test_longrope_is_chosen_by_the_context_a_network_is_made_for(
     model = load_model(files_of(folder), dtype=torch.float32, device=CPU, context_length=context)
     reference = reference_model(folder)
     assert_logits_close(run(model, TOKENS[:count]), run_reference(reference, TOKENS[:count]))
-    other = load_model(files_of(folder), dtype=torch.float32, device=CPU, context_length=288 - context)
+    # What a person asks for decides, too, and leaves the positions.
+    asked = load_model(files_of(folder), dtype=torch.float32, device=CPU, longest=context)
+    assert asked.positions == 256
+    assert torch.equal(run(asked, TOKENS[:20]), run(model, TOKENS[:20]))
+    other = load_model(files_of(folder), dtype=torch.float32, device=CPU, longest=288 - context)
     changed = run(other, TOKENS[:20]) - run(model, TOKENS[:20])
     assert (changed.abs().max() > 1e-2) == (context != 64)
 
