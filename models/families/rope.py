@@ -10,11 +10,10 @@ from models.families.fields import Fields
 from models.spec import Rope, RopeKind
 
 
-def rope_from_hf(fields: Fields, head_dim: int, layers: str | None = None, theta: float = 10_000.0) -> Rope:
+def rope_from_hf(fields: Fields, head_dim: int, layers: str | None = None) -> Rope:
     """From rope_parameters (transformers 5) or from rope_theta and rope_scaling (before). Raises ModelError.
 
-    `layers` is the type of layer whose parameters are meant, where a config has some for each; `theta` counts where
-    the config names none.
+    `layers` is the type of layer whose parameters are meant, where a config has some for each.
     """
     rope = fields.mapping("rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling")
     if layers is not None and layers in rope.raw:
@@ -32,9 +31,16 @@ def rope_from_hf(fields: Fields, head_dim: int, layers: str | None = None, theta
             f"partial_rotary_factor in {rope.where} is {part}, so that {dims} numbers of {head_dim} would be rotated; "
             "an even part of them can be."
         )
-    whole = Rope(rope.number("rope_theta", fields.number("rope_theta", theta)), cast(RopeKind, kind))
+    whole = Rope(_theta(rope, "rope_theta", _theta(fields, "rope_theta", 10_000.0)), cast(RopeKind, kind))
     whole = replace(whole, dims=None if dims == head_dim else dims)
     return whole if kind == "default" else _scaled(whole, rope, fields, dims)
+
+
+def _theta(fields: Fields, key: str, usual: float) -> float:
+    theta = fields.number(key, usual)
+    if theta <= 1.0:
+        raise ModelError(f"{key} in {fields.where} is {theta}; it must be above 1.")
+    return theta
 
 
 def _scaled(plain: Rope, rope: Fields, fields: Fields, dims: int) -> Rope:
@@ -80,7 +86,7 @@ def yarn_attention(factor: float, scale: float = 1.0) -> float:
 
 def longrope_attention(factor: float, original: int) -> float:
     """The same of longrope (Ding et al. 2024)."""
-    return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
@@ -92,7 +98,7 @@ def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
                 f"The file's divisors of RoPE frequencies are {len(found)}, but a rotation of {dims} numbers "
                 f"needs {dims // 2}; the GGUF file is damaged: download it again."
             )
-    plain = Rope(fields.number(f"{name}.rope.freq_base", 10_000.0), frequency_factors=factors)
+    plain = Rope(_theta(fields, f"{name}.rope.freq_base", 10_000.0), frequency_factors=factors)
     at = f"{name}.rope.scaling."
     kind = fields.raw.get(f"{at}type", "none")
     if long is not None and factors is not None and kind in ("none", "longrope"):

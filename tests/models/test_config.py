@@ -199,6 +199,7 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (QWEN3, {"layer_types": ["full_attention", "linear_attention"]}, ["linear_attention"]),
         (QWEN3, {"rope_scaling": {"rope_type": "proportional"}}, ["proportional", "yarn"]),
         (QWEN3, {"rope_scaling": {"rope_type": ["x"]}}, ["RoPE"]),
+        (QWEN3, {"rope_theta": 1.0}, ["rope_theta", "above 1"]),
         (QWEN3, {"rope_scaling": "linear"}, ["rope_scaling", "object"]),
         (QWEN3, {"rope_scaling": {"rope_type": "linear"}}, ["no factor"]),
         (QWEN3, {"rope_parameters": {"partial_rotary_factor": 1.5}}, ["partial_rotary_factor", "192"]),

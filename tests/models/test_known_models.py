@@ -257,3 +257,27 @@ def test_what_cannot_be_run_is_one_line(
         hf(base | change)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+KNOWN = [LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE]
+READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
+JUNK: tuple[Any, ...] = (
+    *(0, 1, -1, 0.5, 1e29, 10**30, math.nan, math.inf, True, "x", [], [1], ["x"], [[]], {}),
+    *({"rope_type": kind} for kind in ("yarn", "longrope", "llama3")),
+    *({"full_attention": 3}, {"full_attention": {"rope_type": "yarn"}}),
+)
+
+
+@pytest.mark.parametrize("raw", KNOWN, ids=lambda raw: str(raw["architectures"][0]))
+def test_whatever_a_field_holds_is_read_or_refused_in_one_line(raw: dict[str, Any]) -> None:
+    scaling = raw.get("rope_scaling") or {}
+    changes = [{key: junk} for key in {*raw, *READ} for junk in JUNK]
+    changes += [{"rope_scaling": scaling | {key: junk}} for key in scaling for junk in JUNK]
+    said = []
+    for change in changes:
+        try:
+            hf(raw | change)
+        except ModelError as error:
+            said.append(str(error))
+    assert len(said) > len(changes) / 4
+    assert not any("\n" in line for line in said)
