@@ -53,7 +53,9 @@ def assemble(
 ) -> Network:
     """The network whose tensors are in `store`, with rotary tables for `positions`."""
     tables = {
-        (rope, width): rotary_table(rope, width, positions, spec.max_positions, dtype, device)
+        (rope, width): rotary_table(
+            rope, width, positions, spec.max_positions, torch.float32 if rope.exact else dtype, device
+        )
         for rope, width in ropes(spec)
     }
     embedding = store.linear("embedding").parts[0]
@@ -101,6 +103,7 @@ def _feed_forward(store: Store, at: str, spec: Layer) -> FeedForwardWeights | Ex
         down=store.weight(f"{at}experts.down", split_columns=True),
         gate_up_bias=store.plain.get(f"{at}experts.gate_up.bias"),
         down_bias=store.plain.get(f"{at}experts.down.bias"),
+        selection_bias=store.plain.get(f"{at}selection_bias"),
         shared=_dense(store, f"{at}shared.") if feed.shared is not None else None,
         shared_gate=store.linear(f"{at}shared_gate") if feed.shared_gate else None,
     )

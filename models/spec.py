@@ -35,6 +35,8 @@ class Rope:
     """How many numbers of a head are rotated, its first ones; None: all."""
     interleaved: bool = False
     """Whether neighbours are rotated together, and not the two halves."""
+    exact: bool = False
+    """Whether it is computed in fp32, whatever the dtype of the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,10 @@ class Experts:
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     router_bias: bool = False
     """Added to the router's logits."""
+    exact_router: bool = False
+    """Whether the router is kept and computed in fp32, whatever the dtype of the network."""
+    selection_bias: bool = False
+    """A number for each expert, added to the scores where experts are chosen and not where they are weighted."""
     shared: FeedForward | None = None
     """An expert that every token takes, too."""
     shared_gate: bool = False

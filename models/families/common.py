@@ -47,15 +47,24 @@ def base_spec(
 
 
 def base_spec_of_gguf(
-    architecture: str, name: str, config: GGUFConfig, *, head_norm: bool = False
+    architecture: str,
+    name: str,
+    config: GGUFConfig,
+    *,
+    head_norm: bool = False,
+    experts: bool = False,
+    window: bool = False,
 ) -> ModelSpec:
-    """The same from the metadata of the GGUF architecture `name`."""
+    """The same from the metadata of the GGUF architecture `name`.
+
+    `experts` and `window`: whether the family adds them itself.
+    """
     fields = config.fields
-    if fields.raw.get(f"{name}.expert_count"):
+    if fields.raw.get(f"{name}.expert_count") and not experts:
         raise ModelError(
             "The GGUF file contains a mixture of experts, which is not supported; choose a dense model."
         )
-    if fields.raw.get(f"{name}.attention.sliding_window"):
+    if fields.raw.get(f"{name}.attention.sliding_window") and not window:
         raise ModelError("The GGUF file requires sliding-window attention, which is not supported.")
     heads, hidden = fields.integer(f"{name}.attention.head_count"), fields.integer(f"{name}.embedding_length")
     dim = fields.integer(f"{name}.attention.key_length", _head_dim(hidden, heads))

@@ -7,9 +7,10 @@ from models.families.windows import windows
 from models.spec import ModelSpec
 
 
-def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
+def from_hf(architecture: str, fields: Fields, head_dim: int | None = 128) -> ModelSpec:
+    """The dense network; `head_dim` is what it is where the config does not say."""
     bias = fields.flag("attention_bias")
-    spec = base_spec(architecture, fields, head_dim=128, head_norm=True, qkv_bias=bias, out_bias=bias)
+    spec = base_spec(architecture, fields, head_dim=head_dim, head_norm=True, qkv_bias=bias, out_bias=bias)
     window = fields.raw.get("sliding_window") if fields.raw.get("use_sliding_window") else None
     return windows(spec, fields, window)
 
@@ -21,7 +22,7 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
 FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
     model_types=("qwen3",),
-    from_hf=_from_hf,
+    from_hf=from_hf,
     gguf_architecture="qwen3",
     from_gguf=_from_gguf,
 )

@@ -57,7 +57,7 @@ def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
-    """Rotate the heads x [T, heads, head_dim] in their own dtype; a new tensor of the same shape.
+    """Rotate the heads x [T, heads, head_dim] in the rotation's dtype; a new tensor like x.
 
     Where the rotation is narrower than a head, the rest of it stays. `interleaved` as in `Rope`.
     """
@@ -70,4 +70,5 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False
         halves = x.reshape(*shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
         return rotate(halves, rotation).view(*shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
     # The sign sits in sin, so a roll replaces "negate one half and swap"; each product rounds as elsewhere.
-    return (x * cos).add_(x.roll(dims // 2, -1).mul_(signed_sin))
+    wide = x.to(cos.dtype)
+    return (wide * cos).add_(wide.roll(dims // 2, -1).mul_(signed_sin)).to(x.dtype)

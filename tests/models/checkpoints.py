@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from models.files import ModelFiles
 from models.network import Network
@@ -51,6 +51,20 @@ def tiny_llama(**changes: Any) -> LlamaConfig:
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
     }
     return LlamaConfig(**(values | changes))
+
+
+def tiny_qwen3_moe(**changes: Any) -> Qwen3MoeConfig:
+    """Four layers, of which the second and the last have eight experts; weights of experts that do not add up to 1."""
+    values: dict[str, Any] = tiny_qwen3(num_hidden_layers=4).to_dict() | {
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 40,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+        "layer_types": None,
+    }
+    return Qwen3MoeConfig(**(values | changes))
 
 
 def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | None = None) -> Any:
@@ -147,22 +161,27 @@ def run_reference(model: Any, token_ids: list[int]) -> Tensor:
         return model(torch.tensor([token_ids])).logits[0]
 
 
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
+_GGUF_ARCHITECTURES = {"qwen3": "qwen3", "llama": "llama", "qwen3_moe": "qwen3moe"}
+
+
+def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Names by the gguf package's own tables, and numbers, as llama.cpp's converter writes them."""
+    config, number = model.config, {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
+    table = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        weight = parameter.float()
+        if name.endswith("experts.gate_up_proj"):
+            parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
+            stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
+        else:
+            stored = [(name, weight)]
+        for key, value in stored:
+            target = table.get_name(key, try_suffixes=(".weight", ".bias"))
+            assert target is not None, key
+            target += "" if target.endswith((".weight", ".bias")) else ".weight"
+            yield target, np.ascontiguousarray(value.numpy())
 
 
 def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -202,13 +221,13 @@ def write_gguf(
     rope_factors: list[float] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a transformers Qwen3 or Llama as GGUF; returns the path.
+    """Write a transformers model as GGUF; returns the path.
 
     Matrices are of the type `quantization`, or of the one it has for their GGUF name (`attn_q`). What the gguf
     package cannot quantise becomes random blocks.
     """
     config = model.config
-    arch = {"qwen3": "qwen3", "llama": "llama"}[config.model_type]
+    arch = _GGUF_ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -220,28 +239,24 @@ def write_gguf(
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if arch == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     writer.add_vocab_size(config.vocab_size)
     writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
     for key, value in (metadata or {}).items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
         add(key, value)
-    for name, parameter in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        weight = parameter.float().numpy()
-        stem, _, kind = name.rpartition(".")
-        if ".layers." in stem:
-            _, _, layer, stem = stem.split(".", 3)
-            target = f"blk.{layer}.{_GGUF_NAMES[stem]}.{kind}"
-        else:
-            target = f"{_GGUF_NAMES[stem]}.{kind}"
-        if arch == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
-            weight = _interleave(weight, heads)
+    for target, weight in _gguf_tensors(model, arch):
         stem = target.split(".")[-2]
+        if arch == "llama" and stem in ("attn_q", "attn_k"):
+            heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
+            weight = _interleave(weight, heads)
         wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
         if weight.ndim == 1 or wanted == Kind.F32:
-            writer.add_tensor(target, np.ascontiguousarray(weight))
+            writer.add_tensor(target, weight)
         elif "_K" in wanted.name:
             writer.add_tensor(target, random_blocks(wanted, *weight.shape, len(target)), raw_dtype=wanted)
         else:

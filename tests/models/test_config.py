@@ -1,6 +1,7 @@
 """The description of a network from config.json and from GGUF metadata, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from models.errors import ModelError
 from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
 from models.features import Feature, features
 from models.files import ModelFiles
-from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.weights.block_formats import Kind
 from models.weights.gguf import GGUFFile, GGUFTensor
+from models.weights.slots import parameters
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -136,6 +138,61 @@ def test_what_transformers_leaves_out_has_its_defaults() -> None:
     assert (config.final_norm.eps, config.attention.rope) == (1e-6, Rope(10_000.0))
 
 
+# Qwen/Qwen3-30B-A3B
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+EXPERTS = Experts(128, 8, FeedForward(768))
+
+
+def test_qwen3_moe() -> None:
+    spec = hf(QWEN3_MOE)
+    assert spec == uniform(
+        "Qwen3MoeForCausalLM",
+        layers=48,
+        vocab_size=151936,
+        hidden_size=2048,
+        max_positions=40960,
+        attention=Attention(32, 4, 128, head_norm=Norm(1e-6), rope=Rope(1e6)),
+        feed_forward=EXPERTS,
+        norm=Norm(1e-6),
+        tied=False,
+    )
+    assert 30.5e9 < parameters(spec) < 30.6e9
+
+
+def test_qwen3_moe_with_dense_layers() -> None:
+    spec = hf(QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": False})
+    sparse = [i for i, layer in enumerate(spec.layers) if isinstance(layer.feed_forward, Experts)]
+    assert sparse == [1, *range(5, 48, 2)]
+    assert spec.layers[1].feed_forward == replace(EXPERTS, renormalise=False)
+    assert spec.layers[3].feed_forward == FeedForward(6144)
+
+
 def test_without_architectures_the_model_type_counts() -> None:
     raw = QWEN3 | {"architectures": None}
     assert hf(raw) == hf(QWEN3)
@@ -178,7 +235,6 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
             {"architectures": ["Gemma3ForCausalLM"]},
             ["Gemma3ForCausalLM", "Qwen3ForCausalLM, LlamaFor"],
         ),
-        (QWEN3, {"architectures": ["Qwen3MoeForCausalLM"]}, ["Qwen3MoeForCausalLM"]),
         (QWEN3, {"architectures": [], "model_type": "mamba"}, ["mamba"]),
         (QWEN3, {"architectures": None, "model_type": None}, ["None"]),
         (QWEN3, {"architectures": [["x"]]}, ["not supported"]),
@@ -202,6 +258,9 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (QWEN3, {"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
         (QWEN3, {"quantization_config": {"quant_method": "gptq"}}, ["quantised", "GGUF"]),
         (LLAMA, {"rope_scaling": {**LLAMA["rope_scaling"], "low_freq_factor": 4.0}}, ["low_freq_factor"]),
+        (QWEN3_MOE, {"num_experts_per_tok": 200}, ["200 of 128 experts"]),
+        (QWEN3_MOE, {"mlp_only_layers": "all"}, ["mlp_only_layers", "list"]),
+        (QWEN3_MOE, {"num_experts": 0}, ["num_experts"]),
         (LLAMA, {"head_dim": None, "hidden_size": 2049}, ["no head_dim"]),
     ],
 )
