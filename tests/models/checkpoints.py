@@ -11,11 +11,20 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from models.files import ModelFiles
 from models.network import Network
 from models.reference.decoder import Decoder
+from models.spec import ModelSpec
 
 VOCAB_SIZE = 160
 
@@ -67,6 +76,40 @@ def tiny_qwen3_moe(**changes: Any) -> Qwen3MoeConfig:
     return Qwen3MoeConfig(**(values | changes))
 
 
+def tiny_gemma2(**changes: Any) -> Gemma2Config:
+    """Four layers, two of them local; caps and a scale that matter."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 9,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+    }
+    return Gemma2Config(**(values | changes))
+
+
+def tiny_gemma3(**changes: Any) -> Gemma3TextConfig:
+    """Seven layers, of which the sixth sees all tokens with a RoPE of its own."""
+    values: dict[str, Any] = tiny_gemma2(num_hidden_layers=7).to_dict() | {
+        "model_type": "gemma3_text",
+        "layer_types": None,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }
+    return Gemma3TextConfig(**(values | changes))
+
+
 def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | None = None) -> Any:
     """A transformers model in fp32 whose weights are large enough for every part to matter.
 
@@ -78,6 +121,8 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
+                if config.model_type.startswith("gemma"):  # they keep how far it is from 1
+                    parameter -= 1.0
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.2)
             else:
@@ -113,9 +158,10 @@ def files_of(path: Path) -> ModelFiles:
 
 
 class PlainAttention:
-    """Causal attention of one sequence, softmax in fp32; keeps k and v of every layer."""
+    """Causal attention of one sequence, as `spec` has it, softmax in fp32; keeps k and v of every layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: ModelSpec | None = None) -> None:
+        self.spec = spec
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -125,9 +171,16 @@ class PlainAttention:
         self.kv[layer_index] = k, v
         group = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
-        scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)) * q.shape[-1] ** -0.5
+        rule = None if self.spec is None else self.spec.layers[layer_index].attention
+        scale = q.shape[-1] ** -0.5 if rule is None else rule.softmax_scale
+        scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)) * scale
+        if rule is not None and rule.score_cap is not None:
+            scores = torch.tanh(scores / rule.score_cap) * rule.score_cap
         rows = torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
-        scores = scores.masked_fill(torch.arange(len(k)) > rows, float("-inf"))
+        hidden = torch.arange(len(k)) > rows
+        if rule is not None and rule.window is not None:
+            hidden |= torch.arange(len(k)) <= rows - rule.window
+        scores = scores.masked_fill(hidden, float("-inf"))
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
         return torch.matmul(weights, values).transpose(0, 1)
 
@@ -139,7 +192,7 @@ def run(
     model = Decoder(given) if isinstance(given, Network) else given
     with torch.inference_mode():
         positions = torch.arange(start, start + len(token_ids))
-        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention())
+        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention(model.spec))
         return model.logits(hidden)
 
 
@@ -161,7 +214,8 @@ def run_reference(model: Any, token_ids: list[int]) -> Tensor:
         return model(torch.tensor([token_ids])).logits[0]
 
 
-_GGUF_ARCHITECTURES = {"qwen3": "qwen3", "llama": "llama", "qwen3_moe": "qwen3moe"}
+_GGUF_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+"""Where it is not the model_type."""
 
 
 def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -227,7 +281,7 @@ def write_gguf(
     package cannot quantise becomes random blocks.
     """
     config = model.config
-    arch = _GGUF_ARCHITECTURES[config.model_type]
+    arch = _GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -238,7 +292,16 @@ def write_gguf(
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if arch == "gemma3" and rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if arch.startswith("gemma"):
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if arch == "qwen3moe":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -254,6 +317,8 @@ def write_gguf(
         if arch == "llama" and stem in ("attn_q", "attn_k"):
             heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
             weight = _interleave(weight, heads)
+        if arch.startswith("gemma") and stem.endswith("norm"):
+            weight = weight + 1
         wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
         if weight.ndim == 1 or wanted == Kind.F32:
             writer.add_tensor(target, weight)

@@ -169,6 +169,117 @@ QWEN3_MOE = {
 EXPERTS = Experts(128, 8, FeedForward(768))
 
 
+# google/gemma-2-2b-it
+GEMMA2 = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "vocab_size": 256000,
+}
+# google/gemma-3-1b-it
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+}
+# google/gemma-3-4b-it: what it leaves out is that of its size
+GEMMA3_IMAGES = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "vision_config": {"model_type": "siglip_vision_model"},
+}
+GEMMA_NORM = Norm(1e-6, offset=1.0)
+
+
+def test_gemma2() -> None:
+    spec = hf(GEMMA2)
+    assert [layer.attention.window for layer in spec.layers] == [4096, None] * 13
+    assert {replace(layer.attention, window=None) for layer in spec.layers} == {
+        Attention(8, 4, 256, rope=Rope(1e4), score_cap=50.0)
+    }
+    first = spec.layers[0]
+    assert first.feed_forward == FeedForward(9216, "gelu_tanh")
+    norms = (first.attention_norm, first.attention_post_norm, first.feed_forward_norm)
+    assert {*norms, first.feed_forward_post_norm, spec.final_norm} == {GEMMA_NORM}
+    assert (spec.embedding_scale, spec.logit_cap, spec.tied) == (48.0, 30.0, True)
+    assert 2.61e9 < parameters(spec) < 2.62e9
+    old = {
+        key: value for key, value in GEMMA2.items() if "softcapping" not in key and key != "sliding_window"
+    }
+    assert hf(old) == spec
+    assert hf(GEMMA2 | {"query_pre_attn_scalar": 144}).attention.scale == 1 / 12
+
+
+def test_gemma3() -> None:
+    spec = hf(GEMMA3)
+    local = Attention(4, 1, 256, head_norm=GEMMA_NORM, rope=Rope(1e4), window=512)
+    whole = replace(local, rope=Rope(1e6), window=None)
+    assert [layer.attention for layer in spec.layers] == ([local] * 5 + [whole]) * 4 + [local] * 2
+    assert (spec.logit_cap, spec.vocab_size, spec.tied) == (None, 262144, True)
+    assert 0.99e9 < parameters(spec) < 1.01e9
+    new = {key: value for key, value in GEMMA3.items() if not key.startswith("rope_")}
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    kinds = [f"{'full' if i % 6 == 5 else 'sliding'}_attention" for i in range(26)]
+    assert hf(new | {"rope_parameters": ropes, "layer_types": kinds}) == spec
+
+
+def test_gemma3_with_images_is_its_text_part() -> None:
+    spec = hf(GEMMA3_IMAGES)
+    assert (spec.architecture, spec.vocab_size, spec.max_positions) == (
+        "Gemma3ForConditionalGeneration",
+        262208,
+        131072,
+    )
+    local = Attention(8, 4, 256, head_norm=GEMMA_NORM, rope=Rope(1e4), window=1024)
+    assert spec.layers[0].attention == local
+    assert spec.layers[5].attention == replace(local, rope=Rope(1e6, "linear", 8.0), window=None)
+    assert 3.8e9 < parameters(spec) < 3.9e9
+
+
 def test_qwen3_moe() -> None:
     spec = hf(QWEN3_MOE)
     assert spec == uniform(
@@ -232,8 +343,8 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
     [
         (
             QWEN3,
-            {"architectures": ["Gemma3ForCausalLM"]},
-            ["Gemma3ForCausalLM", "Qwen3ForCausalLM, LlamaFor"],
+            {"architectures": ["MambaForCausalLM"]},
+            ["MambaForCausalLM", "Qwen3ForCausalLM, LlamaFor"],
         ),
         (QWEN3, {"architectures": [], "model_type": "mamba"}, ["mamba"]),
         (QWEN3, {"architectures": None, "model_type": None}, ["None"]),
@@ -258,6 +369,12 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (QWEN3, {"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
         (QWEN3, {"quantization_config": {"quant_method": "gptq"}}, ["quantised", "GGUF"]),
         (LLAMA, {"rope_scaling": {**LLAMA["rope_scaling"], "low_freq_factor": 4.0}}, ["low_freq_factor"]),
+        (GEMMA2, {"hidden_activation": "silu"}, ["hidden_activation silu", "gelu_pytorch_tanh"]),
+        (GEMMA2, {"layer_types": ["full_attention"]}, ["layer_types", "26"]),
+        (GEMMA2, {"attn_logit_softcapping": "yes"}, ["attn_logit_softcapping"]),
+        (GEMMA3, {"use_bidirectional_attention": True}, ["later tokens"]),
+        (GEMMA3, {"rope_parameters": [1]}, ["rope_parameters", "object"]),
+        (GEMMA3_IMAGES, {"text_config": 7}, ["text_config", "object"]),
         (QWEN3_MOE, {"num_experts_per_tok": 200}, ["200 of 128 experts"]),
         (QWEN3_MOE, {"mlp_only_layers": "all"}, ["mlp_only_layers", "list"]),
         (QWEN3_MOE, {"num_experts": 0}, ["num_experts"]),
@@ -289,7 +406,7 @@ def test_only_the_layers_that_are_named_have_a_window() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": "gemma3"}, ["gemma3", "qwen3, llama"]),
+        ({"general.architecture": "mamba"}, ["mamba", "qwen3, llama"]),
         ({"general.architecture": ["llama"]}, ["not supported"]),
         ({"llama.expert_count": 8}, ["mixture of experts"]),
         ({"llama.attention.sliding_window": 4096}, ["sliding-window"]),

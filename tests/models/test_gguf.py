@@ -24,6 +24,8 @@ from tests.models.checkpoints import (
     random_model,
     run,
     run_reference,
+    tiny_gemma2,
+    tiny_gemma3,
     tiny_llama,
     tiny_qwen3,
     tiny_qwen3_moe,
@@ -53,11 +55,20 @@ def path(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "model.gguf", random_model(tiny_llama(num_hidden_layers=1)))
 
 
+GEMMA3_ROPE = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+}
 CONFIGS = {
     "llama": tiny_llama(),
     "llama tied": tiny_llama(tie_word_embeddings=True),
     "llama bias": tiny_llama(attention_bias=True),
     "qwen3": tiny_qwen3(),
+    "gemma2": tiny_gemma2(query_pre_attn_scalar=16),
+    "gemma2 27B": tiny_gemma2(num_hidden_layers=46, query_pre_attn_scalar=12),
+    "gemma3": tiny_gemma3(query_pre_attn_scalar=16, **GEMMA3_ROPE),
     "qwen3 moe": tiny_qwen3_moe(decoder_sparse_step=1),
     "qwen3 moe renormalised": tiny_qwen3_moe(decoder_sparse_step=1, norm_topk_prob=True),
     "qwen3 untied": tiny_qwen3(tie_word_embeddings=False),

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import MistralConfig
+from transformers import Gemma3Config, MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from models.families.registry import spec_of_hf
@@ -18,7 +18,7 @@ from models.network import NormWeights
 from models.reference.decoder import Decoder, _norm
 from models.reference.products import _native_linear, _upcast_linear, choose_product
 from models.reference.rope import rotary_table
-from models.spec import Experts, ModelSpec, Norm
+from models.spec import Experts, FeedForward, ModelSpec, Norm
 from tests.models.checkpoints import (
     VOCAB_SIZE,
     PlainAttention,
@@ -27,6 +27,8 @@ from tests.models.checkpoints import (
     reference_model,
     run,
     run_reference,
+    tiny_gemma2,
+    tiny_gemma3,
     tiny_llama,
     tiny_qwen3,
     tiny_qwen3_moe,
@@ -63,6 +65,15 @@ CONFIGS = {
     "llama dynamic": tiny_llama(rope_parameters=DYNAMIC),
     "qwen3 moe": tiny_qwen3_moe(),
     "qwen3 moe renormalised": tiny_qwen3_moe(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1]),
+    "gemma2": tiny_gemma2(),
+    "gemma2 plain": tiny_gemma2(
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        sliding_window=512,
+        query_pre_attn_scalar=16,
+    ),
+    "gemma3": tiny_gemma3(),
+    "gemma3 biases": tiny_gemma3(attention_bias=True, sliding_window_pattern=2, final_logit_softcapping=5.0),
     "mistral": MistralConfig(**tiny_llama().to_dict() | {"sliding_window": None, "model_type": "mistral"}),
 }
 
@@ -100,9 +111,34 @@ def mixed(spec: ModelSpec, **changes: Any) -> ModelSpec:
     )
 
 
+def attending(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The attention of every layer changed."""
+    return replace(
+        spec,
+        layers=tuple(replace(layer, attention=replace(layer.attention, **changes)) for layer in spec.layers),
+    )
+
+
 LEFT_OUT = {
     "weights that do not add up to 1": ("qwen3 moe", lambda spec: mixed(spec, renormalise=True)),
     "weights that add up to 1": ("qwen3 moe renormalised", lambda spec: mixed(spec, renormalise=False)),
+    "a window": ("gemma2", lambda spec: attending(spec, window=None)),
+    "a window by one": ("gemma3", lambda spec: attending(spec, window=8)),
+    "a cap of scores": ("gemma2", lambda spec: attending(spec, score_cap=None)),
+    "a scale of scores": ("gemma3", lambda spec: attending(spec, scale=None)),
+    "a cap of logits": ("gemma2", lambda spec: replace(spec, logit_cap=None)),
+    "a scale of embeddings": ("gemma3", lambda spec: replace(spec, embedding_scale=1.0)),
+    "an offset of norms": ("gemma2", lambda spec: replace(spec, final_norm=Norm(spec.final_norm.eps))),
+    "a norm after": (
+        "gemma3",
+        lambda spec: replace(spec, layers=tuple(replace(x, attention_post_norm=None) for x in spec.layers)),
+    ),
+    "the tanh of a GELU": (
+        "gemma2",
+        lambda spec: replace(
+            spec, layers=tuple(replace(x, feed_forward=FeedForward(96, "silu")) for x in spec.layers)
+        ),
+    ),
     "experts of lower rank": ("qwen3 moe", lambda spec: mixed(spec, chosen=2)),
 }
 
@@ -124,6 +160,15 @@ def test_experts_that_are_stored_in_one_tensor_are_the_same(tmp_path: Path) -> N
     assert torch.equal(without(folder, lambda spec: spec), expected)
 
 
+def test_the_text_part_of_a_gemma_that_sees_images(tmp_path: Path) -> None:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = Gemma3Config(text_config=tiny_gemma3().to_dict(), vision_config=vision)
+    model = random_model(config)
+    model.save_pretrained(tmp_path)
+    network = load_model(files_of(tmp_path), dtype=torch.float32, device=CPU)
+    assert_logits_close(run(network, TOKENS), run_reference(model, TOKENS))
+
+
 def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> None:
     # Guards the test above: with the same weights, each of these must change the result.
     plain = run_reference(random_model(tiny_llama()), TOKENS)
@@ -136,6 +181,8 @@ BF16_CONFIGS = {
     "qwen3": (tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64), None),
     "qwen3 k_norm 96.5": (tiny_qwen3(hidden_size=256, intermediate_size=512, head_dim=64), 96.5),
     "llama": (tiny_llama(hidden_size=384, intermediate_size=768), None),
+    "gemma2": (tiny_gemma2(hidden_size=256, intermediate_size=512, head_dim=64), None),
+    "gemma3": (tiny_gemma3(hidden_size=256, intermediate_size=512, head_dim=64), None),
     "qwen3 moe": (tiny_qwen3_moe(hidden_size=256, moe_intermediate_size=128, head_dim=64), None),
 }
 
