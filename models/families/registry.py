@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
-from models.families import gemma, llama, qwen3, qwen3_moe
+from models.families import gemma, gpt2, llama, qwen3, qwen3_moe
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.files import ModelFiles, read_json
@@ -12,7 +12,14 @@ from models.spec import ModelSpec
 if TYPE_CHECKING:
     from models.weights.gguf import GGUFFile  # brings numpy, which a listing of models need not wait for
 
-FAMILIES: tuple[Family, ...] = (qwen3.FAMILY, llama.FAMILY, qwen3_moe.FAMILY, gemma.FAMILY_2, gemma.FAMILY_3)
+FAMILIES: tuple[Family, ...] = (
+    qwen3.FAMILY,
+    llama.FAMILY,
+    qwen3_moe.FAMILY,
+    gemma.FAMILY_2,
+    gemma.FAMILY_3,
+    gpt2.FAMILY,
+)
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 """What can be run, as config.json names it."""

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
     LlamaConfig,
     PretrainedConfig,
     Qwen3Config,
@@ -110,6 +111,18 @@ def tiny_gemma3(**changes: Any) -> Gemma3TextConfig:
     return Gemma3TextConfig(**(values | changes))
 
 
+def tiny_gpt2(**changes: Any) -> GPT2Config:
+    """Three layers of four heads."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 48,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 128,
+    }
+    return GPT2Config(**(values | changes))
+
+
 def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | None = None) -> Any:
     """A transformers model in fp32 whose weights are large enough for every part to matter.
 
@@ -119,11 +132,11 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 parameter.uniform_(0.5, 1.5)
                 if config.model_type.startswith("gemma"):  # they keep how far it is from 1
                     parameter -= 1.0
-            elif name.endswith("bias"):
+            elif name.endswith(".bias"):
                 parameter.normal_(0.0, 0.2)
             else:
                 parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5)
@@ -226,6 +239,8 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         weight = parameter.float()
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # GPT-2
+            weight = weight.T
         if name.endswith("experts.gate_up_proj"):
             parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
             stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
@@ -286,17 +301,21 @@ def write_gguf(
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if arch == "gemma3" and rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
+    if arch == "gpt2":
+        writer.add_feed_forward_length(4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if arch == "gemma3" and rope["rope_type"] == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
     if arch.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window)
     if arch == "gemma2":

@@ -280,6 +280,40 @@ def test_gemma3_with_images_is_its_text_part() -> None:
     assert 3.8e9 < parameters(spec) < 3.9e9
 
 
+# openai-community/gpt2
+GPT2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+}
+
+
+def test_gpt2() -> None:
+    spec = hf(GPT2)
+    norm = Norm(1e-5, "layer", bias=True)
+    assert replace(spec, learned_positions=False) == uniform(
+        "GPT2LMHeadModel",
+        layers=12,
+        vocab_size=50257,
+        hidden_size=768,
+        max_positions=1024,
+        attention=Attention(12, 12, 64, qkv_bias=True, out_bias=True),
+        feed_forward=FeedForward(3072, "gelu_tanh", gated=False, bias=True),
+        norm=norm,
+        tied=True,
+    )
+    assert spec.learned_positions
+    assert parameters(spec) == 124_439_808
+    assert hf({"architectures": ["GPT2LMHeadModel"]}) == spec
+
+
 def test_qwen3_moe() -> None:
     spec = hf(QWEN3_MOE)
     assert spec == uniform(
@@ -375,6 +409,9 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (GEMMA3, {"use_bidirectional_attention": True}, ["later tokens"]),
         (GEMMA3, {"rope_parameters": [1]}, ["rope_parameters", "object"]),
         (GEMMA3_IMAGES, {"text_config": 7}, ["text_config", "object"]),
+        (GPT2, {"activation_function": "mish"}, ["activation_function mish", "gelu_new"]),
+        (GPT2, {"add_cross_attention": True}, ["another network"]),
+        (GPT2, {"n_head": 7}, ["768", "7 heads"]),
         (QWEN3_MOE, {"num_experts_per_tok": 200}, ["200 of 128 experts"]),
         (QWEN3_MOE, {"mlp_only_layers": "all"}, ["mlp_only_layers", "list"]),
         (QWEN3_MOE, {"num_experts": 0}, ["num_experts"]),
