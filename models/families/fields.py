@@ -15,10 +15,10 @@ class Fields:
     where: str
     """What it is, for people: "config.json"."""
 
-    def integer(self, key: str, default: int | None = None, *, limit: int = 2**24) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, limit: int = 2**24) -> int:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-            raise self._wrong(key, value, f"a whole number from 1 to {limit}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:
+            raise self._wrong(key, value, f"a whole number from {least} to {limit}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

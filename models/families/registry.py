@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
-from models.families import gemma, gpt2, llama, qwen3, qwen3_moe
+from models.families import ernie, gemma, gpt2, llama, qwen3, qwen3_moe
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.files import ModelFiles, read_json
@@ -19,6 +19,8 @@ FAMILIES: tuple[Family, ...] = (
     gemma.FAMILY_2,
     gemma.FAMILY_3,
     gpt2.FAMILY,
+    ernie.FAMILY,
+    ernie.SPARSE,
 )
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)

@@ -13,6 +13,8 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -123,6 +125,26 @@ def tiny_gpt2(**changes: Any) -> GPT2Config:
     return GPT2Config(**(values | changes))
 
 
+def tiny_ernie(**changes: Any) -> Ernie4_5Config:
+    """Three layers, tied."""
+    values = tiny_qwen3().to_dict() | {"model_type": "ernie4_5", "layer_types": None}
+    return Ernie4_5Config(**(values | changes))
+
+
+def tiny_ernie_moe(**changes: Any) -> Ernie4_5_MoeConfig:
+    """Five layers, of which the second and the fourth have eight experts and two shared ones."""
+    values: dict[str, Any] = tiny_qwen3(num_hidden_layers=5).to_dict() | {
+        "model_type": "ernie4_5_moe",
+        "layer_types": None,
+        "moe_intermediate_size": 40,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_layer_interval": 2,
+        "moe_layer_end_index": 3,
+    }
+    return Ernie4_5_MoeConfig(**(values | changes))
+
+
 def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | None = None) -> Any:
     """A transformers model in fp32 whose weights are large enough for every part to matter.
 
@@ -136,6 +158,8 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
                 parameter.uniform_(0.5, 1.5)
                 if config.model_type.startswith("gemma"):  # they keep how far it is from 1
                     parameter -= 1.0
+            elif name.endswith("e_score_correction_bias"):
+                parameter.normal_(0.0, 0.1)
             elif name.endswith(".bias"):
                 parameter.normal_(0.0, 0.2)
             else:
@@ -227,7 +251,7 @@ def run_reference(model: Any, token_ids: list[int]) -> Tensor:
         return model(torch.tensor([token_ids])).logits[0]
 
 
-_GGUF_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+_GGUF_ARCHITECTURES = {"ernie4_5_moe": "ernie4_5-moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
 """Where it is not the model_type."""
 
 
@@ -245,7 +269,10 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
             parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
             stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
         else:
-            stored = [(name, weight)]
+            key = name.replace(
+                "gate.moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"
+            )
+            stored = [(key, weight.squeeze())]
         for key, value in stored:
             target = table.get_name(key, try_suffixes=(".weight", ".bias"))
             assert target is not None, key
@@ -308,8 +335,9 @@ def write_gguf(
     else:
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
+        if getattr(config, "head_dim", None):
+            writer.add_key_length(config.head_dim)
+            writer.add_value_length(config.head_dim)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         rope = config.rope_parameters.get("full_attention", config.rope_parameters)
         writer.add_rope_freq_base(rope["rope_theta"])
@@ -321,6 +349,11 @@ def write_gguf(
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch == "ernie4_5-moe":
+        writer.add_expert_count(config.moe_num_experts)
+        writer.add_expert_used_count(config.moe_k)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
     if arch == "qwen3moe":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -314,6 +314,76 @@ def test_gpt2() -> None:
     assert hf({"architectures": ["GPT2LMHeadModel"]}) == spec
 
 
+# baidu/ERNIE-4.5-0.3B-PT
+ERNIE = {
+    "architectures": ["Ernie4_5ForCausalLM"],
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 131072,
+    "model_type": "ernie4_5",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "use_bias": False,
+    "vocab_size": 103424,
+}
+# baidu/ERNIE-4.5-21B-A3B-PT
+ERNIE_MOE = ERNIE | {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "head_dim": None,
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "model_type": "ernie4_5_moe",
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+}
+
+
+def test_ernie() -> None:
+    spec = hf(ERNIE)
+    rope = Rope(5e5, interleaved=True, exact=True)
+    assert spec == uniform(
+        "Ernie4_5ForCausalLM",
+        layers=18,
+        vocab_size=103424,
+        hidden_size=1024,
+        max_positions=131072,
+        attention=Attention(16, 2, 128, rope=rope),
+        feed_forward=FeedForward(3072),
+        norm=Norm(1e-5),
+        tied=True,
+    )
+    assert 0.35e9 < parameters(spec) < 0.37e9
+    given = ("rope_theta", "rms_norm_eps", "tie_word_embeddings", "use_bias")
+    assert hf({key: value for key, value in ERNIE.items() if key not in given}) == spec
+    assert hf(ERNIE | {"architectures": None}) == spec
+
+
+def test_ernie_moe() -> None:
+    spec = hf(ERNIE_MOE)
+    assert spec.layers[0].feed_forward == FeedForward(12288)
+    assert {layer.feed_forward for layer in spec.layers[1:]} == {
+        Experts(64, 6, FeedForward(1536), exact_router=True, selection_bias=True, shared=FeedForward(3072))
+    }
+    assert spec.attention.head_dim == 128
+    assert 21.5e9 < parameters(spec) < 22.0e9
+    some = hf(ERNIE_MOE | {"moe_layer_start_index": 3, "moe_layer_interval": 2, "moe_layer_end_index": 8})
+    sparse = [i for i, layer in enumerate(some.layers) if isinstance(layer.feed_forward, Experts)]
+    assert sparse == [3, 5, 7]
+
+
 def test_qwen3_moe() -> None:
     spec = hf(QWEN3_MOE)
     assert spec == uniform(
@@ -412,6 +482,9 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (GPT2, {"activation_function": "mish"}, ["activation_function mish", "gelu_new"]),
         (GPT2, {"add_cross_attention": True}, ["another network"]),
         (GPT2, {"n_head": 7}, ["768", "7 heads"]),
+        (ERNIE_MOE, {"use_bias": True}, ["use_bias", "experts"]),
+        (ERNIE_MOE, {"moe_norm_min": 0.1}, ["moe_norm_min", "1e-12"]),
+        (ERNIE_MOE, {"moe_layer_start_index": [1, 2]}, ["moe_layer_start_index", "whole number from 0"]),
         (QWEN3_MOE, {"num_experts_per_tok": 200}, ["200 of 128 experts"]),
         (QWEN3_MOE, {"mlp_only_layers": "all"}, ["mlp_only_layers", "list"]),
         (QWEN3_MOE, {"num_experts": 0}, ["num_experts"]),

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from models.families.registry import spec_of_hf
 from models.load import load_model
-from models.network import NormWeights
+from models.network import ExpertWeights, NormWeights
 from models.reference.decoder import Decoder, _norm
 from models.reference.products import _native_linear, _upcast_linear, choose_product
 from models.reference.rope import rotary_table
@@ -27,6 +27,8 @@ from tests.models.checkpoints import (
     reference_model,
     run,
     run_reference,
+    tiny_ernie,
+    tiny_ernie_moe,
     tiny_gemma2,
     tiny_gemma3,
     tiny_gpt2,
@@ -83,6 +85,15 @@ CONFIGS = {
         n_inner=80,
         tie_word_embeddings=False,
         layer_norm_epsilon=0.1,
+    ),
+    "ernie": tiny_ernie(),
+    "ernie biases": tiny_ernie(use_bias=True, tie_word_embeddings=False, rope_parameters=LINEAR),
+    "ernie moe": tiny_ernie_moe(),
+    "ernie moe everywhere": tiny_ernie_moe(
+        moe_num_shared_experts=0,
+        moe_layer_start_index=0,
+        moe_layer_interval=1,
+        moe_layer_end_index=-1,
     ),
     "mistral": MistralConfig(**tiny_llama().to_dict() | {"sliding_window": None, "model_type": "mistral"}),
 }
@@ -154,6 +165,10 @@ LEFT_OUT = {
     ),
     "positions": ("gpt2", lambda spec: replace(spec, learned_positions=False)),
     "a scale of each layer": ("gpt2 scales", lambda spec: attending(spec, scale=1.0)),
+    "neighbours that are rotated": (
+        "ernie",
+        lambda spec: attending(spec, rope=replace(spec.attention.rope, interleaved=False)),
+    ),
     "experts of lower rank": ("qwen3 moe", lambda spec: mixed(spec, chosen=2)),
 }
 
@@ -163,6 +178,27 @@ def test_leaving_a_part_out_would_be_seen(name: str, change: Any, tmp_path: Path
     folder = write_checkpoint(tmp_path, CONFIGS[name])
     whole = without(folder, lambda spec: spec)
     assert (without(folder, change) - whole).abs().max() > 1e-2 * whole.abs().max()
+
+
+def test_a_bias_chooses_experts_and_a_shared_one_is_added(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, CONFIGS["ernie moe"])
+    network = load_model(files_of(folder), dtype=torch.bfloat16, device=CPU)
+    parts = network.layers[1].feed_forward
+    assert isinstance(parts, ExpertWeights)
+    assert parts.selection_bias is not None
+    assert (parts.router.weight.dtype, parts.selection_bias.dtype) == (torch.float32, torch.float32)
+    network = load_model(files_of(folder), dtype=torch.float32, device=CPU)
+    whole = run(network, TOKENS)
+    for field in ("selection_bias", "shared"):
+        layers = tuple(
+            replace(layer, feed_forward=replace(layer.feed_forward, **{field: None}))
+            if isinstance(layer.feed_forward, ExpertWeights)
+            else layer
+            for layer in network.layers
+        )
+        spec = network.spec if field == "selection_bias" else mixed(network.spec, shared=None)
+        changed = run(replace(network, layers=layers, spec=spec), TOKENS)
+        assert (changed - whole).abs().max() > 1e-2 * whole.abs().max()
 
 
 def test_experts_that_are_stored_in_one_tensor_are_the_same(tmp_path: Path) -> None:
@@ -214,6 +250,8 @@ BF16_CONFIGS = {
     "gemma2": (tiny_gemma2(hidden_size=256, intermediate_size=512, head_dim=64), None),
     "gemma3": (tiny_gemma3(hidden_size=256, intermediate_size=512, head_dim=64), None),
     "gpt2": (tiny_gpt2(n_embd=256), None),
+    "ernie": (tiny_ernie(hidden_size=256, intermediate_size=512, head_dim=64), None),
+    "ernie moe": (tiny_ernie_moe(hidden_size=256, moe_intermediate_size=128), None),
     "qwen3 moe": (tiny_qwen3_moe(hidden_size=256, moe_intermediate_size=128, head_dim=64), None),
 }
 
