@@ -65,6 +65,8 @@ def experts(draw: st.DrawFn) -> Experts:
         renormalise=draw(st.booleans()),
         scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
         router_bias=draw(st.booleans()),
+        exact_router=draw(st.booleans()),
+        selection_bias=draw(st.booleans()),
         shared=shared,
         shared_gate=shared is not None and draw(st.booleans()),
     )
