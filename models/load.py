@@ -181,6 +181,11 @@ class _Filling:
     on_progress: OnProgress | None
     store: Store = field(default_factory=Store)
     done: int = 0
+    total: int = field(init=False)
+    """Bytes of all tensors: a mixture of experts has tens of thousands."""
+
+    def __post_init__(self) -> None:
+        self.total = sum(tensor.nbytes for tensor in self.tensors)
 
     def allocate(self, found: list[Slot], in_blocks: set[str]) -> None:
         """Take the memory of every tensor of plain numbers."""
@@ -218,8 +223,7 @@ class _Filling:
     def _advance(self, nbytes: int) -> None:
         self.done += nbytes
         if self.on_progress is not None:
-            total = sum(tensor.nbytes for tensor in self.tensors)
-            self.on_progress(Progress("load", "weights", self.done, total))
+            self.on_progress(Progress("load", "weights", self.done, self.total))
 
 
 def _touch(data: Tensor) -> None:
@@ -267,11 +271,12 @@ def needed_bytes(
 ) -> int:
     """Bytes of all weights, those in blocks (mapped from a file or not) included, and of the rotary tables."""
     found, kinds = list(slots(spec)), kinds or {}
+    exact = {slot.group for slot in found if slot.exact}
     plain = group_shapes([slot for slot in found if slot not in kinds])
-    numbers = sum(prod(shape) for shape in plain.values())
-    numbers += sum(positions * width for _, width in ropes(spec))
+    numbers = [(prod(shape), group in exact) for group, shape in plain.items()]
+    numbers += [(positions * width, rope.exact) for rope, width in ropes(spec)]
     blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
-    return numbers * dtype.itemsize + blocks
+    return sum(count * (4 if in_fp32 else dtype.itemsize) for count, in_fp32 in numbers) + blocks
 
 
 def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:

@@ -88,7 +88,7 @@ def _from_gguf(config: GGUFConfig, name: str) -> ModelSpec:
         window=None if window is None else fields.integer(f"{name}.attention.sliding_window", window),
         ropes=(attention.rope, Rope(local) if is_3 else attention.rope),
         scale=width**-0.5,
-        score_cap=score_cap,
+        score_cap=None if is_3 else score_cap,
         logit_cap=logit_cap,
     )
 

@@ -12,13 +12,14 @@ from gguf import GGMLQuantizationType as Kind
 
 from models.errors import ModelError
 from models.families.registry import load_spec
-from models.load import _read, load_model, match
+from models.load import _read, fill_network, load_model, match
 from models.network import ExpertWeights
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.dequantize import chunks
 from models.weights.gguf import read_gguf
 from models.weights.slots import slots
+from models.weights.staging import Staging
 from tests.models.checkpoints import (
     files_of,
     random_model,
@@ -190,6 +191,32 @@ def test_tensor_names(config: Any, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(config))
     spec, tensors, names = _read(files_of(path))
     assert len(match(spec, tensors, names)) == len(list(slots(spec))) >= len(read_gguf(path).tensors)
+
+
+PACKED = {
+    "gpt2": tiny_gpt2(n_embd=64),
+    "gemma2": tiny_gemma2(hidden_size=64),
+    "ernie moe": tiny_ernie_moe(hidden_size=64, moe_intermediate_size=64),
+}
+
+
+@pytest.mark.parametrize("config", PACKED.values(), ids=PACKED.keys())
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0])
+def test_streamed_weights_are_the_same(config: Any, kind: Kind, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(config), kind)
+    spec, tensors, names = _read(files_of(path))
+    streamed = fill_network(spec, tensors, torch.float32, CPU, staging=Staging(1024), names=names)
+    assert torch.equal(run(streamed, TOKENS), run(load(path), TOKENS))
+
+
+@pytest.mark.parametrize("config", PACKED.values(), ids=PACKED.keys())
+def test_blocks_that_are_cut_out_of_a_tensor_stay_blocks(config: Any, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(config), Kind.Q8_0)
+    network = load_model(files_of(path), dtype=torch.float32, device=CPU)
+    assert [part.format for part in network.layers[0].attention.qkv.parts] == [Kind.Q8_0] * 3
+    expected = run(load(path), TOKENS)
+    error = (run(network, TOKENS) - expected).abs().max() / expected.abs().max()
+    assert error < 0.05
 
 
 def test_quantised_experts_are_expanded_and_people_are_told(tmp_path: Path) -> None:

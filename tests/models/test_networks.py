@@ -12,13 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3Config, MistralConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from models.errors import ModelError
 from models.families.registry import spec_of_hf
-from models.load import load_model
+from models.load import _read, fill_network, load_model
 from models.network import ExpertWeights, NormWeights
 from models.reference.decoder import Decoder, _norm
 from models.reference.products import _native_linear, _upcast_linear, choose_product
 from models.reference.rope import rotary_table
 from models.spec import Experts, FeedForward, ModelSpec, Norm
+from models.weights.staging import Staging
 from tests.models.checkpoints import (
     VOCAB_SIZE,
     PlainAttention,
@@ -209,6 +211,13 @@ def test_experts_that_are_stored_in_one_tensor_are_the_same(tmp_path: Path) -> N
     del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors")
     assert torch.equal(without(folder, lambda spec: spec), expected)
+    spec, stored, names = _read(files_of(folder))
+    streamed = fill_network(spec, stored, torch.float32, CPU, staging=Staging(1024), names=names)
+    assert torch.equal(run(streamed, TOKENS), expected)
+    tensors["model.layers.1.mlp.experts.down_proj"] = tensors["model.layers.1.mlp.experts.down_proj"][:7]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.experts\.down_proj"):
+        load_model(files_of(folder), dtype=torch.float32, device=CPU)
 
 
 def test_gpt2_checkpoints_of_old_are_the_same(tmp_path: Path) -> None:
