@@ -78,7 +78,9 @@ def _stored(path: Path, tensor: GGUFTensor, head_dim: int | None) -> StoredTenso
         _extent(path, tensor, order),
         lambda: chunks(tensor.data, tensor.kind, order),
         Blocks(tensor.kind, rows) if packed else None,
-        lambda start, count: _stored(path, _rows(tensor, start, count), None),
+        None
+        if len(tensor.shape) == 1 and tensor.kind.block > 1
+        else lambda start, count: _stored(path, _rows(tensor, start, count), None),
     )
 
 

@@ -55,6 +55,8 @@ def _cut(tensor: StoredTensor, found: list[Slot], names: Names) -> Iterator[Stor
     """The slots in a tensor, or the tensor itself where it is one, or is not what it should be."""
     shape = tensor.shape
     fits = prod(shape) == sum(prod(slot.shape) for slot in found)
+    if found and found[-1].expert is not None and len(found) > 1:
+        fits = fits and shape[0] == found[-1].expert + 1
     if fits and len(found) == 1 and len(found[0].shape) < len(shape):
         yield replace(tensor, shape=found[0].shape, copy_into=lambda out: tensor.copy_into(out.view(shape)))
     elif fits and len(found) > 1 and tensor.cut and (len(shape) == 1 or shape[-1:] == found[0].shape[-1:]):

@@ -1,5 +1,6 @@
 """The networks against transformers, on checkpoints that transformers wrote."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,10 +215,12 @@ def test_experts_that_are_stored_in_one_tensor_are_the_same(tmp_path: Path) -> N
     spec, stored, names = _read(files_of(folder))
     streamed = fill_network(spec, stored, torch.float32, CPU, staging=Staging(1024), names=names)
     assert torch.equal(run(streamed, TOKENS), expected)
-    tensors["model.layers.1.mlp.experts.down_proj"] = tensors["model.layers.1.mlp.experts.down_proj"][:7]
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.experts\.down_proj"):
-        load_model(files_of(folder), dtype=torch.float32, device=CPU)
+    name = "model.layers.1.mlp.experts.down_proj"
+    down = tensors[name]
+    for damaged in (down[:7], down.reshape(4, -1, down.shape[-1])):
+        save_file(tensors | {name: damaged.clone()}, folder / "model.safetensors")
+        with pytest.raises(ModelError, match=re.escape(name)):
+            load_model(files_of(folder), dtype=torch.float32, device=CPU)
 
 
 def test_gpt2_checkpoints_of_old_are_the_same(tmp_path: Path) -> None:
@@ -233,6 +236,17 @@ def test_gpt2_checkpoints_of_old_are_the_same(tmp_path: Path) -> None:
         tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(tensors, folder / "model.safetensors")
     assert torch.equal(without(folder, lambda spec: spec), expected)
+
+
+@pytest.mark.parametrize(
+    "config", [tiny_gpt2(n_embd=64), tiny_qwen3_moe(hidden_size=64)], ids=["gpt2", "moe"]
+)
+def test_what_is_turned_or_cut_can_be_quantised(config: Any, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, config)
+    expected = without(folder, lambda spec: spec)
+    network = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="int8")
+    assert network.is_quantized
+    assert (run(network, TOKENS) - expected).norm() < 0.05 * expected.norm()
 
 
 def test_the_text_part_of_a_gemma_that_sees_images(tmp_path: Path) -> None:
