@@ -19,9 +19,12 @@ class Feature(Enum):
     OUT_BIAS = "a bias of the attention's output"
     PARTIAL_ROPE = "heads that are rotated in part"
     INTERLEAVED_ROPE = "interleaved rotary positions"
+    EXACT_ROPE = "rotary positions that are computed in fp32"
     NO_ROPE = "layers without rotary positions"
     LEARNED_POSITIONS = "learned positions"
     EXPERTS = "a mixture of experts"
+    EXACT_ROUTER = "a router that is computed in fp32"
+    SELECTION_BIAS = "a bias for the choice of experts"
     ACTIVATION = "another activation than SiLU"
     UNGATED = "a feed-forward without a gate"
     FEED_FORWARD_BIAS = "biases of the feed-forward"
@@ -76,6 +79,7 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.NO_ROPE: rope is None,
         Feature.PARTIAL_ROPE: rope is not None and rope.dims not in (None, spec.head_dim),
         Feature.INTERLEAVED_ROPE: rope is not None and rope.interleaved,
+        Feature.EXACT_ROPE: rope is not None and rope.exact,
     }
     return _true(found) | _of_norm(spec.head_norm)
 
@@ -83,7 +87,8 @@ def _of_attention(spec: Attention) -> set[Feature]:
 def _of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
     if isinstance(spec, Experts):
         shared = _of_feed_forward(spec.shared) if spec.shared is not None else set()
-        return {Feature.EXPERTS} | _of_feed_forward(spec.expert) | shared
+        choice = {Feature.EXACT_ROUTER: spec.exact_router, Feature.SELECTION_BIAS: spec.selection_bias}
+        return {Feature.EXPERTS} | _true(choice) | _of_feed_forward(spec.expert) | shared
     found = {
         Feature.ACTIVATION: spec.activation != "silu",
         Feature.UNGATED: not spec.gated,

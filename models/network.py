@@ -120,6 +120,8 @@ class ExpertWeights:
     """[experts, 2 size]"""
     down_bias: Tensor | None = None
     """[experts, hidden]"""
+    selection_bias: Tensor | None = None
+    """fp32 [experts]"""
     shared: FeedForwardWeights | None = None
     shared_gate: Linear | None = None
 

@@ -45,10 +45,10 @@ class Rope:
     """Of yarn: whether the two bounds are rounded to whole dimensions."""
     dims: int | None = None
     """How many numbers of a head are rotated, its first ones; None: all."""
-    in_fp32: bool = False
-    """Heads are rotated in fp32 and rounded then: cos and sin are kept in it."""
     interleaved: bool = False
     """Whether neighbours are rotated together, and not the two halves."""
+    exact: bool = False
+    """Whether heads are rotated in fp32, and rounded then, whatever the dtype of the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,10 @@ class Experts:
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     router_bias: bool = False
     """Added to the router's logits."""
+    exact_router: bool = False
+    """Whether the router is kept and computed in fp32, whatever the dtype of the network."""
+    selection_bias: bool = False
+    """A number for each expert, added to the scores where experts are chosen and not where they are weighted."""
     shared: FeedForward | None = None
     """An expert that every token takes, too."""
     shared_gate: bool = False

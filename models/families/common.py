@@ -50,11 +50,20 @@ def base_spec(
 
 
 def base_spec_of_gguf(
-    architecture: str, name: str, config: GGUFConfig, *, head_norm: bool = False, partial: bool = False
+    architecture: str,
+    name: str,
+    config: GGUFConfig,
+    *,
+    head_norm: bool = False,
+    partial: bool = False,
+    experts: bool = False,
 ) -> ModelSpec:
-    """The same from the metadata of the GGUF architecture `name`; `partial`: heads may be rotated in part."""
+    """The same from the metadata of the GGUF architecture `name`.
+
+    `partial`: heads may be rotated in part; `experts`: the family adds them itself.
+    """
     fields = config.fields
-    if fields.raw.get(f"{name}.expert_count"):
+    if fields.raw.get(f"{name}.expert_count") and not experts:
         raise ModelError(
             "The GGUF file contains a mixture of experts, which is not supported; choose a dense model."
         )

@@ -61,7 +61,7 @@ def _normed(spec: ModelSpec) -> ModelSpec:
 
     def normed(layer: Layer) -> Layer:
         assert layer.attention.rope is not None
-        rope = replace(layer.attention.rope, in_fp32=True)
+        rope = replace(layer.attention.rope, exact=True)
         attention = replace(layer.attention, head_norm=norm, norms_all_heads=True, rope=rope)
         return Layer(attention, layer.feed_forward, None, norm, None, norm)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from models.families.common import base_spec, base_spec_of_gguf
-from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
+from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.windows import windows
 from models.spec import ModelSpec
@@ -26,14 +26,12 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
     return base_spec_of_gguf("Phi3ForCausalLM", "phi3", config, partial=True)
 
 
-_PACKED = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
-
 FAMILY = Family(
     architectures=("Phi3ForCausalLM",),
     model_types=("phi3",),
     from_hf=_from_hf,
     gguf_architecture="phi3",
     from_gguf=_from_gguf,
-    names={**NAMES, **_PACKED},
-    gguf_names={**GGUF_NAMES, "qkv": "attn_qkv", "gate_up": "ffn_up"},
+    packed={"self_attn.qkv_proj.{field}": ("q", "k", "v"), "mlp.gate_up_proj.{field}": ("gate", "up")},
+    gguf_packed={"attn_qkv.{field}": ("q", "k", "v"), "ffn_up.{field}": ("gate", "up")},
 )

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
-from models.families import granite, llama, olmo, phi3, qwen2, qwen3, smollm3
+from models.families import ernie, gemma, gpt2, granite, llama, olmo, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.files import ModelFiles, read_json
@@ -16,10 +16,16 @@ FAMILIES: tuple[Family, ...] = (
     qwen3.FAMILY,
     llama.FAMILY,
     qwen2.FAMILY,
+    qwen3_moe.FAMILY,
     phi3.FAMILY,
     smollm3.FAMILY,
     olmo.FAMILY,
     granite.FAMILY,
+    gemma.FAMILY_2,
+    gemma.FAMILY_3,
+    gpt2.FAMILY,
+    ernie.FAMILY,
+    ernie.SPARSE,
 )
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)

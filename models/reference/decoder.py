@@ -140,11 +140,13 @@ class Decoder:
 
     def _mix(self, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
         """The chosen experts of each token, one expert after the other."""
-        scores = self._linear(weights.router, x).float()
+        scores = self._linear(weights.router, x.to(weights.router.weight.dtype)).float()
         shares = scores.softmax(-1) if spec.scoring == "softmax" else scores.sigmoid()
-        shares, chosen = shares.topk(spec.chosen, dim=-1)
+        ranked = shares if weights.selection_bias is None else shares + weights.selection_bias
+        chosen = ranked.topk(spec.chosen, dim=-1).indices
+        shares = shares.gather(-1, chosen)
         if spec.renormalise:
-            shares = shares / shares.sum(-1, keepdim=True)
+            shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1e-12)
         out = torch.zeros_like(x)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, places = (chosen == expert).nonzero(as_tuple=True)

@@ -71,14 +71,15 @@ def _yarn(wavelengths: Tensor, rope: Rope, dims: int) -> Tensor:
 def rotary_table(
     rope: Rope, head_dim: int, positions: int, made_for: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """cos and sin of every position side by side, [positions, rotated numbers]; computed in fp32, then cast.
+    """cos and sin of every position side by side, [positions, rotated numbers]; computed in fp32, then cast,
+    unless the rotation is exact.
 
     Both are multiplied by the attention factor, so that scores get its square.
     """
     frequencies = inverse_frequencies(rope, rope.dims or head_dim, positions, made_for)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
-    return table.to(device=device, dtype=torch.float32 if rope.in_fp32 else dtype)
+    return table.to(device=device, dtype=torch.float32 if rope.exact else dtype)
 
 
 def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +102,5 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False
         halves = x.reshape(*shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
         return rotate(halves, rotation).view(*shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
     # The sign sits in sin, so a roll replaces "negate one half and swap"; each product rounds as elsewhere.
-    swapped = x.roll(dims // 2, -1)
-    if cos.dtype != x.dtype:
-        return (x * cos + swapped * signed_sin).to(x.dtype)
-    return (x * cos).add_(swapped.mul_(signed_sin))
+    wide = x.to(cos.dtype)
+    return (wide * cos).add_(wide.roll(dims // 2, -1).mul_(signed_sin)).to(x.dtype)

@@ -89,7 +89,7 @@ def _delicate(places: Mapping[str, Slot]) -> set[str]:
     return {
         name
         for name, slot in places.items()
-        if slot.part in ("embedding", "head", "v", "qkv") or (slot.part == "down" and slot.layer in ends)
+        if slot.part in ("embedding", "head", "v") or (slot.part == "down" and slot.layer in ends)
     }
 
 

@@ -3,13 +3,16 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from types import MappingProxyType
 
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
 
 Names = Mapping[str, str]
 """What a checkpoint calls the parts of `Slot`: "layers" is the prefix of a layer, with {} for its number; parts of a
-layer stand without theirs. Of experts "{}" is the number. A group ("qkv") is named where one tensor holds its parts."""
+layer stand without theirs. Of experts "{}" is the number."""
+
+Packed = Mapping[str, tuple[str, ...]]
+"""Tensors that hold several parts, one above the other (of experts: those of the first, of the second, ...). Names are
+without the prefix of a layer; {field} is weight or bias, without it all in it are weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,13 @@ class Slot:
     """Whether each of these rows gets the whole tensor."""
     layer: int | None = None
     expert: int | None = None
+    exact: bool = False
+    """Kept in fp32, whatever the dtype of the network."""
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it may be held in blocks: experts and learned positions are plain numbers."""
-        plain = self.expert is not None or self.part == "position_embedding"
+        """Whether it may be held in blocks: experts, what chooses them and learned positions are plain numbers."""
+        plain = self.expert is not None or self.part in ("position_embedding", "router", "shared_gate")
         return self.field == "weight" and len(self.shape) == 2 and not plain
 
     def name(self, names: Names) -> str:
@@ -46,26 +51,11 @@ class Slot:
             name = name.format(self.expert)
         if self.layer is not None:
             name = names["layers"].format(self.layer) + name
-        return f"{name}.{self.field}" if self.part != "sinks" else name
+        return f"{name}.{self.field}" if self.part not in ("sinks", "selection_bias") else name
 
 
-def slots(spec: ModelSpec, names: Names = MappingProxyType({})) -> Iterator[Slot]:
-    """A slot for every tensor, from first to last, of a checkpoint that calls them `names`.
-
-    Where these name a whole group ("qkv", "gate_up"), one tensor holds all parts of it, in their order.
-    """
-    found = list(_parts(spec))
-    shapes = group_shapes(found)
-    for slot in found:
-        whole = slot.group.removeprefix(f"layers.{slot.layer}.").removesuffix(f".{slot.field}")
-        if whole not in names or slot.part == whole:
-            yield slot
-        elif slot.start == 0:
-            shape = shapes[slot.group]
-            yield replace(slot, part=whole, rows=shape[0], shape=shape)
-
-
-def _parts(spec: ModelSpec) -> Iterator[Slot]:
+def slots(spec: ModelSpec) -> Iterator[Slot]:
+    """A slot for every tensor, from first to last."""
     hidden, vocab = spec.hidden_size, spec.vocab_size
     yield Slot("embedding", "weight", "embedding.weight", 0, vocab, (vocab, hidden))
     if spec.learned_positions:
@@ -132,7 +122,10 @@ def _feed_forward(prefix: str, spec: FeedForward, hidden: int) -> Iterator[Slot]
 
 
 def _experts(spec: Experts, hidden: int) -> Iterator[Slot]:
-    yield from _linear("router", {"router": spec.count}, hidden, spec.router_bias)
+    for slot in _linear("router", {"router": spec.count}, hidden, spec.router_bias):
+        yield replace(slot, exact=spec.exact_router)
+    if spec.selection_bias:
+        yield Slot("selection_bias", "bias", "selection_bias", 0, spec.count, (spec.count,), exact=True)
     for index in range(spec.count):
         for slot in _feed_forward("experts.", spec.expert, hidden):
             yield replace(slot, expert=index)

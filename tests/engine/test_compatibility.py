@@ -51,9 +51,14 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.OUT_BIAS: a_spec(out_bias=True),
     Feature.PARTIAL_ROPE: a_spec(rope=Rope(dims=32)),
     Feature.INTERLEAVED_ROPE: a_spec(rope=Rope(interleaved=True)),
+    Feature.EXACT_ROPE: a_spec(rope=Rope(exact=True)),
     Feature.NO_ROPE: a_spec(rope=None),
     Feature.LEARNED_POSITIONS: replace(a_spec(), learned_positions=True),
     Feature.EXPERTS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64))),
+    Feature.EXACT_ROUTER: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), exact_router=True)),
+    Feature.SELECTION_BIAS: changed(
+        a_spec(), feed_forward=Experts(4, 2, FeedForward(64), selection_bias=True)
+    ),
     Feature.ACTIVATION: changed(a_spec(), feed_forward=FeedForward(64, "relu")),
     Feature.UNGATED: changed(a_spec(), feed_forward=FeedForward(64, gated=False)),
     Feature.FEED_FORWARD_BIAS: changed(a_spec(), feed_forward=FeedForward(64, bias=True)),

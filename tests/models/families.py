@@ -4,6 +4,11 @@ import math
 from typing import Any
 
 from transformers import (
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
     GraniteConfig,
     MinistralConfig,
     MistralConfig,
@@ -11,10 +16,11 @@ from transformers import (
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
-from tests.models.checkpoints import tiny_llama
+from tests.models.checkpoints import VOCAB_SIZE, tiny_llama, tiny_qwen3
 
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
 LONGROPE = {
@@ -39,6 +45,86 @@ def tiny(config: type[Any], **changes: Any) -> Any:
     more = ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rope_parameters")
     values = tiny_llama().to_dict()
     return config(**({key: values[key] for key in (*kept, *more)} | {"pad_token_id": None} | changes))
+
+
+def tiny_qwen3_moe(**changes: Any) -> Qwen3MoeConfig:
+    """Four layers, of which the second and the last have eight experts; weights of experts that do not add up to 1."""
+    values: dict[str, Any] = tiny_qwen3(num_hidden_layers=4).to_dict() | {
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 40,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+        "layer_types": None,
+    }
+    return Qwen3MoeConfig(**(values | changes))
+
+
+def tiny_gemma2(**changes: Any) -> Gemma2Config:
+    """Four layers, two of them local; caps and a scale that matter."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 9,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+    }
+    return Gemma2Config(**(values | changes))
+
+
+def tiny_gemma3(**changes: Any) -> Gemma3TextConfig:
+    """Seven layers, of which the sixth sees all tokens with a RoPE of its own."""
+    values: dict[str, Any] = tiny_gemma2(num_hidden_layers=7).to_dict() | {
+        "model_type": "gemma3_text",
+        "layer_types": None,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }
+    return Gemma3TextConfig(**(values | changes))
+
+
+def tiny_gpt2(**changes: Any) -> GPT2Config:
+    """Three layers of four heads."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 48,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 128,
+    }
+    return GPT2Config(**(values | changes))
+
+
+def tiny_ernie(**changes: Any) -> Ernie4_5Config:
+    """Three layers, tied."""
+    values = tiny_qwen3().to_dict() | {"model_type": "ernie4_5", "layer_types": None}
+    return Ernie4_5Config(**(values | changes))
+
+
+def tiny_ernie_moe(**changes: Any) -> Ernie4_5_MoeConfig:
+    """Five layers, of which the second and the fourth have eight experts and two shared ones."""
+    values: dict[str, Any] = tiny_qwen3(num_hidden_layers=5).to_dict() | {
+        "model_type": "ernie4_5_moe",
+        "layer_types": None,
+        "moe_intermediate_size": 40,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_layer_interval": 2,
+        "moe_layer_end_index": 3,
+    }
+    return Ernie4_5_MoeConfig(**(values | changes))
 
 
 FAMILIES: dict[str, Any] = {
@@ -76,6 +162,12 @@ FAMILIES: dict[str, Any] = {
         rope_parameters=OLMO3_ROPE,
     ),
     "granite": tiny(GraniteConfig, **GRANITE),
+    "qwen3 moe": tiny_qwen3_moe(),
+    "gemma2": tiny_gemma2(),
+    "gemma3": tiny_gemma3(),
+    "gpt2": tiny_gpt2(),
+    "ernie": tiny_ernie(),
+    "ernie moe": tiny_ernie_moe(),
 }
 
 MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]

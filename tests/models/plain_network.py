@@ -104,10 +104,11 @@ class PlainNetwork:
         """[hidden] -> [hidden]"""
         scores = self._linear(f"{at}router", x, spec.router_bias)
         shares = scores.exp() / scores.exp().sum() if spec.scoring == "softmax" else 1 / (1 + (-scores).exp())
-        order = sorted(range(spec.count), key=lambda expert: -shares[expert].item())
+        ranked = shares + self._get(f"{at}selection_bias") if spec.selection_bias else shares
+        order = sorted(range(spec.count), key=lambda expert: -ranked[expert].item())
         best = order[: spec.chosen]
         if spec.chosen < spec.count:
-            gap = (shares[best[-1]] - shares[order[spec.chosen]]).item()
+            gap = (ranked[best[-1]] - ranked[order[spec.chosen]]).item()
             self.router_gap = min(self.router_gap, gap)
         whole = sum(shares[expert].item() for expert in best) if spec.renormalise else 1.0
         out = torch.zeros_like(x)

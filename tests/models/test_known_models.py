@@ -10,6 +10,7 @@ from models.families.registry import spec_of_hf
 from models.features import Feature, features
 from models.spec import Attention, ModelSpec, Rope
 from models.weights.slots import parameters
+from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GPT2, QWEN3_MOE
 
 LLAMA_2 = {  # 7B
     "architectures": ["LlamaForCausalLM"],
@@ -135,7 +136,8 @@ GRANITE = {  # 3.0-8b-instruct
     "vocab_size": 49155,
 }
 MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
-OLMO_FEATURES = {Feature.HEAD_NORM, Feature.NORM_ALL_HEADS, Feature.NORM_ROUNDING, Feature.NORM_PLACE}
+OLMO_NORMS = {Feature.HEAD_NORM, Feature.NORM_ALL_HEADS, Feature.NORM_ROUNDING, Feature.NORM_PLACE}
+OLMO_FEATURES = OLMO_NORMS | {Feature.EXACT_ROPE}
 MULTIPLIERS = {Feature.EMBEDDING_SCALE, Feature.SCALE, Feature.RESIDUAL_SCALE, Feature.LOGIT_SCALE}
 
 
@@ -221,10 +223,8 @@ def test_smollm3_rotates_three_layers_of_four() -> None:
 
 def test_olmo_3_scales_the_rotation_of_layers_without_a_window_alone() -> None:
     spec = hf(OLMO_3)
-    scaled = Rope(
-        5e5, "yarn", 8.0, original_positions=8192, attention_factor=1.2079441541679836, in_fp32=True
-    )
-    plain = Rope(5e5, in_fp32=True)
+    scaled = Rope(5e5, "yarn", 8.0, original_positions=8192, attention_factor=1.2079441541679836, exact=True)
+    plain = Rope(5e5, exact=True)
     assert [layer.attention.window for layer in spec.layers] == [4096, 4096, 4096, None] * 8
     assert [layer.attention.rope for layer in spec.layers] == [plain, plain, plain, scaled] * 8
     assert hf(OLMO_3 | {"layer_types": None}) == spec
@@ -259,7 +259,10 @@ def test_what_cannot_be_run_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-KNOWN = [LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE]
+KNOWN = [
+    *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
+    *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE),
+]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (
     *(0, 1, -1, 0.5, 1e29, 10**30, math.nan, math.inf, True, "x", [], [1], ["x"], [[]], {}),

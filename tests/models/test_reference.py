@@ -66,6 +66,8 @@ def experts(draw: st.DrawFn) -> Experts:
         renormalise=draw(st.booleans()),
         scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
         router_bias=draw(st.booleans()),
+        exact_router=draw(st.booleans()),
+        selection_bias=draw(st.booleans()),
         shared=shared,
         shared_gate=shared is not None and draw(st.booleans()),
     )
@@ -85,7 +87,6 @@ def attentions(draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int) -> Att
         frequency_factors=draw(st.none() | factors.map(tuple)),
         dims=dims,
         interleaved=draw(st.booleans()),
-        in_fp32=draw(st.booleans()),
     )
     head_norm = draw(maybe_norms)
     return Attention(

@@ -84,7 +84,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig) ->
     return quantized_model(tmp_path_factory.getbasetemp() / f"native-{config.model_type}", config)
 
 
-def test_parts_that_a_checkpoint_packs_are_one_matrix_of_blocks(
+def test_parts_that_a_checkpoint_packs_are_cut_into_blocks(
     pool: Pool, library: Library, tmp_path: Path
 ) -> None:
     config = tiny(Phi3Config, hidden_size=64, intermediate_size=96, num_attention_heads=4)
@@ -97,7 +97,8 @@ def test_parts_that_a_checkpoint_packs_are_one_matrix_of_blocks(
     assert not_native(model.spec) is None
     layer = model.layers[0]
     assert isinstance(layer.feed_forward, FeedForwardWeights)
-    assert len(layer.attention.qkv.parts) == len(layer.feed_forward.gate_up.parts) == 1
+    assert [part.rows for part in layer.attention.qkv.parts] == [64, 32, 32]
+    assert [part.rows for part in layer.feed_forward.gate_up.parts] == [96, 96]
     prompt, plain, rounding = Prompt(model), Decoder(model), rounded(model)
     ids, positions = torch.tensor(prompt.ids), torch.tensor(prompt.positions)
     with torch.inference_mode():
