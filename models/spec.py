@@ -1,5 +1,6 @@
 """What a network computes, layer by layer: data that every executor reads. A family (models/families) writes it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -182,15 +183,23 @@ def for_context(spec: ModelSpec, context: int) -> ModelSpec:
             return rope
         return replace(rope, long_factors=rope.frequency_factors)
 
-    attentions = (replace(layer.attention, rope=kept(layer.attention.rope)) for layer in spec.layers)
-    layers = zip(spec.layers, attentions, strict=True)
-    return replace(spec, layers=tuple(replace(layer, attention=attention) for layer, attention in layers))
+    return each_attention(spec, lambda _, attention: replace(attention, rope=kept(attention.rope)))
 
 
 def same_heads(spec: ModelSpec) -> bool:
     """Whether q, K and V of all layers have the same shape, as the KV cache and its attention need it."""
     attentions = [layer.attention for layer in spec.layers]
     return len({(attention.heads, attention.kv_heads, attention.head_dim) for attention in attentions}) == 1
+
+
+def each_layer(spec: ModelSpec, change: Callable[[int, Layer], Layer]) -> ModelSpec:
+    """`spec` with what `change` makes of every layer, given its number and the layer."""
+    return replace(spec, layers=tuple(change(index, layer) for index, layer in enumerate(spec.layers)))
+
+
+def each_attention(spec: ModelSpec, change: Callable[[int, Attention], Attention]) -> ModelSpec:
+    """The same of the attention of every layer."""
+    return each_layer(spec, lambda index, layer: replace(layer, attention=change(index, layer.attention)))
 
 
 def norms(spec: ModelSpec) -> frozenset[Norm]:

@@ -7,7 +7,7 @@ from models.families.common import base_spec, base_spec_of_gguf
 from models.families.experts import gguf_expert_layers, with_experts
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.spec import Experts, FeedForward, ModelSpec
+from models.spec import Experts, FeedForward, ModelSpec, each_attention
 
 _DEFAULTS = {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 _NORM_MIN = 1e-12
@@ -75,8 +75,7 @@ def _rotated(spec: ModelSpec) -> ModelSpec:
     """`spec` with the rotation of ERNIE."""
     assert spec.attention.rope is not None
     rope = replace(spec.attention.rope, interleaved=True, exact=True)
-    layers = (replace(layer, attention=replace(layer.attention, rope=rope)) for layer in spec.layers)
-    return replace(spec, layers=tuple(layers))
+    return each_attention(spec, lambda _, attention: replace(attention, rope=rope))
 
 
 def _name(name: str) -> str | None:

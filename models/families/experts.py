@@ -6,7 +6,7 @@ from dataclasses import replace
 from models.errors import ModelError
 from models.families.family import GGUFConfig
 from models.families.fields import Fields
-from models.spec import Experts, ModelSpec
+from models.spec import Experts, ModelSpec, each_layer
 
 
 def with_experts(spec: ModelSpec, experts: Experts, layers: Iterable[int]) -> ModelSpec:
@@ -16,13 +16,7 @@ def with_experts(spec: ModelSpec, experts: Experts, layers: Iterable[int]) -> Mo
             f"The config chooses {experts.chosen} of {experts.count} experts; it is damaged: download it again."
         )
     chosen = set(layers)
-    return replace(
-        spec,
-        layers=tuple(
-            replace(layer, feed_forward=experts) if index in chosen else layer
-            for index, layer in enumerate(spec.layers)
-        ),
-    )
+    return each_layer(spec, lambda i, layer: replace(layer, feed_forward=experts) if i in chosen else layer)
 
 
 def gguf_expert_layers(config: GGUFConfig, spec: ModelSpec) -> list[int]:

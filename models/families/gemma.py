@@ -9,7 +9,7 @@ from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_hf
-from models.spec import FeedForward, Layer, ModelSpec, Rope
+from models.spec import FeedForward, Layer, ModelSpec, Rope, each_layer
 
 _WITH_IMAGES = "Gemma3ForConditionalGeneration"
 _DEFAULTS = {
@@ -126,8 +126,7 @@ def _gemma(
         )
 
     return replace(
-        spec,
-        layers=tuple(layer(index, given) for index, given in enumerate(spec.layers)),
+        each_layer(spec, layer),
         final_norm=norm,
         embedding_scale=spec.hidden_size**0.5,
         logit_cap=logit_cap,

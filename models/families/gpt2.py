@@ -5,7 +5,7 @@ from dataclasses import replace
 from models.errors import ModelError
 from models.families.family import GGUF_NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.spec import Activation, Attention, FeedForward, Layer, ModelSpec, Norm
+from models.spec import Activation, Attention, FeedForward, Layer, ModelSpec, Norm, each_attention
 
 _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
@@ -43,12 +43,8 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     deeper = fields.flag("scale_attn_by_inverse_layer_idx")
     if plain == spec.attention.softmax_scale and not deeper:
         return spec
-    return replace(
-        spec,
-        layers=tuple(
-            replace(layer, attention=replace(layer.attention, scale=plain / (index + 1 if deeper else 1)))
-            for index, layer in enumerate(spec.layers)
-        ),
+    return each_attention(
+        spec, lambda i, attention: replace(attention, scale=plain / (i + 1 if deeper else 1))
     )
 
 

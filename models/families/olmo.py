@@ -7,7 +7,7 @@ from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_hf
 from models.families.windows import sliding_layers, windows
-from models.spec import Layer, ModelSpec, Rope
+from models.spec import Layer, ModelSpec, Rope, each_attention, each_layer
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
@@ -48,24 +48,20 @@ def _usual(layers: int) -> list[bool]:
 
 def _rotated(spec: ModelSpec, sliding: list[bool], scaled: Rope, plain: Rope) -> ModelSpec:
     """`spec` whose layers with a window are rotated without scaling."""
-    layers = (
-        replace(layer, attention=replace(layer.attention, rope=plain if slides else scaled))
-        for layer, slides in zip(spec.layers, sliding, strict=True)
-    )
-    return replace(spec, layers=tuple(layers))
+    return each_attention(spec, lambda i, attention: replace(attention, rope=plain if sliding[i] else scaled))
 
 
 def _normed(spec: ModelSpec) -> ModelSpec:
     """`spec` with the norms of OLMo, which are rounded after their weight, and rotated in fp32."""
     norm = replace(spec.final_norm, rounds_last=True)
 
-    def normed(layer: Layer) -> Layer:
+    def normed(_: int, layer: Layer) -> Layer:
         assert layer.attention.rope is not None
         rope = replace(layer.attention.rope, exact=True)
         attention = replace(layer.attention, head_norm=norm, norms_all_heads=True, rope=rope)
         return Layer(attention, layer.feed_forward, None, norm, None, norm)
 
-    return replace(spec, layers=tuple(map(normed, spec.layers)), final_norm=norm)
+    return replace(each_layer(spec, normed), final_norm=norm)
 
 
 FAMILY = Family(

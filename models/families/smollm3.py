@@ -7,7 +7,7 @@ from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.windows import windows
-from models.spec import ModelSpec
+from models.spec import ModelSpec, each_attention
 
 _INTERVAL = 4
 """Which layers have none where nothing says, and always in GGUF files."""
@@ -43,11 +43,9 @@ def _usual(spec: ModelSpec, interval: int) -> list[int]:
 
 
 def _without_rope(spec: ModelSpec, rotated: list[int]) -> ModelSpec:
-    layers = (
-        layer if has else replace(layer, attention=replace(layer.attention, rope=None))
-        for layer, has in zip(spec.layers, rotated, strict=False)
+    return each_attention(
+        spec, lambda i, attention: attention if rotated[i] else replace(attention, rope=None)
     )
-    return replace(spec, layers=tuple(layers))
 
 
 FAMILY = Family(
