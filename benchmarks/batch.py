@@ -138,16 +138,19 @@ class Bench:
         if self.given.attention:
             ours += ["--attention", self.given.attention]
         module = "benchmarks.peers.our_streams"
-        servers = []
+        kinds = []
         if "ours" in self.given.peers:
-            servers.append(Server("ours", module, ours, [HERE]))
+            kinds.append(("ours", module, ours, [HERE]))
         if self.given.older is not None:
             # Its own benchmarks come first, too; what it has not is taken from here.
-            servers.append(Server(OLDER, module, ours, [self.given.older, HERE]))
+            kinds.append((OLDER, module, ours, [self.given.older, HERE]))
         if "nano-vllm" in self.given.peers and spec is not None:
             shape = ["--shape", what, "--context", "4096", "--share", "0.9"]  # nano-vllm's own setting
-            servers.append(Server("nano-vllm", "benchmarks.peers.nano_vllm", shape, [HERE]))
-        for server in servers:
+            kinds.append(("nano-vllm", "benchmarks.peers.nano_vllm", shape, [HERE]))
+        servers = []
+        for kind in kinds:
+            server = Server(*kind)
+            servers.append(server)
             self._note(server.about, what, "servers", server.name)
             print(f"{what}, {server.name}: {server.about}  [{self.budget.spent:.0f} s]", flush=True)
         return servers

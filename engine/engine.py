@@ -63,7 +63,7 @@ class Engine(EngineCore):
             if picked.type == "cpu":
                 torch.set_num_threads(threads)
             before = available_memory(picked)
-            network, told = read_model(files, picked_dtype, picked, quantize, on_progress)
+            network, told = read_model(files, picked_dtype, picked, quantize, on_progress, context)
             return cls(
                 loop,
                 network,

@@ -101,6 +101,7 @@ def _feed_forward(store: Store, at: str, spec: Layer) -> FeedForwardWeights | Ex
         down=store.weight(f"{at}experts.down", split_columns=True),
         gate_up_bias=store.plain.get(f"{at}experts.gate_up.bias"),
         down_bias=store.plain.get(f"{at}experts.down.bias"),
+        selection_bias=store.plain.get(f"{at}selection_bias"),
         shared=_dense(store, f"{at}shared.") if feed.shared is not None else None,
         shared_gate=store.linear(f"{at}shared_gate") if feed.shared_gate else None,
     )

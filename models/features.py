@@ -14,13 +14,17 @@ class Feature(Enum):
     SCORE_CAP = "capped attention scores"
     SINKS = "attention sinks"
     HEAD_NORM = "norms of query and key heads"
+    NORM_ALL_HEADS = "norms of all query or key heads together"
     QKV_BIAS = "biases of queries, keys and values"
     OUT_BIAS = "a bias of the attention's output"
     PARTIAL_ROPE = "heads that are rotated in part"
     INTERLEAVED_ROPE = "interleaved rotary positions"
+    EXACT_ROPE = "rotary positions that are computed in fp32"
     NO_ROPE = "layers without rotary positions"
     LEARNED_POSITIONS = "learned positions"
     EXPERTS = "a mixture of experts"
+    EXACT_ROUTER = "a router that is computed in fp32"
+    SELECTION_BIAS = "a bias for the choice of experts"
     ACTIVATION = "another activation than SiLU"
     UNGATED = "a feed-forward without a gate"
     FEED_FORWARD_BIAS = "biases of the feed-forward"
@@ -28,6 +32,8 @@ class Feature(Enum):
     NORM_OFFSET = "norm weights stored as offsets"
     MIXED_EPS = "norms with different epsilons"
     NORM_PLACE = "norms in other places than before attention and feed-forward"
+    NORM_ROUNDING = "norms that are rounded after their weight"
+    RESIDUAL_SCALE = "scaled residuals"
     EMBEDDING_SCALE = "scaled embeddings"
     LOGIT_SCALE = "scaled logits"
     LOGIT_CAP = "capped logits"
@@ -48,6 +54,8 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     }
     asked = _true(found)
     for layer in set(spec.layers):
+        if layer.residual_scale != 1.0:
+            asked.add(Feature.RESIDUAL_SCALE)
         asked |= _of_attention(layer.attention) | _of_feed_forward(layer.feed_forward)
         before = (layer.attention_norm, layer.feed_forward_norm)
         after = (layer.attention_post_norm, layer.feed_forward_post_norm)
@@ -65,11 +73,13 @@ def _of_attention(spec: Attention) -> set[Feature]:
         Feature.SCORE_CAP: spec.score_cap is not None,
         Feature.SINKS: spec.sinks,
         Feature.HEAD_NORM: spec.head_norm is not None,
+        Feature.NORM_ALL_HEADS: spec.norms_all_heads,
         Feature.QKV_BIAS: spec.qkv_bias,
         Feature.OUT_BIAS: spec.out_bias,
         Feature.NO_ROPE: rope is None,
         Feature.PARTIAL_ROPE: rope is not None and rope.dims not in (None, spec.head_dim),
         Feature.INTERLEAVED_ROPE: rope is not None and rope.interleaved,
+        Feature.EXACT_ROPE: rope is not None and rope.exact,
     }
     return _true(found) | _of_norm(spec.head_norm)
 
@@ -77,7 +87,8 @@ def _of_attention(spec: Attention) -> set[Feature]:
 def _of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
     if isinstance(spec, Experts):
         shared = _of_feed_forward(spec.shared) if spec.shared is not None else set()
-        return {Feature.EXPERTS} | _of_feed_forward(spec.expert) | shared
+        choice = {Feature.EXACT_ROUTER: spec.exact_router, Feature.SELECTION_BIAS: spec.selection_bias}
+        return {Feature.EXPERTS} | _true(choice) | _of_feed_forward(spec.expert) | shared
     found = {
         Feature.ACTIVATION: spec.activation != "silu",
         Feature.UNGATED: not spec.gated,
@@ -90,7 +101,11 @@ def _of_norm(norm: Norm | None) -> set[Feature]:
     if norm is None:
         return set()
     return _true(
-        {Feature.LAYER_NORM: norm.kind == "layer" or norm.bias, Feature.NORM_OFFSET: norm.offset != 0.0}
+        {
+            Feature.LAYER_NORM: norm.kind == "layer" or norm.bias,
+            Feature.NORM_OFFSET: norm.offset != 0.0,
+            Feature.NORM_ROUNDING: norm.rounds_last,
+        }
     )
 
 

@@ -16,10 +16,11 @@ from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
 from models.network import Network, Weight
 from models.progress import OnProgress, Progress
-from models.spec import ModelSpec, ropes
+from models.spec import ModelSpec, for_context, ropes
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
+from models.weights.layout import laid_out
 from models.weights.quantize import choose_kinds, conversion_note, packed_rows
 from models.weights.quantized import row_bytes
 from models.weights.slots import Names, Slot, group_shapes, slots
@@ -38,6 +39,7 @@ def load_model(
     context_length: int | None = None,
     quantize: str = "auto",
     on_note: Callable[[str], None] | None = None,
+    longest: int | None = None,
 ) -> Network:
     """The network of local files in `dtype` on `device`.
 
@@ -45,12 +47,16 @@ def load_model(
     models.weights.quantize.QUANTIZE: "auto" leaves the blocks of a GGUF file as they are on a CPU, mapped from the
     file; `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
     at its peak; to a GPU the weights stream through buffers of 100 MB. `on_note` gets what a person should know of how
-    the weights are held, a line each. Raises ModelError for whatever is wrong with the files and when memory is short.
+    the weights are held, a line each. `longest` is how many tokens a text may have where that is known to be fewer than
+    the positions (see `for_context`). Raises ModelError for whatever is wrong with the files and when memory is short.
     """
     spec, tensors, names = _read(files)
+    spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
     kinds = choose_kinds(tensors, places, quantize, device)
     if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
+        on_note(note)
+    if kinds and on_note is not None and (note := _experts_note(tensors, places, dtype)):
         on_note(note)
     return fill_network(
         spec,
@@ -71,7 +77,15 @@ def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
     if files.gguf is None:
         folder = files.folder or Path()
         family, spec = spec_of_hf(read_json(folder / "config.json"))
-        return spec, read_safetensors(folder), family.names
+        tensors = laid_out(
+            spec,
+            read_safetensors(folder),
+            family.names,
+            packed=family.packed,
+            rename=family.rename,
+            turned=family.turned,
+        )
+        return spec, list(tensors), family.names
     from models.weights.gguf import read_gguf
     from models.weights.gguf_tensors import stored_tensors
 
@@ -79,7 +93,28 @@ def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
     family, spec = spec_of_gguf(file)
     parts, dim = family.gguf_interleaved, spec.attention.head_dim
     interleaved = {slot.name(family.gguf_names): dim for slot in slots(spec) if slot.part in parts}
-    return spec, stored_tensors(file, interleaved), family.gguf_names
+    tensors = laid_out(
+        spec,
+        stored_tensors(file, interleaved),
+        family.gguf_names,
+        packed=family.gguf_packed,
+        norm_offset=family.gguf_norm_offset,
+    )
+    return spec, list(tensors), family.gguf_names
+
+
+def _experts_note(
+    tensors: Iterable[StoredTensor], places: Mapping[str, Slot], dtype: torch.dtype
+) -> str | None:
+    """One line for people where quantised experts are expanded."""
+    found = [t for t in tensors if t.blocks and t.name in places and places[t.name].expert is not None]
+    if not found:
+        return None
+    held = sum(prod(tensor.shape) for tensor in found) * dtype.itemsize
+    return (
+        f"The experts of this file are expanded: they take {bytes_text(held)} of memory, "
+        f"{bytes_text(sum(tensor.nbytes for tensor in found))} in the file."
+    )
 
 
 def fill_network(
@@ -149,13 +184,20 @@ class _Filling:
     on_progress: OnProgress | None
     store: Store = field(default_factory=Store)
     done: int = 0
+    total: int = field(init=False)
+    """Bytes of all tensors: a mixture of experts has tens of thousands."""
+
+    def __post_init__(self) -> None:
+        self.total = sum(tensor.nbytes for tensor in self.tensors)
 
     def allocate(self, found: list[Slot], in_blocks: set[str]) -> None:
         """Take the memory of every tensor of plain numbers."""
         self._advance(0)
+        exact = {slot.group for slot in found if slot.exact}
         for group, shape in group_shapes(found).items():
             if group not in in_blocks:
-                self.store.plain[group] = torch.empty(shape, dtype=self.dtype, device=self.device)
+                dtype = torch.float32 if group in exact else self.dtype
+                self.store.plain[group] = torch.empty(shape, dtype=dtype, device=self.device)
 
     def fill(self, places: Mapping[str, Slot], kinds: Mapping[str, Kind], staging: Staging | None) -> None:
         """Write every tensor to its place."""
@@ -184,8 +226,7 @@ class _Filling:
     def _advance(self, nbytes: int) -> None:
         self.done += nbytes
         if self.on_progress is not None:
-            total = sum(tensor.nbytes for tensor in self.tensors)
-            self.on_progress(Progress("load", "weights", self.done, total))
+            self.on_progress(Progress("load", "weights", self.done, self.total))
 
 
 def _touch(data: Tensor) -> None:
@@ -233,11 +274,12 @@ def needed_bytes(
 ) -> int:
     """Bytes of all weights, those in blocks (mapped from a file or not) included, and of the rotary tables."""
     found, kinds = list(slots(spec)), kinds or {}
+    exact = {slot.group for slot in found if slot.exact}
     plain = group_shapes([slot for slot in found if slot not in kinds])
-    numbers = sum(prod(shape) for shape in plain.values())
-    numbers += sum(positions * width for _, width in ropes(spec))
+    numbers = [(prod(shape), group in exact) for group, shape in plain.items()]
+    numbers += [(positions * width, rope.exact) for rope, width in ropes(spec)]
     blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
-    return numbers * dtype.itemsize + blocks
+    return sum(count * (4 if in_fp32 else dtype.itemsize) for count, in_fp32 in numbers) + blocks
 
 
 def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:

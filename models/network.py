@@ -93,7 +93,8 @@ class AttentionWeights:
     qkv: Linear
     out: Linear
     head_norm: Tensor | None = None
-    """[q heads + k heads, head_dim]: repeated for each head, so that q and k, side by side, take one pass."""
+    """[q heads + k heads, head_dim]: repeated for each head, so that q and k, side by side, take one pass;
+    [the numbers of all of them] where one norm is of all heads (norms_all_heads)."""
     sinks: Tensor | None = None
     """[q heads]"""
     rotary: Tensor | None = None
@@ -119,6 +120,8 @@ class ExpertWeights:
     """[experts, 2 size]"""
     down_bias: Tensor | None = None
     """[experts, hidden]"""
+    selection_bias: Tensor | None = None
+    """fp32 [experts]"""
     shared: FeedForwardWeights | None = None
     shared_gate: Linear | None = None
 

@@ -1,9 +1,10 @@
 """What a network computes, layer by layer: data that every executor reads. A family (models/families) writes it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
@@ -16,6 +17,8 @@ class Norm:
     offset: float = 0.0
     """Added to the stored weight: some checkpoints keep how far it is from 1."""
     bias: bool = False
+    rounds_last: bool = False
+    """Rounded to the dtype after it is multiplied by its weight, and not before; with an offset always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,23 @@ class Rope:
     original_positions: int = 0
     """original_max_position_embeddings"""
     frequency_factors: tuple[float, ...] | None = None
-    """Divisors of each frequency, [dims / 2], where a GGUF file stores them (rope_freqs.weight)."""
+    """Divisors of each frequency, [dims / 2]: of longrope the short ones, else what a GGUF file stores."""
+    long_factors: tuple[float, ...] | None = None
+    """Of longrope: the divisors where the context is longer than `original_positions`."""
+    attention_factor: float = 1.0
+    """cos and sin are multiplied by it (yarn and longrope)."""
+    beta_fast: float = 32.0
+    """Of yarn: frequencies that turn more often than this within `original_positions` are kept."""
+    beta_slow: float = 1.0
+    """Of yarn: those that turn less often are divided by the factor."""
+    truncate: bool = True
+    """Of yarn: whether the two bounds are rounded to whole dimensions."""
     dims: int | None = None
     """How many numbers of a head are rotated, its first ones; None: all."""
     interleaved: bool = False
     """Whether neighbours are rotated together, and not the two halves."""
+    exact: bool = False
+    """Whether heads are rotated in fp32, and rounded then, whatever the dtype of the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +71,8 @@ class Attention:
     """Of the scores; None: head_dim ** -0.5."""
     score_cap: float | None = None
     """Scores become cap * tanh(score / cap)."""
+    norms_all_heads: bool = False
+    """`head_norm` is of all q heads together and of all k heads together, not of each."""
     sinks: bool = False
     """A learned score for each head that takes part in the softmax and has no value."""
 
@@ -102,6 +119,10 @@ class Experts:
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     router_bias: bool = False
     """Added to the router's logits."""
+    exact_router: bool = False
+    """Whether the router is kept and computed in fp32, whatever the dtype of the network."""
+    selection_bias: bool = False
+    """A number for each expert, added to the scores where experts are chosen and not where they are weighted."""
     shared: FeedForward | None = None
     """An expert that every token takes, too."""
     shared_gate: bool = False
@@ -118,6 +139,8 @@ class Layer:
     attention_post_norm: Norm | None = None
     feed_forward_norm: Norm | None = Norm()
     feed_forward_post_norm: Norm | None = None
+    residual_scale: float = 1.0
+    """What attention and feed-forward give is multiplied by it before it is added to x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +175,31 @@ class ModelSpec:
         return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim
 
 
+def for_context(spec: ModelSpec, context: int) -> ModelSpec:
+    """`spec` for texts of at most `context` tokens: the short divisors of longrope alone, if they reach so far."""
+
+    def kept(rope: Rope | None) -> Rope | None:
+        if rope is None or rope.long_factors is None or context > rope.original_positions:
+            return rope
+        return replace(rope, long_factors=rope.frequency_factors)
+
+    return each_attention(spec, lambda _, attention: replace(attention, rope=kept(attention.rope)))
+
+
 def same_heads(spec: ModelSpec) -> bool:
     """Whether q, K and V of all layers have the same shape, as the KV cache and its attention need it."""
     attentions = [layer.attention for layer in spec.layers]
     return len({(attention.heads, attention.kv_heads, attention.head_dim) for attention in attentions}) == 1
+
+
+def each_layer(spec: ModelSpec, change: Callable[[int, Layer], Layer]) -> ModelSpec:
+    """`spec` with what `change` makes of every layer, given its number and the layer."""
+    return replace(spec, layers=tuple(change(index, layer) for index, layer in enumerate(spec.layers)))
+
+
+def each_attention(spec: ModelSpec, change: Callable[[int, Attention], Attention]) -> ModelSpec:
+    """The same of the attention of every layer."""
+    return each_layer(spec, lambda index, layer: replace(layer, attention=change(index, layer.attention)))
 
 
 def norms(spec: ModelSpec) -> frozenset[Norm]:

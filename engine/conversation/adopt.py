@@ -65,7 +65,7 @@ class Adopter:
         return (
             (told.text == answer.text or stopped)
             and told.reasoning == answer.reasoning
-            and self.format.is_said_by(answer.content_ids, answer.text)
+            and (cut or self.format.is_said_by(answer.content_ids, answer.text))
             and (cut or all(tokenizer.is_text(id) for at, id in enumerate(said) if at not in markers))
         ), answer
 

@@ -37,8 +37,8 @@ class PromptFormat:
         """Raises EngineError when the model has no chat template."""
         if not tokenizer.has_chat_template:
             raise EngineError(
-                "This model has no chat template, so it cannot chat; use an instruction-tuned model "
-                "(its name often ends in -Instruct)."
+                "This model has no chat template: it was made to complete text and cannot chat; use an "
+                "instruction-tuned model (its name often ends in -Instruct)."
             )
         self._tokenizer = tokenizer
         self._ids: dict[_Text, list[int]] = {}

@@ -1,9 +1,12 @@
 """What most families have in common: norms before attention and a gated feed-forward, rotary positions."""
 
+from dataclasses import replace
+
 from models.errors import ModelError
 from models.families.family import GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_gguf, rope_from_hf
+from models.families.windows import windows_of_gguf
 from models.spec import Attention, FeedForward, ModelSpec, Norm, uniform
 
 
@@ -38,7 +41,7 @@ def base_spec(
         hidden_size=hidden,
         max_positions=fields.integer("max_position_embeddings"),
         attention=Attention(
-            heads, kv_heads, dim, qkv_bias, out_bias, norm if head_norm else None, rope_from_hf(fields)
+            heads, kv_heads, dim, qkv_bias, out_bias, norm if head_norm else None, rope_from_hf(fields, dim)
         ),
         feed_forward=FeedForward(fields.integer("intermediate_size"), bias=mlp_bias),
         norm=norm,
@@ -47,29 +50,40 @@ def base_spec(
 
 
 def base_spec_of_gguf(
-    architecture: str, name: str, config: GGUFConfig, *, head_norm: bool = False
+    architecture: str,
+    name: str,
+    config: GGUFConfig,
+    *,
+    head_norm: bool = False,
+    partial: bool = False,
+    experts: bool = False,
 ) -> ModelSpec:
-    """The same from the metadata of the GGUF architecture `name`."""
+    """The same from the metadata of the GGUF architecture `name`.
+
+    `partial`: heads may be rotated in part; `experts`: the family adds them itself.
+    """
     fields = config.fields
-    if fields.raw.get(f"{name}.expert_count"):
+    if fields.raw.get(f"{name}.expert_count") and not experts:
         raise ModelError(
             "The GGUF file contains a mixture of experts, which is not supported; choose a dense model."
         )
-    if fields.raw.get(f"{name}.attention.sliding_window"):
-        raise ModelError("The GGUF file requires sliding-window attention, which is not supported.")
     heads, hidden = fields.integer(f"{name}.attention.head_count"), fields.integer(f"{name}.embedding_length")
     dim = fields.integer(f"{name}.attention.key_length", _head_dim(hidden, heads))
-    for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
-        if fields.integer(key, dim) != dim:
+    rotated = fields.integer(f"{name}.rope.dimension_count", dim)
+    fits = partial and rotated < dim and rotated % 2 == 0
+    for key, allowed in ((f"{name}.attention.value_length", False), (f"{name}.rope.dimension_count", fits)):
+        if fields.integer(key, dim) != dim and not allowed:
             raise ModelError(f"{key} is {fields.raw[key]}, not the head size {dim}, which is not supported.")
     tokens = fields.raw.get("tokenizer.ggml.tokens")
     vocab_size = len(tokens) if isinstance(tokens, list) else fields.integer(f"{name}.vocab_size")
     norm = Norm(fields.number(f"{name}.attention.layer_norm_rms_epsilon"))
     kv_heads = fields.integer(f"{name}.attention.head_count_kv", heads)
     _check_heads(heads, kv_heads, dim)
-    rope = rope_from_gguf(fields, name, dim, config.rope_factors)
+    rope = rope_from_gguf(config, name, rotated)
+    if rotated < dim:
+        rope = replace(rope, dims=rotated)
     qkv_bias, out_bias = (f"blk.0.{part}.bias" in config.tensors for part in ("attn_q", "attn_output"))
-    return uniform(
+    spec = uniform(
         architecture,
         layers=fields.integer(f"{name}.block_count", limit=1024),
         vocab_size=vocab_size,
@@ -80,6 +94,7 @@ def base_spec_of_gguf(
         norm=norm,
         tied="output.weight" not in config.tensors,
     )
+    return windows_of_gguf(spec, fields, name)
 
 
 def _head_dim(hidden_size: int, heads: int) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from models.families.fields import Fields
 from models.spec import ModelSpec
-from models.weights.slots import Names
+from models.weights.slots import Names, Packed
 
 NAMES: Names = {
     "embedding": "model.embed_tokens",
@@ -24,6 +24,10 @@ NAMES: Names = {
     "down": "mlp.down_proj",
     "final_norm": "model.norm",
     "head": "lm_head",
+    "router": "mlp.gate",
+    "experts.gate": "mlp.experts.{}.gate_proj",
+    "experts.up": "mlp.experts.{}.up_proj",
+    "experts.down": "mlp.experts.{}.down_proj",
 }
 """What most checkpoints in Hugging Face layout call their tensors."""
 
@@ -43,8 +47,21 @@ GGUF_NAMES: Names = {
     "down": "ffn_down",
     "final_norm": "output_norm",
     "head": "output",
+    "router": "ffn_gate_inp",
+    "experts.gate": "ffn_gate.{}",
+    "experts.up": "ffn_up.{}",
+    "experts.down": "ffn_down.{}",
 }
 """The same for GGUF files."""
+
+PACKED: Packed = {
+    "mlp.experts.gate_up_proj": ("experts.gate", "experts.up"),
+    "mlp.experts.down_proj": ("experts.down",),
+}
+"""Experts as transformers 5 stores them; before, each was a tensor of its own."""
+
+GGUF_PACKED: Packed = {f"ffn_{part}_exps.weight": (f"experts.{part}",) for part in ("gate", "up", "down")}
+"""Experts in GGUF files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,9 @@ class GGUFConfig:
     tensors: Mapping[str, Any]
     """By name; only which there are counts."""
     rope_factors: tuple[float, ...] | None = None
-    """The values of rope_freqs.weight."""
+    """The values of rope_freqs.weight, or of rope_factors_short.weight."""
+    long_factors: tuple[float, ...] | None = None
+    """Those of rope_factors_long.weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +92,13 @@ class Family:
     from_gguf: Callable[[GGUFConfig], ModelSpec] | None = None
     names: Names = field(default_factory=lambda: NAMES)
     gguf_names: Names = field(default_factory=lambda: GGUF_NAMES)
+    packed: Packed = field(default_factory=lambda: PACKED)
+    gguf_packed: Packed = field(default_factory=lambda: GGUF_PACKED)
+    rename: Callable[[str], str | None] = str
+    """A tensor's name in a checkpoint -> the one to go by; None: not a part of this network."""
+    turned: tuple[str, ...] = ()
+    """Parts whose weights checkpoints, but not GGUF files, store [columns, rows]."""
+    gguf_norm_offset: float = 0.0
+    """What GGUF files have added to the weights of norms."""
     gguf_interleaved: tuple[str, ...] = ()
     """Parts whose GGUF rows interleave the two halves of every head, for another form of RoPE."""

@@ -15,10 +15,16 @@ class Fields:
     where: str
     """What it is, for people: "config.json"."""
 
-    def integer(self, key: str, default: int | None = None, *, limit: int = 2**24) -> int:
+    def or_else(self, **values: Any) -> "Fields":
+        """The same, with these values for what is missing: the defaults of a family."""
+        return Fields(
+            {**self.raw, **{k: v for k, v in values.items() if self.raw.get(k) is None}}, self.where
+        )
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, limit: int = 2**24) -> int:
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-            raise self._wrong(key, value, f"a whole number from 1 to {limit}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:
+            raise self._wrong(key, value, f"a whole number from {least} to {limit}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -26,6 +32,12 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e30:
             raise self._wrong(key, value, "a number above 0")
         return float(value)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        value = self._value(key, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise self._wrong(key, value, f"a list of {count} numbers")
+        return tuple(Fields({key: item}, self.where).number(key) for item in value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._value(key, default)

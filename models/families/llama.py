@@ -1,4 +1,4 @@
-"""Llama and Mistral: rotary embedding straight after the projection; Mistral has a sliding window or none."""
+"""Llama, Mistral and Ministral: rotary embedding straight after the projection, a sliding window or none."""
 
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig
@@ -23,8 +23,8 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
 
 
 FAMILY = Family(
-    architectures=("LlamaForCausalLM", "MistralForCausalLM"),
-    model_types=("llama", "mistral"),
+    architectures=("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM"),
+    model_types=("llama", "mistral", "ministral"),
     from_hf=_from_hf,
     gguf_architecture="llama",
     from_gguf=_from_gguf,

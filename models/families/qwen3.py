@@ -3,15 +3,18 @@
 from models.families.common import base_spec, base_spec_of_gguf
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
-from models.families.windows import windows
+from models.families.windows import windows_of_qwen
 from models.spec import ModelSpec
 
 
-def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
+def without_windows(architecture: str, fields: Fields, head_dim: int | None = 128) -> ModelSpec:
+    """The dense network, full attention; `head_dim` is what it is where the config does not say."""
     bias = fields.flag("attention_bias")
-    spec = base_spec(architecture, fields, head_dim=128, head_norm=True, qkv_bias=bias, out_bias=bias)
-    window = fields.raw.get("sliding_window") if fields.raw.get("use_sliding_window") else None
-    return windows(spec, fields, window)
+    return base_spec(architecture, fields, head_dim=head_dim, head_norm=True, qkv_bias=bias, out_bias=bias)
+
+
+def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
+    return windows_of_qwen(without_windows(architecture, fields), fields)
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
-from models.families import llama, qwen3
+from models.families import ernie, gemma, gpt2, granite, llama, olmo, phi3, qwen2, qwen3, qwen3_moe, smollm3
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.files import ModelFiles, read_json
@@ -12,7 +12,21 @@ from models.spec import ModelSpec
 if TYPE_CHECKING:
     from models.weights.gguf import GGUFFile  # brings numpy, which a listing of models need not wait for
 
-FAMILIES: tuple[Family, ...] = (qwen3.FAMILY, llama.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    qwen3.FAMILY,
+    llama.FAMILY,
+    qwen2.FAMILY,
+    qwen3_moe.FAMILY,
+    phi3.FAMILY,
+    smollm3.FAMILY,
+    olmo.FAMILY,
+    granite.FAMILY,
+    gemma.FAMILY_2,
+    gemma.FAMILY_3,
+    gpt2.FAMILY,
+    ernie.FAMILY,
+    ernie.SPARSE,
+)
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 """What can be run, as config.json names it."""
@@ -62,10 +76,14 @@ def spec_of_gguf(file: "GGUFFile") -> tuple[Family, ModelSpec]:
     if family is None or family.from_gguf is None:
         supported = ", ".join(f.gguf_architecture for f in FAMILIES if f.gguf_architecture is not None)
         raise ModelError(f"The GGUF architecture {str(name)[:60]} is not supported; supported: {supported}.")
-    factors = file.tensors.get("rope_freqs.weight")
+
+    def factors(*names: str) -> tuple[float, ...] | None:
+        return next((float_values(file.path, file.tensors[n]) for n in names if n in file.tensors), None)
+
     config = GGUFConfig(
         Fields(file.metadata, "the GGUF file"),
         file.tensors,
-        None if factors is None else float_values(file.path, factors),
+        factors("rope_freqs.weight", "rope_factors_short.weight"),
+        factors("rope_factors_long.weight"),
     )
     return family, family.from_gguf(config)

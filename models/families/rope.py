@@ -1,52 +1,129 @@
 """The rotation of positions, from the configs of Hugging Face and of GGUF files."""
 
+import math
+from dataclasses import replace
 from typing import cast, get_args
 
 from models.errors import ModelError
+from models.families.family import GGUFConfig
 from models.families.fields import Fields
 from models.spec import Rope, RopeKind
 
 
-def rope_from_hf(fields: Fields) -> Rope:
-    """From rope_parameters (transformers 5) or from rope_theta and rope_scaling (before). Raises ModelError."""
+def rope_from_hf(fields: Fields, head_dim: int, layers: str | None = None) -> Rope:
+    """From rope_parameters (transformers 5) or from rope_theta and rope_scaling (before). Raises ModelError.
+
+    `layers` is the type of layer whose parameters are meant, where a config has some for each.
+    """
     rope = fields.mapping("rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling")
+    if layers is not None and layers in rope.raw:
+        rope = rope.mapping(layers)
     kind = rope.raw.get("rope_type", rope.raw.get("type", "default"))
     if kind not in get_args(RopeKind):
         raise ModelError(
             f"RoPE scaling {str(kind)[:60]!r} in {rope.where} is not supported; "
             f"supported: {', '.join(get_args(RopeKind))}."
         )
-    if rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise ModelError(f"partial_rotary_factor in {rope.where} is not 1, which is not supported.")
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    if kind == "default":
-        return Rope(theta)
-    factor = rope.number("factor")
-    if kind != "llama3":
-        return Rope(theta, cast(RopeKind, kind), factor)
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if low >= high:
+    part = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    dims = int(head_dim * part)
+    if not 2 <= dims <= head_dim or dims % 2:
         raise ModelError(
-            f"low_freq_factor in {rope.where} is {low}; it must be below high_freq_factor, {high}."
+            f"partial_rotary_factor in {rope.where} is {part}, so that {dims} numbers of {head_dim} would be rotated; "
+            "an even part of them can be."
         )
-    original = rope.integer("original_max_position_embeddings", fields.integer("max_position_embeddings"))
-    return Rope(theta, "llama3", factor, low, high, original)
+    whole = Rope(_theta(rope, "rope_theta", _theta(fields, "rope_theta", 10_000.0)), cast(RopeKind, kind))
+    whole = replace(whole, dims=None if dims == head_dim else dims)
+    return whole if kind == "default" else _scaled(whole, rope, fields, dims)
 
 
-def rope_from_gguf(fields: Fields, name: str, head_dim: int, factors: tuple[float, ...] | None) -> Rope:
-    """From the metadata of the architecture `name`; `factors` are those of the file's rope_freqs. Raises ModelError."""
-    if factors is not None and len(factors) != head_dim // 2:
-        raise ModelError(
-            f"rope_freqs.weight has {len(factors)} values, but a head of {head_dim} "
-            f"needs {head_dim // 2}; the GGUF file is damaged: download it again."
+def _theta(fields: Fields, key: str, usual: float) -> float:
+    theta = fields.number(key, usual)
+    if theta <= 1.0:
+        raise ModelError(f"{key} in {fields.where} is {theta}; it must be above 1.")
+    return theta
+
+
+def _scaled(plain: Rope, rope: Fields, fields: Fields, dims: int) -> Rope:
+    """`plain` with what its kind needs besides; formulas of the attention factors as in transformers."""
+    if plain.kind in ("linear", "dynamic"):
+        return replace(plain, factor=rope.number("factor"))
+    most = fields.integer("max_position_embeddings")
+    # Phi-3 has it beside rope_scaling; there it counts before the other, as in transformers.
+    original = fields.integer(
+        "original_max_position_embeddings", rope.integer("original_max_position_embeddings", most)
+    )
+    plain = replace(plain, original_positions=original)
+    if plain.kind == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if low >= high:
+            raise ModelError(
+                f"low_freq_factor in {rope.where} is {low}; it must be below high_freq_factor, {high}."
+            )
+        return replace(plain, factor=rope.number("factor"), low_freq_factor=low, high_freq_factor=high)
+    factor = rope.number("factor", most / original)
+    if plain.kind == "longrope":
+        short, long = (rope.numbers(f"{length}_factor", dims // 2) for length in ("short", "long"))
+        attention = rope.number("attention_factor", longrope_attention(factor, original))
+        return replace(plain, frequency_factors=short, long_factors=long, attention_factor=attention)
+    usual = yarn_attention(factor)
+    if rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
+        each, all_dims = rope.number("mscale"), rope.number("mscale_all_dim")
+        usual = yarn_attention(factor, each) / yarn_attention(factor, all_dims)
+    return replace(
+        plain,
+        factor=factor,
+        attention_factor=rope.number("attention_factor", usual),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def yarn_attention(factor: float, scale: float = 1.0) -> float:
+    """What cos and sin are multiplied by (Peng et al. 2023)."""
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def longrope_attention(factor: float, original: int) -> float:
+    """The same of longrope (Ding et al. 2024)."""
+    return 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def rope_from_gguf(config: GGUFConfig, name: str, dims: int) -> Rope:
+    """From the metadata of the architecture `name`, whose heads are rotated by `dims` numbers. Raises ModelError."""
+    fields, factors, long = config.fields, config.rope_factors, config.long_factors
+    for found in (factors, long):
+        if found is not None and len(found) != dims // 2:
+            raise ModelError(
+                f"The file's divisors of RoPE frequencies are {len(found)}, but a rotation of {dims} numbers "
+                f"needs {dims // 2}; the GGUF file is damaged: download it again."
+            )
+    plain = Rope(_theta(fields, f"{name}.rope.freq_base", 10_000.0), frequency_factors=factors)
+    at = f"{name}.rope.scaling."
+    kind = fields.raw.get(f"{at}type", "none")
+    if long is not None and factors is not None and kind in ("none", "longrope"):
+        most = fields.integer(f"{name}.context_length")
+        original = fields.integer(f"{at}original_context_length", most)
+        attention = fields.number(f"{at}attn_factor", longrope_attention(most / original, original))
+        return replace(
+            plain, kind="longrope", original_positions=original, long_factors=long, attention_factor=attention
         )
-    theta = fields.number(f"{name}.rope.freq_base", 10_000.0)
-    kind = fields.raw.get(f"{name}.rope.scaling.type", "none")
+    if kind == "none":
+        return plain
+    if kind not in ("linear", "yarn") or fields.raw.get(f"{at}yarn_log_multiplier"):
+        said = kind if kind != "yarn" else "yarn with a log multiplier"
+        raise ModelError(
+            f"RoPE scaling {str(said)[:60]!r} of the GGUF file is not supported; supported: linear, yarn, longrope."
+        )
+    plain = replace(plain, kind=cast(RopeKind, kind), factor=fields.number(f"{at}factor"))
     if kind == "linear":
-        factor = fields.number(f"{name}.rope.scaling.factor")
-        return Rope(theta, "linear", factor, frequency_factors=factors)
-    if kind != "none":
-        raise ModelError(
-            f"RoPE scaling {str(kind)[:60]!r} of the GGUF file is not supported; supported: linear."
-        )
-    return Rope(theta, frequency_factors=factors)
+        return plain
+    return replace(
+        plain,
+        original_positions=fields.integer(
+            f"{at}original_context_length", fields.integer(f"{name}.context_length")
+        ),
+        attention_factor=fields.number(f"{at}yarn_attn_factor", yarn_attention(plain.factor)),
+        beta_fast=fields.number(f"{at}yarn_beta_fast", 32.0),
+        beta_slow=fields.number(f"{at}yarn_beta_slow", 1.0),
+    )

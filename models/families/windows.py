@@ -1,5 +1,6 @@
-"""Which layers see only the last tokens, from a config.json."""
+"""Which layers see only the last tokens, from the configs of Hugging Face and of GGUF files."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,30 +8,54 @@ from models.errors import ModelError
 from models.families.fields import Fields
 from models.spec import ModelSpec
 
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
-def windows(spec: ModelSpec, fields: Fields, window: Any) -> ModelSpec:
-    """`spec` with a sliding window of `window` tokens in the layers that layer_types names, or in all; None: in none.
 
-    A window as long as the context is none. Raises ModelError for a layer type that is neither.
+def windows(spec: ModelSpec, fields: Fields, window: Any, sliding: Sequence[bool] = ()) -> ModelSpec:
+    """`spec` with a sliding window of `window` tokens in the layers of `sliding_layers`; None: in none.
+
+    A window as long as the context is none. Raises ModelError as `sliding_layers` does.
+    """
+    return _windowed(spec, window, sliding_layers(spec, fields, sliding))
+
+
+def sliding_layers(spec: ModelSpec, fields: Fields, usual: Sequence[bool] = ()) -> list[bool]:
+    """Which layers have a sliding window: those that layer_types names, or without it `usual`; empty: all.
+
+    Raises ModelError for a layer type that has none and is not full attention either.
     """
     named = fields.raw.get("layer_types")
     kinds = named if isinstance(named, list) else []
-    other = next((kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None)
+    other = next((kind for kind in kinds if kind not in (_FULL, _SLIDING)), None)
     if other is not None:
         raise ModelError(
             f"{fields.where} requires layers of type {str(other)[:60]}, which is not supported; choose a model "
             "without them."
         )
-    if len(kinds) != len(spec.layers):
-        kinds = [None] * len(spec.layers)
+    return [kind == _SLIDING for kind in kinds] if len(kinds) == len(spec.layers) else list(usual)
+
+
+def windows_of_qwen(spec: ModelSpec, fields: Fields) -> ModelSpec:
+    """`spec` with the windows of Qwen: if they are used, in the layers from max_window_layers on."""
+    window = fields.raw.get("sliding_window", 4096) if fields.flag("use_sliding_window") else None
+    first = fields.integer("max_window_layers", 28, least=0)
+    return windows(spec, fields, window, [index >= first for index in range(len(spec.layers))])
+
+
+def windows_of_gguf(spec: ModelSpec, fields: Fields, name: str) -> ModelSpec:
+    """`spec` with the windows of the GGUF architecture `name`, in the layers that the file names, or in all."""
+    pattern = fields.raw.get(f"{name}.attention.sliding_window_pattern")
+    sliding = pattern if isinstance(pattern, list) and len(pattern) == len(spec.layers) else ()
+    return _windowed(spec, fields.raw.get(f"{name}.attention.sliding_window"), [bool(is_) for is_ in sliding])
+
+
+def _windowed(spec: ModelSpec, window: Any, sliding: Sequence[bool]) -> ModelSpec:
     if not isinstance(window, int) or isinstance(window, bool) or not 0 < window < spec.max_positions:
         return spec
     return replace(
         spec,
         layers=tuple(
-            layer
-            if kind == "full_attention"
-            else replace(layer, attention=replace(layer.attention, window=window))
-            for layer, kind in zip(spec.layers, kinds, strict=True)
+            replace(layer, attention=replace(layer.attention, window=window)) if slides else layer
+            for layer, slides in zip(spec.layers, sliding or [True] * len(spec.layers), strict=True)
         ),
     )

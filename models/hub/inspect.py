@@ -112,6 +112,8 @@ def _facts(
         spec = read_spec()
     except ModelError as error:
         reason = str(error)
+    if spec is not None:
+        context = spec.max_positions
     counts: Counter[str] = Counter()
     for dtype, count in tensors:
         counts[dtype] += count

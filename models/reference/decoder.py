@@ -70,9 +70,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size], in the model's dtype"""
-        spec, logits = self.spec, self._linear(self.network.head, hidden)
-        if spec.logit_scale != 1.0:
-            logits = logits * spec.logit_scale
+        spec = self.spec
+        logits = _scale(self._linear(self.network.head, hidden), spec.logit_scale)
         return logits if spec.logit_cap is None else torch.tanh(logits / spec.logit_cap) * spec.logit_cap
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -96,7 +95,7 @@ class Decoder:
         """[T, hidden_size] -> the same shape"""
         given = _norm(spec.attention_norm, weights.attention_norm, x)
         out = self._attend(index, spec.attention, weights.attention, given, rotation, attention)
-        x = x + _norm(spec.attention_post_norm, weights.attention_post_norm, out)
+        x = x + _scale(_norm(spec.attention_post_norm, weights.attention_post_norm, out), spec.residual_scale)
         given = _norm(spec.feed_forward_norm, weights.feed_forward_norm, x)
         feed, parts = spec.feed_forward, weights.feed_forward
         if isinstance(feed, Experts):
@@ -105,7 +104,8 @@ class Decoder:
         else:
             assert isinstance(parts, FeedForwardWeights)
             out = self._feed(feed, parts, given)
-        return x + _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
+        out = _norm(spec.feed_forward_post_norm, weights.feed_forward_post_norm, out)
+        return x + _scale(out, spec.residual_scale)
 
     def _attend(
         self,
@@ -122,7 +122,7 @@ class Decoder:
         qk = heads[:, :count]
         if spec.head_norm is not None:
             assert weights.head_norm is not None
-            qk = _norm(spec.head_norm, NormWeights(weights.head_norm), qk)
+            qk = _norm_heads(spec, spec.head_norm, weights.head_norm, qk)
         if rotation is not None:
             assert spec.rope is not None
             qk = rotate(qk, rotation, spec.rope.interleaved)
@@ -140,11 +140,13 @@ class Decoder:
 
     def _mix(self, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
         """The chosen experts of each token, one expert after the other."""
-        scores = self._linear(weights.router, x).float()
+        scores = self._linear(weights.router, x.to(weights.router.weight.dtype)).float()
         shares = scores.softmax(-1) if spec.scoring == "softmax" else scores.sigmoid()
-        shares, chosen = shares.topk(spec.chosen, dim=-1)
+        ranked = shares if weights.selection_bias is None else shares + weights.selection_bias
+        chosen = ranked.topk(spec.chosen, dim=-1).indices
+        shares = shares.gather(-1, chosen)
         if spec.renormalise:
-            shares = shares / shares.sum(-1, keepdim=True)
+            shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1e-12)
         out = torch.zeros_like(x)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, places = (chosen == expert).nonzero(as_tuple=True)
@@ -175,6 +177,19 @@ def _activated(spec: FeedForward, inner: Tensor) -> Tensor:
     return activate(gate).mul_(up)
 
 
+def _scale(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor
+
+
+def _norm_heads(spec: AttentionSpec, norm: Norm, weight: Tensor, qk: Tensor) -> Tensor:
+    """q and k heads [T, heads, head_dim] -> the same shape: each normed, or all of q and all of k."""
+    if not spec.norms_all_heads:
+        return _norm(norm, NormWeights(weight), qk)
+    sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+    parts = zip(torch.split(qk.flatten(1), sizes, -1), torch.split(weight, sizes), strict=True)
+    return torch.cat([_norm(norm, NormWeights(part), x) for x, part in parts], -1).view(qk.shape)
+
+
 def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor) -> Tensor:
     """[..., size] -> the same shape, with a weight of [size], or of [heads, size] for the heads of [T, heads, size].
 
@@ -183,7 +198,7 @@ def _norm(spec: Norm | None, weights: NormWeights | None, x: Tensor) -> Tensor:
     if spec is None or weights is None:
         return x
     size, weight = x.shape[-1:], weights.weight
-    if spec.offset:  # checkpoints that store an offset multiply before they cast back
+    if spec.offset or spec.rounds_last:  # checkpoints that store an offset multiply before they cast back
         out = (_scaled(spec, x.float()) * (weight.float() + spec.offset)).to(x.dtype)
     elif spec.kind == "layer" and weight.shape == size:
         return F.layer_norm(x, size, weight, weights.bias, spec.eps)

@@ -11,16 +11,23 @@ from models.spec import Rope
 def inverse_frequencies(rope: Rope, dims: int, positions: int, made_for: int) -> Tensor:
     """Radians per position of each rotated pair, fp32 [dims / 2], for a table of `positions` rows.
 
-    "dynamic" (NTK) scaling raises theta with the length of the sequence. A table is computed once, so the
-    length used here is that of the table: up to `made_for`, the model's max_positions, theta is the plain one, and a
-    longer table is exact at its end.
+    "dynamic" (NTK) scaling raises theta with the length of the sequence, and "longrope" has other divisors for long
+    ones. Keys are cached as they were rotated, so the length used here is that of the table. "dynamic": up to
+    `made_for`, the model's max_positions, theta is the plain one, and a longer table is exact at its end. "longrope"
+    (Ding et al. 2024): a table of more than the original positions takes the long divisors for all of them (but see
+    `for_context`).
     """
     theta = rope.theta
     if rope.kind == "dynamic" and positions > made_for:
         stretch = rope.factor * positions / made_for - (rope.factor - 1.0)
         theta *= stretch ** (dims / (dims - 2))
     exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+    if rope.kind == "longrope":
+        long = positions > rope.original_positions
+        return 1.0 / (torch.tensor(rope.long_factors if long else rope.frequency_factors) * theta**exponents)
     frequencies = 1.0 / theta**exponents
+    if rope.kind == "yarn":
+        frequencies = _yarn(theta**exponents, rope, dims)
     if rope.kind == "linear":
         frequencies /= rope.factor
     if rope.kind == "llama3":
@@ -41,13 +48,38 @@ def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
     return torch.where(slow, frequencies / rope.factor, torch.where(fast, frequencies, blended))
 
 
+def _yarn(wavelengths: Tensor, rope: Rope, dims: int) -> Tensor:
+    """Peng et al. 2023, "NTK-by-parts", as transformers computes it (`_compute_yarn_parameters`).
+
+    Frequencies of many turns within the original positions are kept, those of few are divided by the factor, with a
+    linear blend over the dimensions between.
+    """
+
+    def dimension(turns: float) -> float:
+        """Which dimension turns so often; not a whole one."""
+        return dims * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    ramp = (torch.arange(dims // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
+
+
 def rotary_table(
     rope: Rope, head_dim: int, positions: int, made_for: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """cos and sin of every position side by side, [positions, rotated numbers]; computed in fp32, then cast."""
+    """cos and sin of every position side by side, [positions, rotated numbers]; computed in fp32, then cast,
+    unless the rotation is exact.
+
+    Both are multiplied by the attention factor, so that scores get its square.
+    """
     frequencies = inverse_frequencies(rope, rope.dims or head_dim, positions, made_for)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device=device, dtype=dtype)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
+    return table.to(device=device, dtype=torch.float32 if rope.exact else dtype)
 
 
 def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +89,7 @@ def select_rotation(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False) -> Tensor:
-    """Rotate the heads x [T, heads, head_dim] in their own dtype; a new tensor of the same shape.
+    """Rotate the heads x [T, heads, head_dim] in the dtype of the rotation, and round to theirs; a new tensor.
 
     Where the rotation is narrower than a head, the rest of it stays. `interleaved` as in `Rope`.
     """
@@ -70,4 +102,5 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor], interleaved: bool = False
         halves = x.reshape(*shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
         return rotate(halves, rotation).view(*shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
     # The sign sits in sin, so a roll replaces "negate one half and swap"; each product rounds as elsewhere.
-    return (x * cos).add_(x.roll(dims // 2, -1).mul_(signed_sin))
+    wide = x.to(cos.dtype)
+    return (wide * cos).add_(wide.roll(dims // 2, -1).mul_(signed_sin)).to(x.dtype)

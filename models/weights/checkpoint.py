@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class StoredTensor:
     """(first row, numbers [some rows, columns]) of a matrix, from first to last; None for what is never quantised."""
     blocks: Blocks | None = None
     """The blocks of a quantised matrix; None where it is stored as plain numbers."""
+    cut: Callable[[int, int], "StoredTensor"] | None = None
+    """(first row, rows) -> these rows alone, all but the last dimension being one; of a vector these numbers."""
 
 
 def read_safetensors(folder: Path) -> list[StoredTensor]:
@@ -76,8 +78,6 @@ def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
             f"{name} in {path} is of type {part.get_dtype()}; supported: {', '.join(_FLOATS)}. "
             "Use the original checkpoint or a GGUF file."
         )
-    shape, dtype = tuple(part.get_shape()), _FLOATS[part.get_dtype()]
-    count = math.prod(shape)
 
     def copy_into(out: Tensor) -> None:
         try:
@@ -85,21 +85,39 @@ def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
         except SafetensorError as error:
             raise damaged(path, error) from None
 
-    def parts() -> Iterator[tuple[int, Tensor]]:
-        # Read and not mapped: what was read would count as this process's memory, though nothing needs it again.
-        rows, columns = shape
-        step = max(1, _PART // max(1, columns))
+    stored = _plain(path, name, tuple(part.get_shape()), _FLOATS[part.get_dtype()], offset)
+    return replace(stored, copy_into=copy_into)
+
+
+def _plain(path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> StoredTensor:
+    """Numbers that begin at byte `offset` of a file."""
+
+    # Read and not mapped: what was read would count as this process's memory, though nothing needs it again.
+    def numbers(start: int, rows: int, columns: int) -> Tensor:
+        data = bytearray(rows * columns * dtype.itemsize)
         try:
             with path.open("rb", buffering=0) as raw:
-                raw.seek(offset)
-                for start in range(0, rows, step):
-                    data = bytearray(min(step, rows - start) * columns * dtype.itemsize)
-                    if raw.readinto(data) != len(data):
-                        raise OSError("it ended too early")
-                    yield start, torch.frombuffer(data, dtype=dtype).view(-1, columns)
+                raw.seek(offset + start * columns * dtype.itemsize)
+                if raw.readinto(data) != len(data):
+                    raise OSError("it ended too early")
         except OSError as error:
             raise damaged(path, error) from None
+        return torch.frombuffer(data, dtype=dtype).view(rows, columns)
 
+    def copy_into(out: Tensor) -> None:
+        out.copy_(numbers(0, 1, count).view(shape))
+
+    def parts() -> Iterator[tuple[int, Tensor]]:
+        rows, columns = shape
+        step = max(1, _PART // max(1, columns))
+        for start in range(0, rows, step):
+            yield start, numbers(start, min(step, rows - start), columns)
+
+    def cut(start: int, rows: int) -> StoredTensor:
+        width = shape[-1:] if len(shape) > 1 else ()
+        return _plain(path, name, (rows, *width), dtype, offset + start * math.prod(width) * dtype.itemsize)
+
+    count = math.prod(shape)
     nbytes = count * dtype.itemsize
     extent = Extent(path, offset, nbytes, count, dtype.itemsize, lambda staged: staged.view(dtype))
-    return StoredTensor(name, shape, nbytes, copy_into, extent, parts)
+    return StoredTensor(name, shape, nbytes, copy_into, extent, parts, cut=cut)

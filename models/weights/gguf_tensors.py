@@ -19,7 +19,7 @@ from models.weights.gguf import GGUFFile, GGUFTensor
 from models.weights.staging import Extent
 
 Order = np.ndarray[Any, np.dtype[Any]]
-_IN_CONFIG = ("rope_freqs.weight",)
+_IN_CONFIG = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that are part of the description."""
 
 
@@ -78,7 +78,21 @@ def _stored(path: Path, tensor: GGUFTensor, head_dim: int | None) -> StoredTenso
         _extent(path, tensor, order),
         lambda: chunks(tensor.data, tensor.kind, order),
         Blocks(tensor.kind, rows) if packed else None,
+        None
+        if len(tensor.shape) == 1 and tensor.kind.block > 1
+        else lambda start, count: _stored(path, _rows(tensor, start, count), None),
     )
+
+
+def _rows(tensor: GGUFTensor, start: int, count: int) -> GGUFTensor:
+    """These rows of a tensor, all but the last dimension being one; of a vector these numbers."""
+    kind, width = tensor.kind, tensor.shape[-1:]
+    if len(tensor.shape) == 1:
+        size = kind.block_bytes // kind.block
+        data, size, width = tensor.data[:, start * size : (start + count) * size], size, ()
+    else:
+        data, size = tensor.data[start : start + count], tensor.data.shape[1]
+    return GGUFTensor(tensor.name, (count, *width), kind, data, tensor.offset + start * size)
 
 
 def _view(data: Bytes) -> Tensor:

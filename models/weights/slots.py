@@ -10,6 +10,10 @@ Names = Mapping[str, str]
 """What a checkpoint calls the parts of `Slot`: "layers" is the prefix of a layer, with {} for its number; parts of a
 layer stand without theirs. Of experts "{}" is the number."""
 
+Packed = Mapping[str, tuple[str, ...]]
+"""Tensors that hold several parts, one above the other (of experts: those of the first, of the second, ...). Names are
+without the prefix of a layer; {field} is weight or bias, without it all in it are weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -31,11 +35,13 @@ class Slot:
     """Whether each of these rows gets the whole tensor."""
     layer: int | None = None
     expert: int | None = None
+    exact: bool = False
+    """Kept in fp32, whatever the dtype of the network."""
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it may be held in blocks: experts and learned positions are plain numbers."""
-        plain = self.expert is not None or self.part == "position_embedding"
+        """Whether it may be held in blocks: experts, what chooses them and learned positions are plain numbers."""
+        plain = self.expert is not None or self.part in ("position_embedding", "router", "shared_gate")
         return self.field == "weight" and len(self.shape) == 2 and not plain
 
     def name(self, names: Names) -> str:
@@ -45,7 +51,7 @@ class Slot:
             name = name.format(self.expert)
         if self.layer is not None:
             name = names["layers"].format(self.layer) + name
-        return f"{name}.{self.field}" if self.part != "sinks" else name
+        return f"{name}.{self.field}" if self.part not in ("sinks", "selection_bias") else name
 
 
 def slots(spec: ModelSpec) -> Iterator[Slot]:
@@ -98,7 +104,10 @@ def _attention(spec: Attention, hidden: int) -> Iterator[Slot]:
     dim = spec.head_dim
     q, kv = spec.heads * dim, spec.kv_heads * dim
     yield from _linear("qkv", {"q": q, "k": kv, "v": kv}, hidden, spec.qkv_bias)
-    if spec.head_norm is not None:
+    if spec.head_norm is not None and spec.norms_all_heads:
+        yield Slot("q_norm", "weight", "head_norm.weight", 0, q, (q,))
+        yield Slot("k_norm", "weight", "head_norm.weight", q, kv, (kv,))
+    elif spec.head_norm is not None:
         yield Slot("q_norm", "weight", "head_norm.weight", 0, spec.heads, (dim,), True)
         yield Slot("k_norm", "weight", "head_norm.weight", spec.heads, spec.kv_heads, (dim,), True)
     if spec.sinks:
@@ -113,7 +122,10 @@ def _feed_forward(prefix: str, spec: FeedForward, hidden: int) -> Iterator[Slot]
 
 
 def _experts(spec: Experts, hidden: int) -> Iterator[Slot]:
-    yield from _linear("router", {"router": spec.count}, hidden, spec.router_bias)
+    for slot in _linear("router", {"router": spec.count}, hidden, spec.router_bias):
+        yield replace(slot, exact=spec.exact_router)
+    if spec.selection_bias:
+        yield Slot("selection_bias", "bias", "selection_bias", 0, spec.count, (spec.count,), exact=True)
     for index in range(spec.count):
         for slot in _feed_forward("experts.", spec.expert, hidden):
             yield replace(slot, expert=index)

@@ -11,11 +11,17 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
 
 from models.files import ModelFiles
 from models.network import Network
 from models.reference.decoder import Decoder
+from models.spec import ModelSpec
 
 VOCAB_SIZE = 160
 
@@ -62,9 +68,13 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+                if config.model_type.startswith("gemma"):  # they keep how far it is from 1
+                    parameter -= 1.0
+            elif name.endswith("e_score_correction_bias"):
+                parameter.normal_(0.0, 0.1)
+            elif name.endswith(".bias"):
                 parameter.normal_(0.0, 0.2)
             else:
                 parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5)
@@ -99,21 +109,29 @@ def files_of(path: Path) -> ModelFiles:
 
 
 class PlainAttention:
-    """Causal attention of one sequence, softmax in fp32; keeps k and v of every layer."""
+    """Causal attention of one sequence, as `spec` has it, softmax in fp32; keeps k and v of every layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: ModelSpec | None = None) -> None:
+        self.spec = spec
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layer = None if self.spec is None else self.spec.layers[layer_index].attention
         if layer_index in self.kv:
             old_k, old_v = self.kv[layer_index]
             k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
         self.kv[layer_index] = k, v
         group = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
-        scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)) * q.shape[-1] ** -0.5
-        rows = torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
-        scores = scores.masked_fill(torch.arange(len(k)) > rows, float("-inf"))
+        scale = q.shape[-1] ** -0.5 if layer is None else layer.softmax_scale
+        scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)) * scale
+        if layer is not None and layer.score_cap is not None:
+            scores = torch.tanh(scores / layer.score_cap) * layer.score_cap
+        rows, columns = torch.arange(len(k) - len(q), len(k)).unsqueeze(1), torch.arange(len(k))
+        hidden = columns > rows
+        if layer is not None and layer.window is not None:
+            hidden |= columns <= rows - layer.window
+        scores = scores.masked_fill(hidden, float("-inf"))
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
         return torch.matmul(weights, values).transpose(0, 1)
 
@@ -125,7 +143,7 @@ def run(
     model = Decoder(given) if isinstance(given, Network) else given
     with torch.inference_mode():
         positions = torch.arange(start, start + len(token_ids))
-        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention())
+        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention(model.spec))
         return model.logits(hidden)
 
 
@@ -147,22 +165,41 @@ def run_reference(model: Any, token_ids: list[int]) -> Tensor:
         return model(torch.tensor([token_ids])).logits[0]
 
 
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+_GGUF_ARCHITECTURES = {
+    "ernie4_5_moe": "ernie4_5-moe",
+    "gemma3_text": "gemma3",
+    "ministral": "llama",
+    "mistral": "llama",
+    "olmo3": "olmo2",
+    "qwen3_moe": "qwen3moe",
 }
+"""Where it is not the model_type."""
+_INTERLEAVED = ("llama", "smollm3", "granite")
+
+
+def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Names by the gguf package's own tables, and numbers, as llama.cpp's converter writes them."""
+    config, number = model.config, {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
+    table = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        weight = parameter.float()
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # GPT-2
+            weight = weight.T
+        if name.endswith("experts.gate_up_proj"):
+            parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
+            stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
+        else:
+            key = name.replace(
+                "gate.moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"
+            )
+            stored = [(key, weight.squeeze())]
+        for key, value in stored:
+            target = table.get_name(key, try_suffixes=(".weight", ".bias"))
+            assert target is not None, key
+            target += "" if target.endswith((".weight", ".bias")) else ".weight"
+            yield target, np.ascontiguousarray(value.numpy())
 
 
 def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -200,54 +237,79 @@ def write_gguf(
     quantization: Kind | Mapping[str, Kind] = Kind.F32,
     *,
     rope_factors: list[float] | None = None,
+    long_factors: list[float] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a transformers Qwen3 or Llama as GGUF; returns the path.
+    """Write a transformers model as GGUF, under the names of the gguf package's tables; returns the path.
 
     Matrices are of the type `quantization`, or of the one it has for their GGUF name (`attn_q`). What the gguf
     package cannot quantise becomes random blocks.
     """
     config = model.config
-    arch = {"qwen3": "qwen3", "llama": "llama"}[config.model_type]
+    arch = _GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if arch == "gpt2":
+        writer.add_feed_forward_length(4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if arch == "gemma3" and rope["rope_type"] == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
+    if arch.startswith("gemma"):
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch == "ernie4_5-moe":
+        writer.add_expert_count(config.moe_num_experts)
+        writer.add_expert_used_count(config.moe_k)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+    if arch == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     writer.add_vocab_size(config.vocab_size)
     writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
     for key, value in (metadata or {}).items():
-        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add = {
+            str: writer.add_string,
+            float: writer.add_float32,
+            int: writer.add_uint32,
+            list: writer.add_array,
+        }[type(value)]
         add(key, value)
-    for name, parameter in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        weight = parameter.float().numpy()
-        stem, _, kind = name.rpartition(".")
-        if ".layers." in stem:
-            _, _, layer, stem = stem.split(".", 3)
-            target = f"blk.{layer}.{_GGUF_NAMES[stem]}.{kind}"
-        else:
-            target = f"{_GGUF_NAMES[stem]}.{kind}"
-        if arch == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
-            weight = _interleave(weight, heads)
+    for target, weight in _gguf_tensors(model, arch):
         stem = target.split(".")[-2]
+        if arch in _INTERLEAVED and stem in ("attn_q", "attn_k"):
+            heads = config.num_attention_heads if stem == "attn_q" else config.num_key_value_heads
+            weight = _interleave(weight, heads)
+        if arch.startswith("gemma") and stem.endswith("norm"):
+            weight = weight + 1
         wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
         if weight.ndim == 1 or wanted == Kind.F32:
-            writer.add_tensor(target, np.ascontiguousarray(weight))
+            writer.add_tensor(target, weight)
         elif "_K" in wanted.name:
             writer.add_tensor(target, random_blocks(wanted, *weight.shape, len(target)), raw_dtype=wanted)
         else:
             writer.add_tensor(target, gguf.quantize(weight, wanted), raw_dtype=wanted)
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, dtype=np.float32))
+    short = "rope_freqs" if long_factors is None else "rope_factors_short"
+    for name, factors in ((short, rope_factors), ("rope_factors_long", long_factors)):
+        if factors is not None:
+            writer.add_tensor(f"{name}.weight", np.array(factors, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

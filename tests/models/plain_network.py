@@ -55,18 +55,23 @@ class PlainNetwork:
 
     def _layer(self, at: str, layer: Layer, x: Tensor) -> Tensor:
         out = self._attention(at, layer.attention, self._norm(f"{at}attention_norm", layer.attention_norm, x))
-        x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out)
+        x = x + self._norm(f"{at}attention_post_norm", layer.attention_post_norm, out) * layer.residual_scale
         given = self._norm(f"{at}feed_forward_norm", layer.feed_forward_norm, x)
         if isinstance(layer.feed_forward, Experts):
             out = torch.stack([self._mixture(at, layer.feed_forward, row) for row in given])
         else:
             out = self._feed(at, "", layer.feed_forward, given)
-        return x + self._norm(f"{at}feed_forward_post_norm", layer.feed_forward_post_norm, out)
+        out = self._norm(f"{at}feed_forward_post_norm", layer.feed_forward_post_norm, out)
+        return x + out * layer.residual_scale
 
     def _attention(self, at: str, spec: Attention, x: Tensor) -> Tensor:
         count, dim = len(x), spec.head_dim
         q, k, v = (self._linear(at + part, x, spec.qkv_bias).view(count, -1, dim) for part in "qkv")
-        q, k = (self._norm(f"{at}{n}_norm", spec.head_norm, part) for n, part in (("q", q), ("k", k)))
+        shape = (count, 1, -1) if spec.norms_all_heads else (count, -1, dim)
+        q, k = (
+            self._norm(f"{at}{n}_norm", spec.head_norm, part.reshape(shape)).view(count, -1, dim)
+            for n, part in (("q", q), ("k", k))
+        )
         if spec.rope is not None:
             q, k = rotated(spec.rope, q), rotated(spec.rope, k)
         outs = torch.zeros(count, spec.heads, dim, dtype=torch.float64)
@@ -99,10 +104,11 @@ class PlainNetwork:
         """[hidden] -> [hidden]"""
         scores = self._linear(f"{at}router", x, spec.router_bias)
         shares = scores.exp() / scores.exp().sum() if spec.scoring == "softmax" else 1 / (1 + (-scores).exp())
-        order = sorted(range(spec.count), key=lambda expert: -shares[expert].item())
+        ranked = shares + self._get(f"{at}selection_bias") if spec.selection_bias else shares
+        order = sorted(range(spec.count), key=lambda expert: -ranked[expert].item())
         best = order[: spec.chosen]
         if spec.chosen < spec.count:
-            gap = (shares[best[-1]] - shares[order[spec.chosen]]).item()
+            gap = (ranked[best[-1]] - ranked[order[spec.chosen]]).item()
             self.router_gap = min(self.router_gap, gap)
         whole = sum(shares[expert].item() for expert in best) if spec.renormalise else 1.0
         out = torch.zeros_like(x)

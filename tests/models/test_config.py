@@ -1,6 +1,8 @@
 """The description of a network from config.json and from GGUF metadata, and what is refused."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from models.errors import ModelError
 from models.families.registry import load_spec, spec_of_gguf, spec_of_hf
 from models.features import Feature, features
 from models.files import ModelFiles
-from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.weights.block_formats import Kind
 from models.weights.gguf import GGUFFile, GGUFTensor
+from models.weights.slots import parameters
+from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GEMMA3_IMAGES, GPT2, QWEN3_MOE
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -136,6 +140,139 @@ def test_what_transformers_leaves_out_has_its_defaults() -> None:
     assert (config.final_norm.eps, config.attention.rope) == (1e-6, Rope(10_000.0))
 
 
+EXPERTS = Experts(128, 8, FeedForward(768))
+
+
+GEMMA_NORM = Norm(1e-6, offset=1.0)
+
+
+def test_gemma2() -> None:
+    spec = hf(GEMMA2)
+    assert [layer.attention.window for layer in spec.layers] == [4096, None] * 13
+    assert {replace(layer.attention, window=None) for layer in spec.layers} == {
+        Attention(8, 4, 256, rope=Rope(1e4), score_cap=50.0)
+    }
+    first = spec.layers[0]
+    assert first.feed_forward == FeedForward(9216, "gelu_tanh")
+    norms = (first.attention_norm, first.attention_post_norm, first.feed_forward_norm)
+    assert {*norms, first.feed_forward_post_norm, spec.final_norm} == {GEMMA_NORM}
+    assert (spec.embedding_scale, spec.logit_cap, spec.tied) == (48.0, 30.0, True)
+    assert 2.61e9 < parameters(spec) < 2.62e9
+    old = {
+        key: value for key, value in GEMMA2.items() if "softcapping" not in key and key != "sliding_window"
+    }
+    assert hf(old) == spec
+    assert hf(GEMMA2 | {"query_pre_attn_scalar": 144}).attention.scale == 1 / 12
+
+
+def test_gemma3() -> None:
+    spec = hf(GEMMA3)
+    local = Attention(4, 1, 256, head_norm=GEMMA_NORM, rope=Rope(1e4), window=512)
+    whole = replace(local, rope=Rope(1e6), window=None)
+    assert [layer.attention for layer in spec.layers] == ([local] * 5 + [whole]) * 4 + [local] * 2
+    assert (spec.logit_cap, spec.vocab_size, spec.tied) == (None, 262144, True)
+    assert 0.99e9 < parameters(spec) < 1.01e9
+    new = {key: value for key, value in GEMMA3.items() if not key.startswith("rope_")}
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    kinds = [f"{'full' if i % 6 == 5 else 'sliding'}_attention" for i in range(26)]
+    assert hf(new | {"rope_parameters": ropes, "layer_types": kinds}) == spec
+
+
+def test_gemma3_with_images_is_its_text_part() -> None:
+    spec = hf(GEMMA3_IMAGES)
+    assert (spec.architecture, spec.vocab_size, spec.max_positions) == (
+        "Gemma3ForConditionalGeneration",
+        262208,
+        131072,
+    )
+    local = Attention(8, 4, 256, head_norm=GEMMA_NORM, rope=Rope(1e4), window=1024)
+    assert spec.layers[0].attention == local
+    assert spec.layers[5].attention == replace(local, rope=Rope(1e6, "linear", 8.0), window=None)
+    assert 3.8e9 < parameters(spec) < 3.9e9
+
+
+def test_gpt2() -> None:
+    spec = hf(GPT2)
+    norm = Norm(1e-5, "layer", bias=True)
+    assert replace(spec, learned_positions=False) == uniform(
+        "GPT2LMHeadModel",
+        layers=12,
+        vocab_size=50257,
+        hidden_size=768,
+        max_positions=1024,
+        attention=Attention(12, 12, 64, qkv_bias=True, out_bias=True),
+        feed_forward=FeedForward(3072, "gelu_tanh", gated=False, bias=True),
+        norm=norm,
+        tied=True,
+    )
+    assert spec.learned_positions
+    assert parameters(spec) == 124_439_808
+    assert hf({"architectures": ["GPT2LMHeadModel"]}) == spec
+
+
+def test_ernie() -> None:
+    spec = hf(ERNIE)
+    rope = Rope(5e5, interleaved=True, exact=True)
+    assert spec == uniform(
+        "Ernie4_5ForCausalLM",
+        layers=18,
+        vocab_size=103424,
+        hidden_size=1024,
+        max_positions=131072,
+        attention=Attention(16, 2, 128, rope=rope),
+        feed_forward=FeedForward(3072),
+        norm=Norm(1e-5),
+        tied=True,
+    )
+    assert 0.35e9 < parameters(spec) < 0.37e9
+    given = ("rope_theta", "rms_norm_eps", "tie_word_embeddings", "use_bias")
+    assert hf({key: value for key, value in ERNIE.items() if key not in given}) == spec
+    assert hf(ERNIE | {"architectures": None}) == spec
+
+
+def test_ernie_moe() -> None:
+    spec = hf(ERNIE_MOE)
+    assert spec.layers[0].feed_forward == FeedForward(12288)
+    assert {layer.feed_forward for layer in spec.layers[1:]} == {
+        Experts(64, 6, FeedForward(1536), exact_router=True, selection_bias=True, shared=FeedForward(3072))
+    }
+    assert spec.attention.head_dim == 128
+    assert 21.5e9 < parameters(spec) < 22.0e9
+    some = hf(ERNIE_MOE | {"moe_layer_start_index": 3, "moe_layer_interval": 2, "moe_layer_end_index": 8})
+    sparse = [i for i, layer in enumerate(some.layers) if isinstance(layer.feed_forward, Experts)]
+    assert sparse == [3, 5, 7]
+
+
+def test_qwen3_moe() -> None:
+    spec = hf(QWEN3_MOE)
+    assert spec == uniform(
+        "Qwen3MoeForCausalLM",
+        layers=48,
+        vocab_size=151936,
+        hidden_size=2048,
+        max_positions=40960,
+        attention=Attention(32, 4, 128, head_norm=Norm(1e-6), rope=Rope(1e6)),
+        feed_forward=EXPERTS,
+        norm=Norm(1e-6),
+        tied=False,
+    )
+    assert 30.5e9 < parameters(spec) < 30.6e9
+    # Its window, if it is used, is one of all layers.
+    windowed = hf(QWEN3_MOE | {"use_sliding_window": True, "max_window_layers": 24, "sliding_window": 4096})
+    assert {layer.attention.window for layer in windowed.layers} == {4096}
+
+
+def test_qwen3_moe_with_dense_layers() -> None:
+    spec = hf(QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": False})
+    sparse = [i for i, layer in enumerate(spec.layers) if isinstance(layer.feed_forward, Experts)]
+    assert sparse == [1, *range(5, 48, 2)]
+    assert spec.layers[1].feed_forward == replace(EXPERTS, renormalise=False)
+    assert spec.layers[3].feed_forward == FeedForward(6144)
+
+
 def test_without_architectures_the_model_type_counts() -> None:
     raw = QWEN3 | {"architectures": None}
     assert hf(raw) == hf(QWEN3)
@@ -175,10 +312,9 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
     [
         (
             QWEN3,
-            {"architectures": ["Gemma3ForCausalLM"]},
-            ["Gemma3ForCausalLM", "Qwen3ForCausalLM, LlamaFor"],
+            {"architectures": ["MambaForCausalLM"]},
+            ["MambaForCausalLM", "Qwen3ForCausalLM, LlamaFor"],
         ),
-        (QWEN3, {"architectures": ["Qwen3MoeForCausalLM"]}, ["Qwen3MoeForCausalLM"]),
         (QWEN3, {"architectures": [], "model_type": "mamba"}, ["mamba"]),
         (QWEN3, {"architectures": None, "model_type": None}, ["None"]),
         (QWEN3, {"architectures": [["x"]]}, ["not supported"]),
@@ -195,13 +331,41 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (QWEN3, {"head_dim": 127}, ["head_dim 127"]),
         (QWEN3, {"hidden_act": "gelu"}, ["gelu", "silu"]),
         (QWEN3, {"layer_types": ["full_attention", "linear_attention"]}, ["linear_attention"]),
-        (QWEN3, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "llama3"]),
+        (QWEN3, {"rope_scaling": {"rope_type": "proportional"}}, ["proportional", "yarn"]),
         (QWEN3, {"rope_scaling": {"rope_type": ["x"]}}, ["RoPE"]),
+        (QWEN3, {"rope_theta": 1.0}, ["rope_theta", "above 1"]),
         (QWEN3, {"rope_scaling": "linear"}, ["rope_scaling", "object"]),
         (QWEN3, {"rope_scaling": {"rope_type": "linear"}}, ["no factor"]),
-        (QWEN3, {"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
+        (QWEN3, {"rope_parameters": {"partial_rotary_factor": 1.5}}, ["partial_rotary_factor", "192"]),
+        (QWEN3, {"rope_scaling": {"type": "longrope", "factor": 2.0}}, ["no short_factor"]),
+        (
+            QWEN3,
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            ["short_factor", "64 numbers"],
+        ),
+        (
+            QWEN3,
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 63 + [-1]}},
+            ["short_factor", "above 0"],
+        ),
+        (QWEN3, {"use_sliding_window": True, "max_window_layers": -1}, ["max_window_layers", "from 0"]),
         (QWEN3, {"quantization_config": {"quant_method": "gptq"}}, ["quantised", "GGUF"]),
         (LLAMA, {"rope_scaling": {**LLAMA["rope_scaling"], "low_freq_factor": 4.0}}, ["low_freq_factor"]),
+        (GEMMA2, {"hidden_activation": "silu"}, ["hidden_activation silu", "gelu_pytorch_tanh"]),
+        (GEMMA2, {"layer_types": ["full_attention"]}, ["layer_types", "26"]),
+        (GEMMA2, {"attn_logit_softcapping": "yes"}, ["attn_logit_softcapping"]),
+        (GEMMA3, {"use_bidirectional_attention": True}, ["later tokens"]),
+        (GEMMA3, {"rope_parameters": [1]}, ["rope_parameters", "object"]),
+        (GEMMA3_IMAGES, {"text_config": 7}, ["text_config", "object"]),
+        (GPT2, {"activation_function": "mish"}, ["activation_function mish", "gelu_new"]),
+        (GPT2, {"add_cross_attention": True}, ["another network"]),
+        (GPT2, {"n_head": 7}, ["768", "7 heads"]),
+        (ERNIE_MOE, {"use_bias": True}, ["use_bias", "experts"]),
+        (ERNIE_MOE, {"moe_norm_min": 0.1}, ["moe_norm_min", "1e-12"]),
+        (ERNIE_MOE, {"moe_layer_start_index": [1, 2]}, ["moe_layer_start_index", "whole number from 0"]),
+        (QWEN3_MOE, {"num_experts_per_tok": 200}, ["200 of 128 experts"]),
+        (QWEN3_MOE, {"mlp_only_layers": "all"}, ["mlp_only_layers", "list"]),
+        (QWEN3_MOE, {"num_experts": 0}, ["num_experts"]),
         (LLAMA, {"head_dim": None, "hidden_size": 2049}, ["no head_dim"]),
     ],
 )
@@ -227,16 +391,35 @@ def test_only_the_layers_that_are_named_have_a_window() -> None:
     assert Feature.MIXED_LAYERS in features(spec)
 
 
+def test_a_window_in_a_gguf_file_is_that_of_the_layers_it_names() -> None:
+    change: dict[str, Any] = {"llama.attention.sliding_window": 4096}
+    assert {layer.attention.window for layer in gguf(GGUF | change).layers} == {4096}
+    change["llama.attention.sliding_window_pattern"] = [True] * 29 + [False]
+    assert [layer.attention.window for layer in gguf(GGUF | change).layers] == [4096] * 29 + [None]
+
+
+def test_yarn_and_longrope_of_gguf_files() -> None:
+    at = "llama.rope.scaling."
+    raw = GGUF | {f"{at}type": "yarn", f"{at}factor": 4.0, f"{at}original_context_length": 2048}
+    plain = Rope(1e5, "yarn", 4.0, original_positions=2048, attention_factor=1 + 0.1 * math.log(4))
+    assert gguf(raw).attention.rope == plain
+    more = {f"{at}yarn_attn_factor": 1.5, f"{at}yarn_beta_fast": 16.0, f"{at}yarn_beta_slow": 2.0}
+    assert gguf(raw | more).attention.rope == replace(plain, attention_factor=1.5, beta_fast=16, beta_slow=2)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": "gemma3"}, ["gemma3", "qwen3, llama"]),
+        ({"general.architecture": "mamba"}, ["mamba", "qwen3, llama"]),
         ({"general.architecture": ["llama"]}, ["not supported"]),
         ({"llama.expert_count": 8}, ["mixture of experts"]),
-        ({"llama.attention.sliding_window": 4096}, ["sliding-window"]),
         ({"llama.rope.dimension_count": 32}, ["llama.rope.dimension_count is 32", "64"]),
         ({"llama.attention.value_length": 32}, ["llama.attention.value_length"]),
-        ({"llama.rope.scaling.type": "yarn"}, ["yarn"]),
+        ({"llama.rope.scaling.type": "dynamic"}, ["dynamic", "yarn"]),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_log_multiplier": 0.1},
+            ["yarn with a log multiplier"],
+        ),
         ({"llama.attention.head_count_kv": [3, 3]}, ["llama.attention.head_count_kv"]),
         ({"llama.block_count": None}, ["no llama.block_count"]),
         ({"llama.attention.layer_norm_rms_epsilon": 0.0}, ["layer_norm_rms_epsilon"]),

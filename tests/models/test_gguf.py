@@ -11,14 +11,15 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from models.errors import ModelError
-from models.families.family import GGUF_NAMES
 from models.families.registry import load_spec
-from models.load import load_model
+from models.load import _read, fill_network, load_model, match
+from models.network import ExpertWeights
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.dequantize import chunks
 from models.weights.gguf import read_gguf
 from models.weights.slots import slots
+from models.weights.staging import Staging
 from tests.models.checkpoints import (
     files_of,
     random_model,
@@ -27,6 +28,17 @@ from tests.models.checkpoints import (
     tiny_llama,
     tiny_qwen3,
     write_gguf,
+)
+from tests.models.families import (
+    FAMILIES,
+    GGUF,
+    GGUF_FACTORS,
+    tiny_ernie,
+    tiny_ernie_moe,
+    tiny_gemma2,
+    tiny_gemma3,
+    tiny_gpt2,
+    tiny_qwen3_moe,
 )
 
 CPU = torch.device("cpu")
@@ -52,21 +64,57 @@ def path(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "model.gguf", random_model(tiny_llama(num_hidden_layers=1)))
 
 
+GEMMA3_ROPE = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+}
 CONFIGS = {
     "llama": tiny_llama(),
     "llama tied": tiny_llama(tie_word_embeddings=True),
     "llama bias": tiny_llama(attention_bias=True),
+    **{name: FAMILIES[name] for name in GGUF},
     "qwen3": tiny_qwen3(),
+    "gemma2": tiny_gemma2(query_pre_attn_scalar=16),
+    "gemma2 27B": tiny_gemma2(num_hidden_layers=46, query_pre_attn_scalar=12),
+    "gemma3": tiny_gemma3(query_pre_attn_scalar=16, **GEMMA3_ROPE),
+    "gpt2": tiny_gpt2(),
+    "gpt2 untied": tiny_gpt2(tie_word_embeddings=False),
+    "ernie": tiny_ernie(),
+    "ernie untied": tiny_ernie(tie_word_embeddings=False),
+    "ernie moe": tiny_ernie_moe(),
+    "qwen3 moe": tiny_qwen3_moe(decoder_sparse_step=1),
+    "qwen3 moe renormalised": tiny_qwen3_moe(decoder_sparse_step=1, norm_topk_prob=True),
     "qwen3 untied": tiny_qwen3(tie_word_embeddings=False),
 }
+
+
+def told(config: Any) -> dict[str, Any]:
+    """What a file of this config tells besides its sizes."""
+    name = next((name for name, known in CONFIGS.items() if known is config), "")
+    return {"metadata": GGUF.get(name), **GGUF_FACTORS.get(name, {})}
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_logits_are_those_of_the_checkpoint(config: Any, tmp_path: Path) -> None:
     model = random_model(config)
-    ours = run(load(write_gguf(tmp_path / "model.gguf", model)), TOKENS)
+    ours = run(load(write_gguf(tmp_path / "model.gguf", model, **told(config))), TOKENS)
     expected = run_reference(model, TOKENS)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q5_0, Kind.F16])
+def test_packed_parts_are_parts_of_one_layer(kind: Kind, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(CONFIGS["phi3"]), kind)
+    plain, ours = load(path), load_model(files_of(path), dtype=torch.float32, device=CPU)
+    qkv, gate_up = (
+        [part.rows for part in layer.parts]
+        for layer in (ours.layers[0].attention.qkv, ours.layers[0].feed_forward.gate_up)
+    )
+    assert (qkv, gate_up) == (([160], [320]) if kind == Kind.F16 else ([96, 32, 32], [160, 160]))
+    expected = run(plain, TOKENS)
+    assert (run(ours, TOKENS) - expected).abs().max() < 0.02 * expected.abs().max()
 
 
 @pytest.mark.parametrize("kind", [*QUANTS, Kind.F16, Kind.BF16])
@@ -165,9 +213,54 @@ def test_header_is_what_the_gguf_package_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_tensor_names(config: Any, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", random_model(config))
-    names = [slot.name(GGUF_NAMES) for slot in slots(load_spec(files_of(path)))]
-    assert sorted(names) == sorted(read_gguf(path).tensors)
+    path = write_gguf(tmp_path / "model.gguf", random_model(config), **told(config))
+    stored = [name for name in read_gguf(path).tensors if not name.startswith("rope_")]
+    spec, tensors, names = _read(files_of(path))
+    assert len(match(spec, tensors, names)) == len(list(slots(spec))) >= len(stored)
+
+
+PACKED = {
+    "gpt2": tiny_gpt2(n_embd=64),
+    "gemma2": tiny_gemma2(hidden_size=64),
+    "ernie moe": tiny_ernie_moe(hidden_size=64, moe_intermediate_size=64),
+    "phi3": FAMILIES["phi3"],
+}
+
+
+@pytest.mark.parametrize("config", PACKED.values(), ids=PACKED.keys())
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0])
+def test_streamed_weights_are_the_same(config: Any, kind: Kind, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(config), kind)
+    spec, tensors, names = _read(files_of(path))
+    streamed = fill_network(spec, tensors, torch.float32, CPU, staging=Staging(1024), names=names)
+    assert torch.equal(run(streamed, TOKENS), run(load(path), TOKENS))
+
+
+@pytest.mark.parametrize("config", PACKED.values(), ids=PACKED.keys())
+def test_blocks_that_are_cut_out_of_a_tensor_stay_blocks(config: Any, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", random_model(config), Kind.Q8_0)
+    network = load_model(files_of(path), dtype=torch.float32, device=CPU)
+    assert [part.format for part in network.layers[0].attention.qkv.parts] == [Kind.Q8_0] * 3
+    expected = run(load(path), TOKENS)
+    error = (run(network, TOKENS) - expected).abs().max() / expected.abs().max()
+    assert error < 0.05
+
+
+def test_quantised_experts_are_expanded_and_people_are_told(tmp_path: Path) -> None:
+    model = random_model(tiny_qwen3_moe(hidden_size=64, moe_intermediate_size=64, decoder_sparse_step=1))
+    path, notes = write_gguf(tmp_path / "model.gguf", model, Kind.Q8_0), list[str]()
+    network = load_model(files_of(path), dtype=torch.float32, device=CPU, on_note=notes.append)
+    assert network.is_quantized
+    experts = network.layers[0].feed_forward
+    assert isinstance(experts, ExpertWeights)
+    assert experts.gate_up.is_plain
+    assert experts.router.is_plain
+    (note,) = notes
+    assert note.startswith("The experts of this file are expanded: they take ")
+    expected = run(load(path), TOKENS)
+    torch.testing.assert_close(
+        run(network, TOKENS), expected, rtol=0.1, atol=0.05 * expected.abs().max().item()
+    )
 
 
 def test_progress_counts_the_bytes_and_ends_full(path: Path) -> None:
@@ -220,7 +313,7 @@ def test_a_wrong_shape_is_told_with_the_right_one(tmp_path: Path) -> None:
     ("metadata", "words"),
     [
         ({"split.count": 3}, "split model"),
-        ({"llama.rope.scaling.type": "yarn"}, "yarn"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"general.alignment": 48}, "alignment 48"),
     ],

@@ -42,6 +42,7 @@ norms = st.builds(
     kind=st.sampled_from(["rms", "layer"]),
     offset=st.sampled_from([0.0, 1.0]),
     bias=st.booleans(),
+    rounds_last=st.booleans(),
 )
 maybe_norms = st.none() | norms
 feeds = st.builds(
@@ -65,6 +66,8 @@ def experts(draw: st.DrawFn) -> Experts:
         renormalise=draw(st.booleans()),
         scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
         router_bias=draw(st.booleans()),
+        exact_router=draw(st.booleans()),
+        selection_bias=draw(st.booleans()),
         shared=shared,
         shared_gate=shared is not None and draw(st.booleans()),
     )
@@ -97,6 +100,7 @@ def attentions(draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int) -> Att
         window=draw(st.none() | st.integers(1, 8)),
         scale=draw(st.none() | st.sampled_from([0.05, 1.0])),
         score_cap=draw(st.none() | st.sampled_from([0.5, 5.0])),
+        norms_all_heads=head_norm is not None and draw(st.booleans()),
         sinks=draw(st.booleans()),
     )
 
@@ -114,6 +118,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         maybe_norms,
         maybe_norms,
         maybe_norms,
+        st.sampled_from([1.0, 0.25]),
     )
     return ModelSpec(
         "Random",

@@ -16,9 +16,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from models.load import load_model
+from models.reference.attention import Attention
 from models.reference.decoder import Decoder
 from tests.models.checkpoints import PlainAttention, files_of, random_model, run_reference
 
@@ -41,27 +50,30 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         network = load_model(files_of(folder), dtype=torch.float32, device=torch.device("cpu"))
-        self._model = Decoder(network)
+        self.model = Decoder(network)
         self._held: dict[int, PlainAttention] = {}
 
     def step(self, pieces: Items[Piece]) -> list[Tensor]:
         """Logits [tokens, vocab] of every piece, computed side by side; what came before is of earlier steps."""
         tokens = [token for piece in pieces for token in piece.tokens]
         positions = [piece.start + i for piece in pieces for i in range(len(piece.tokens))]
+        with torch.inference_mode():
+            hidden = self.model.forward(torch.tensor(tokens), torch.tensor(positions), self.attention(pieces))
+            return list(self.model.logits(hidden).split([len(piece.tokens) for piece in pieces]))
+
+    def attention(self, pieces: Items[Piece]) -> Attention:
         counts = [len(piece.tokens) for piece in pieces]
 
-        def attention(layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             parts = zip(pieces, *(x.split(counts) for x in (q, k, v)), strict=True)
             return torch.cat(
                 [
-                    self._held.setdefault(piece.text, PlainAttention())(layer_index, *qkv)
+                    self._held.setdefault(piece.text, PlainAttention(self.model.spec))(layer_index, *qkv)
                     for piece, *qkv in parts
                 ]
             )
 
-        with torch.inference_mode():
-            hidden = self._model.forward(torch.tensor(tokens), torch.tensor(positions), attention)
-            return list(self._model.logits(hidden).split(counts))
+        return attend
 
 
 def ropes(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -82,6 +94,9 @@ def ropes(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
             }
         ),
     ]
+    original = st.sampled_from([8, 32])
+    yarn = {"truncate": st.booleans(), "original_max_position_embeddings": original}
+    kinds.append(st.fixed_dictionaries({"rope_type": st.just("yarn"), **scaled, **yarn}))
     if head_dim > 2:  # what NTK scaling does to theta is not defined for one pair
         kinds.append(st.fixed_dictionaries({"rope_type": st.just("dynamic"), **scaled}))
     return st.one_of(kinds)
@@ -90,7 +105,7 @@ def ropes(head_dim: int) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def configs(draw: st.DrawFn) -> PretrainedConfig:
     """A tiny model of one of the families."""
-    family = draw(st.sampled_from([Qwen3Config, LlamaConfig, MistralConfig]))
+    family = draw(st.sampled_from([Qwen3Config, Qwen2Config, LlamaConfig, MistralConfig]))
     kv_heads = draw(st.sampled_from([1, 2, 3]))
     heads = kv_heads * draw(st.sampled_from([1, 2, 3, 4, 8]))
     head_dim = draw(st.sampled_from([2, 6, 8, 16, 24, 32, 64]))
@@ -114,12 +129,45 @@ def configs(draw: st.DrawFn) -> PretrainedConfig:
         "rope_parameters": draw(ropes(head_dim)),
     }
     if family is MistralConfig:
-        fields["sliding_window"] = draw(st.sampled_from([None, POSITIONS]))
-    else:
+        fields["sliding_window"] = draw(st.sampled_from([None, POSITIONS, 1, 5, 16]))
+    elif family is not Qwen2Config:
         fields["attention_bias"] = draw(st.booleans())
     if family is LlamaConfig:
         fields["mlp_bias"] = draw(st.booleans())
     return family(**fields)
+
+
+@st.composite
+def gemmas(draw: st.DrawFn) -> PretrainedConfig:
+    """A tiny Gemma 2 or 3: windows, caps, scales, a RoPE for each kind of layer."""
+    cap = st.sampled_from([None, 1.0, 5.0])
+    kv_heads, caps = draw(st.sampled_from([1, 2])), draw(st.booleans())
+    fields: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 24,
+        "intermediate_size": 20,
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": kv_heads * draw(st.sampled_from([1, 2])),
+        "num_key_value_heads": kv_heads,
+        "head_dim": draw(st.sampled_from([2, 8, 16])),
+        "max_position_embeddings": POSITIONS,
+        "sliding_window": draw(st.sampled_from([1, 2, 5, 16, POSITIONS])),
+        "query_pre_attn_scalar": draw(st.sampled_from([4, 8, 16])),
+        "final_logit_softcapping": draw(cap),
+        "attention_bias": draw(st.booleans()),
+    }
+    if caps:
+        return Gemma2Config(**fields, attn_logit_softcapping=draw(cap))
+    kinds = st.sampled_from(["sliding_attention", "full_attention"])
+    fields["layer_types"] = [draw(kinds) for _ in range(fields["num_hidden_layers"])]
+    linear = {"rope_type": "linear", "factor": 4.0}
+    return Gemma3TextConfig(
+        **fields,
+        rope_parameters={
+            "full_attention": {"rope_theta": 1e4} | draw(st.sampled_from([linear, {"rope_type": "default"}])),
+            "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+        },
+    )
 
 
 @st.composite
@@ -153,7 +201,7 @@ def side_by_side(reference: Reference, texts: list[list[int]], cuts: list[list[i
 
 
 @EXAMPLES
-@given(configs(), texts_and_steps(), st.integers(0, 2**16))
+@given(st.one_of(configs(), gemmas()), texts_and_steps(), st.integers(0, 2**16))
 def test_whole_prompts_chunks_and_batches_give_the_logits_of_transformers(
     config: PretrainedConfig, given_texts: tuple[list[list[int]], list[list[int]]], seed: int
 ) -> None:

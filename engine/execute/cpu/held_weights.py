@@ -15,8 +15,10 @@ def read_model(
     device: torch.device,
     quantize: str,
     on_progress: OnProgress | None,
+    context: int | None = None,
 ) -> tuple[Network, tuple[str, ...]]:
     """Read the weights, `quantize` as in `models.load`: the network, and what people should know of how it is held.
+    `context` is how many tokens a text may have, where a person said so.
 
     Quantised ones that the native kernels cannot compute with are expanded unless `quantize` asks for them. Raises
     ModelError.
@@ -26,7 +28,13 @@ def read_model(
     def load(quantize: str) -> Network:
         told.clear()
         return load_model(
-            files, dtype=dtype, device=device, on_progress=on_progress, quantize=quantize, on_note=told.append
+            files,
+            dtype=dtype,
+            device=device,
+            on_progress=on_progress,
+            quantize=quantize,
+            on_note=told.append,
+            longest=context,
         )
 
     network = load(quantize)

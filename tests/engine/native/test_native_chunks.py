@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import Phi3Config, PretrainedConfig
 
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
+from engine.execute.compatibility import not_native
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import Library, NativeError, Pool
-from models.network import Network
+from models.load import load_model
+from models.network import FeedForwardWeights, Network
 from models.reference.decoder import Decoder
 from tests.counting import until
 from tests.engine.native.spans import a_span
@@ -26,6 +28,8 @@ from tests.engine.native.test_native_decode import (
     quantized_model,
     rounded,
 )
+from tests.models.checkpoints import files_of, write_checkpoint
+from tests.models.families import tiny
 
 COUNT = 150
 """Tokens of the prompt: more than the library computes at once."""
@@ -78,6 +82,34 @@ def config(request: pytest.FixtureRequest) -> PretrainedConfig:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, config: PretrainedConfig) -> Network:
     return quantized_model(tmp_path_factory.getbasetemp() / f"native-{config.model_type}", config)
+
+
+def test_parts_that_a_checkpoint_packs_are_cut_into_blocks(
+    pool: Pool, library: Library, tmp_path: Path
+) -> None:
+    config = tiny(Phi3Config, hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    model = load_model(
+        files_of(write_checkpoint(tmp_path, config)),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        quantize="int8",
+    )
+    assert not_native(model.spec) is None
+    layer = model.layers[0]
+    assert isinstance(layer.feed_forward, FeedForwardWeights)
+    assert [part.rows for part in layer.attention.qkv.parts] == [64, 32, 32]
+    assert [part.rows for part in layer.feed_forward.gate_up.parts] == [96, 96]
+    prompt, plain, rounding = Prompt(model), Decoder(model), rounded(model)
+    ids, positions = torch.tensor(prompt.ids), torch.tensor(prompt.positions)
+    with torch.inference_mode():
+        expected, found = (
+            each.logits(each.forward(ids, positions, RoundedAttention(torch.float32)))[-1]
+            for each in (plain, rounding)
+        )
+    for variant in library.variants.values():
+        for ends in ([COUNT], [COUNT - 1, COUNT]):
+            logits, _ = run(model, prompt, pool, variant, torch.float32, ends)
+            assert relative(logits, expected) < 2 * relative(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

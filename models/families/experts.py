@@ -1,0 +1,34 @@
+"""Mixtures of experts: which layers have one."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from models.errors import ModelError
+from models.families.family import GGUFConfig
+from models.families.fields import Fields
+from models.spec import Experts, ModelSpec, each_layer
+
+
+def with_experts(spec: ModelSpec, experts: Experts, layers: Iterable[int]) -> ModelSpec:
+    """`spec` with a mixture in place of the feed-forward of these layers. Raises ModelError for one that cannot be."""
+    if experts.chosen > experts.count:
+        raise ModelError(
+            f"The config chooses {experts.chosen} of {experts.count} experts; it is damaged: download it again."
+        )
+    chosen = set(layers)
+    return each_layer(spec, lambda i, layer: replace(layer, feed_forward=experts) if i in chosen else layer)
+
+
+def gguf_expert_layers(config: GGUFConfig, spec: ModelSpec) -> list[int]:
+    """The layers of a GGUF file that have a router."""
+    return [i for i in range(len(spec.layers)) if f"blk.{i}.ffn_gate_inp.weight" in config.tensors]
+
+
+def whole_numbers(fields: Fields, key: str) -> list[int]:
+    """A list of whole numbers, empty where there is none. Raises ModelError."""
+    value = fields.raw.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+        raise ModelError(
+            f"{key} in {fields.where} is {str(value)[:60]!r}; it must be a list of whole numbers."
+        )
+    return value

@@ -1,0 +1,83 @@
+"""OLMo 2 and 3: norms after attention and feed-forward, and of all q heads and all k heads together."""
+
+from dataclasses import replace
+
+from models.families.common import base_spec, base_spec_of_gguf
+from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
+from models.families.fields import Fields
+from models.families.rope import rope_from_hf
+from models.families.windows import sliding_layers, windows
+from models.spec import Layer, ModelSpec, Rope, each_attention, each_layer
+
+
+def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
+    bias, third = fields.flag("attention_bias"), architecture == "Olmo3ForCausalLM"
+    fields = fields.or_else(
+        rms_norm_eps=1e-5, **({"rope_theta": 5e5, "sliding_window": 4096} if third else {})
+    )
+    spec = base_spec(architecture, fields, head_norm=True, qkv_bias=bias, out_bias=bias)
+    if not third:
+        return _normed(spec)
+    sliding = sliding_layers(spec, fields, _usual(len(spec.layers)))
+    dim = spec.attention.head_dim
+    scaled, plain = (rope_from_hf(fields, dim, f"{kind}_attention") for kind in ("full", "sliding"))
+    if "sliding_attention" not in fields.mapping("rope_parameters").raw:
+        plain = Rope(plain.theta)  # rope_scaling is of the layers without a window
+    spec = windows(spec, fields, fields.integer("sliding_window"), sliding)
+    return _normed(_rotated(spec, sliding, scaled, plain))
+
+
+def _from_gguf(config: GGUFConfig) -> ModelSpec:
+    fields = config.fields
+    if not fields.raw.get("olmo2.attention.sliding_window"):
+        return _normed(base_spec_of_gguf("Olmo2ForCausalLM", "olmo2", config, head_norm=True))
+    sliding = _usual(fields.integer("olmo2.block_count", limit=1024))
+    fields = fields.or_else(**{"olmo2.attention.sliding_window_pattern": sliding})
+    spec = base_spec_of_gguf("Olmo3ForCausalLM", "olmo2", replace(config, fields=fields), head_norm=True)
+    rope = spec.attention.rope
+    assert rope is not None
+    sliding = [layer.attention.window is not None for layer in spec.layers]
+    plain = Rope(fields.number("olmo2.rope.freq_base_swa", rope.theta))
+    return _normed(_rotated(spec, sliding, rope, plain))
+
+
+def _usual(layers: int) -> list[bool]:
+    """Which layers of OLMo 3 have a window: all but every fourth."""
+    return [(index + 1) % 4 != 0 for index in range(layers)]
+
+
+def _rotated(spec: ModelSpec, sliding: list[bool], scaled: Rope, plain: Rope) -> ModelSpec:
+    """`spec` whose layers with a window are rotated without scaling."""
+    return each_attention(spec, lambda i, attention: replace(attention, rope=plain if sliding[i] else scaled))
+
+
+def _normed(spec: ModelSpec) -> ModelSpec:
+    """`spec` with the norms of OLMo, which are rounded after their weight, and rotated in fp32."""
+    norm = replace(spec.final_norm, rounds_last=True)
+
+    def normed(_: int, layer: Layer) -> Layer:
+        assert layer.attention.rope is not None
+        rope = replace(layer.attention.rope, exact=True)
+        attention = replace(layer.attention, head_norm=norm, norms_all_heads=True, rope=rope)
+        return Layer(attention, layer.feed_forward, None, norm, None, norm)
+
+    return replace(each_layer(spec, normed), final_norm=norm)
+
+
+FAMILY = Family(
+    architectures=("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
+    model_types=("olmo2", "olmo3"),
+    from_hf=_from_hf,
+    gguf_architecture="olmo2",
+    from_gguf=_from_gguf,
+    names={
+        **NAMES,
+        "attention_post_norm": "post_attention_layernorm",
+        "feed_forward_post_norm": "post_feedforward_layernorm",
+    },
+    gguf_names={
+        **GGUF_NAMES,
+        "attention_post_norm": "post_attention_norm",
+        "feed_forward_post_norm": "post_ffw_norm",
+    },
+)

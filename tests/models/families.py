@@ -1,0 +1,223 @@
+"""Tiny configs of families with every quirk turned on; longer than their windows and their original positions."""
+
+import math
+from typing import Any
+
+from transformers import (
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GraniteConfig,
+    MinistralConfig,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
+
+from tests.models.checkpoints import VOCAB_SIZE, tiny_llama, tiny_qwen3
+
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [1.0, 3.0, 6.0, 12.0],
+}
+OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.5,
+    "attention_bias": True,
+}
+
+
+def tiny(config: type[Any], **changes: Any) -> Any:
+    """`tiny_llama` as another kind of config."""
+    kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    more = ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "rope_parameters")
+    values = tiny_llama().to_dict()
+    return config(**({key: values[key] for key in (*kept, *more)} | {"pad_token_id": None} | changes))
+
+
+def tiny_qwen3_moe(**changes: Any) -> Qwen3MoeConfig:
+    """Four layers, of which the second and the last have eight experts; weights of experts that do not add up to 1."""
+    values: dict[str, Any] = tiny_qwen3(num_hidden_layers=4).to_dict() | {
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 40,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+        "layer_types": None,
+    }
+    return Qwen3MoeConfig(**(values | changes))
+
+
+def tiny_gemma2(**changes: Any) -> Gemma2Config:
+    """Four layers, two of them local; caps and a scale that matter."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 9,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+    }
+    return Gemma2Config(**(values | changes))
+
+
+def tiny_gemma3(**changes: Any) -> Gemma3TextConfig:
+    """Seven layers, of which the sixth sees all tokens with a RoPE of its own."""
+    values: dict[str, Any] = tiny_gemma2(num_hidden_layers=7).to_dict() | {
+        "model_type": "gemma3_text",
+        "layer_types": None,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }
+    return Gemma3TextConfig(**(values | changes))
+
+
+def tiny_gpt2(**changes: Any) -> GPT2Config:
+    """Three layers of four heads."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 48,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 128,
+    }
+    return GPT2Config(**(values | changes))
+
+
+def tiny_ernie(**changes: Any) -> Ernie4_5Config:
+    """Three layers, tied."""
+    values = tiny_qwen3().to_dict() | {"model_type": "ernie4_5", "layer_types": None}
+    return Ernie4_5Config(**(values | changes))
+
+
+def tiny_ernie_moe(**changes: Any) -> Ernie4_5_MoeConfig:
+    """Five layers, of which the second and the fourth have eight experts and two shared ones."""
+    values: dict[str, Any] = tiny_qwen3(num_hidden_layers=5).to_dict() | {
+        "model_type": "ernie4_5_moe",
+        "layer_types": None,
+        "moe_intermediate_size": 40,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_layer_interval": 2,
+        "moe_layer_end_index": 3,
+    }
+    return Ernie4_5_MoeConfig(**(values | changes))
+
+
+FAMILIES: dict[str, Any] = {
+    "qwen2": tiny(Qwen2Config),
+    "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
+    "phi3": tiny(Phi3Config, sliding_window=12),
+    "phi3 longrope": tiny(
+        Phi3Config,
+        rope_parameters=dict(LONGROPE, partial_rotary_factor=0.5),
+        original_max_position_embeddings=32,
+        tie_word_embeddings=True,
+    ),
+    "smollm3": tiny(SmolLM3Config, num_hidden_layers=4),
+    "smollm3 layers": tiny(
+        SmolLM3Config,
+        no_rope_layers=[0, 1, 1],
+        attention_bias=True,
+        mlp_bias=True,
+        use_sliding_window=True,
+        sliding_window=12,
+        rope_parameters=YARN,
+    ),
+    "mistral window": tiny(MistralConfig, sliding_window=12, head_dim=32),
+    "ministral": tiny(
+        MinistralConfig,
+        sliding_window=12,
+        head_dim=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "olmo2": tiny(Olmo2Config, attention_bias=True),
+    "olmo3": tiny(
+        Olmo3Config,
+        num_hidden_layers=4,
+        sliding_window=12,
+        rope_parameters=OLMO3_ROPE,
+    ),
+    "granite": tiny(GraniteConfig, **GRANITE),
+    "qwen3 moe": tiny_qwen3_moe(),
+    "gemma2": tiny_gemma2(),
+    "gemma3": tiny_gemma3(),
+    "gpt2": tiny_gpt2(),
+    "ernie": tiny_ernie(),
+    "ernie moe": tiny_ernie_moe(),
+}
+
+MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]
+PLAINER: dict[str, Any] = {
+    "qwen2 windows": tiny(Qwen2Config),
+    "phi3": tiny(Phi3Config),
+    "phi3 longrope": tiny(Phi3Config, tie_word_embeddings=True),
+    "smollm3": tiny(SmolLM3Config, num_hidden_layers=4, no_rope_layers=[1] * 4),
+    "smollm3 layers": tiny(SmolLM3Config, no_rope_layers=[1] * 3, attention_bias=True, mlp_bias=True),
+    "mistral window": tiny(MistralConfig, sliding_window=None, head_dim=32),
+    "ministral": tiny(MinistralConfig, sliding_window=12, head_dim=24),
+    "olmo3": tiny(Olmo2Config, num_hidden_layers=4),
+    "olmo3 windows": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=OLMO3_ROPE, sliding_window=256),
+    "olmo3 rope": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=None, sliding_window=12),
+    **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
+}
+"""The same weights without what is unusual: if it made no difference, nothing would test it."""
+
+GGUF: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen2 windows": {
+        "qwen2.attention.sliding_window": 12,
+        "qwen2.attention.sliding_window_pattern": [False, True, True],
+    },
+    "phi3": {"phi3.attention.sliding_window": 12},
+    "phi3 longrope": {
+        "phi3.rope.dimension_count": 8,
+        "phi3.rope.scaling.original_context_length": 32,
+        "phi3.rope.scaling.attn_factor": math.sqrt(1 + math.log(8) / math.log(32)),
+    },
+    "smollm3": {},
+    "mistral window": {"llama.attention.sliding_window": 12},
+    "olmo2": {},
+    "olmo3": {
+        "olmo2.attention.sliding_window": 12,
+        "olmo2.attention.sliding_window_pattern": [True, True, True, False],
+        "olmo2.rope.scaling.type": "yarn",
+        "olmo2.rope.scaling.factor": 8.0,
+        "olmo2.rope.scaling.original_context_length": 32,
+    },
+    "granite": {
+        "granite.embedding_scale": 12.0,
+        "granite.logit_scale": 8.0,
+        "granite.residual_scale": 0.22,
+        "granite.attention.scale": 0.5,
+    },
+}
+"""Which of them are in GGUF files, too, and what their metadata tells besides the sizes."""
+
+GGUF_FACTORS: dict[str, dict[str, Any]] = {
+    "phi3 longrope": {"rope_factors": LONGROPE["short_factor"], "long_factors": LONGROPE["long_factor"]}
+}
+"""The same of the divisors of rotary frequencies, which are tensors."""

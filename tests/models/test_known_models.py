@@ -1,0 +1,286 @@
+"""The configs of well-known checkpoints, as far as they matter to the network: their description and their size."""
+
+import math
+from typing import Any
+
+import pytest
+
+from models.errors import ModelError
+from models.families.registry import spec_of_hf
+from models.features import Feature, features
+from models.spec import Attention, ModelSpec, Rope
+from models.weights.slots import parameters
+from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GPT2, QWEN3_MOE
+
+LLAMA_2 = {  # 7B
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+TINYLLAMA = LLAMA_2 | {  # 1.1B-Chat-v1.0
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 2048,
+    "num_hidden_layers": 22,
+    "num_key_value_heads": 4,
+}
+MINISTRAL = {  # 8B-Instruct-2410
+    "architectures": ["MistralForCausalLM"],
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 100000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": False,
+    "vocab_size": 131072,
+}
+MISTRAL_SMALL = MINISTRAL | {  # 24B-Instruct-2501
+    "hidden_size": 5120,
+    "intermediate_size": 32768,
+    "num_hidden_layers": 40,
+    "sliding_window": None,
+}
+PHI_3_MINI = {  # 4k-instruct
+    "architectures": ["Phi3ForCausalLM"],
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "tie_word_embeddings": False,
+    "vocab_size": 32064,
+}
+PHI_4_MINI = PHI_3_MINI | {  # instruct; the factors are in truth 48 different numbers
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "vocab_size": 200064,
+}
+SMOLLM3 = {  # 3B
+    "architectures": ["SmolLM3ForCausalLM"],
+    "attention_bias": False,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 65536,
+    "mlp_bias": False,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000.0,
+    "use_sliding_window": False,
+    "vocab_size": 128256,
+}
+OLMO_2 = LLAMA_2 | {  # 1124-7B-Instruct
+    "architectures": ["Olmo2ForCausalLM"],
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500000,
+    "vocab_size": 100352,
+}
+OLMO_3 = OLMO_2 | {  # 7B-Instruct
+    "architectures": ["Olmo3ForCausalLM"],
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+    "max_position_embeddings": 65536,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "sliding_window": 4096,
+    "vocab_size": 100278,
+}
+GRANITE = {  # 3.0-8b-instruct
+    "architectures": ["GraniteForCausalLM"],
+    "attention_bias": False,
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12.0,
+    "hidden_size": 4096,
+    "intermediate_size": 12800,
+    "logits_scaling": 16.0,
+    "max_position_embeddings": 4096,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000,
+    "tie_word_embeddings": True,
+    "vocab_size": 49155,
+}
+MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+OLMO_NORMS = {Feature.HEAD_NORM, Feature.NORM_ALL_HEADS, Feature.NORM_ROUNDING, Feature.NORM_PLACE}
+OLMO_FEATURES = OLMO_NORMS | {Feature.EXACT_ROPE}
+MULTIPLIERS = {Feature.EMBEDDING_SCALE, Feature.SCALE, Feature.RESIDUAL_SCALE, Feature.LOGIT_SCALE}
+
+
+def hf(raw: dict[str, Any]) -> ModelSpec:
+    return spec_of_hf(raw)[1]
+
+
+def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None:
+    raw = {  # Qwen2.5-0.5B-Instruct
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_act": "silu",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 21,
+        "model_type": "qwen2",
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    }
+    assert hf(raw).attention == Attention(14, 2, 64, qkv_bias=True, rope=Rope(1e6))
+    assert features(hf(raw)) == {Feature.QKV_BIAS}
+    assert parameters(hf(raw)) == 494_032_768
+    windowed = hf(raw | {"use_sliding_window": True, "sliding_window": 4096})
+    assert [layer.attention.window for layer in windowed.layers] == [None] * 21 + [4096] * 3
+    # As the model card tells to run it beyond what it was made for.
+    rope = hf(
+        raw | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
+    )
+    assert rope.attention.rope == Rope(
+        1e6, "yarn", 4.0, original_positions=32768, attention_factor=1 + 0.1 * math.log(4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("raw", "size", "asked"),
+    [
+        (LLAMA_2, 6_738_415_616, set()),
+        (TINYLLAMA, 1_100_048_384, set()),
+        (MINISTRAL, 8_019_808_256, set()),
+        (MISTRAL_SMALL, 23_572_403_200, set()),
+        (PHI_3_MINI, 3_821_079_552, {Feature.WINDOW}),
+        (PHI_4_MINI, 3_836_021_760, {Feature.PARTIAL_ROPE}),
+        (OLMO_2, 7_298_617_344, OLMO_FEATURES),
+        (OLMO_3, 7_298_011_136, OLMO_FEATURES | {Feature.WINDOW, Feature.MIXED_LAYERS}),
+        (GRANITE, 8_170_848_256, MULTIPLIERS),
+        (SMOLLM3, 3_075_098_624, {Feature.NO_ROPE, Feature.MIXED_LAYERS}),
+    ],
+)
+def test_well_known_checkpoints_have_the_size_that_is_known_of_them(
+    raw: dict[str, Any], size: int, asked: set[Feature]
+) -> None:
+    assert parameters(hf(raw)) == size
+    assert features(hf(raw)) == asked
+
+
+def test_phi_4_mini() -> None:
+    rope = hf(PHI_4_MINI).attention.rope
+    assert rope == Rope(
+        kind="longrope",
+        original_positions=4096,
+        dims=96,
+        frequency_factors=(1.0,) * 48,
+        long_factors=(2.0,) * 48,
+        attention_factor=math.sqrt(1 + math.log(32) / math.log(4096)),
+    )
+    for old in ("su", "yarn"):
+        scaling = PHI_4_MINI["rope_scaling"] | {"type": old}  # type: ignore[operator]
+        assert hf(PHI_4_MINI | {"rope_scaling": scaling}).attention.rope == rope
+
+
+def test_smollm3_rotates_three_layers_of_four() -> None:
+    assert [layer.attention.rope for layer in hf(SMOLLM3).layers] == [*[Rope(5e6)] * 3, None] * 9
+    assert hf(SMOLLM3 | {"no_rope_layers": None}) == hf(SMOLLM3)
+    assert hf(SMOLLM3).tied
+
+
+def test_olmo_3_scales_the_rotation_of_layers_without_a_window_alone() -> None:
+    spec = hf(OLMO_3)
+    scaled = Rope(5e5, "yarn", 8.0, original_positions=8192, attention_factor=1.2079441541679836, exact=True)
+    plain = Rope(5e5, exact=True)
+    assert [layer.attention.window for layer in spec.layers] == [4096, 4096, 4096, None] * 8
+    assert [layer.attention.rope for layer in spec.layers] == [plain, plain, plain, scaled] * 8
+    assert hf(OLMO_3 | {"layer_types": None}) == spec
+    new = {"full_attention": OLMO_3["rope_scaling"], "sliding_attention": {"rope_type": "default"}}
+    assert hf(OLMO_3 | {"rope_scaling": None, "rope_parameters": new}) == spec
+
+
+def test_granite_multiplies() -> None:
+    spec = hf(GRANITE)
+    assert {(layer.attention.scale, layer.residual_scale) for layer in spec.layers} == {(0.0078125, 0.22)}
+    assert (spec.embedding_scale, spec.logit_scale) == (12.0, 1 / 16)
+    assert not features(hf(GRANITE | dict.fromkeys(MULTIPLIED, 1.0) | {"attention_multiplier": 128**-0.5}))
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "words"),
+    [
+        (SMOLLM3, {"no_rope_layers": [1, 0]}, ["no_rope_layers", "for each layer"]),
+        (SMOLLM3, {"no_rope_layers": [[]] * 36}, ["no_rope_layers", "for each layer"]),
+        (OLMO_3, {"layer_types": ["linear_attention"] * 32}, ["linear_attention"]),
+        (OLMO_3, {"sliding_window": 0}, ["sliding_window"]),
+        (GRANITE, {"residual_multiplier": -1}, ["residual_multiplier", "above 0"]),
+        (PHI_4_MINI, {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "89"]),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    base: dict[str, Any], change: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        hf(base | change)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+KNOWN = [
+    *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
+    *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE),
+]
+READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
+JUNK: tuple[Any, ...] = (
+    *(0, 1, -1, 0.5, 1e29, 10**30, math.nan, math.inf, True, "x", [], [1], ["x"], [[]], {}),
+    *({"rope_type": kind} for kind in ("yarn", "longrope", "llama3")),
+    *({"full_attention": 3}, {"full_attention": {"rope_type": "yarn"}}),
+)
+
+
+@pytest.mark.parametrize("raw", KNOWN, ids=lambda raw: str(raw["architectures"][0]))
+def test_whatever_a_field_holds_is_read_or_refused_in_one_line(raw: dict[str, Any]) -> None:
+    scaling = raw.get("rope_scaling") or {}
+    changes = [{key: junk} for key in {*raw, *READ} for junk in JUNK]
+    changes += [{"rope_scaling": scaling | {key: junk}} for key in scaling for junk in JUNK]
+    said = []
+    for change in changes:
+        try:
+            hf(raw | change)
+        except ModelError as error:
+            said.append(str(error))
+    assert len(said) > len(changes) / 4
+    assert not any("\n" in line for line in said)
