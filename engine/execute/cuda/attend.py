@@ -16,6 +16,9 @@ from engine.kernels.triton.shared_prefix import shared_tile_kernel
 SHARED_ROWS = 256
 """Rows of a program of the shared part, or of a chunk where that is longer."""
 
+OTHERS_BYTES = 32 << 10
+"""Of the shared memory of a multiprocessor, for kernels that start beside the attention."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -28,6 +31,9 @@ class AttentionShape:
     norm_eps: float | None
     """None: no norm of the heads."""
     pdl: bool
+    multiprocessors: int = 1
+    shared_bytes: int = 0
+    """Shared memory of a multiprocessor."""
 
     @property
     def group(self) -> int:
@@ -118,6 +124,10 @@ def attend(
             )
             split_alike(kernel)
         groups = cut.warps * 256 // shape.dim
+        stages, held = min(cut.tiles, 3), cut.tile // groups
+        line = groups * shape.dim * given.k.element_size()
+        beside = -(-shape.kv_heads * apart * rows // shape.multiprocessors)
+        spare = (shape.shared_bytes - OTHERS_BYTES) // beside - 1024 - 2 * stages * held * line
         # After the shared rows, since it loads rows of its own while it waits.
         kernel = attention_kernel[(shape.kv_heads, apart, rows)](
             *tensors,
@@ -126,9 +136,10 @@ def attend(
             **constants,
             SOME=cut.end > 0,
             WARPS=cut.warps,
-            R=cut.tile // groups,
+            R=held,
             TILES=cut.tiles,
-            STAGES=min(cut.tiles, 3),
+            STAGES=stages,
+            SPARE=max(spare // line, 0),
             num_warps=cut.warps,
             shared=shared,
         )

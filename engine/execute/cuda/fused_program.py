@@ -70,6 +70,10 @@ class FusedDecoder:
         self._given = given
         self._pdl = pdl
         self._deterministic = deterministic
+        self._machine = (1, 0)
+        if network.device.type == "cuda":
+            device = torch.cuda.get_device_properties(network.device)
+            self._machine = device.multi_processor_count, device.shared_memory_per_multiprocessor
         self._q_heads, self._kv_heads, self._dim = heads.heads, heads.kv_heads, heads.head_dim
         row_bytes = 2 * self._kv_heads * self._dim * cache.kv.element_size()
         kv = KVShape(self._q_heads // self._kv_heads, cache.block_size, row_bytes)
@@ -198,6 +202,7 @@ class FusedDecoder:
             self._cache.block_size,
             self._eps if norm is not None else None,
             self._pdl,
+            *self._machine,
         )
         step = AttentionInput(
             heads,

@@ -149,6 +149,7 @@ def attention_kernel(
     R: tl.constexpr,
     TILES: tl.constexpr,
     STAGES: tl.constexpr,
+    SPARE: tl.constexpr,
     PDL: tl.constexpr,
     shared=None,
 ):
@@ -157,10 +158,11 @@ def attention_kernel(
     heads [rows, HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos
     beside sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables
     int32 [slots, table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its position.
-    Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of R rows for every
-    group of a sequence, STAGES of them in shared memory. It leaves its output
-    in partial fp32 [rows, CHUNKS, HQ, D] and log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ];
-    programs beyond the last row leave nothing. `combine_kernel` puts the chunks together.
+    Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of R rows for every group of a sequence, STAGES of
+    them in shared memory. SPARE times as much as a group row of all groups takes is taken and not used, so that no more
+    programs fit on a multiprocessor than have to. A program leaves its output in partial fp32 [rows, CHUNKS, HQ, D] and
+    log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ]; programs beyond the last row leave nothing.
+    `combine_kernel` puts the chunks together.
 
     With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
     sequences into chunks, since a sequence must be cut as if it were alone.
@@ -197,9 +199,11 @@ def attention_kernel(
     table = tables + slot.to(tl.int64) * table_stride
     heads += batch * (HQ + 2 * HKV) * D
     end_of_chunk = tl.minimum(row, first + TILE * TILES)
-    keys, values = (), ()
-    for _ in tl.static_range(R):
+    keys = (gl.allocate_shared_memory(cache_k.dtype.element_ty, [STAGES + SPARE, W, D], PLAIN),)
+    for _ in tl.static_range(R - 1):
         keys += (gl.allocate_shared_memory(cache_k.dtype.element_ty, [STAGES, W, D], PLAIN),)
+    values = ()
+    for _ in tl.static_range(R):
         values += (gl.allocate_shared_memory(cache_v.dtype.element_ty, [STAGES, W, D], PLAIN),)
     for i in tl.static_range(STAGES):
         _fetch(

@@ -150,8 +150,8 @@ def linear_kernel(
         for j in tl.static_range(TILES):
             held += (_weights(weights, column, first + output, i, j, N, K, OUTPUTS, TILES, STEP, WHOLE),)
     scales = ()
-    if NORM and EARLY:
-        for i in tl.static_range(SPANS * FOLDS):
+    if NORM:
+        for i in tl.static_range(SPANS * FOLDS if EARLY else FOLDS):
             at = i // FOLDS * STEP + _columns(i % FOLDS, 1, X, WARPS, FOLDS)
             scales += (_load(norm_weight, at, None, K, WHOLE, ""),)
     like = _added(gl.zeros([WARPS, 16, 8], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS)
@@ -173,23 +173,31 @@ def linear_kernel(
     nothing = gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA)
     for _ in tl.static_range(TILES * FOLDS):
         sums += (nothing,)
+    parts = ()
+    for fold in tl.static_range(FOLDS):
+        parts += (_load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE, ""),)
     for i in tl.static_range(SPANS):
-        added = ()
-        parts = ()
+        # Those of the next span are on their way while this one is multiplied.
+        coming = ()
+        if i + 1 < SPANS:
+            for fold in tl.static_range(FOLDS):
+                at = (i + 1) * STEP + _columns(fold, 1, X, WARPS, FOLDS)
+                coming += (_load(rows, at, given, K, WHOLE, ""),)
+                if NORM and not EARLY:
+                    scales += (_load(norm_weight, at, None, K, WHOLE, ""),)
+        normed = ()
         for fold in tl.static_range(FOLDS):
-            at = i * STEP + _columns(fold, 1, X, WARPS, FOLDS)
-            part = _load(rows, at, given, K, WHOLE, "")
+            part = parts[fold]
             if NORM:
                 squares += part.to(tl.float32) * part.to(tl.float32)
-                if EARLY:
-                    part = multiply(part, scales[i * FOLDS + fold])
-                else:
-                    part = multiply(part, _load(norm_weight, at, None, K, WHOLE, ""))
-            parts += (part,)
+                part = multiply(part, scales[i * FOLDS + fold])
+            normed += (part,)
+        added = ()
         for j in tl.static_range(TILES):
             for fold in tl.static_range(FOLDS):
-                added += (sums[j * FOLDS + fold] + mma_v2(held[i * TILES + j], parts[fold], nothing),)
+                added += (sums[j * FOLDS + fold] + mma_v2(held[i * TILES + j], normed[fold], nothing),)
         sums = added
+        parts = coming
         if i + NOW < SPANS:
             for j in tl.static_range(TILES):
                 held += (
