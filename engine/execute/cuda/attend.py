@@ -16,9 +16,6 @@ from engine.kernels.triton.shared_prefix import shared_tile_kernel
 SHARED_ROWS = 256
 """Rows of a program of the shared part, or of a chunk where that is longer."""
 
-OTHERS_BYTES = 32 << 10
-"""Of the shared memory of a multiprocessor, for kernels that start beside the attention."""
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -127,7 +124,7 @@ def attend(
         stages, held = min(cut.tiles, 3), cut.tile // groups
         line = groups * shape.dim * given.k.element_size()
         beside = -(-shape.kv_heads * apart * rows // shape.multiprocessors)
-        spare = (shape.shared_bytes - OTHERS_BYTES) // beside - 1024 - 2 * stages * held * line
+        spare = shape.shared_bytes // (beside + 1) - 2 * stages * held * line
         # After the shared rows, since it loads rows of its own while it waits.
         kernel = attention_kernel[(shape.kv_heads, apart, rows)](
             *tensors,
@@ -139,7 +136,7 @@ def attend(
             R=held,
             TILES=cut.tiles,
             STAGES=stages,
-            SPARE=max(spare // line, 0),
+            SPARE=max(-(-spare // line), 0),
             num_warps=cut.warps,
             shared=shared,
         )

@@ -5,26 +5,30 @@ it, or the gated half of an MLP. Of a norm, x times its weight is rounded, and i
 follows a sum of products (bias, activation, residual) is computed with it in fp32 and rounded once. Both come closer to
 the truth than a rounding after each.
 
-One program computes a few numbers of the output for all rows. It loads their weights before it waits for the kernel
-before it (programmatic dependent launch), so memory is read without a break from the first kernel of a step to the
-last. Its warps share the columns; each multiplies its own on tensor cores, where a row costs nothing more until there
-are eight, and what a row gets does not depend on the others. Sums over the columns are made in one order, which the
-tile alone decides.
+One program computes a few numbers of the output for all rows. It begins to copy their weights into shared memory
+before it waits for the kernel before it (programmatic dependent launch), so memory is read without a break from the
+first kernel of a step to the last. In registers they would keep the next kernels from starting beside it. Its warps
+share the columns; each multiplies its own on tensor cores, where a row costs nothing more until there are eight, and
+what a row gets does not depend on the others. Sums over the columns are made in one order, which the tile alone
+decides.
 
-Written in Gluon, Triton's language with layouts: a thread loads eight neighbouring weights, 16 bytes, into just the
-registers that the tensor core takes them from. (It permutes the columns within a warp, of weights and rows alike.)
+Written in Gluon, Triton's language with layouts: a thread copies eight neighbouring weights, 16 bytes, and reads just
+those again, into the registers that the tensor core takes them from. (It permutes the columns within a warp, of weights
+and rows alike.)
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
 import triton.language as tl
 
-from engine.kernels.triton.gluon import gl, jit, layout_of, mma_v2, multiply
+from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
 ROWS = tl.constexpr(8)
 """Rows of a step: the second operand of a tensor core's product is so wide."""
 SPAN = tl.constexpr(128)
 """Columns of a tile of weights."""
+UNROLLED = tl.constexpr(6)
+"""Tiles of x that are multiplied without a loop."""
 
 
 @jit
@@ -47,36 +51,103 @@ def _columns(fold, axis: tl.constexpr, layout: tl.constexpr, WARPS: tl.constexpr
 
 
 @jit
-def _load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr, evict: tl.constexpr):
+def _load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr):
     """Elements at + column where the column is one of K and `inside` holds, else 0; WHOLE: every column is."""
     if WHOLE and inside is None:
-        loaded = gl.load(at + column, eviction_policy=evict)
+        loaded = gl.load(at + column)
     elif WHOLE:
-        loaded = gl.load(at + column, mask=inside, other=0.0, eviction_policy=evict)
+        loaded = gl.load(at + column, mask=inside, other=0.0)
     elif inside is None:
-        loaded = gl.load(at + column, mask=column < K, other=0.0, eviction_policy=evict)
+        loaded = gl.load(at + column, mask=column < K, other=0.0)
     else:
-        loaded = gl.load(at + column, mask=inside & (column < K), other=0.0, eviction_policy=evict)
+        loaded = gl.load(at + column, mask=inside & (column < K), other=0.0)
     return loaded
 
 
 @jit
-def _weights(
+def _copy_weights(
+    held,
     weights,
     column,
     output,
     i,
-    j,
     N: tl.constexpr,
     K: tl.constexpr,
     OUTPUTS: tl.constexpr,
     TILES: tl.constexpr,
     STEP: tl.constexpr,
+    STAGES: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Tile j of span i."""
-    inside = None if N % (TILES * OUTPUTS) == 0 else output + j * OUTPUTS < N
-    return _load(weights + j * OUTPUTS * K, i * STEP + column, inside, K, WHOLE, "evict_first")
+    """Begin to copy the tiles of span i, zeros where there is nothing."""
+    stage = i - i // STAGES * STAGES
+    for j in tl.static_range(TILES):
+        place = held.index(stage * TILES + j)
+        at, there = weights + j * OUTPUTS * K + (i * STEP + column), i * STEP + column < K
+        if N % (TILES * OUTPUTS) != 0:
+            there = there & (output + j * OUTPUTS < N)
+        if WHOLE and N % (TILES * OUTPUTS) == 0:
+            async_copy.async_copy_global_to_shared(place, at)
+        else:
+            async_copy.async_copy_global_to_shared(place, at, mask=there)
+
+
+@jit
+def _span(
+    i,
+    held,
+    source,
+    rows,
+    given,
+    norm_weight,
+    sums,
+    squares,
+    parts,
+    scales,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    NORM: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    WARPS: tl.constexpr,
+    FOLDS: tl.constexpr,
+    TILES: tl.constexpr,
+    STEP: tl.constexpr,
+    SPANS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    MMA: tl.constexpr,
+    W: tl.constexpr,
+    X: tl.constexpr,
+):
+    """Multiply span i. While that is done, the rows of the next one are loaded, and weights of a later one copied."""
+    after = i + 1 - (i + 1) // SPANS  # of the last one it is that one again, and nobody looks at it
+    coming, coming_scales, normed, added = (), (), (), ()
+    for fold in tl.static_range(FOLDS):
+        at = after * STEP + _columns(fold, 1, X, WARPS, FOLDS)
+        coming += (_load(rows, at, given, K, WHOLE),)
+        if NORM:
+            coming_scales += (_load(norm_weight, at, None, K, WHOLE),)
+    for fold in tl.static_range(FOLDS):
+        part = parts[fold]
+        if NORM:
+            squares += part.to(tl.float32) * part.to(tl.float32)
+            part = multiply(part, scales[fold])
+        normed += (part,)
+    async_copy.wait_group(STAGES - 1)
+    nothing = gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA)
+    stage = i - i // STAGES * STAGES
+    for j in tl.static_range(TILES):
+        tile = held.index(stage * TILES + j).load(W)
+        for fold in tl.static_range(FOLDS):
+            added += (sums[j * FOLDS + fold] + mma_v2(tile, normed[fold], nothing),)
+    if STAGES < SPANS:  # noqa: SIM102 - this is known when the kernel is compiled
+        if i + STAGES < SPANS:
+            weights, column, output = source
+            _copy_weights(
+                held, weights, column, output, i + STAGES, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE
+            )
+    async_copy.commit_group()  # also of nothing: the wait counts groups
+    return added, squares, coming, coming_scales
 
 
 @jit
@@ -119,7 +190,7 @@ def linear_kernel(
     A tile has 16 lines. Each row of weights has FOLDS of them, which lie side by side in memory, so that a warp reads
     64 * FOLDS bytes at once; every line is multiplied with the columns of every fold, and what belongs to another
     fold is left out. A program computes TILES * 16 / FOLDS outputs, half as many where GATED; its WARPS warps share
-    the columns. AHEAD: spans of weights that a warp holds before it multiplies the first.
+    the columns. AHEAD: spans of weights that are copied before the first is multiplied.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty
@@ -136,8 +207,7 @@ def linear_kernel(
     STEP: tl.constexpr = WARPS * FOLDS * SPAN
     SPANS: tl.constexpr = (K + STEP - 1) // STEP
     WHOLE: tl.constexpr = SPANS * STEP == K
-    NOW: tl.constexpr = AHEAD if AHEAD < SPANS else SPANS
-    EARLY: tl.constexpr = SPANS * FOLDS <= 2
+    STAGES: tl.constexpr = AHEAD if AHEAD < SPANS else SPANS
 
     first = gl.program_id(0) * (TILES * OUTPUTS)
     line = _along(1, 16, W)
@@ -145,15 +215,14 @@ def linear_kernel(
     matrix_row = output + line // FOLDS % PAIR * N
     weights = weight + first.to(tl.int64) * K + matrix_row * K
     column = _columns(line % FOLDS, 2, W, WARPS, FOLDS)
-    held = ()
-    for i in tl.static_range(NOW):
-        for j in tl.static_range(TILES):
-            held += (_weights(weights, column, first + output, i, j, N, K, OUTPUTS, TILES, STEP, WHOLE),)
+    held = gl.allocate_shared_memory(dtype, [STAGES * TILES, WARPS, 16, SPAN], own_layout(WARPS))
+    for i in tl.static_range(STAGES):
+        _copy_weights(held, weights, column, first + output, i, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE)
+        async_copy.commit_group()
     scales = ()
     if NORM:
-        for i in tl.static_range(SPANS * FOLDS if EARLY else FOLDS):
-            at = i // FOLDS * STEP + _columns(i % FOLDS, 1, X, WARPS, FOLDS)
-            scales += (_load(norm_weight, at, None, K, WHOLE, ""),)
+        for fold in tl.static_range(FOLDS):
+            scales += (_load(norm_weight, _columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
     like = _added(gl.zeros([WARPS, 16, 8], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS)
     if GATED:
         like, _ = gl.split(like)
@@ -169,40 +238,26 @@ def linear_kernel(
             carried += (gl.load(residual + b * N + n + j * OUTPUTS, mask=there, other=0.0).to(tl.float32),)
     rows, given = x + _along(2, ROWS, X) * K, _along(2, ROWS, X) < COUNT
     squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
-    sums = ()
-    nothing = gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA)
+    sums, parts = (), ()
     for _ in tl.static_range(TILES * FOLDS):
-        sums += (nothing,)
-    parts = ()
+        sums += (gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA),)
     for fold in tl.static_range(FOLDS):
-        parts += (_load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE, ""),)
-    for i in tl.static_range(SPANS):
-        # Those of the next span are on their way while this one is multiplied.
-        coming = ()
-        if i + 1 < SPANS:
-            for fold in tl.static_range(FOLDS):
-                at = (i + 1) * STEP + _columns(fold, 1, X, WARPS, FOLDS)
-                coming += (_load(rows, at, given, K, WHOLE, ""),)
-                if NORM and not EARLY:
-                    scales += (_load(norm_weight, at, None, K, WHOLE, ""),)
-        normed = ()
-        for fold in tl.static_range(FOLDS):
-            part = parts[fold]
-            if NORM:
-                squares += part.to(tl.float32) * part.to(tl.float32)
-                part = multiply(part, scales[i * FOLDS + fold])
-            normed += (part,)
-        added = ()
-        for j in tl.static_range(TILES):
-            for fold in tl.static_range(FOLDS):
-                added += (sums[j * FOLDS + fold] + mma_v2(held[i * TILES + j], normed[fold], nothing),)
-        sums = added
-        parts = coming
-        if i + NOW < SPANS:
-            for j in tl.static_range(TILES):
-                held += (
-                    _weights(weights, column, first + output, i + NOW, j, N, K, OUTPUTS, TILES, STEP, WHOLE),
-                )
+        parts += (_load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
+    source = weights, column, first + output
+    # fmt: off
+    if SPANS * FOLDS <= UNROLLED:
+        for i in tl.static_range(SPANS):
+            sums, squares, parts, scales = _span(
+                i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
+                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, MMA, W, X,
+            )
+    else:
+        for i in range(SPANS):
+            sums, squares, parts, scales = _span(
+                i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
+                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, MMA, W, X,
+            )
+    # fmt: on
     if NORM:
         total = gl.sum(gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
