@@ -9,8 +9,8 @@ Up to eight rows, six launches a layer, weights read once, and every row gets th
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
-More rows: the products go through tensor cores, with the kernels of a prompt's layers between them, and rows that
-several sequences share are attended to once (`shared_prefix.py`), before those that each has alone.
+More rows: rows that several sequences share are attended to once (`shared_prefix.py`), before those that each has
+alone. From 17 rows on, products are those of a prompt's layers, with its kernels between them.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.
@@ -30,6 +30,7 @@ from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
     FEW,
+    FUSED,
     MOST_CHUNKS,
     Chunking,
     choose_chunkings,
@@ -80,7 +81,7 @@ class FusedDecoder:
         self.kv = None if deterministic else kv
         vocab, size = spec.vocab_size, spec.hidden_size
         most = given.active.shape[0]
-        few = min(most, FEW)
+        few = min(most, FUSED)
 
         def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=network.device)
@@ -114,24 +115,31 @@ class FusedDecoder:
             BLOCK=1024,
         )
         split_alike(kernel)
-        if rows > FEW and not self._deterministic:
+        if rows > FUSED and not self._deterministic:
             return self._many(rows, choose_chunkings(rows, limit), own)
         given = self._given
-        if rows <= FEW:
-            self._few(given, self._x, self._logits, rows, limit)
+        if rows <= FEW or not self._deterministic:
+            self._few(given, self._x, self._logits, rows, choose_chunkings(rows, limit), own)
         else:  # every eight rows are a step of their own: what they get does not depend on who is beside them
             for first in range(0, rows, FEW):
                 group = replace(given, active=given.active[first:])
-                self._few(group, self._x[first:], self._logits[first:], FEW, limit)
+                self._few(group, self._x[first:], self._logits[first:], FEW, choose_chunkings(FEW, limit))
         return self._logits[:rows]
 
-    def _few(self, given: StepInput, x: Tensor, logits: Tensor, rows: int, limit: int) -> None:
-        cuts = choose_chunkings(rows, limit)
+    def _few(
+        self,
+        given: StepInput,
+        x: Tensor,
+        logits: Tensor,
+        rows: int,
+        cuts: tuple[Chunking, ...],
+        own: int = 0,
+    ) -> None:
         for index, layer in enumerate(self._network.layers):
             attention, feed = layer.attention, layer.feed_forward
             assert isinstance(feed, FeedForwardWeights)
             self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
-            self._attend(given, rows, index, self._heads, cuts)
+            self._attend(given, rows, index, self._heads, cuts, own)
             self._linear(rows, self._mixed, attention.out, x, residual=x)
             self._linear(rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
             self._linear(rows, self._inner, feed.down, x, residual=x)

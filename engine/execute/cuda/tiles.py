@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 FEW = 8
 """Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
+FUSED = 16
+"""Up to so many rows its products are fused with what stands between them."""
 MOST_CHUNKS = 80
 """Parts of a sequence that its attention may leave; combining them stays cheap."""
 SMALLEST = 640

@@ -1,16 +1,16 @@
-"""Products of a decode step of one to eight rows, fused with what stands before and after them.
+"""Products of a decode step of one to 16 rows, fused with what stands before and after them.
 
 The plain twins are in `models/reference/decoder.py`: Linear with the RMSNorm before it, with the residual sum after
 it, or the gated half of an MLP. Of a norm, x times its weight is rounded, and its scale multiplies the sums. What
 follows a sum of products (bias, activation, residual) is computed with it in fp32 and rounded once. Both come closer to
 the truth than a rounding after each.
 
-One program computes a few numbers of the output for all rows. It begins to copy their weights into shared memory
-before it waits for the kernel before it (programmatic dependent launch), so memory is read without a break from the
-first kernel of a step to the last. In registers they would keep the next kernels from starting beside it. Its warps
-share the columns; each multiplies its own on tensor cores, where a row costs nothing more until there are eight, and
-what a row gets does not depend on the others. Sums over the columns are made in one order, which the tile alone
-decides.
+One program computes a few numbers of the output for all rows. It begins to copy their weights into shared memory before
+it waits for the kernel before it (programmatic dependent launch), so memory is read without a break from the first
+kernel of a step to the last. In registers they would keep the next kernels from starting beside it. Its warps share the
+columns; each multiplies its own on tensor cores, where a row costs nothing more until there are eight, and little until
+there are 16, and what a row gets does not depend on the others. Sums over the columns are made in one order, which the
+tile alone decides.
 
 Written in Gluon, Triton's language with layouts: a thread copies eight neighbouring weights, 16 bytes, and reads just
 those again, into the registers that the tensor core takes them from. (It permutes the columns within a warp, of weights
@@ -23,8 +23,6 @@ import triton.language as tl
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
-ROWS = tl.constexpr(8)
-"""Rows of a step: the second operand of a tensor core's product is so wide."""
 SPAN = tl.constexpr(128)
 """Columns of a tile of weights."""
 UNROLLED = tl.constexpr(6)
@@ -115,6 +113,7 @@ def _span(
     SPANS: tl.constexpr,
     STAGES: tl.constexpr,
     WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
     MMA: tl.constexpr,
     W: tl.constexpr,
     X: tl.constexpr,
@@ -134,7 +133,7 @@ def _span(
             part = multiply(part, scales[fold])
         normed += (part,)
     async_copy.wait_group(STAGES - 1)
-    nothing = gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA)
+    nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
     stage = i - i // STAGES * STAGES
     for j in tl.static_range(TILES):
         tile = held.index(stage * TILES + j).load(W)
@@ -151,11 +150,11 @@ def _span(
 
 
 @jit
-def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr):
-    """sums [warps, 16, 8] added up over warps and folds: [OUTPUTS, 8], or [OUTPUTS, 8, 2] where they are pairs."""
-    y = gl.sum(gl.reshape(gl.sum(sums, 0), [OUTPUTS * PAIR, FOLDS, 8]), 1)
+def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr, ROWS: tl.constexpr):
+    """sums [warps, 16, ROWS] added up over warps and folds: [OUTPUTS, ROWS], or [OUTPUTS, ROWS, 2] of pairs."""
+    y = gl.sum(gl.reshape(gl.sum(sums, 0), [OUTPUTS * PAIR, FOLDS, ROWS]), 1)
     if PAIR == 2:
-        y = gl.permute(gl.reshape(y, [OUTPUTS, 2, 8]), [0, 2, 1])
+        y = gl.permute(gl.reshape(y, [OUTPUTS, 2, ROWS]), [0, 2, 1])
     return y
 
 
@@ -181,7 +180,7 @@ def linear_kernel(
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 8 at most.
+    """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
     NORM: x is normed first. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias [2 N]), gate above up, and out =
     silu(gate) * up. RESIDUAL: residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave
@@ -199,6 +198,7 @@ def linear_kernel(
     )
     W: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=8)
     X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8)
+    ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
     PAIR: tl.constexpr = 2 if GATED else 1
     OUTPUTS: tl.constexpr = 16 // (FOLDS * PAIR)
     SUMS: tl.constexpr = gl.BlockedLayout(
@@ -223,7 +223,7 @@ def linear_kernel(
     if NORM:
         for fold in tl.static_range(FOLDS):
             scales += (_load(norm_weight, _columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
-    like = _added(gl.zeros([WARPS, 16, 8], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS)
+    like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS, ROWS)
     if GATED:
         like, _ = gl.split(like)
     DONE: tl.constexpr = layout_of(like.type)
@@ -240,7 +240,7 @@ def linear_kernel(
     squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
     sums, parts = (), ()
     for _ in tl.static_range(TILES * FOLDS):
-        sums += (gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA),)
+        sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for fold in tl.static_range(FOLDS):
         parts += (_load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
     source = weights, column, first + output
@@ -249,13 +249,13 @@ def linear_kernel(
         for i in tl.static_range(SPANS):
             sums, squares, parts, scales = _span(
                 i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
-                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, MMA, W, X,
+                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, MMA, W, X,
             )
     else:
         for i in range(SPANS):
             sums, squares, parts, scales = _span(
                 i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
-                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, MMA, W, X,
+                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, MMA, W, X,
             )
     # fmt: on
     if NORM:
@@ -265,7 +265,7 @@ def linear_kernel(
         own = sums[j * FOLDS]
         for fold in tl.static_range(1, FOLDS):
             own = gl.where(_along(1, 16, MMA) % FOLDS == fold, sums[j * FOLDS + fold], own)
-        y = _added(gl.convert_layout(own, SUMS), OUTPUTS, PAIR, FOLDS)
+        y = _added(gl.convert_layout(own, SUMS), OUTPUTS, PAIR, FOLDS, ROWS)
         at = n + j * OUTPUTS
         if GATED:
             y, up = gl.split(y)

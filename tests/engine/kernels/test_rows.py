@@ -68,13 +68,17 @@ def test_a_product_of_a_row_is_what_it_is_alone(
         )
         return out
 
-    x, residual = random(8, inputs, seed=4), random(8, outputs, seed=5)
+    x, residual = random(16, inputs, seed=4), random(16, outputs, seed=5)
     alone = [product(x[i : i + 1], residual[i : i + 1], 1)[0] for i in range(8)]
     x[5] = float("nan")  # a row without a sequence may hold anything
     for rows in (2, 8):
         together = product(x[:rows].contiguous(), residual, rows)
         for i in set(range(rows)) - {5}:
             assert torch.equal(together[i], alone[i])
+    more = product(x[:11].contiguous(), residual, 11)
+    torch.testing.assert_close(more[6:8], torch.stack(alone[6:]))
+    for i in range(8, 11):
+        torch.testing.assert_close(more[i], product(x[i : i + 1], residual[i : i + 1], 1)[0])
 
 
 class Case:
