@@ -76,9 +76,10 @@ def test_a_product_of_a_row_is_what_it_is_alone(
         for i in set(range(rows)) - {5}:
             assert torch.equal(together[i], alone[i])
     more = product(x[:11].contiguous(), residual, 11)
-    torch.testing.assert_close(more[6:8], torch.stack(alone[6:]))
+    torch.testing.assert_close(more[6:8], torch.stack(alone[6:]), rtol=1e-3, atol=1e-3)
     for i in range(8, 11):
-        torch.testing.assert_close(more[i], product(x[i : i + 1], residual[i : i + 1], 1)[0])
+        one = product(x[i : i + 1], residual[i : i + 1], 1)[0]
+        torch.testing.assert_close(more[i], one, rtol=1e-3, atol=1e-3)
 
 
 class Case:
