@@ -1,5 +1,6 @@
 """Short chunks in steps of a fixed size against the plain modules, in fp32 and in Triton's interpreter."""
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,20 +10,21 @@ from transformers import PretrainedConfig
 
 pytest.importorskip("triton")
 
+from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
-from engine.execute.cuda import short_prefill
-from engine.execute.cuda.short_prefill import SIZES, ShortPrefill
+from engine.execute.cuda import padded_prefill
+from engine.execute.cuda.padded_prefill import ALONE, PaddedPrefill
 from engine.execute.runner import Runner
 from engine.kernels.triton import prompt_attention
 from engine.params import SamplingParams
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
-from tests.engine.fake_flash import flash_attn_with_kvcache
+from tests.engine import fake_flash
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -49,8 +51,9 @@ CONFIGS = pytest.mark.parametrize(
 @CONFIGS
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has the real kernel")
 def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
-    tmp_path: Path, config: PretrainedConfig
+    tmp_path: Path, config: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
     model = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
     shape, layers = model.spec.attention, len(model.spec.layers)
     ids = torch.randint(160, (351,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -61,7 +64,7 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
         cache = KVCache(layers, BLOCKS, 256, shape.kv_heads, shape.head_dim, torch.float32, CPU)
         cache.kv.fill_(float("nan"))  # what was never written is never read
         plain = Runner(model, SdpaBackend(cache, shape.groups), CPU)
-        padded = ShortPrefill(model, cache, flash_attn_with_kvcache, 1000, graphs=None)
+        padded = PaddedPrefill(model, cache, FlashBackend(cache), 1000, graphs=None)
         sequence = Sequence(rows.prefix(240), Priority.PERSON, SamplingParams())
         sequence.table = table
         plain.run(StepBatch((Chunk(sequence, 0, 240).span,)))
@@ -77,8 +80,9 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
             sequence = Sequence(rows.prefix(start + count), Priority.PERSON, SamplingParams())
             sequence.table = table
             span = Chunk(sequence, start, count).span
-            assert padded.takes(span)
-            logits.append(padded.run(span).clone() if short else plain.run(StepBatch((span,)))[0])
+            assert padded.takes((span,))
+            (row,) = padded.run((span,)) if short else plain.run(StepBatch((span,)))
+            logits.append(row.clone())
             start += count
         assert start == len(rows)
         found.append((torch.stack(logits), cache.kv))
@@ -90,9 +94,9 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
 def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     tmp_path: Path, config: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, size in ((short_prefill, "SLAB"), (prompt_attention, "QUERIES"), (prompt_attention, "TILE")):
+    for module, size in ((padded_prefill, "SLAB"), (prompt_attention, "QUERIES"), (prompt_attention, "TILE")):
         monkeypatch.setattr(module, size, 16)  # the interpreter is slow
-    monkeypatch.setattr(short_prefill, "SIZES", (16,))
+    monkeypatch.setattr(padded_prefill, "ALONE", (16,))
     network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=DEVICE)
     shape, layers = network.spec.attention, len(network.spec.layers)
     ids = torch.randint(160, (37,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -101,10 +105,11 @@ def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     for cuts in ((37,), (15, 16, 17, 36, 37), (5, 37)):
         cache = KVCache(layers, 5, 16, shape.kv_heads, shape.head_dim, torch.float32, DEVICE)
         cache.kv.fill_(float("nan"))  # what was never written is never read
-        padded = ShortPrefill(network, cache, None, 37, graphs=None)
+        padded = PaddedPrefill(network, cache, None, 37, graphs=None)
         for start, stop in pairwise((0, *cuts)):
             part = ids[start:stop]
-            last = padded.run(Span(blocks, start, len(part), part, range(start, stop), True))
+            span = Span(blocks, start, len(part), part, range(start, stop), True)
+            (last,) = padded.run((span,))
         logits.append(last.clone())
         rows.append(cache.kv.nan_to_num())
     for other in (1, 2):
@@ -116,12 +121,3 @@ def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_longer_chunks_are_for_others() -> None:
-    assert _takes(SIZES[-1])
-    assert not _takes(SIZES[-1] + 1)
-
-
-def _takes(count: int) -> bool:
-    short = ShortPrefill.__new__(ShortPrefill)
-    short._attend = flash_attn_with_kvcache
-    return short.takes(Span((0,), 100, count))
