@@ -73,8 +73,8 @@ class Runner:
         The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
         """
         from engine.execute.cuda.fused_program import unsupported
-        from engine.execute.cuda.prefill import FusedPrefill
         from engine.execute.cuda.padded_prefill import PaddedPrefill
+        from engine.execute.cuda.prefill import FusedPrefill
 
         if (reason := unsupported(network)) is not None:
             return reason

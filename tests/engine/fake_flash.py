@@ -58,9 +58,9 @@ def flash_attn_varlen_func(
 ) -> Tensor:
     """Attends from the tokens of each sequence to its rows in blocks k and v [blocks, page, heads, dim].
 
-    Sequence i has the tokens from cu_seqlens_q[i] to cu_seqlens_q[i + 1], and cu_seqlens_k[i + 1] - cu_seqlens_k[i] rows.
-    What is beyond the last one's is not written to: NaN here. Where max_seqlen_q is 1, the real one takes every token
-    for a sequence.
+    Sequence i has the tokens from cu_seqlens_q[i] to cu_seqlens_q[i + 1], and as many rows as cu_seqlens_k says in the
+    same way. What is beyond the last one's is not written to: NaN here. Where max_seqlen_q is 1, the real one takes
+    every token for a sequence.
     """
     assert causal
     assert max_seqlen_q > 1

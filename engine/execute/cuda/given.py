@@ -25,7 +25,9 @@ class Given:
         self.parts = [self._words[at] for at in self._at]
         """int32, on the device."""
         self._staged = [torch.zeros(starts[-1], dtype=torch.int32, pin_memory=is_cuda) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in range(2)] if is_cuda else []
+        self._copied: list[torch.cuda.Event] = []
+        if is_cuda:
+            self._copied = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
 
     def begin(self) -> list[NDArray[np.int32]]:
         """The parts in host memory, all zeros, to be filled before `send`."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PretrainedConfig
 
 pytest.importorskip("triton")
@@ -17,7 +19,7 @@ from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.cuda import padded_prefill
-from engine.execute.cuda.padded_prefill import ALONE, PaddedPrefill
+from engine.execute.cuda.padded_prefill import ALONE, LONGEST, SPANS, TOGETHER, PaddedPrefill, packed
 from engine.execute.runner import Runner
 from engine.kernels.triton import prompt_attention
 from engine.params import SamplingParams
@@ -121,3 +123,97 @@ def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
+MIXED = [
+    (0, 37, True),
+    (250, 12, True),
+    (256, 1, False),
+    (0, 1, True),
+    (70, 3, True),
+    (300, 20, False),
+    (9, 5, True),
+]
+"""Rows before, tokens, whether logits are wanted: across the end of a block, right after one, prompts from row 0."""
+
+
+@CONFIGS
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has the real kernel")
+@pytest.mark.parametrize("cut", [False, True], ids=["in one step", "in several"])
+def test_several_chunks_at_once_give_what_each_gives_alone(
+    tmp_path: Path, config: PretrainedConfig, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setattr(padded_prefill, "ALONE", (4,))
+    monkeypatch.setattr(padded_prefill, "TOGETHER", (8, 32) if cut else (16, 96))
+    monkeypatch.setattr(padded_prefill, "SPANS", (3,) if cut else (4, 16))
+    monkeypatch.setattr(padded_prefill, "LONGEST", (8, 96))
+    network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
+    shape, layers = network.spec.attention, len(network.spec.layers)
+    random = torch.Generator().manual_seed(2)
+    blocks = iter(torch.randperm(len(MIXED) * 2, generator=random).tolist())
+    spans, before = [], []
+    for start, count, wanted in MIXED:
+        ids = torch.randint(160, (start + count,), generator=random).tolist()
+        table = (next(blocks), next(blocks))
+        positions = range(7, 7 + start + count)  # not the rows
+        before.append(Span(table, 0, start, ids[:start], positions[:start]))
+        spans.append(Span(table, start, count, ids[start:], positions[start:], wanted))
+    found = []
+    for together in (False, True):
+        cache = KVCache(layers, 2 * len(MIXED), 256, shape.kv_heads, shape.head_dim, torch.float32, CPU)
+        cache.kv.fill_(float("nan"))  # what was never written is never read, and padding is written nowhere
+        plain = Runner(network, SdpaBackend(cache, shape.groups), CPU)
+        for span in before:
+            if span.count:
+                plain.run(StepBatch((span,)))
+        if together:
+            padded = PaddedPrefill(network, cache, FlashBackend(cache), 400, graphs=None)
+            steps = list(packed(spans, padded_prefill.TOGETHER[-1], padded_prefill.SPANS[-1]))
+            assert len(steps) == (4 if cut else 1)
+            assert padded.takes(tuple(spans))
+            logits = padded.run(tuple(spans))
+        else:
+            logits = [row for span in spans for row in plain.run(StepBatch((span,)))]
+        assert len(logits) == sum(wanted for _, _, wanted in MIXED)
+        found.append((torch.stack(logits), cache.kv))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_every_step_has_a_size() -> None:
+    for sizes in (ALONE, TOGETHER, SPANS, LONGEST):
+        assert list(sizes) == sorted(set(sizes))
+    assert LONGEST[-1] >= TOGETHER[-1] >= ALONE[-1]  # what is left of a step may be one span
+    assert SPANS[0] > 1  # 1 is what lies at the end
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans()), min_size=1, max_size=9),
+    st.integers(1, 30),
+    st.integers(1, 5),
+)
+def test_steps_hold_every_token_once_in_order(
+    chunks: list[tuple[int, int, bool]], tokens: int, most: int
+) -> None:
+    spans = [
+        Span((number,), start, count, range(count), range(start, start + count), wanted)
+        for number, (start, count, wanted) in enumerate(chunks)
+    ]
+    steps = list(packed(spans, tokens, most))
+    for step in steps:
+        assert 0 < sum(span.count for span in step) <= tokens
+        assert len(step) <= most
+    rows = [(span.blocks, row) for step in steps for span in step for row in range(span.start, span.stop)]
+    assert rows == [(span.blocks, row) for span in spans for row in range(span.start, span.stop)]
+    ends = [(span.blocks, span.stop) for step in steps for span in step if span.wanted]
+    assert ends == [(span.blocks, span.stop) for span in spans if span.wanted]
+    full = [sum(span.count for span in step) == tokens or len(step) == most for step in steps]
+    assert all(full[:-1])
+
+
+def test_one_long_chunk_is_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PaddedPrefill, "__init__", lambda self: setattr(self, "_flash", fake_flash))
+    padded = PaddedPrefill()  # type: ignore[call-arg]
+    short, long = (Span((0,), 100, ALONE[-1] + more) for more in (0, 1))
+    assert padded.takes((short,))
+    assert not padded.takes((long,))
+    assert padded.takes((long, short))
