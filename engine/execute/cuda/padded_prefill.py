@@ -43,7 +43,7 @@ TOGETHER = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Tokens of a step of several."""
 SPANS = (4, 8, 16, 32)
 """Sequences of such a step: its attention has programs for so many."""
-LONGEST = (128, 512, 2048)
+LONGEST = (128, 512, 1024, 2048)
 """And for so many tokens of each; those without a token end at once, but thousands of them take their time."""
 
 
