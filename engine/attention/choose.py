@@ -139,15 +139,16 @@ def _tried(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -
 
 
 def _error(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> float:
-    """The relative error of a prompt of 20 tokens and one token after it, against sdpa in fp32."""
+    """The relative error of a prompt of 20 tokens, and of one token after it beside another prompt: to sdpa in fp32."""
     random = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(21, heads, head_dim, generator=random).to(device, dtype) for heads in (4, 2, 2))
+    q, k, v = (torch.randn(35, heads, head_dim, generator=random).to(device, dtype) for heads in (4, 2, 2))
+    steps = ((Span((1,), 0, 20),), (Span((1,), 20, 1), Span((0,), 0, 14)))
     outs = []
     for backend_name, kind in ((name, dtype), ("sdpa", torch.float32)):
         cache = KVCache(1, 2, BLOCK_SIZES[name], 2, head_dim, kind, device)
         backend = make_backend(backend_name, cache, 2)
-        for rows in (slice(0, 20), slice(20, 21)):
-            step = backend.plan(StepBatch((Span((1, 0), rows.start, rows.stop - rows.start),)))
+        for spans, rows in zip(steps, (slice(0, 20), slice(20, 35)), strict=True):
+            step = backend.plan(StepBatch(spans))
             outs.append(step(0, q[rows].to(kind), k[rows].to(kind), v[rows].to(kind)).float())
     result, expected = torch.cat(outs[:2]), torch.cat(outs[2:])
     return float((result - expected).norm() / expected.norm())

@@ -4,27 +4,31 @@ Written against flash-attn 2.8 (https://github.com/Dao-AILab/flash-attention).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from engine.attention.parts import Parts, SpanRows, block_tables, runs
+from engine.attention.parts import SpanRows, block_tables, span_slots
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
 
 Kernel = Callable[..., Tensor]
+Write = Callable[[int, Tensor, Tensor], None]
+"""(layer, k and v [T, Hkv, D]): puts the rows of a step into the cache."""
 
 PAGE = 256
-"""Its paged kernel takes blocks of a multiple of this."""
+"""Its paged kernels take blocks of a multiple of this."""
 FEW = 8
-"""Up to so many tokens the rows are worth splitting among programs, which only the paged kernel does well."""
+"""Up to so many tokens the rows are worth splitting among programs, which only `attend` does."""
 MANY = 512
-"""From so many tokens on, the paged kernel takes longer than bringing scattered blocks together and the other one."""
+"""From so many tokens on, it takes longer over blocks than bringing scattered ones together first."""
 
 
 class FlashBackend:
-    """Long spans read a view of contiguous blocks, or a copy of many; everything else goes through the paged kernel.
+    """A long span reads a view of contiguous blocks, or a copy of many; everything else goes through block tables.
 
     Its plain twin is `SdpaBackend`.
     """
@@ -33,25 +37,34 @@ class FlashBackend:
 
     def __init__(self, cache: KVCache) -> None:
         """Raises ValueError for blocks that it cannot page, and whatever importing a broken package raises."""
-        from flash_attn import flash_attn_with_kvcache
+        from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
         if cache.block_size % PAGE:
             raise ValueError(f"flash-attn needs blocks of a multiple of {PAGE} rows, not {cache.block_size}")
         self._cache = cache
-        # The package's other functions are wrapped in autograd and operator dispatch: 0.3 ms a call.
         self.attend: Kernel = flash_attn_with_kvcache
+        # This one is wrapped in autograd and operator dispatch, as the package's others are: 0.3 ms a call.
+        self._attend_ragged: Kernel = flash_attn_varlen_func
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
-        # Whole spans are parts of their own; of the others those of the same length side by side are one.
-        whole = [at if self._is_whole(span) else None for at, span in enumerate(batch.spans)]
-        kinds = [(at, span.count) for at, span in zip(whole, batch.spans, strict=True)]
-        return Parts(
-            [
-                (tokens, (_Paged if at is None else _Whole)(self._cache, self.attend, spans))
-                for (at, _), tokens, spans in runs(batch, kinds)
-            ]
-        )
+        spans, counts = batch.spans, [span.count for span in batch.spans]
+        if len(spans) == 1 and self._is_whole(spans[0]):
+            return _Whole(self._cache, self.attend, spans[0])
+        if len(spans) == 1 or max(counts) == min(counts) <= FEW:
+            return _Paged(self._cache, self.attend, spans)
+        stops = [span.stop for span in spans]
+        ends = torch.tensor([[0, *accumulate(counts)], [0, *accumulate(stops)]], dtype=torch.int32)
+        q_ends, k_ends = ends.to(self._cache.kv.device, non_blocking=True)
+        write = _Write(self._cache, spans)
+        tables = block_tables(self._cache, spans)
+        return self.ragged(write, q_ends, k_ends, tables, max(counts), max(stops))
+
+    def ragged(
+        self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
+    ) -> "Ragged":
+        """Attention of spans of up to `tokens` tokens that see up to `rows` rows; the tensors are those of `Ragged`."""
+        return Ragged(self._cache, self._attend_ragged, write, q_ends, k_ends, tables, tokens, rows)
 
     def _is_whole(self, span: Span) -> bool:
         one_run = span.count > FEW and len(self._cache.slots(span.blocks, 0, span.stop)) == 1
@@ -61,8 +74,7 @@ class FlashBackend:
 class _Whole:
     """One span over all rows side by side."""
 
-    def __init__(self, cache: KVCache, attend: Kernel, spans: tuple[Span, ...]) -> None:
-        (span,) = spans
+    def __init__(self, cache: KVCache, attend: Kernel, span: Span) -> None:
         self._rows = SpanRows(cache, span)
         self._attend = attend
 
@@ -97,3 +109,52 @@ class _Paged:
             causal=True,
         )
         return out.flatten(0, 1)
+
+
+class _Write:
+    """Writes K and V of spans into the cache."""
+
+    def __init__(self, cache: KVCache, spans: tuple[Span, ...]) -> None:
+        self._cache = cache
+        self._slots = span_slots(cache, spans)
+
+    def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
+        self._cache.k[layer_index].index_copy_(0, self._slots, k)
+        self._cache.v[layer_index].index_copy_(0, self._slots, v)
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Spans of any numbers of tokens in one call. Implements `models.reference.attention.Attention`.
+
+    The tokens of span i are those from q_ends[i] to q_ends[i + 1]; those after the last are padding, whose output is
+    whatever lay in memory. It sees k_ends[i + 1] - k_ends[i] rows. A span without tokens has neither.
+    """
+
+    cache: KVCache
+    attend: Kernel
+    write: Write
+    q_ends: Tensor
+    """int32 [spans + 1]"""
+    k_ends: Tensor
+    """int32 [spans + 1]"""
+    tables: Tensor
+    """int32 [spans, blocks]"""
+    most_tokens: int
+    most_rows: int
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `models.reference.attention.Attention`."""
+        self.write(layer_index, k, v)
+        pages = (-1, self.cache.block_size, *k.shape[1:])
+        return self.attend(
+            q,
+            self.cache.k[layer_index].view(pages),
+            self.cache.v[layer_index].view(pages),
+            self.q_ends,
+            self.k_ends,
+            max(self.most_tokens, 2),  # one alone it would take for a batch without padding
+            self.most_rows,
+            causal=True,
+            block_table=self.tables,
+        )

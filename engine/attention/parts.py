@@ -38,11 +38,9 @@ class SpanRows:
         self._read: slice | Tensor = slice(*runs[0])
         self._write: slice | Tensor = slice(runs[0][0] + span.start, runs[0][1])
         if len(runs) > 1:
-            size, device = cache.block_size, cache.kv.device
-            blocks = torch.tensor(span.blocks[: -(-span.stop // size)])
-            rows = torch.arange(span.start, span.stop)
-            self._read = blocks.to(device, non_blocking=True)
-            self._write = (blocks[rows // size] * size + rows % size).to(device, non_blocking=True)
+            blocks = torch.tensor(span.blocks[: -(-span.stop // cache.block_size)])
+            self._read = blocks.to(cache.kv.device, non_blocking=True)
+            self._write = span_slots(cache, (span,))
 
     def write(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         """K and V of the span itself, [count, Hkv, D] each."""
@@ -73,6 +71,12 @@ def runs(batch: StepBatch, kinds: list[Kind]) -> Iterator[tuple[Kind, slice, tup
     for kind, group in groupby(zip(kinds, places(batch), strict=True), key=lambda pair: pair[0]):
         tokens, spans = zip(*(place for _, place in group), strict=True)
         yield kind, slice(tokens[0].start, tokens[-1].stop), spans
+
+
+def span_slots(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
+    """Where the rows lie that spans compute, int64 [T]."""
+    slots = [cache.every_slot(span.blocks, span.start, span.stop) for span in spans]
+    return torch.cat(slots).to(cache.kv.device, non_blocking=True)
 
 
 def block_tables(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:

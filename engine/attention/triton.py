@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.parts import Parts, block_tables, places, runs
+from engine.attention.parts import Parts, block_tables, places, runs, span_slots
 from engine.attention.sdpa import SdpaBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
@@ -75,14 +75,11 @@ class PagedStep:
 
 
 def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:
-    size, device = cache.block_size, cache.kv.device
-    slots = [
-        span.blocks[row // size] * size + row % size for span in spans for row in range(span.start, span.stop)
-    ]
+    device = cache.kv.device
     given = [(tokens.start, span.start, span.count) for tokens, span in places(StepBatch(spans))]
     return PagedStep(
         cache,
-        torch.tensor(slots).to(device, non_blocking=True),
+        span_slots(cache, spans),
         torch.tensor(given, dtype=torch.int32).to(device, non_blocking=True),
         block_tables(cache, spans),
         most_tokens=max(span.count for span in spans),

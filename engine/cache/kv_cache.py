@@ -50,6 +50,10 @@ class KVCache:
         runs[-1] = (runs[-1][0], runs[-1][1] - (-stop) % size)
         return runs
 
+    def every_slot(self, blocks: Sequence[int], start: int, stop: int) -> Tensor:
+        """Where each of the rows `start` to `stop` of a block table lies, int64 [rows], in host memory."""
+        return _indices(self.slots(blocks, start, stop))
+
     def carry_out(self, copy: Copy) -> None:
         """Copy rows from block to block (copy-on-write), or a block from or to host memory."""
         if isinstance(copy, RowCopy):

@@ -18,7 +18,7 @@ from models.reference.attention import Attention
 from models.reference.decoder import Decoder as Reference
 
 if TYPE_CHECKING:
-    from engine.execute.cuda.short_prefill import ShortPrefill
+    from engine.execute.cuda.padded_prefill import PaddedPrefill
 
 
 class Decoder(Protocol):
@@ -42,7 +42,7 @@ class Runner:
         self._model: Decoder = Reference(network)
         self._backend = backend
         self._device = device
-        self._short: ShortPrefill | None = None
+        self._padded: PaddedPrefill | None = None
         self._native: NativeDecoder | None = None
         self._pool: Pool | None = None
 
@@ -69,12 +69,12 @@ class Runner:
         """Run `network` with fused kernels from now on, where there are some for it; compile and record them.
 
         Else say why not. `rows` is the most that a sequence holds. Deterministic: every span is computed in one order
-        of sums, whatever is beside it; else short spans run as `graphs` where flash-attn attends. The cache must be
-        empty: its first block is written to. Raises ImportError where triton is not installed.
+        of sums, whatever is beside it; else short spans and several at once run as `graphs` where flash-attn attends.
+        The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
         """
         from engine.execute.cuda.fused_program import unsupported
+        from engine.execute.cuda.padded_prefill import PaddedPrefill
         from engine.execute.cuda.prefill import FusedPrefill
-        from engine.execute.cuda.short_prefill import ShortPrefill
 
         if (reason := unsupported(network)) is not None:
             return reason
@@ -83,12 +83,17 @@ class Runner:
         hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, 16),))))
         self._model.logits(hidden[-1:])
         if deterministic:
-            self._short = ShortPrefill(network, cache, None, rows, graphs)
+            self._padded = PaddedPrefill(network, cache, None, rows, graphs)
         elif graphs is not None and isinstance(self._backend, FlashBackend):
-            self._short = ShortPrefill(network, cache, self._backend.attend, rows, graphs)
-        if self._short is not None:
-            self._short.prepare()
+            self._padded = PaddedPrefill(network, cache, self._backend, rows, graphs)
+        if self._padded is not None:
+            self._padded.prepare()
         return None
+
+    @property
+    def firsts(self) -> int:
+        """Steps so far that took longer than they will from now on, because something was compiled or recorded."""
+        return self._padded.firsts if self._padded is not None else 0
 
     @property
     def all_native(self) -> bool:
@@ -113,12 +118,8 @@ class Runner:
         The next call may overwrite them.
         """
         spans = batch.spans
-        if self._short is not None and self._short.deterministic:
-            rows = [(span, self._short.run(span).clone()) for span in spans]
-            return [row for span, row in rows if span.wanted]
-        if self._short is not None and len(spans) == 1 and self._short.takes(spans[0]):
-            row = self._short.run(spans[0])
-            return [row] if spans[0].wanted else []
+        if self._padded is not None and self._padded.takes(spans):
+            return self._padded.run(spans)
         if self._native is None:
             return self._run(spans)
         if self._native.takes_prompts:

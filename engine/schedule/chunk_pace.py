@@ -54,6 +54,10 @@ class ChunkTimer:
         self._running = start, end, rows
         return result
 
+    def forget(self) -> None:
+        """Do not tell of the last chunk: it took longer than such chunks do."""
+        self._running = None
+
     def _read(self) -> None:
         if self._running is not None and self._running[1].query():
             start, end, rows = self._running

@@ -170,7 +170,11 @@ class EngineStep:
     def _logits(self, rows: int, batch: StepBatch) -> list[torch.Tensor]:
         if self.timer is None:
             return self.runner.run(batch)
-        return self.timer.of(rows, lambda: self.runner.run(batch))
+        firsts = self.runner.firsts
+        logits = self.timer.of(rows, lambda: self.runner.run(batch))
+        if self.runner.firsts != firsts:
+            self.timer.forget()
+        return logits
 
     def _judge_host(self) -> None:
         """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""

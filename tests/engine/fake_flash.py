@@ -1,5 +1,7 @@
 """What flash-attn 2.8 says of its functions, in plain torch: for tests on machines without it."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -40,3 +42,42 @@ def flash_attn_with_kvcache(
             k_cache[new], v_cache[new] = k[i], v[i]
         outs.append(plain(q[i], k_cache[at], v_cache[at]))
     return torch.stack(outs).to(q.dtype)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool,
+    block_table: Tensor,
+) -> Tensor:
+    """Attends from the tokens of each sequence to its rows in blocks k and v [blocks, page, heads, dim].
+
+    Sequence i has the tokens from cu_seqlens_q[i] to cu_seqlens_q[i + 1], and as many rows as cu_seqlens_k says in the
+    same way. What is beyond the last one's is not written to: NaN here. Where max_seqlen_q is 1, the real one takes
+    every token for a sequence.
+    """
+    assert causal
+    assert max_seqlen_q > 1
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == block_table.dtype == torch.int32
+    assert cu_seqlens_q.is_contiguous()
+    assert cu_seqlens_k.is_contiguous()
+    assert len(block_table) == len(cu_seqlens_q) - 1 == len(cu_seqlens_k) - 1
+    page = k.shape[1]
+    assert page % 256 == 0
+    out = torch.full_like(q, float("nan"))
+    ends, rows_before = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for i, (first, end) in enumerate(pairwise(ends)):
+        count, seen = end - first, rows_before[i + 1] - rows_before[i]
+        assert 0 <= count <= min(max_seqlen_q, seen)
+        assert seen <= max_seqlen_k
+        if count:
+            rows = torch.arange(seen)
+            at = block_table[i].long()[rows // page], rows % page
+            out[first:end] = plain(q[first:end], k[at], v[at]).to(q.dtype)
+    return out

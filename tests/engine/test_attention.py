@@ -103,6 +103,8 @@ SPANS = {
 BATCHES = {
     "two that decode and a prompt": [(20, 1), (300, 1), (0, 30)],
     "all kinds in between": [(20, 12), (3, 2), (5, 2), (255, 20), (40, 1), (0, 9)],
+    "three that decode": [(20, 1), (256, 1), (0, 1)],
+    "long ones, across blocks and at their ends": [(0, 256), (250, 700), (256, 1), (511, 2)],
 }
 
 

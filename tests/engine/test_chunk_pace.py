@@ -1,10 +1,14 @@
 """A chunk beside decoding finds the size that delays others little, on whatever machine."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from engine.batch import StepBatch
 from engine.schedule.chunk_pace import DELAY_S, FEWEST, ChunkPace, ChunkTimer
+from engine.schedule.step import EngineStep
 
 
 def settled(cost: Callable[[int], float]) -> list[tuple[int, float]]:
@@ -91,3 +95,21 @@ def test_a_chunk_that_still_runs_is_not_waited_for(
     for _ in range(3):
         assert timer.of(1000, lambda: 1) == 1
     assert seen == []
+
+
+def test_a_chunk_that_was_recorded_says_nothing_of_the_next(events: type[FakeEvent]) -> None:
+    """Or the pace would fall to a few rows whenever a graph is recorded, and more graphs would be for fewer rows."""
+    seen: list[tuple[int, float]] = []
+    records = iter([1, 1, 0, 1, 0])
+    runner: Any = SimpleNamespace(firsts=0)
+
+    def run(batch: StepBatch) -> list[int]:
+        runner.firsts += next(records)
+        return [1]
+
+    runner.run = run
+    step = EngineStep.__new__(EngineStep)
+    step.runner, step.timer = runner, ChunkTimer(lambda *chunk: seen.append(chunk))
+    for rows in (1000, 1000, 900, 800, 700):
+        assert step._logits(rows, StepBatch(())) == [1]
+    assert [rows for rows, _ in seen] == [900]

@@ -47,6 +47,7 @@ def test_a_step_runs_once_then_is_recorded_then_replayed(recordings: list[str]) 
     assert runs == ["a", "a", "b"]  # the second time into the recording
     assert recordings == ["done"]
     assert FakeGraph.replays == 3
+    assert graphs.firsts == 3  # twice a, once b
     assert graphs.problem is None
 
 
@@ -67,4 +68,5 @@ def test_where_recording_fails_every_step_runs_as_it_is(recordings: list[str]) -
     graphs.run("b", step)
     assert len(done) == 5
     assert recordings == ["failed"]
+    assert graphs.firsts == 3  # a, a that was to be recorded, b: from then on nothing gets faster
     assert graphs.problem == "operation not permitted when stream is capturing"

@@ -118,7 +118,7 @@ def test_short_chunks_as_graphs_are_no_worse_either(folder: Path, exact: Any, co
             for start in range(0, len(TEXT), count):
                 sequence = Sequence(Rows.of(TEXT[: start + count]), Priority.PERSON, SamplingParams())
                 sequence.table = BlockTable(blocks)
-                assert engine._runner._short is not None
+                assert engine._runner._padded is not None
                 found.append(engine._runner.run(StepBatch((Chunk(sequence, start, count).span,)))[0].clone())
             return torch.stack(found)
 
@@ -126,6 +126,60 @@ def test_short_chunks_as_graphs_are_no_worse_either(folder: Path, exact: Any, co
     print(f"{folder.name}, chunks of {count}: median {ours.median():.3e} of {theirs.median():.3e}")
     assert ours.median() <= 1.02 * theirs.median()  # of few positions
     assert ours.max() <= 1.1 * theirs.max()
+
+
+@pytest.mark.parametrize(
+    "lengths", [[200, 31, 1, 300, 77], [450, 450, 450, 500, 499, 498]], ids=["in one step", "in two"]
+)
+def test_prompts_of_several_at_once_are_those_of_each_alone(
+    folder: Path, exact: Any, lengths: list[int]
+) -> None:
+    """Heads of all texts in one batch, then 20 more tokens of each; three times, each time at other places."""
+    pytest.importorskip("flash_attn")
+    more = 20
+    texts = [random_tokens(length + more, number) for number, length in enumerate(lengths)]
+
+    def run(engine: Engine, order: list[int], together: bool) -> Tensor:
+        """[2, texts, vocab] in the order of the texts."""
+        found = []
+        engine._blocks.evict_all()
+        with blocks_for(engine, [[] for _ in texts], max(lengths) + more) as tables:
+            for is_tail in (False, True):
+                spans = []
+                for number in order:
+                    start = lengths[number] if is_tail else 0
+                    stop = lengths[number] + (more if is_tail else 0)
+                    ids, blocks = texts[number][start:stop], tuple(tables[number])
+                    spans.append(Span(blocks, start, stop - start, ids, range(start, stop), True))
+                batches = [tuple(spans)] if together else [(span,) for span in spans]
+                rows = [row.clone() for batch in batches for row in engine._runner.run(StepBatch(batch))]
+                found.append(torch.stack([rows[order.index(number)] for number in range(len(texts))]))
+        return torch.stack(found).float()
+
+    rounded = reference_model(folder, BF16).cuda()
+    references, largest = [], 0.0
+    for text, length in zip(texts, lengths, strict=True):
+        last = torch.tensor([length - 1, length + more - 1], device="cuda")
+        references.append(logits_of(exact, text)[last])
+        largest = max(largest, float(errors(logits_of(rounded, text)[last], references[-1]).max()))
+    reference = torch.stack(references, dim=1)
+    with an_engine(folder, BF16, attention="flash", block_size=256, num_blocks=64) as engine:
+        numbers = list(range(len(texts)))
+        alone = engine._loop.call(lambda: run(engine, numbers, False))
+        assert errors(alone, reference).max() <= 1.5 * largest
+        firsts = engine._runner.firsts
+        for turn in range(3):  # as it is, recorded, replayed
+            order = numbers[turn:] + numbers[:turn]
+            together = engine._loop.call(lambda: run(engine, order, True))  # noqa: B023 - it is called here
+            assert errors(together, reference).max() <= 1.5 * largest, turn
+            assert errors(together, alone).max() <= 2 * largest, turn
+            if turn == 1:
+                firsts, before = engine._runner.firsts, firsts
+                assert firsts > before
+        assert engine._runner.firsts == firsts
+        assert engine._runner._padded is not None
+        assert engine._runner._padded._graphs is not None
+        assert engine._runner._padded._graphs.problem is None
 
 
 TEXTS = [random_tokens(60 + 37 * n % 301, n) for n in range(64)]

@@ -147,8 +147,8 @@ class DecodeRunner(Generic[S]):
         seat = self._seats[sequence] = Seat(sequence, slot, len(rows) - known, len(drawn) - known)
         prompt = rows.token_ids[: len(rows) - len(drawn)]
         self.sampler.load(slot, sequence.params, prompt, drawn, sequence.seed)
+        # Sent with what the next step changes: nothing before that reads it.
         self.slots.put(slot, seat.row, rows.positions[-1] if known else rows.next_position)
-        self.slots.send()
         if logits is None:
             self.slots.given.token[slot : slot + 1].fill_(rows.token_ids[-1])
         else:

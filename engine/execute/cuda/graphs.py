@@ -17,6 +17,8 @@ class Graphs:
         self._pool: Any = None
         self.problem: str | None = None
         """Why recording failed; from then on every step runs as it is."""
+        self.firsts = 0
+        """Steps that compiled their kernels or were recorded: the next of the same key takes less."""
 
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
         """Do `step`: as it is the first time, which compiles its kernels, then from a recording.
@@ -25,7 +27,10 @@ class Graphs:
         not be lost where it is recorded rather than done.
         """
         graph = self._graphs.get(key)
-        if graph is None and key in self._seen and self.problem is None:
+        if key not in self._seen:
+            self.firsts += 1
+        elif graph is None and self.problem is None:
+            self.firsts += 1
             graph = self._record(key, step)
         if graph is not None:
             graph.replay()

@@ -102,25 +102,20 @@ def write_kernel(
     v,
     cache_k,
     cache_v,
-    span,
-    table,
+    slots,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    """Write K and V of one sequence's tokens into the cache, one program a token.
+    """Write K and V of a step's tokens into the cache, one program a token.
 
-    k and v [tokens, WIDTH], STRIDE apart; cache_k and cache_v [slots, WIDTH]; span int64 [3]: the row of the first of
-    them, the first row that there is a token of, the row after the last; table int32 [blocks]. The tokens before and
-    after are padding. PADDED is the power of two from WIDTH on.
+    k and v [tokens, WIDTH], STRIDE apart; cache_k and cache_v [slots, WIDTH]; slots int32 [tokens]: where each goes, -1
+    for padding, which goes nowhere. PADDED is the power of two from WIDTH on.
     """
     token = tl.program_id(0)
-    row = tl.load(span) + token
-    real = (row >= tl.load(span + 1)) & (row < tl.load(span + 2))
-    slot = tl.load(table + row // BLOCK, mask=real, other=0).to(tl.int64) * BLOCK + row % BLOCK
+    slot = tl.load(slots + token).to(tl.int64)
     columns = tl.arange(0, PADDED)
-    inside = (columns < WIDTH) & real
+    inside = (columns < WIDTH) & (slot >= 0)
     source, target = token.to(tl.int64) * STRIDE + columns, slot * WIDTH + columns
     tl.store(cache_k + target, tl.load(k + source, mask=inside), mask=inside)
     tl.store(cache_v + target, tl.load(v + source, mask=inside), mask=inside)

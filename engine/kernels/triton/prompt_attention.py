@@ -61,7 +61,7 @@ def prompt_attention(
     """Causal attention of tokens that lie in consecutive rows; their K and V are written already.
 
     q [T, Hq, D], T a multiple of QUERIES and D a power of two, heads side by side; keys and values [slots, Hkv, D] of
-    one layer, contiguous. span int64 [3]: the row of token 0, the first row that there is a token of, the row after
+    one layer, contiguous. span int32 [3]: the row of token 0, the first row that there is a token of, the row after
     the last; tokens before and after are padding, whose output is finite and means nothing. table int32 [blocks]. Both
     are read on the device. Returns [T, Hq, D].
     """
