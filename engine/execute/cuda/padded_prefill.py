@@ -39,11 +39,11 @@ SLAB = 1024
 """Rows of a deterministic step."""
 ALONE = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Tokens of a step of one sequence. A longer chunk keeps the GPU busy for longer than the host."""
-TOGETHER = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+TOGETHER = (128, 256, 512, 1024, 2048)
 """Tokens of a step of several."""
-SPANS = (4, 8, 16, 32)
+SPANS = (8, 32)
 """Sequences of such a step: its attention has programs for so many."""
-LONGEST = (128, 512, 1024, 2048)
+LONGEST = (512, 2048)
 """And for so many tokens of each; those without a token end at once, but thousands of them take their time."""
 
 
