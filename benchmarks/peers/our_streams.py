@@ -5,6 +5,7 @@ python -m benchmarks.peers.our_streams --model smollm2 --device cpu
 """
 
 import argparse
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -90,6 +91,7 @@ def main() -> None:
             serve(engine, requests, workload.at_once, workload.temperature)
             return perf_counter() - began
 
+        gc.freeze()  # as `chatterm batch` does
         figures = engine.figures()
         about = {name: getattr(figures, name) for name in ("attention", "decode", "kv_bytes", "notes")}
         answer(lines, about | {"vocabulary": engine.vocab_size}, seconds)

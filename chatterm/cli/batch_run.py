@@ -1,5 +1,6 @@
 """A batch on its way: requests are read as they are needed, results written in their order."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -70,6 +71,7 @@ class Batch:
                 self._backend.open(on_progress)
             say_notes(self._backend, set(), self._err)
             self._results.begin()
+            gc.freeze()  # a search through all modules for garbage stops every stream for 0.2 s
             self._began = monotonic()
             with self._progress() as tell, closing(self._backend.answers(self._requests(first))) as parts:  # type: ignore[type-var]
                 for number, part in parts:
@@ -81,6 +83,7 @@ class Batch:
         except EngineError as error:
             raise EngineError(sentences(str(error), self._where())) from error
         finally:
+            gc.unfreeze()
             self._backend.close()
         self._say_end(earlier)
 

@@ -47,7 +47,7 @@ def test_a_sliding_window_hides_what_is_before_it_while_decoding_too(tmp_path: P
     tokens = [event.token_id for event in events]
     reference = run_reference(random_model(window), PROMPT[:100] + tokens)[99:-1]
     chosen = reference.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
-    assert (reference.max(1).values - chosen <= 1e-3 * reference.abs().max()).all()
+    assert (reference.max(1).values - chosen <= 2e-2 * reference.abs().max()).all()
 
 
 def test_a_seed_gives_the_same_text(engine: TinyEngine) -> None:
