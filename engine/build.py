@@ -28,6 +28,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
 from engine.kernels.native.library import NativeError, default_threads
+from engine.schedule.chunk_pace import RowCost
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
@@ -141,6 +142,7 @@ def build(
             manager,
             max_chunk,
             IdlePace().rows,
+            row_cost=RowCost.of(spec),
             context_length=plan.context_length,
             max_positions=network.positions,
         ),

@@ -14,6 +14,7 @@ from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows
 from engine.errors import EngineError
 from engine.events import FinishReason
+from engine.schedule.chunk_pace import FEWEST, RowCost
 from engine.schedule.sequence import Priority, Sequence, Status
 
 
@@ -89,7 +90,8 @@ class Scheduler:
     idle_chunk: int
     """The same for idle work; `IdlePace` adjusts it to what a person may wait for."""
     beside_chunk: int = maxsize
-    """The same where others decode; `ChunkPace` adjusts it to how long their tokens may be delayed."""
+    """What they may cost where others decode; `ChunkPace` adjusts it to how long their tokens may be delayed."""
+    row_cost: RowCost = field(default_factory=RowCost)
     slots: int = 0
     """Of the decode runner; 0 where there is none."""
     leave: Callable[[Sequence], None] = lambda sequence: None
@@ -159,7 +161,8 @@ class Scheduler:
 
     def _add_chunks(self, step: Step, mine: list[Sequence], budget: int) -> None:
         """Give `budget` rows of the step to those without a slot, in their order; prompts beside decoding get fewer."""
-        prompts = self.beside_chunk if any(self._decodes(sequence) for sequence in mine) else maxsize
+        beside = any(self._decodes(sequence) for sequence in mine)
+        prompts: float = self.beside_chunk
         for sequence in mine:
             if sequence.joined or sequence.status is not Status.RUNNING:
                 continue
@@ -170,14 +173,18 @@ class Scheduler:
                 step.joining.append(sequence)
                 continue
             decodes = self._decodes(sequence)
-            rows = min(sequence.pending, budget if decodes else min(budget, prompts))
-            if rows == 0:
+            rows = min(sequence.pending, budget)
+            if beside and not decodes:
+                fitting = self.row_cost.rows(sequence.computed, prompts)
+                fewest = min(FEWEST, self.beside_chunk) if prompts == self.beside_chunk else 0
+                rows = min(rows, max(fitting, fewest))
+            if rows <= 0:
                 break
             if not self._reserve(sequence, rows):
                 continue
             step.chunks.append(Chunk(sequence, sequence.computed, rows))
             budget -= rows
-            prompts -= 0 if decodes else rows
+            prompts -= 0 if decodes else self.row_cost.cost(sequence.computed, rows)
 
     def done(self, step: Step) -> None:
         """The rows of the chunks are written: from now on they can be found."""

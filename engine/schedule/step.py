@@ -53,8 +53,12 @@ class EngineStep:
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
-            costs = [self.cache.host.costs.saw] if self.cache.host is not None else []
-            self.timer = ChunkTimer(self.chunk_pace.saw, *costs)
+            self.timer = ChunkTimer(self._timed)
+
+    def _timed(self, rows: int, cost: float, seconds: float) -> None:
+        self.chunk_pace.saw(cost, seconds)
+        if self.cache.host is not None:
+            self.cache.host.costs.saw(rows, seconds)
 
     def decode_with(self, runner: DecodeRunner[Sequence]) -> None:
         """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
@@ -106,13 +110,14 @@ class EngineStep:
     def _run(self, chunks: list[Chunk]) -> list[tuple[Sequence, torch.Tensor]]:
         """Compute chunks. Returns the sequences whose next token is drawn now, and logits [vocab] of each."""
         idle = chunks[0].sequence.priority is Priority.IDLE
-        prompts = sum(chunk.count for chunk in chunks if not chunk.sequence.decodes)
+        cost, prompts = self.scheduler.row_cost.cost, [c for c in chunks if not c.sequence.decodes]
+        of_prompts = sum(cost(chunk.start, chunk.count) for chunk in prompts)
         count = sum(chunk.count for chunk in chunks)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         batch = StepBatch(tuple(chunk.span for chunk in chunks))
         self._share_cores(batch, idle)
         began = perf_counter()
-        logits = self._logits(count, batch)
+        logits = self._logits(count, of_prompts, batch)
         self.scheduler.done(Step(chunks=chunks))
         if idle and self.device.type == "cuda":
             # Otherwise chunk after chunk is queued, and a person waits for all of them.
@@ -125,7 +130,8 @@ class EngineStep:
             if not prompts:
                 self.decode_s = seconds
             else:
-                self.chunk_pace.saw(prompts, seconds - (self.decode_s if prompts < count else 0.0))
+                decoding = self.decode_s if len(prompts) < len(chunks) else 0.0
+                self.chunk_pace.saw(of_prompts, seconds - decoding)
         return list(zip(sampling, logits, strict=True))
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
@@ -167,11 +173,11 @@ class EngineStep:
     def _idle_pace(self) -> IdlePace:
         return self.pace_alone if self.alone else self.pace
 
-    def _logits(self, rows: int, batch: StepBatch) -> list[torch.Tensor]:
+    def _logits(self, rows: int, cost: float, batch: StepBatch) -> list[torch.Tensor]:
         if self.timer is None:
             return self.runner.run(batch)
         firsts = self.runner.firsts
-        logits = self.timer.of(rows, lambda: self.runner.run(batch))
+        logits = self.timer.of(rows, cost, lambda: self.runner.run(batch))
         if self.runner.firsts != firsts:
             self.timer.forget()
         return logits

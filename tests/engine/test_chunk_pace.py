@@ -5,9 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.batch import StepBatch
-from engine.schedule.chunk_pace import DELAY_S, FEWEST, ChunkPace, ChunkTimer
+from engine.schedule.chunk_pace import DELAY_S, FEWEST, ChunkPace, ChunkTimer, RowCost
 from engine.schedule.step import EngineStep
 
 
@@ -51,6 +53,42 @@ def test_it_recovers_from_a_chunk_that_was_held_up() -> None:
     assert pace.rows >= 2048
 
 
+@given(
+    even=st.floats(10, 1e6),
+    start=st.integers(0, 100_000),
+    pieces=st.lists(st.integers(1, 3000), min_size=1, max_size=4),
+)
+def test_what_rows_cost_does_not_depend_on_how_they_are_cut(
+    even: float, start: int, pieces: list[int]
+) -> None:
+    at, total, row_cost = start, 0.0, RowCost(even)
+    for rows in pieces:
+        total += row_cost.cost(at, rows)
+        at += rows
+    whole = row_cost.cost(start, sum(pieces))
+    assert total == pytest.approx(whole)
+    assert sum(pieces) - 1 <= row_cost.rows(start, whole * (1 + 1e-9)) <= sum(pieces)
+    assert row_cost.cost(start, row_cost.rows(start, whole)) <= whole * (1 + 1e-6)
+
+
+def test_the_later_a_chunk_comes_in_a_long_prompt_the_fewer_rows_it_has() -> None:
+    """Where attention to what is before costs more than the products, a chunk of as many rows would take far longer."""
+    row_cost, pace, start, chunks = RowCost(4000), ChunkPace(), 0, []
+    while start < 60_000:
+        rows = row_cost.rows(start, pace.rows)
+        took = 4e-6 * row_cost.cost(start, rows)
+        pace.saw(row_cost.cost(start, rows), took)
+        chunks.append((rows, took))
+        start += rows
+    assert max(took for _, took in chunks) <= DELAY_S
+    assert chunks[-2][0] < max(rows for rows, _ in chunks) / 4
+
+
+def test_without_weights_per_row_of_context_all_rows_cost_the_same() -> None:
+    assert RowCost().cost(10_000, 7) == 7
+    assert RowCost().rows(10_000, 7.5) == 7
+
+
 class FakeEvent:
     """Of a GPU on which chunks take what `seconds` says, and are done at once where it says so."""
 
@@ -78,28 +116,28 @@ def events(monkeypatch: pytest.MonkeyPatch) -> type[FakeEvent]:
 
 
 def test_a_chunk_is_told_of_when_the_next_one_comes(events: type[FakeEvent]) -> None:
-    seen: list[tuple[int, float]] = []
-    timer = ChunkTimer(lambda *chunk: seen.append(chunk), lambda *chunk: seen.append(chunk))
+    seen: list[tuple[int, float, float]] = []
+    timer = ChunkTimer(lambda *chunk: seen.append(chunk))
     for rows, seconds in ((1000, 0.02), (5, 0.01), (2, 0.0)):
-        assert timer.of(rows, lambda: "logits") == "logits"
+        assert timer.of(rows, 2.0 * rows, lambda: "logits") == "logits"
         events.seconds = seconds
-    assert seen == [(1000, 0.02)] * 2 + [(5, 0.01)] * 2
+    assert seen == [(1000, 2000.0, 0.02), (5, 10.0, 0.01)]
 
 
 def test_a_chunk_that_still_runs_is_not_waited_for(
     events: type[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "is_done", False)
-    seen: list[tuple[int, float]] = []
+    seen: list[tuple[int, float, float]] = []
     timer = ChunkTimer(lambda *chunk: seen.append(chunk))
     for _ in range(3):
-        assert timer.of(1000, lambda: 1) == 1
+        assert timer.of(1000, 1000.0, lambda: 1) == 1
     assert seen == []
 
 
 def test_a_chunk_that_was_recorded_says_nothing_of_the_next(events: type[FakeEvent]) -> None:
     """Or the pace would fall to a few rows whenever a graph is recorded, and more graphs would be for fewer rows."""
-    seen: list[tuple[int, float]] = []
+    seen: list[tuple[int, float, float]] = []
     records = iter([1, 1, 0, 1, 0])
     runner: Any = SimpleNamespace(firsts=0)
 
@@ -111,5 +149,5 @@ def test_a_chunk_that_was_recorded_says_nothing_of_the_next(events: type[FakeEve
     step = EngineStep.__new__(EngineStep)
     step.runner, step.timer = runner, ChunkTimer(lambda *chunk: seen.append(chunk))
     for rows in (1000, 1000, 900, 800, 700):
-        assert step._logits(rows, StepBatch(())) == [1]
-    assert [rows for rows, _ in seen] == [900]
+        assert step._logits(rows, float(rows), StepBatch(())) == [1]
+    assert [rows for rows, *_ in seen] == [900]
