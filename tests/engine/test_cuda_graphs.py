@@ -70,3 +70,24 @@ def test_where_recording_fails_every_step_runs_as_it_is(recordings: list[str]) -
     assert recordings == ["failed"]
     assert graphs.firsts == 3  # a, a that was to be recorded, b: from then on nothing gets faster
     assert graphs.problem == "operation not permitted when stream is capturing"
+
+
+def test_what_there_is_no_memory_to_record_runs_as_it_is_and_the_rest_is_recorded(
+    recordings: list[str],
+) -> None:
+    graphs, runs = Graphs(), []
+
+    def large() -> None:
+        if len(runs) == 1:
+            runs.append("no")
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        runs.append("large")
+
+    for _ in range(4):
+        graphs.run("large", large)
+    for _ in range(3):
+        graphs.run("small", lambda: runs.append("small"))
+    assert runs == ["large", "no", "large", "large", "large", "small", "small"]
+    assert recordings == ["failed", "done"]
+    assert graphs.firsts == 4
+    assert graphs.problem is None

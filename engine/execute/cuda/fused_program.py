@@ -61,7 +61,8 @@ class FusedDecoder:
     def __init__(
         self, network: Network, cache: KVCache, given: StepInput, pdl: bool, deterministic: bool = False
     ) -> None:
-        """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: without tensor cores."""
+        """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: many rows are steps of
+        FEW, so that each gets what it gets alone."""
         spec, heads = network.spec, network.spec.attention
         feed = spec.layers[0].feed_forward
         assert isinstance(feed, FeedForward)

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from models.load import is_out_of_memory
+
 Graph = torch.cuda.CUDAGraph
 
 
@@ -14,6 +16,8 @@ class Graphs:
     def __init__(self) -> None:
         self._graphs: dict[Hashable, Graph] = {}
         self._seen: set[Hashable] = set()
+        self._too_large: set[Hashable] = set()
+        """There was no memory to record them; others may fit."""
         self._pool: Any = None
         self.problem: str | None = None
         """Why recording failed; from then on every step runs as it is."""
@@ -29,7 +33,7 @@ class Graphs:
         graph = self._graphs.get(key)
         if key not in self._seen:
             self.firsts += 1
-        elif graph is None and self.problem is None:
+        elif graph is None and self.problem is None and key not in self._too_large:
             self.firsts += 1
             graph = self._record(key, step)
         if graph is not None:
@@ -47,6 +51,9 @@ class Graphs:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                self._too_large.add(key)
+                return None
             self.problem = (str(error).splitlines() or ["unknown"])[0][:200]
             return None
         self._graphs[key] = graph

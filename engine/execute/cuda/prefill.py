@@ -1,6 +1,6 @@
-"""Many rows through the layers by tensor cores, with one kernel for what lies between two products.
+"""Many rows through the layers by the library's products, with one kernel for what lies between two of them.
 
-The plain twin is `models/reference/decoder.py`. Prompts take it, and decode steps of more than eight rows
+The plain twin is `models/reference/decoder.py`. Prompts take it, and decode steps of more than 16 rows
 (`fused_program.py`).
 """
 
