@@ -110,3 +110,12 @@ def _check_heads(heads: int, kv_heads: int, dim: int) -> None:
         )
     if dim % 2:
         raise ModelError(f"head_dim {dim} is odd, but RoPE rotates pairs; the config is damaged.")
+
+
+def text_name(name: str) -> str | None:
+    """What a tensor is called where there are no images; None for what only images need."""
+    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
+        return None
+    if name.startswith("model.language_model."):
+        return name.replace("language_model.", "", 1)
+    return name.removeprefix("language_model.")

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from models.errors import ModelError
-from models.families.common import base_spec, base_spec_of_gguf
+from models.families.common import base_spec, base_spec_of_gguf, text_name
 from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
 from models.families.rope import rope_from_hf
@@ -189,15 +189,6 @@ _GGUF_NAMES = {
 }
 
 
-def _text_name(name: str) -> str | None:
-    """What a tensor is called where there are no images; None for what only images need."""
-    if name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector.")):
-        return None
-    if name.startswith("model.language_model."):
-        return name.replace("language_model.", "", 1)
-    return name.removeprefix("language_model.")
-
-
 FAMILY_2 = Family(
     architectures=("Gemma2ForCausalLM",),
     model_types=("gemma2",),
@@ -216,6 +207,6 @@ FAMILY_3 = Family(
     from_gguf=partial(_from_gguf, name="gemma3"),
     names=_NAMES,
     gguf_names=_GGUF_NAMES,
-    rename=_text_name,
+    rename=text_name,
     gguf_norm_offset=1.0,
 )

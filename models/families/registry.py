@@ -3,7 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
-from models.families import ernie, gemma, gpt2, granite, llama, olmo, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from models.families import (
+    ernie,
+    gemma,
+    gpt2,
+    granite,
+    llama,
+    mistral3,
+    olmo,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
 from models.files import ModelFiles, read_json
@@ -15,6 +28,7 @@ if TYPE_CHECKING:
 FAMILIES: tuple[Family, ...] = (
     qwen3.FAMILY,
     llama.FAMILY,
+    mistral3.FAMILY,
     qwen2.FAMILY,
     qwen3_moe.FAMILY,
     phi3.FAMILY,

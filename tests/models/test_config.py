@@ -60,6 +60,7 @@ LLAMA = {
     "tie_word_embeddings": True,
     "vocab_size": 128256,
 }
+MISTRAL_IMAGES = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {}}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "rope_scaling": None, "sliding_window": None}
 GGUF = {
     "general.architecture": "llama",
@@ -357,6 +358,7 @@ def test_gguf_rope_scaling_and_vocabulary() -> None:
         (GEMMA3, {"use_bidirectional_attention": True}, ["later tokens"]),
         (GEMMA3, {"rope_parameters": [1]}, ["rope_parameters", "object"]),
         (GEMMA3_IMAGES, {"text_config": 7}, ["text_config", "object"]),
+        (MISTRAL_IMAGES, {"text_config": {"model_type": "ministral3"}}, ["text part", "ministral3"]),
         (GPT2, {"activation_function": "mish"}, ["activation_function mish", "gelu_new"]),
         (GPT2, {"add_cross_attention": True}, ["another network"]),
         (GPT2, {"n_head": 7}, ["768", "7 heads"]),

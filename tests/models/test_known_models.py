@@ -53,6 +53,13 @@ MISTRAL_SMALL = MINISTRAL | {  # 24B-Instruct-2501
     "num_hidden_layers": 40,
     "sliding_window": None,
 }
+MISTRAL_SMALL_IMAGES = {  # 3.1-24B-Instruct-2503
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "model_type": "mistral3",
+    "text_config": {key: value for key, value in MISTRAL_SMALL.items() if key != "architectures"}
+    | {"model_type": "mistral"},
+    "vision_config": {"model_type": "pixtral"},
+}
 PHI_3_MINI = {  # 4k-instruct
     "architectures": ["Phi3ForCausalLM"],
     "hidden_size": 3072,
@@ -185,6 +192,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (TINYLLAMA, 1_100_048_384, set()),
         (MINISTRAL, 8_019_808_256, set()),
         (MISTRAL_SMALL, 23_572_403_200, set()),
+        (MISTRAL_SMALL_IMAGES, 23_572_403_200, set()),
         (PHI_3_MINI, 3_821_079_552, {Feature.WINDOW}),
         (PHI_4_MINI, 3_836_021_760, {Feature.PARTIAL_ROPE}),
         (OLMO_2, 7_298_617_344, OLMO_FEATURES),

@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Gemma3Config, GraniteConfig, MistralConfig, Olmo2Config, Phi3Config, Qwen2Config
+from transformers import (
+    Gemma3Config,
+    GraniteConfig,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen2Config,
+)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from models.errors import ModelError
@@ -261,6 +270,25 @@ def test_the_text_part_of_a_gemma_that_sees_images(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     network = load_model(files_of(tmp_path), dtype=torch.float32, device=CPU)
     assert_logits_close(run(network, TOKENS), run_reference(model, TOKENS))
+
+
+def test_the_text_part_of_a_mistral_that_sees_images(tmp_path: Path) -> None:
+    text = tiny(MistralConfig, head_dim=24, sliding_window=None)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = Mistral3Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    model = Mistral3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    network = load_model(files_of(tmp_path), dtype=torch.float32, device=CPU)
+    assert network.spec.architecture == "Mistral3ForConditionalGeneration"
+    assert_logits_close(run(network, TOKENS), run_reference(model, TOKENS))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in list(tensors):  # as transformers 5 itself calls them
+        new = name.replace("language_model.model.", "model.language_model.")
+        tensors[new.replace("language_model.lm_head", "lm_head")] = tensors.pop(name)
+    save_file(tensors, tmp_path / "model.safetensors")
+    newer = load_model(files_of(tmp_path), dtype=torch.float32, device=CPU)
+    assert torch.equal(run(newer, TOKENS), run(network, TOKENS))
 
 
 def test_what_differs_between_the_configs_reaches_the_logits(tmp_path: Path) -> None:
