@@ -1,5 +1,6 @@
 """Every family in the engine: prompts in small chunks, reused blocks, crossed windows, against transformers."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,16 @@ from tests.models.checkpoints import files_of, random_model, run_reference, writ
 from tests.models.families import FAMILIES
 
 CPU = torch.device("cpu")
-COUNT = 30
+COUNTS = (256, 30, 30)
 PROMPT = torch.randint(150, (70,), generator=torch.Generator().manual_seed(3)).tolist()
 PROMPTS = (PROMPT, PROMPT[:45], [*PROMPT[:61], 7, 8])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    network = load_model(
-        files_of(write_checkpoint(tmp_path, FAMILIES[name])), dtype=torch.float32, device=CPU
-    )
+    config = deepcopy(FAMILIES[name])
+    config.max_position_embeddings = 512
+    network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
     tokenizer = tiny_tokenizer()
     tokenizer.stop_ids = frozenset()
     engine = TinyEngine(  # not scripted: what computes is what `build` picks
@@ -37,15 +38,17 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
         max_chunk=8,
         threads=1,
     )
-    greedy = SamplingParams(temperature=0.0, max_tokens=COUNT)
+    answers = []
     try:
-        answers = [[event.token_id for event in engine.stream(prompt, greedy)][:COUNT] for prompt in PROMPTS]
+        for prompt, count in zip(PROMPTS, COUNTS, strict=True):
+            greedy = SamplingParams(temperature=0.0, max_tokens=count)
+            answers.append([event.token_id for event in engine.stream(prompt, greedy)][:count])
         engine.check()
     finally:
         engine.close()
-    model = random_model(FAMILIES[name])
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
-        assert len(answer) == COUNT
+    model = random_model(config)
+    for prompt, count, answer in zip(PROMPTS, COUNTS, answers, strict=True):
+        assert len(answer) == count
         # One pass over prompt and answer: each token is the best after those before it.
         logits = run_reference(model, prompt + answer)[len(prompt) - 1 : -1]
         assert logits.argmax(-1).tolist() == answer
