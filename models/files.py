@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,25 @@ from models.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The local files of one model: a folder in Hugging Face layout, or one GGUF file."""
+    """The local files of one model: a folder in Hugging Face layout, or a GGUF file."""
 
     name: str
     """What people call it: "smollm2", "Qwen/Qwen3-0.6B", the folder's or file's name."""
     folder: Path | None = None
     """Holds config.json, *.safetensors, tokenizer.json, ...; None for a GGUF model."""
     gguf: Path | None = None
-    """The GGUF file (brings config, tokenizer and weights); None for a folder."""
+    """The GGUF file (brings config, tokenizer and weights), of several parts the first; None for a folder."""
+
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+def gguf_parts(name: str) -> list[str]:
+    """All files of the GGUF model that the file `name` belongs to, in order; `name` alone where it is no part."""
+    match = _PART.fullmatch(name)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]):
+        return [name]
+    return [f"{match[1]}-{number:05d}-of-{match[3]}.gguf" for number in range(1, int(match[3]) + 1)]
 
 
 def read_json(path: Path) -> dict[str, Any]:

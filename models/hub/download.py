@@ -15,6 +15,7 @@ from threading import Thread
 from urllib.parse import unquote
 
 from models.errors import ModelError
+from models.files import gguf_parts
 from models.hub.cache import RepoCache, repositories
 from models.hub.fetching import Meter, locked, need_space, size_of, storage_error
 from models.hub.transfer import Connection, Listing, RemoteFile, Unreachable, partial
@@ -125,14 +126,14 @@ def select(paths: Collection[str], model: HubModel) -> list[str]:
     if model.file is not None:
         if model.file not in paths:
             raise ModelError(f"{repo} has no file {model.file}.{_choices(paths, repo)}")
-        return [_whole(model.file, repo)]
+        return _parts(model.file, paths, repo)
     weights = [path for path in paths if "/" not in path and path.endswith(".safetensors")]
     # consolidated.*: the same weights once more, in another layout.
     weights = sorted(path for path in weights if not path.startswith(("consolidated", "adapter_")))
     if not weights:
-        files = [path for path in paths if path.endswith(".gguf")]
+        files = _gguf_files(paths)
         if len(files) == 1:
-            return [_whole(files[0], repo)]
+            return _parts(files[0], paths, repo)
         if files:
             raise ModelError(f"{repo} has several GGUF files; choose one.{_choices(paths, repo)}")
         if any(path.endswith(PICKLE_SUFFIXES) for path in paths):
@@ -208,8 +209,7 @@ def cached_models() -> list[tuple[HubModel, Path, int]]:
         revisions |= {commit: name for name, commit in cache.revisions().items() if name == "main"}
         for commit in cache.snapshots():
             listing = cache.listing(commit) or cache.local_listing(commit)
-            files = [path for path in listing.files if path.endswith(".gguf")]
-            for file in (None, *sorted(files)):
+            for file in (None, *_gguf_files(listing.files)):
                 model = HubModel(cache.repo, revisions.get(commit, commit), file)
                 path = _complete(cache, commit, model, listing) or _fetched_elsewhere(cache, commit, model)
                 # A repository with a single GGUF file stands in the list under that file's name.
@@ -230,7 +230,8 @@ def remove(model: HubModel) -> int:
             if model.file is None:
                 cache.remove_commit(commit)
             else:
-                cache.remove_file(commit, model.file)
+                for part in gguf_parts(model.file):
+                    cache.remove_file(commit, part)
     return before - cache.bytes()
 
 
@@ -239,7 +240,8 @@ def held_bytes(model: HubModel) -> int:
     cache = RepoCache(Settings.read().cache, model.repo)
     if model.file is None and model.revision == "main":
         return cache.bytes()
-    return sum(cache.commit_bytes(commit, model.file) for commit in _commits(cache, model))
+    files = [None] if model.file is None else gguf_parts(model.file)
+    return sum(cache.commit_bytes(commit, file) for commit in _commits(cache, model) for file in files)
 
 
 def _commits(cache: RepoCache, model: HubModel) -> list[str]:
@@ -354,17 +356,23 @@ def _absent(cache: RepoCache, model: HubModel) -> str:
     return f"{model.name} {state} and the network is off; connect once and run: chatterm pull {model.name}"
 
 
-def _whole(file: str, repo: str) -> str:
-    """`file`, unless it is one part of a split GGUF."""
-    if re.search(r"-\d{5}-of-\d{5}\.gguf$", file):
+def _gguf_files(paths: Collection[str]) -> list[str]:
+    """The GGUF files that are models; of those in several parts the first."""
+    return sorted({gguf_parts(path)[0] for path in paths if path.endswith(".gguf")})
+
+
+def _parts(file: str, paths: Collection[str], repo: str) -> list[str]:
+    """All parts of a GGUF model. Raises ModelError where one is missing."""
+    parts = gguf_parts(file)
+    if lost := [part for part in parts if part not in paths]:
         raise ModelError(
-            f"{file} of {repo} is one part of a split GGUF, which is not supported; name a single file."
+            f"{repo} lacks {lost[0]}, a part of {parts[0]}; the model has to be fixed on the Hub."
         )
-    return file
+    return parts
 
 
 def _choices(paths: Collection[str], repo: str) -> str:
     """Some GGUF files of a repository, as a person would name them."""
-    files = sorted(path for path in paths if path.endswith(".gguf"))
+    files = _gguf_files(paths)
     more = f" and {len(files) - 4} more" if len(files) > 4 else ""
     return f" It has {', '.join(f'hf.co/{repo}/{file}' for file in files[:4])}{more}." if files else ""

@@ -94,7 +94,7 @@ def _describe_gguf(files: ModelFiles, path: Path) -> ModelFacts:
         [(tensor.kind.name, math.prod(tensor.shape)) for tensor in file.tensors.values()],
         file.metadata.get(f"{named}.context_length"),
         bool(file.metadata.get("tokenizer.chat_template")),
-        [path],
+        sorted({tensor.path for tensor in file.tensors.values()} | {file.path}),
     )
 
 

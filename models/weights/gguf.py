@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from models.errors import ModelError
+from models.files import gguf_parts
 from models.weights.block_formats import Kind
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -41,22 +42,52 @@ class GGUFTensor:
     kind: Kind
     data: Bytes
     """The bytes, memory-mapped, [rows, bytes a row]; a row is the last dimension."""
+    path: Path
     offset: int
-    """Where they begin in the file."""
+    """The file that has them, and where they begin in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """A parsed header. The file stays mapped as long as a tensor's data is referenced."""
+    """A parsed header, or those of all parts. Files stay mapped as long as a tensor's data is referenced."""
 
     path: Path
+    """Of several parts the first, which has the metadata."""
     metadata: dict[str, Any]
     """Numbers, booleans, strings and lists of them, by key."""
     tensors: dict[str, GGUFTensor]
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Parse the header of a GGUF file. Raises ModelError when it is no GGUF file, damaged or incomplete."""
+    """Parse the header of a GGUF file, with those of the others where it is one part of a model.
+
+    Raises ModelError when it is no GGUF file, damaged or incomplete.
+    """
+    file = _read(path)
+    count = file.metadata.get("split.count", 1)
+    if count in (0, 1):
+        return file
+    names = gguf_parts(path.name)
+    if len(names) != count:
+        raise ModelError(
+            f"{path} is one part of a model, and its name does not say which; the parts must have the names they were "
+            "downloaded with, like NAME-00001-of-00002.gguf."
+        )
+    if lost := [name for name in names if not path.with_name(name).exists()]:
+        raise ModelError(f"{path.with_name(lost[0])} is missing, a part of the model; download it again.")
+    tensors: dict[str, GGUFTensor] = {}
+    parts = [file if name == path.name else _read(path.with_name(name)) for name in names]
+    for number, part in enumerate(parts):
+        said = part.metadata.get("split.no"), part.metadata.get("split.count")
+        if said != (number, count) or not tensors.keys().isdisjoint(part.tensors):
+            raise ModelError(f"{part.path} does not belong to {parts[0].path.name}; download both again.")
+        tensors |= part.tensors
+    if parts[0].metadata.get("split.tensors.count", len(tensors)) != len(tensors):
+        raise ModelError(f"The parts of {parts[0].path} lack some of its tensors; download them again.")
+    return GGUFFile(parts[0].path, parts[0].metadata, tensors)
+
+
+def _read(path: Path) -> GGUFFile:
     try:
         with path.open("rb") as file:
             mapped = mmap(file.fileno(), 0, access=ACCESS_READ)
@@ -160,10 +191,6 @@ def _parse(path: Path, mapped: mmap) -> GGUFFile:
         if key in metadata:
             raise ValueError(f"the key {key[:80]} appears twice")
         metadata[key] = cursor.value(cursor.number("I"))
-    if metadata.get("split.count", 0) not in (0, 1):
-        raise ModelError(
-            f"{path} is one part of a split model; merge the parts with llama-gguf-split --merge."
-        )
     headers = [_tensor_header(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
@@ -174,7 +201,7 @@ def _parse(path: Path, mapped: mmap) -> GGUFFile:
     for name, shape, number, offset in headers:
         if name in tensors:
             raise ValueError(f"the tensor {name[:80]} appears twice")
-        tensors[name] = _tensor(name, shape, number, data, start + offset)
+        tensors[name] = _tensor(path, name, shape, number, data, start + offset)
     return GGUFFile(path, metadata, tensors)
 
 
@@ -187,7 +214,9 @@ def _tensor_header(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, cursor.number("I"), cursor.number("Q")
 
 
-def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset: int) -> GGUFTensor:
+def _tensor(
+    path: Path, name: str, shape: tuple[int, ...], number: int, data: Bytes, offset: int
+) -> GGUFTensor:
     try:
         kind = Kind(number)
     except ValueError:
@@ -202,4 +231,4 @@ def _tensor(name: str, shape: tuple[int, ...], number: int, data: Bytes, offset:
     if offset + rows * row_bytes > len(data):
         raise ValueError(f"{name[:80]} runs past the end of the file")
     packed = data[offset : offset + rows * row_bytes].reshape(rows, row_bytes)
-    return GGUFTensor(name, shape, kind, packed, offset)
+    return GGUFTensor(name, shape, kind, packed, path, offset)

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -33,7 +32,7 @@ def stored_tensors(
     for kind in {tensor.kind for tensor in file.tensors.values()}:
         _check_kind(kind)
     return [
-        _stored(file.path, tensor, interleaved.get(name))
+        _stored(tensor, interleaved.get(name))
         for name, tensor in file.tensors.items()
         if name not in _IN_CONFIG
     ]
@@ -51,7 +50,7 @@ def _check_kind(kind: Kind) -> None:
         ) from None
 
 
-def _stored(path: Path, tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
+def _stored(tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
     order = None if head_dim is None else _row_order(tensor.shape[0], head_dim)
 
     def copy_into(out: Tensor) -> None:
@@ -75,12 +74,12 @@ def _stored(path: Path, tensor: GGUFTensor, head_dim: int | None) -> StoredTenso
         tensor.shape,
         tensor.data.nbytes,
         copy_into,
-        _extent(path, tensor, order),
+        _extent(tensor, order),
         lambda: chunks(tensor.data, tensor.kind, order),
         Blocks(tensor.kind, rows) if packed else None,
         None
         if len(tensor.shape) == 1 and tensor.kind.block > 1
-        else lambda start, count: _stored(path, _rows(tensor, start, count), None),
+        else lambda start, count: _stored(_rows(tensor, start, count), None),
     )
 
 
@@ -92,7 +91,7 @@ def _rows(tensor: GGUFTensor, start: int, count: int) -> GGUFTensor:
         data, size, width = tensor.data[:, start * size : (start + count) * size], size, ()
     else:
         data, size = tensor.data[start : start + count], tensor.data.shape[1]
-    return GGUFTensor(tensor.name, (count, *width), kind, data, tensor.offset + start * size)
+    return GGUFTensor(tensor.name, (count, *width), kind, data, tensor.path, tensor.offset + start * size)
 
 
 def _view(data: Bytes) -> Tensor:
@@ -102,12 +101,12 @@ def _view(data: Bytes) -> Tensor:
         return torch.from_numpy(data)
 
 
-def _extent(path: Path, tensor: GGUFTensor, order: Order | None) -> Extent | None:
+def _extent(tensor: GGUFTensor, order: Order | None) -> Extent | None:
     decode = decoder(tensor.kind)
     if decode is None:
         return None
     return Extent(
-        path,
+        tensor.path,
         tensor.offset,
         tensor.data.nbytes,
         math.prod(tensor.shape),

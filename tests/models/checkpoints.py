@@ -239,15 +239,16 @@ def write_gguf(
     rope_factors: list[float] | None = None,
     long_factors: list[float] | None = None,
     metadata: dict[str, Any] | None = None,
+    most_tensors: int = 0,
 ) -> Path:
     """Write a transformers model as GGUF, under the names of the gguf package's tables; returns the path.
 
     Matrices are of the type `quantization`, or of the one it has for their GGUF name (`attn_q`). What the gguf
-    package cannot quantise becomes random blocks.
+    package cannot quantise becomes random blocks. With `most_tensors` it is written in parts of so many.
     """
     config = model.config
     arch = _GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=most_tensors)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

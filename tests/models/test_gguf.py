@@ -12,6 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from models.errors import ModelError
 from models.families.registry import load_spec
+from models.files import ModelFiles
+from models.hub.inspect import describe
 from models.load import _read, fill_network, load_model, match
 from models.network import ExpertWeights
 from models.progress import Progress
@@ -312,7 +314,7 @@ def test_a_wrong_shape_is_told_with_the_right_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({"split.count": 3}, "split model"),
+        ({"split.count": 3}, "its name does not say which"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"general.alignment": 48}, "alignment 48"),
@@ -321,6 +323,43 @@ def test_a_wrong_shape_is_told_with_the_right_one(tmp_path: Path) -> None:
 def test_metadata_that_asks_for_too_much(metadata: dict[str, Any], words: str, tmp_path: Path) -> None:
     model = random_model(tiny_llama(num_hidden_layers=1))
     assert words in refusal(write_gguf(tmp_path / "model.gguf", model, metadata=metadata))
+
+
+def in_parts(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    model = random_model(tiny_llama(num_hidden_layers=1))
+    write_gguf(folder / "tiny.gguf", model, Kind.Q8_0, most_tensors=5)
+    return sorted(folder.iterdir())
+
+
+def test_a_model_in_several_files_is_the_same_as_in_one(tmp_path: Path) -> None:
+    model = random_model(tiny_llama(num_hidden_layers=1))
+    whole = write_gguf(tmp_path / "model.gguf", model, Kind.Q8_0)
+    parts = in_parts(tmp_path)
+    assert [part.name for part in parts] == [f"tiny-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    expected = load_model(ModelFiles("one", gguf=whole), dtype=torch.float32, device=CPU)
+    for part in parts:  # any of them names the model
+        found = load_model(ModelFiles("some", gguf=part), dtype=torch.float32, device=CPU)
+        assert torch.equal(run(found, TOKENS), run(expected, TOKENS))
+    described = describe(ModelFiles("some", gguf=parts[1]))
+    assert described.supported
+    assert [name for name, _ in described.files] == [part.name for part in parts]
+    assert described.parameters == describe(ModelFiles("one", gguf=whole)).parameters
+
+
+def test_parts_that_do_not_make_a_model_are_refused(tmp_path: Path) -> None:
+    first, second, third = in_parts(tmp_path)
+    kept = {path: path.read_bytes() for path in (first, second, third)}
+    third.unlink()
+    assert f"{third.name} is missing" in refusal(first)
+    third.write_bytes(kept[second])
+    assert f"{third} does not belong to {first.name}" in refusal(second)
+    third.write_bytes(kept[third][: len(kept[third]) // 2])
+    assert "damaged or incomplete" in refusal(second)
+    third.rename(third.with_name("other.gguf"))
+    third.with_name("other.gguf").write_bytes(kept[third])
+    assert "its name does not say which" in refusal(third.with_name("other.gguf"))
 
 
 def test_impossible_rope_factors(tmp_path: Path) -> None:

@@ -291,10 +291,28 @@ def test_a_repository_with_a_single_gguf_file_needs_no_file_name(server: HubServ
     assert [model.name for model in local_models()] == ["hf.co/acme/one/one.gguf"]
 
 
-def test_a_split_gguf_is_refused(server: HubServer) -> None:
-    server.repo("acme/split", {"m-00001-of-00002.gguf": b"GGUF", "m-00002-of-00002.gguf": b"GGUF"})
-    with pytest.raises(ModelError, match="one part of a split GGUF"):
-        resolve("hf.co/acme/split/m-00001-of-00002.gguf")
+def test_a_gguf_in_several_files_is_one_model(server: HubServer) -> None:
+    parts = {f"big/m-0000{i}-of-00003.gguf": b"GGUF%d" % i for i in (1, 2, 3)}
+    server.repo("acme/split", parts | {"small.gguf": b"GGUF", "README.md": b"x"})
+    with pytest.raises(
+        ModelError, match=r"several GGUF files.*big/m-00001-of-00003\.gguf, hf\.co/acme/split/small"
+    ):
+        resolve("acme/split")
+    files = resolve("hf.co/acme/split/big/m-00002-of-00003.gguf")
+    assert files.gguf is not None
+    assert files.gguf.name == "m-00001-of-00003.gguf"
+    assert sorted(path.name for path in files.gguf.parent.iterdir()) == [name[4:] for name in parts]
+    (model,) = local_models()
+    assert (model.name, model.bytes) == ("hf.co/acme/split/big/m-00001-of-00003.gguf", 15)
+    assert resolve(model.name, offline=True).gguf == files.gguf
+    assert remove(model.name) >= 15
+    assert local_models() == []
+
+
+def test_a_gguf_that_lacks_a_part_is_refused(server: HubServer) -> None:
+    server.repo("acme/split", {"m-00001-of-00002.gguf": b"GGUF", "README.md": b"x"})
+    with pytest.raises(ModelError, match=r"lacks m-00002-of-00002\.gguf"):
+        resolve("acme/split")
 
 
 def test_a_mirror_that_lists_no_sizes(server: HubServer) -> None:
