@@ -11,8 +11,10 @@ from engine.attention.flash import FlashBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, unsupported
+from engine.execute.cpu.products import NativeProduct
 from engine.execute.cuda.graphs import Graphs
 from engine.kernels.native.library import Pool
+from engine.kernels.native.library import problem as native_problem
 from models.network import Network
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder as Reference
@@ -60,6 +62,9 @@ class Runner:
         if reason is None:
             self._pool = Pool(threads)
             self._native = NativeDecoder(network, cache, self._pool)
+        elif network.is_quantized and native_problem() is None:
+            self._pool = Pool(threads)
+            self._model = Reference(network, NativeProduct(network, self._pool))
         return reason
 
     @torch.inference_mode()

@@ -1,6 +1,6 @@
 """Any `Network` in plain torch, on any device: the truth that every faster executor is tested against."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from models.network import (
     Linear,
     Network,
     NormWeights,
+    Weight,
 )
 from models.reference.attention import Attention
 from models.reference.products import choose_product
@@ -25,6 +26,9 @@ from models.spec import Attention as AttentionSpec
 
 Rotation = tuple[Tensor, Tensor]
 """cos and signed sin of the step's positions, [T, 1, rotated numbers] each."""
+
+QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
+"""(x [T, columns], the parts of a layer, its bias) -> [T, rows of all parts], in the dtype of x."""
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -40,11 +44,12 @@ class Decoder:
     Call it under torch.inference_mode().
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, quantized: QuantizedProduct | None = None) -> None:
+        """`quantized` computes the products with quantised weights (None: TiledProduct)."""
         self.network = network
         self.spec = network.spec
         self._product = choose_product(network.dtype, network.device)
-        self._tiled = TiledProduct(network.dtype) if network.is_quantized else None
+        self._quantized = quantized or (TiledProduct(network.dtype) if network.is_quantized else None)
 
     @property
     def positions(self) -> int:
@@ -164,8 +169,8 @@ class Decoder:
         """[T, columns] -> [T, rows]"""
         if linear.is_plain:
             return self._product(x, linear.weight, linear.bias)
-        assert self._tiled is not None
-        return self._tiled(x, linear.parts, linear.bias)
+        assert self._quantized is not None
+        return self._quantized(x, linear.parts, linear.bias)
 
 
 def _activated(spec: FeedForward, inner: Tensor) -> Tensor:

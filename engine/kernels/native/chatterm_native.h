@@ -90,6 +90,7 @@ struct ct_span {
 
 struct ct_pool;
 struct ct_decoder;
+struct ct_multiplier;
 
 // The sources that the library was made from; a binding that knows another hash must not use it.
 const char* ct_source_hash();
@@ -118,6 +119,14 @@ void ct_decoder_destroy(ct_decoder* decoder);
 // What products with quantised weights read is rounded to int8 by 32 numbers. A row's K, V and logits are the same to
 // the bit however a sequence is split into spans, and whatever is beside it.
 const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits);
+
+// Products by themselves, `rows` at a time, of layers of up to `columns` columns. Null when memory is short.
+ct_multiplier* ct_multiplier_create(ct_pool* pool, int32_t variant, int32_t columns, int32_t rows);
+void ct_multiplier_destroy(ct_multiplier* multiplier);
+// x fp32 [count, columns] -> out fp32 [count, rows of the layer]: the bits of a row are the same whatever is beside it.
+// What a quantised weight is multiplied with is rounded to int8 by 32 numbers. False for what cannot be multiplied; one
+// call at a time for a pool.
+int32_t ct_multiplier_run(ct_multiplier* multiplier, const ct_linear* linear, int32_t count, const float* x, float* out);
 
 // For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
 // false for what cannot be multiplied.

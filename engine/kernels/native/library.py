@@ -104,6 +104,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "ct_decoder_destroy": (None, (_Pointer,)),
     "ct_decoder_run": (ctypes.c_char_p, (_Pointer, ctypes.POINTER(Span), _Int, _Pointer)),
+    "ct_multiplier_create": (_Pointer, (_Pointer, _Int, _Int, _Int)),
+    "ct_multiplier_destroy": (None, (_Pointer,)),
+    "ct_multiplier_run": (_Int, (_Pointer, ctypes.POINTER(Linear), _Int, _Pointer, _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
 }

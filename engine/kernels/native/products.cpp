@@ -1,4 +1,5 @@
-// Single products and single rows: what tests and benchmarks ask for.
+// Products by themselves, for a network that is otherwise computed elsewhere, and what tests and benchmarks ask for.
+#include <memory>
 #include <new>
 
 #include "multiply.h"
@@ -6,51 +7,85 @@
 
 using namespace chatterm;
 
+struct ct_multiplier {
+  ct_multiplier(Pool& team, const Kernels& chosen, int32_t widest, int32_t most)
+      : pool(team), kernels(chosen), columns(widest), rows(most), room(most, widest) {
+    for (int32_t thread = 0; thread < pool.size(); ++thread) {
+      multipliers.emplace_back(kernels, widest, most);
+      tiles.emplace_back((up_to(most, TILE) * PANEL + PIECE) * sizeof(float));
+    }
+  }
+
+  Pool& pool;
+  const Kernels& kernels;
+  const int32_t columns, rows;
+  InputsRoom room;
+  std::vector<Multiplier> multipliers;
+  std::vector<Buffer> tiles;
+};
+
 namespace {
 
 struct Products {
-  Pool& pool;
-  const Kernels& kernels;
-  const ct_linear linear;
-  const float* given;
+  ct_multiplier& means;
+  const ct_linear& linear;
   Inputs x;
-  std::vector<Multiplier>& multipliers;
-  std::vector<Buffer>& tiles;
   float* out;
 };
 
 void multiply(void* given, int32_t thread) {
   auto& job = *static_cast<Products*>(given);
+  ct_multiplier& means = job.means;
   const int32_t columns = job.x.columns;
-  for (int32_t r = job.pool.claim(); r < job.x.rows && forms_of(job.linear) & FORM_INT8; r = job.pool.claim()) {
-    job.kernels.quantize(job.given + int64_t(r) * columns, r, 0, columns, job.x);
+  for (int32_t r = means.pool.claim(); r < job.x.rows && forms_of(job.linear) & FORM_INT8; r = means.pool.claim()) {
+    means.kernels.quantize(job.x.x + int64_t(r) * columns, r, 0, columns, job.x);
   }
-  job.pool.barrier();
-  multiply_share(job.pool, job.multipliers[size_t(thread)], job.linear, job.x, thread, row_of(job.linear, 0),
-                 job.tiles[size_t(thread)].as<float>(), job.out, false);
+  means.pool.barrier();
+  multiply_share(means.pool, means.multipliers[size_t(thread)], job.linear, job.x, thread, row_of(job.linear, 0),
+                 means.tiles[size_t(thread)].as<float>(), job.out, false);
+}
+
+bool fits(const ct_linear& linear, int32_t widest) {
+  if (linear.count < 1 || linear.count > 3) return false;
+  for (int32_t p = 0; p < linear.count; ++p) {
+    const ct_matrix& part = linear.parts[p];
+    if (!is_sound(part) || part.columns != linear.parts[0].columns || part.columns > widest) return false;
+  }
+  return true;
 }
 
 }  // namespace
 
+ct_multiplier* ct_multiplier_create(ct_pool* pool, int32_t variant, int32_t columns, int32_t rows) {
+  const Kernels* kernels = kernels_of(variant);
+  if (kernels == nullptr || columns < 1 || rows < 1) return nullptr;
+  try {
+    return new ct_multiplier(pool->pool, *kernels, columns, rows);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void ct_multiplier_destroy(ct_multiplier* multiplier) { delete multiplier; }
+
+int32_t ct_multiplier_run(ct_multiplier* multiplier, const ct_linear* linear, int32_t count, const float* x, float* out) {
+  if (count < 1 || !fits(*linear, multiplier->columns)) return 0;
+  const int32_t columns = linear->parts[0].columns, outputs = rows_of(*linear);
+  for (int32_t done = 0; done < count; done += multiplier->rows) {
+    const int32_t rows = count - done < multiplier->rows ? count - done : multiplier->rows;
+    Products job{*multiplier, *linear, multiplier->room.of(rows, columns), out + int64_t(done) * outputs};
+    job.x.x = x + int64_t(done) * columns;
+    multiplier->pool.run(multiply, &job);
+  }
+  return 1;
+}
+
 int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x,
                     float* out) {
-  const Kernels* kernels = kernels_of(variant);
-  if (kernels == nullptr || count < 1 || !is_sound(*matrix)) return 0;
-  try {
-    InputsRoom room(count, matrix->columns);
-    std::vector<Multiplier> multipliers;
-    std::vector<Buffer> tiles;
-    for (int32_t thread = 0; thread < pool->pool.size(); ++thread) {
-      multipliers.emplace_back(*kernels, matrix->columns, count);
-      tiles.emplace_back((up_to(count, TILE) * PANEL + PIECE) * sizeof(float));
-    }
-    Products job{pool->pool, *kernels, {{*matrix}, nullptr, 1, 0}, x, room.of(count, matrix->columns), multipliers, tiles, out};
-    job.x.x = x;
-    pool->pool.run(multiply, &job);
-    return 1;
-  } catch (const std::bad_alloc&) {
-    return 0;
-  }
+  if (count < 1 || !is_sound(*matrix)) return 0;
+  std::unique_ptr<ct_multiplier> multiplier(ct_multiplier_create(pool, variant, matrix->columns, count));
+  const ct_linear linear{{*matrix}, nullptr, 1, 0};
+  return multiplier != nullptr && ct_multiplier_run(multiplier.get(), &linear, count, x, out);
 }
 
 int32_t ct_dequantize_row(const ct_matrix* matrix, int32_t row, float* out) {

@@ -1,0 +1,52 @@
+"""Products with quantised weights by the native kernels, for networks of which they know nothing else.
+
+The plain twin is `models.reference.tiled.TiledProduct`. Inputs are rounded to int8, by 32 numbers with a common scale.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.execute.cpu.executor import matrix_of
+from engine.kernels.native import library as native
+from engine.kernels.native.library import NativeError, Pool
+from models.network import Linear, Network, Weight
+
+ROWS = 128
+"""Rows that are multiplied at once: more share the unpacking of a weight no better, and leave the cache."""
+
+
+class NativeProduct:
+    """Products of the layers of a network. The bits of a row are the same whatever is beside it."""
+
+    def __init__(self, network: Network, pool: Pool) -> None:
+        """Raises NativeError when they cannot be had."""
+        self._pool = pool
+        self._functions = pool.library.functions
+        self._layers: dict[int, tuple[Sequence[Weight], native.Linear]] = {}
+        widest = max(layer.columns for layer in network.parts(Linear))
+        with pool.held() as handle:
+            self._handle = self._functions.ct_multiplier_create(handle, pool.library.best, widest, ROWS)
+        if not self._handle:
+            raise NativeError("memory is short")
+        weakref.finalize(self, self._functions.ct_multiplier_destroy, self._handle).atexit = False
+
+    def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
+        """As `TiledProduct.__call__`."""
+        _, layer = self._layers.get(id(weights)) or self._layers.setdefault(id(weights), (weights, _layer(weights)))
+        given = x.to(torch.float32).contiguous()
+        out = torch.empty(len(x), sum(weight.rows for weight in weights))
+        with self._pool.held():
+            done = self._functions.ct_multiplier_run(self._handle, layer, len(x), given.data_ptr(), out.data_ptr())
+        if not done:
+            raise NativeError("a layer has a type or a shape without kernels")
+        if bias is not None:
+            out += bias
+        return out.to(x.dtype)
+
+
+def _layer(weights: Sequence[Weight]) -> native.Linear:
+    return native.Linear((native.Matrix * 3)(*map(matrix_of, weights)), None, len(weights))
