@@ -27,19 +27,20 @@ class Store:
     """The tensors of a network by their group (see models/weights/slots.py)."""
 
     plain: dict[str, Tensor] = field(default_factory=dict)
-    blocks: dict[str, dict[int, Weight]] = field(default_factory=dict)
-    """Of a quantised layer its parts, by the row at which they begin."""
+    blocks: dict[tuple[str, int | None], dict[int, Weight]] = field(default_factory=dict)
+    """Of a quantised layer (of an expert, with its number) its parts, by the row at which they begin."""
 
-    def linear(self, group: str, split_columns: bool = False) -> Linear:
-        """The layer of a group, with its bias if it has one."""
+    def linear(self, group: str, split_columns: bool = False, expert: int | None = None) -> Linear:
+        """The layer of a group, or of one expert in it, with its bias if it has one."""
         bias = self.plain.get(f"{group}.bias")
-        if group_blocks := self.blocks.get(f"{group}.weight"):
-            return Linear(tuple(part for _, part in sorted(group_blocks.items())), bias)
-        return Linear((self.weight(group, split_columns),), bias)
-
-    def weight(self, group: str, split_columns: bool = False) -> Weight:
-        """The plain numbers of a group."""
-        return Weight.plain(self.plain[f"{group}.weight"], "columns" if split_columns else "rows")
+        if bias is not None and expert is not None:
+            bias = bias[expert]
+        if parts := self.blocks.get((f"{group}.weight", expert)):
+            return Linear(tuple(part for _, part in sorted(parts.items())), bias)
+        numbers = self.plain[f"{group}.weight"]
+        if expert is not None:
+            numbers = numbers[expert]
+        return Linear((Weight.plain(numbers, "columns" if split_columns else "rows"),), bias)
 
     def norm(self, group: str, spec: Norm | None) -> NormWeights | None:
         """The norm of a group, where there is one."""
@@ -97,15 +98,14 @@ def _feed_forward(store: Store, at: str, spec: Layer) -> FeedForwardWeights | Ex
         return _dense(store, at)
     return ExpertWeights(
         router=store.linear(f"{at}router"),
-        gate_up=store.weight(f"{at}experts.gate_up"),
-        down=store.weight(f"{at}experts.down", split_columns=True),
-        gate_up_bias=store.plain.get(f"{at}experts.gate_up.bias"),
-        down_bias=store.plain.get(f"{at}experts.down.bias"),
+        experts=tuple(_dense(store, f"{at}experts.", expert) for expert in range(feed.count)),
         selection_bias=store.plain.get(f"{at}selection_bias"),
         shared=_dense(store, f"{at}shared.") if feed.shared is not None else None,
         shared_gate=store.linear(f"{at}shared_gate") if feed.shared_gate else None,
     )
 
 
-def _dense(store: Store, at: str) -> FeedForwardWeights:
-    return FeedForwardWeights(store.linear(f"{at}gate_up"), store.linear(f"{at}down", split_columns=True))
+def _dense(store: Store, at: str, expert: int | None = None) -> FeedForwardWeights:
+    return FeedForwardWeights(
+        store.linear(f"{at}gate_up", expert=expert), store.linear(f"{at}down", True, expert)
+    )

@@ -56,8 +56,6 @@ def load_model(
     kinds = choose_kinds(tensors, places, quantize, device)
     if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
         on_note(note)
-    if kinds and on_note is not None and (note := _experts_note(tensors, places, dtype)):
-        on_note(note)
     return fill_network(
         spec,
         tensors,
@@ -101,20 +99,6 @@ def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
         norm_offset=family.gguf_norm_offset,
     )
     return spec, list(tensors), family.gguf_names
-
-
-def _experts_note(
-    tensors: Iterable[StoredTensor], places: Mapping[str, Slot], dtype: torch.dtype
-) -> str | None:
-    """One line for people where quantised experts are expanded."""
-    found = [t for t in tensors if t.blocks and t.name in places and places[t.name].expert is not None]
-    if not found:
-        return None
-    held = sum(prod(tensor.shape) for tensor in found) * dtype.itemsize
-    return (
-        f"The experts of this file are expanded: they take {bytes_text(held)} of memory, "
-        f"{bytes_text(sum(tensor.nbytes for tensor in found))} in the file."
-    )
 
 
 def fill_network(
@@ -207,7 +191,7 @@ class _Filling:
             if kind is not None:
                 data = packed_rows(tensor, kind)
                 _touch(data)
-                self.store.blocks.setdefault(slot.group, {})[slot.start] = Weight(
+                self.store.blocks.setdefault((slot.group, slot.expert), {})[slot.start] = Weight(
                     data, kind, slot.rows, slot.shape[1]
                 )
                 self._advance(tensor.nbytes)

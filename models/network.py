@@ -19,7 +19,7 @@ PLAIN = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A matrix [rows, columns], or [experts, rows, columns], as plain numbers or in blocks (weights/quantized.py)."""
+    """A matrix [rows, columns], as plain numbers or in blocks (weights/quantized.py)."""
 
     data: Tensor
     """Plain numbers in that shape, or uint8 [rows, bytes a row]: perhaps memory that must not be written."""
@@ -33,7 +33,7 @@ class Weight:
 
     @classmethod
     def plain(cls, data: Tensor, split: Axis = "rows") -> "Weight":
-        """Plain numbers [..., rows, columns]. Raises KeyError for a dtype that is no format."""
+        """Plain numbers [rows, columns]. Raises KeyError for a dtype that is no format."""
         return cls(data, PLAIN[data.dtype], data.shape[-2], data.shape[-1], split=split)
 
     @property
@@ -111,15 +111,10 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWeights:
-    """The router, and all experts: gate_up [experts, 2 size, hidden], down [experts, hidden, size]."""
+    """The router, and all experts. Plain ones are views of one tensor [experts, rows, columns] each."""
 
     router: Linear
-    gate_up: Weight
-    down: Weight
-    gate_up_bias: Tensor | None = None
-    """[experts, 2 size]"""
-    down_bias: Tensor | None = None
-    """[experts, hidden]"""
+    experts: tuple[FeedForwardWeights, ...]
     selection_bias: Tensor | None = None
     """fp32 [experts]"""
     shared: FeedForwardWeights | None = None

@@ -137,12 +137,6 @@ class Decoder:
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights, x: Tensor) -> Tensor:
         return self._linear(weights.down, _activated(spec, self._linear(weights.gate_up, x)))
 
-    def _feed_expert(self, spec: FeedForward, weights: ExpertWeights, expert: int, x: Tensor) -> Tensor:
-        inner_bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
-        out_bias = None if weights.down_bias is None else weights.down_bias[expert]
-        inner = self._product(x, weights.gate_up.data[expert], inner_bias)
-        return self._product(_activated(spec, inner), weights.down.data[expert], out_bias)
-
     def _mix(self, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
         """The chosen experts of each token, one expert after the other."""
         scores = self._linear(weights.router, x.to(weights.router.weight.dtype)).float()
@@ -155,7 +149,7 @@ class Decoder:
         out = torch.zeros_like(x)
         for expert in sorted(set(chosen.flatten().tolist())):
             tokens, places = (chosen == expert).nonzero(as_tuple=True)
-            given = self._feed_expert(spec.expert, weights, expert, x[tokens])
+            given = self._feed(spec.expert, weights.experts[expert], x[tokens])
             out.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
         if spec.shared is not None:
             assert weights.shared is not None

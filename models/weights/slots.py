@@ -40,8 +40,8 @@ class Slot:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it may be held in blocks: experts, what chooses them and learned positions are plain numbers."""
-        plain = self.expert is not None or self.part in ("position_embedding", "router", "shared_gate")
+        """Whether it may be held in blocks: what chooses experts and learned positions are plain numbers."""
+        plain = self.part in ("position_embedding", "router", "shared_gate")
         return self.field == "weight" and len(self.shape) == 2 and not plain
 
     def name(self, names: Names) -> str:

@@ -248,17 +248,17 @@ def test_blocks_that_are_cut_out_of_a_tensor_stay_blocks(config: Any, tmp_path: 
     assert error < 0.05
 
 
-def test_quantised_experts_are_expanded_and_people_are_told(tmp_path: Path) -> None:
+def test_quantised_experts_stay_quantised(tmp_path: Path) -> None:
     model = random_model(tiny_qwen3_moe(hidden_size=64, moe_intermediate_size=64, decoder_sparse_step=1))
-    path, notes = write_gguf(tmp_path / "model.gguf", model, Kind.Q8_0), list[str]()
-    network = load_model(files_of(path), dtype=torch.float32, device=CPU, on_note=notes.append)
+    path = write_gguf(tmp_path / "model.gguf", model, Kind.Q8_0)
+    network = load_model(files_of(path), dtype=torch.float32, device=CPU)
     assert network.is_quantized
-    experts = network.layers[0].feed_forward
-    assert isinstance(experts, ExpertWeights)
-    assert experts.gate_up.is_plain
-    assert experts.router.is_plain
-    (note,) = notes
-    assert note.startswith("The experts of this file are expanded: they take ")
+    layer = network.layers[0].feed_forward
+    assert isinstance(layer, ExpertWeights)
+    for expert in layer.experts:
+        assert [part.format for part in expert.gate_up.parts] == [Kind.Q8_0] * 2
+        assert [part.format for part in expert.down.parts] == [Kind.Q8_0]
+    assert layer.router.is_plain
     expected = run(load(path), TOKENS)
     torch.testing.assert_close(
         run(network, TOKENS), expected, rtol=0.1, atol=0.05 * expected.abs().max().item()

@@ -253,7 +253,9 @@ def test_gpt2_checkpoints_of_old_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [tiny_gpt2(n_embd=64), tiny_qwen3_moe(hidden_size=64)], ids=["gpt2", "moe"]
+    "config",
+    [tiny_gpt2(n_embd=64), tiny_qwen3_moe(hidden_size=64, moe_intermediate_size=64)],
+    ids=["gpt2", "moe"],
 )
 def test_what_is_turned_or_cut_can_be_quantised(config: Any, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, config)

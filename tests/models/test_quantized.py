@@ -285,9 +285,7 @@ def test_all_layers_can_be_given_another_product(tmp_path: Path) -> None:
         calls.append(len(weights))
         return plain(x, weights, bias)
 
-    decoder = Decoder(model)
-    decoder._tiled = counted
-    assert torch.equal(run(decoder, TOKENS), expected)
+    assert torch.equal(run(Decoder(model, counted), TOKENS), expected)
     assert calls == [3, 1, 2, 1] * 2 + [1]
 
 

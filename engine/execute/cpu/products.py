@@ -3,7 +3,6 @@
 The plain twin is `models.reference.tiled.TiledProduct`. Inputs are rounded to int8, by 32 numbers with a common scale.
 """
 
-import ctypes
 import weakref
 from collections.abc import Sequence
 
@@ -36,11 +35,15 @@ class NativeProduct:
 
     def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
         """As `TiledProduct.__call__`."""
-        _, layer = self._layers.get(id(weights)) or self._layers.setdefault(id(weights), (weights, _layer(weights)))
+        _, layer = self._layers.get(id(weights)) or self._layers.setdefault(
+            id(weights), (weights, _layer(weights))
+        )
         given = x.to(torch.float32).contiguous()
         out = torch.empty(len(x), sum(weight.rows for weight in weights))
         with self._pool.held():
-            done = self._functions.ct_multiplier_run(self._handle, layer, len(x), given.data_ptr(), out.data_ptr())
+            done = self._functions.ct_multiplier_run(
+                self._handle, layer, len(x), given.data_ptr(), out.data_ptr()
+            )
         if not done:
             raise NativeError("a layer has a type or a shape without kernels")
         if bias is not None:
