@@ -262,7 +262,7 @@ def test_what_is_turned_or_cut_can_be_quantised(config: Any, tmp_path: Path) -> 
     expected = without(folder, lambda spec: spec)
     network = load_model(files_of(folder), dtype=torch.float32, device=CPU, quantize="int8")
     assert network.is_quantized
-    assert (run(network, TOKENS) - expected).norm() < 0.05 * expected.norm()
+    assert (run(network, TOKENS) - expected).norm() < 0.1 * expected.norm()
 
 
 def test_the_text_part_of_a_gemma_that_sees_images(tmp_path: Path) -> None:
