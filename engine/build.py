@@ -166,7 +166,7 @@ def build(
 def _tell(pieces: Pieces, reason: str | None) -> None:
     """Note why kernels of ours do not compute the network, unless that was said."""
     if reason is not None and not any(reason in note for note in pieces.notes):
-        pieces.notes += (f"Computed by {by_torch(reason)}.",)
+        pieces.notes += (f"Computed by {by_torch(reason, pieces.runner.multiplies)}.",)
 
 
 def _allocate(spec: ModelSpec, plan: KVPlan, dtype: torch.dtype, device: torch.device) -> KVCache:

@@ -44,6 +44,8 @@ def not_fused(spec: ModelSpec) -> str | None:
     return f"there are no fused kernels for a head_dim of {dim}" if dim not in (64, 128) else None
 
 
-def by_torch(reason: str) -> str:
-    """By what a network is computed where kernels of ours cannot, for `reason`."""
+def by_torch(reason: str, multiplies: bool = False) -> str:
+    """By what a network is computed where kernels of ours cannot, for `reason`; `multiplies`: but for its products."""
+    if multiplies:
+        return f"native kernels for products and PyTorch for the rest: {reason}"
     return f"plain PyTorch, which is slower: {reason}"

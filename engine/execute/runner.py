@@ -12,9 +12,9 @@ from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu.executor import NativeDecoder, unsupported
 from engine.execute.cpu.products import NativeProduct
+from engine.execute.cpu.products import unsupported as multiplies_not
 from engine.execute.cuda.graphs import Graphs
 from engine.kernels.native.library import Pool
-from engine.kernels.native.library import problem as native_problem
 from models.network import Network
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder as Reference
@@ -51,21 +51,29 @@ class Runner:
     @property
     def name(self) -> str:
         """The program of a decode step, for people."""
-        return self._native.name if self._native is not None else "plain modules"
+        if self._native is not None:
+            return self._native.name
+        return "plain modules, native products" if self.multiplies else "plain modules"
 
     def go_native(self, network: Network, cache: KVCache, threads: int) -> str | None:
         """Compute with native kernels from now on what they are best at, where there are some for `network`.
 
-        Else say why not. Raises NativeError when they cannot be had after all.
+        Else say why not, and have them compute the products where its weights are quantised. Raises NativeError when
+        they cannot be had after all.
         """
         reason = unsupported(network.spec)
         if reason is None:
             self._pool = Pool(threads)
             self._native = NativeDecoder(network, cache, self._pool)
-        elif network.is_quantized and native_problem() is None:
+        elif network.is_quantized and multiplies_not() is None:
             self._pool = Pool(threads)
             self._model = Reference(network, NativeProduct(network, self._pool))
         return reason
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether native kernels compute the products, and nothing else."""
+        return self._pool is not None and self._native is None
 
     @torch.inference_mode()
     def fuse(
@@ -106,10 +114,10 @@ class Runner:
         return self._native is not None and self._native.takes_prompts
 
     def uses_torch(self, batch: StepBatch) -> bool:
-        """Whether the plain modules have something to compute for `batch`."""
-        return self._native is None or (
-            not self.all_native and any(span.start < span.answer for span in batch.spans)
-        )
+        """Whether torch has products to compute for `batch`."""
+        if self._native is None:
+            return not self.multiplies
+        return not self.all_native and any(span.start < span.answer for span in batch.spans)
 
     def set_alone(self, alone: bool) -> None:
         """Whether the native kernels keep to one core from now on."""

@@ -221,8 +221,8 @@ def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
 
 
 def hide_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("cpu.held_weights", "runner"):
-        monkeypatch.setattr(f"engine.execute.{module}.unsupported", lambda spec: "there is no compiler")
+    for name in ("cpu.held_weights.unsupported", "runner.multiplies_not", "runner.unsupported"):
+        monkeypatch.setattr(f"engine.execute.{name}", lambda *_: "there is no compiler")
 
 
 def test_without_the_library_quantised_files_are_expanded(

@@ -21,7 +21,7 @@ from engine.kernels.native.library import NativeError, Pool
 from models.network import PLAIN, FeedForwardWeights, LayerWeights, Linear, Network, NormWeights, Weight
 from models.spec import FeedForward, ModelSpec
 
-_PORTABLE = 0
+PORTABLE = 0
 """The number of the first variant."""
 
 
@@ -79,7 +79,7 @@ class NativeDecoder:
             raise NativeError((reason.value or b"no reason").decode())
         weakref.finalize(self, self._functions.ct_decoder_destroy, self._handle).atexit = False
         self._vocab = spec.vocab_size
-        self.takes_prompts = network.is_quantized and number != _PORTABLE
+        self.takes_prompts = network.is_quantized and number != PORTABLE
         """Whether prompts are computed faster than by torch: quantised ones, and not by the portable kernels."""
 
     def run(self, spans: Sequence[Span]) -> Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.execute.cpu.executor import unsupported
+from engine.execute.cpu.products import unsupported
 from models.files import ModelFiles
 from models.load import load_model
 from models.network import Network
@@ -20,7 +20,7 @@ def read_model(
     """Read the weights, `quantize` as in `models.load`: the network, and what people should know of how it is held.
     `context` is how many tokens a text may have, where a person said so.
 
-    Quantised ones that the native kernels cannot compute with are expanded unless `quantize` asks for them. Raises
+    Quantised ones are expanded where no native kernels multiply them, unless `quantize` asks for them. Raises
     ModelError.
     """
     told: list[str] = []
@@ -38,7 +38,7 @@ def read_model(
         )
 
     network = load(quantize)
-    if network.is_quantized and (reason := unsupported(network.spec)) is not None:
+    if network.is_quantized and (reason := unsupported()) is not None:
         if quantize == "auto":
             network = load("none")
             told.insert(0, f"Quantised weights were expanded, so decoding is slower ({reason}).")

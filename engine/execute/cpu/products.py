@@ -9,13 +9,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.execute.cpu.executor import matrix_of
+from engine.execute.cpu.executor import PORTABLE, matrix_of
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
 from models.network import Linear, Network, Weight
 
 ROWS = 128
 """Rows that are multiplied at once: more share the unpacking of a weight no better, and leave the cache."""
+
+
+def unsupported() -> str | None:
+    """Why native kernels do not multiply quantised weights here, as the middle of a sentence; None if they do."""
+    if (problem := native.problem()) is not None:
+        return problem
+    return "this processor has no AVX2" if native.library().best == PORTABLE else None
 
 
 class NativeProduct:
