@@ -292,7 +292,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_slow_tokenizer_that_cannot_be_converted(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"no model at all")
+    (tmp_path / "tiktoken.model").write_bytes(b"no model at all")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     with pytest.raises(ModelError, match="cannot be converted") as caught:
         load_tokenizer(ModelFiles("slow", folder=tmp_path))
