@@ -40,9 +40,11 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
     model_config = _read_json(folder / "config.json")
     generation = _read_json(folder / "generation_config.json")
     backend, roles = _load_backend(folder, config)
+    special_tokens = {**roles, **_special_tokens(folder, config)}
     if (folder / _FILE).is_file():
         _as_llama_class(backend, config, model_config)
-    special_tokens = {**roles, **_special_tokens(folder, config)}
+    else:
+        config = {"added_tokens_decoder": _added_by_name(folder, special_tokens), **config}
     try:
         _add_tokens(backend, config, special_tokens, model_config.get("vocab_size"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -139,6 +141,13 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     named = {**_read_json(folder / "special_tokens_map.json"), **config}
     texts = {role: _text(named.get(role)) for role in _ROLES}
     return {role: text for role, text in texts.items() if text}
+
+
+def _added_by_name(folder: Path, special_tokens: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What added_tokens.json, of older models, has beside the vocabulary: as tokenizer_config.json would list it."""
+    special = set(special_tokens.values())
+    listed = _read_json(folder / "added_tokens.json")
+    return {str(token_id): {"content": text, "special": text in special} for text, token_id in listed.items()}
 
 
 def _add_tokens(

@@ -1,19 +1,17 @@
 """SentencePiece vocabularies, whatever file they come from: BPE by scores, or unigram; bytes for what is missing."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tokenizers
-from tokenizers import AddedToken, Regex, normalizers
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
 from models.text.tokenizer_parts import META_SPACE, sentencepiece_decoder
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens, as SentencePiece and GGUF number them."""
-
-_NEVER = 1000.0
-"""How far below every other score a token lies that no text may become, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +41,15 @@ def sentencepiece_backend(
     if vocabulary.charsmap:
         steps.append(normalizers.Precompiled(vocabulary.charsmap))
     if vocabulary.squeezed:
-        steps.append(normalizers.Replace(Regex(r"\A +| +\z| +(?= )"), ""))
+        steps.append(normalizers.Replace(Regex(r"\A +| +(?= )"), ""))
     if vocabulary.prefixed:
         steps.append(normalizers.Prepend(META_SPACE))
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", META_SPACE)])
+    steps.append(normalizers.Replace(" ", META_SPACE))
+    if vocabulary.squeezed:
+        steps.append(normalizers.Replace(Regex(rf"{META_SPACE}+\z"), ""))
+    backend.normalizer = normalizers.Sequence(steps)
+    if vocabulary.unigram:  # in a BPE no merge makes them
+        backend.pre_tokenizer = _apart(vocabulary)
     backend.decoder = sentencepiece_decoder(prefixed=vocabulary.prefixed)
     # What is user-defined may be spaces (Gemma's are). A prefix would be put before it, too.
     add_typed_tokens(
@@ -104,13 +107,17 @@ def _bpe(vocabulary: SentencePiece) -> BPE:
 
 
 def _unigram(vocabulary: SentencePiece) -> Unigram:
-    least = min((score for score, kind in _scored(vocabulary) if kind == NORMAL), default=0.0)
-    scored = [
-        (token, score if kind in (NORMAL, USER_DEFINED) else least - _NEVER)
-        for token, (score, kind) in zip(vocabulary.tokens, _scored(vocabulary), strict=True)
-    ]
+    scored = list(zip(vocabulary.tokens, vocabulary.scores, strict=True))
     return Unigram(scored, unk_id=vocabulary.unknown, byte_fallback=True)
 
 
-def _scored(vocabulary: SentencePiece) -> list[tuple[float, int]]:
-    return list(zip(vocabulary.scores, vocabulary.types, strict=True))
+def _apart(vocabulary: SentencePiece) -> pre_tokenizers.PreTokenizer:
+    """Cuts the names of control and byte tokens in two, where no word would span the cut: typed, they are text."""
+    typed = list(zip(vocabulary.tokens, vocabulary.types, strict=True))
+    words = "\n".join(token for token, kind in typed if kind not in (UNKNOWN, CONTROL, BYTE))
+    cuts = []
+    for name, kind in typed:
+        if kind in (UNKNOWN, CONTROL, BYTE) and len(name) > 1:
+            cut = next((at for at in range(1, len(name)) if name[at - 1 : at + 1] not in words), 1)
+            cuts.append(f"{re.escape(name[:cut])}(?={re.escape(name[cut:])})")
+    return pre_tokenizers.Split(Regex("|".join(cuts) or r"(?!)"), behavior="merged_with_previous")
