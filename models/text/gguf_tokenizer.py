@@ -41,7 +41,7 @@ def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
 def _backend(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokenizers.Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece}
-    if model not in builders:
+    if not isinstance(model, str) or model not in builders:
         raise ModelError(
             f"The GGUF file has a tokenizer of the kind {model!r}; supported are 'gpt2' (byte-level BPE), "
             "'llama' (SentencePiece BPE) and 't5' (SentencePiece unigram). Use another file of this model."

@@ -1,14 +1,14 @@
 """SentencePiece vocabularies, whatever file they come from: BPE by scores, or unigram; bytes for what is missing."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import tokenizers
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-from models.text.tokenizer_parts import META_SPACE, sentencepiece_decoder
+from models.text.tokenizer_parts import META_SPACE, merges_of, sentencepiece_decoder
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens, as SentencePiece and GGUF number them."""
@@ -32,7 +32,7 @@ class SentencePiece:
 
 
 def sentencepiece_backend(
-    vocabulary: SentencePiece, always_control: frozenset[str] = frozenset()
+    vocabulary: SentencePiece, always_control: Container[str] = ()
 ) -> tokenizers.Tokenizer:
     """The tokenizer of a vocabulary of distinct tokens. `always_control`: names that are control tokens."""
     model = _unigram(vocabulary) if vocabulary.unigram else _bpe(vocabulary)
@@ -62,7 +62,7 @@ def add_typed_tokens(
     backend: tokenizers.Tokenizer,
     tokens: Sequence[str],
     types: Sequence[int],
-    always_control: frozenset[str] = frozenset(),
+    always_control: Container[str] = (),
     *,
     normalized: bool = False,
 ) -> None:
@@ -83,16 +83,6 @@ def add_typed_tokens(
     ]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     backend.add_tokens([AddedToken(token, special=False, normalized=normalized) for token in whole])
-
-
-def merges_of(ranked: Sequence[str], known: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others that are `known`; `ranked` has the best token first."""
-    return [
-        (token[:cut], token[cut:])
-        for token in ranked
-        for cut in range(1, len(token))
-        if token[:cut] in known and token[cut:] in known
-    ]
 
 
 def _bpe(vocabulary: SentencePiece) -> BPE:

@@ -8,9 +8,12 @@ from tokenizers import AddedToken
 
 from models.errors import ModelError
 from models.files import read_json
-from models.text.sentencepiece import merges_of
 from models.text.splits import TEKKEN, byte_level
 from models.text.text_stream import byte_alphabet
+from models.text.tokenizer_parts import merges_of
+
+_MOST = 100_000
+"""Special tokens that a file may ask for; Mistral's have a thousand."""
 
 _ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
@@ -28,12 +31,15 @@ def read_tekken(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     content = read_json(path)
     try:
         config = content["config"]
-        special = _special(content.get("special_tokens"), int(config["default_num_special_tokens"]))
-        room = int(config["default_vocab_size"]) - len(special)
-        listed = sorted(content["vocab"], key=lambda entry: int(entry["rank"]))[:room]
+        count, size = int(config["default_num_special_tokens"]), int(config["default_vocab_size"])
+        listed = sorted(content["vocab"], key=lambda entry: int(entry["rank"]))
+        if not 0 <= count <= _MOST or not count <= size <= count + len(listed):
+            raise ValueError(f"{size} tokens, {count} of them special, and a list of {len(listed)}")
+        special = _special(content.get("special_tokens"), count)
         letters = {byte: letter for letter, byte in byte_alphabet().items()}
         ranked = [
-            "".join(map(letters.__getitem__, base64.b64decode(entry["token_bytes"]))) for entry in listed
+            "".join(map(letters.__getitem__, base64.b64decode(entry["token_bytes"], validate=True)))
+            for entry in listed
         ]
         # A word that reads as a special token gives way to it.
         names = frozenset(special)
