@@ -39,7 +39,7 @@ def read_tekken(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
         letters = {byte: letter for letter, byte in byte_alphabet().items()}
         ranked = [
             "".join(map(letters.__getitem__, base64.b64decode(entry["token_bytes"], validate=True)))
-            for entry in listed
+            for entry in listed[: size - count]
         ]
         # A word that reads as a special token gives way to it.
         names = frozenset(special)
