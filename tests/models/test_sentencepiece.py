@@ -8,9 +8,12 @@ import struct
 import textwrap
 import unicodedata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from models.errors import ModelError
 from models.files import ModelFiles
@@ -201,6 +204,22 @@ def test_damaged_model_files_get_one_line(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.model") as caught:
         Tokenizer(parts_from_folder(folder_of(tmp_path, data)))
     assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=30)
+@given(changes=st.lists(st.tuples(st.integers(1, 150), st.integers(0, 255)), min_size=1), cut=st.booleans())
+def test_any_damage_gets_one_line(changes: list[tuple[int, int]], cut: bool) -> None:
+    data = bytearray(GOOD)
+    for back, byte in changes:
+        data[-back] = byte
+    with TemporaryDirectory() as folder:
+        path = folder_of(Path(folder), bytes(data[: -changes[0][0]] if cut else data))
+        try:
+            tokenizer = Tokenizer(parts_from_folder(path))
+        except ModelError as error:
+            assert "\n" not in str(error)
+        else:
+            assert tokenizer.encode_plain("Hi")
 
 
 def test_ids_that_a_gguf_file_does_not_name() -> None:
