@@ -215,11 +215,11 @@ def test_any_damage_gets_one_line(changes: list[tuple[int, int]], cut: bool) -> 
     with TemporaryDirectory() as folder:
         path = folder_of(Path(folder), bytes(data[: -changes[0][0]] if cut else data))
         try:
-            tokenizer = Tokenizer(parts_from_folder(path))
+            said = str(Tokenizer(parts_from_folder(path)).encode_plain("Hi"))
         except ModelError as error:
-            assert "\n" not in str(error)
-        else:
-            assert tokenizer.encode_plain("Hi")
+            said = str(error)
+    assert said != "[]"
+    assert "\n" not in said
 
 
 def test_ids_that_a_gguf_file_does_not_name() -> None:
