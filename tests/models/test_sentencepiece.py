@@ -92,8 +92,12 @@ def test_ids_and_text_are_those_of_sentencepiece(tmp_path: Path, kind: str, sour
         else parts_from_gguf(as_gguf(folder / "tokenizer.model"))
     )
     texts = nasty_texts()
-    if "nfkc" in kind:  # the tokenizers library normalises letters with two marks in its own way
-        texts = [text for text in texts if not any(unicodedata.category(letter)[0] == "M" for letter in text)]
+    if "nfkc" in kind:  # the tokenizers library normalises letters with marks and joiners in its own way
+        texts = [
+            text
+            for text in texts
+            if not any(unicodedata.category(letter) in ("Mn", "Mc", "Me", "Cf") for letter in text)
+        ]
     for text in texts:
         expected, ids = theirs.encode(text), ours.encode_plain(text)
         if ids != expected and "unigram" in kind:
