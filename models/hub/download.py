@@ -32,7 +32,7 @@ _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(.*)", re
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 _SETTINGS = re.compile(
-    r"config\.json|generation_config\.json|tokenizer(_config)?\.json|tokenizer\.model|vocab\.(json|txt)|merges\.txt"
+    r"config\.json|generation_config\.json|tokenizer(_config)?\.json|tokenizer\.model|tekken\.json|vocab\.(json|txt)|merges\.txt"
     r"|special_tokens_map\.json|added_tokens\.json|chat_template\.(json|jinja)"
 )
 """The small files that belong to a model."""

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ from tokenizers import AddedToken, pre_tokenizers
 
 from models.errors import ModelError
 from models.files import read_json
+from models.text.sentencepiece import sentencepiece_backend
+from models.text.sentencepiece_file import read_sentencepiece
+from models.text.tekken import read_tekken
 from models.text.tokenizer_parts import META_SPACE, TokenizerParts, sentencepiece_decoder
 
+_FILE = "tokenizer.json"
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _RANGES = {
     "temperature": (0, sys.float_info.max),
@@ -21,20 +26,25 @@ _RANGES = {
     "repetition_penalty": (sys.float_info.min, sys.float_info.max),
 }
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
-_SLOW_FILES = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")
+_SLOW_FILES = ("vocab.json", "tiktoken.model")
 
 
 def parts_from_folder(folder: Path) -> TokenizerParts:
     """Read tokenizer.json, tokenizer_config.json, generation_config.json, config.json and the chat template.
+
+    Without a tokenizer.json, tekken.json or tokenizer.model is read, with the ids of SentencePiece.
 
     Raises ModelError when a file is missing or damaged.
     """
     config = _read_json(folder / "tokenizer_config.json")
     model_config = _read_json(folder / "config.json")
     generation = _read_json(folder / "generation_config.json")
-    backend = _load_backend(folder)
-    _as_llama_class(backend, config, model_config)
-    special_tokens = _special_tokens(folder, config)
+    backend, roles = _load_backend(folder, config)
+    special_tokens = {**roles, **_special_tokens(folder, config)}
+    if (folder / _FILE).is_file():
+        _as_llama_class(backend, config, model_config)
+    else:
+        config = {"added_tokens_decoder": _added_by_name(folder, special_tokens), **config}
     try:
         _add_tokens(backend, config, special_tokens, model_config.get("vocab_size"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -64,10 +74,11 @@ def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]
     return found
 
 
-def _load_backend(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
+def _load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The tokenizer, and the special tokens that its own file names by their roles."""
+    path = folder / _FILE
     if not path.is_file():
-        return _convert_slow(folder)
+        return _load_other(folder, config)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
@@ -75,7 +86,23 @@ def _load_backend(folder: Path) -> tokenizers.Tokenizer:
         raise ModelError(f"{path} cannot be read ({reason}); download the model again.") from error
     backend.no_truncation()
     backend.no_padding()
-    return backend
+    return backend, {}
+
+
+def _load_other(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    if (path := folder / "tekken.json").is_file():
+        return read_tekken(path)
+    if (path := folder / "tokenizer.model").is_file():
+        vocabulary, roles = read_sentencepiece(path)
+        prefixed = config.get("add_prefix_space")
+        if isinstance(prefixed, bool):
+            vocabulary = replace(vocabulary, prefixed=prefixed)
+        try:
+            return sentencepiece_backend(vocabulary), roles
+        except Exception as error:  # tokenizers raises bare Exception
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"{path} cannot be used ({reason}); download the model again.") from error
+    return _convert_slow(folder), {}
 
 
 def _as_llama_class(
@@ -114,6 +141,13 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     named = {**_read_json(folder / "special_tokens_map.json"), **config}
     texts = {role: _text(named.get(role)) for role in _ROLES}
     return {role: text for role, text in texts.items() if text}
+
+
+def _added_by_name(folder: Path, special_tokens: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What added_tokens.json, of older models, has beside the vocabulary: as tokenizer_config.json would list it."""
+    special = set(special_tokens.values())
+    listed = _read_json(folder / "added_tokens.json")
+    return {str(token_id): {"content": text, "special": text in special} for text, token_id in listed.items()}
 
 
 def _add_tokens(

@@ -85,6 +85,7 @@ class PieceEncoder:
         self._with_names = lru_cache(256)(self._name)  # a template writes the same over and over
         before, both = self._ids(_BEFORE), self._ids(f"{_BEFORE}a")
         self._before = len(before)
+        self._spelled.difference_update(before)  # what an unknown character becomes
         self._prefixed = both[: self._before] == before and both[self._before :] != self._ids("a")
         """Whether a text begins otherwise than it goes on: SentencePiece puts a space before it."""
 

@@ -1,6 +1,6 @@
 """What a tokenizer is made of, however a model comes: as a folder or as a GGUF file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tokenizers
@@ -46,3 +46,13 @@ def sentencepiece_decoder(*, prefixed: bool) -> decoders.Decoder:
     strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
     steps = [decoders.Replace(META_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     return decoders.Sequence(steps)
+
+
+def merges_of(ranked: Sequence[str], known: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others that are `known`; `ranked` has the best token first."""
+    return [
+        (token[:cut], token[cut:])
+        for token in ranked
+        for cut in range(1, len(token))
+        if token[:cut] in known and token[cut:] in known
+    ]

@@ -34,6 +34,7 @@ FILES = {
     "generation_config.json": b'{"top_k": 20}',
     "tokenizer.json": b'{"model": {}}',
     "tokenizer_config.json": b"{}",
+    "tekken.json": b"{ }",
     "chat_template.jinja": b"{{ messages }}",
     "model.safetensors": WEIGHTS,
 }

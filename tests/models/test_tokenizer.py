@@ -10,11 +10,13 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from models.errors import ModelError
 from models.files import ModelFiles
 from models.text.folder_tokenizer import generation_defaults, parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
+from models.text.pieces import Piece
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from tests.counting import calls_in, until
 from tests.models.tokenizer_data import golden, smollm2_file, smollm2_metadata, tiny, tiny_tokenizer
@@ -29,6 +31,7 @@ def metadata_of(vocabulary: str) -> dict[str, Any]:
     return tiny(name) | ({"tokenizer.ggml.pre": variant} if variant else {})
 
 
+SCORED = {"tokenizer.ggml.scores": [0.0] * len(tiny("tiny_bpe")["tokenizer.ggml.tokens"])}
 WHOLE = re.compile(r"</?think>|<tool  call>|\[/?INST\]")
 """Tokens of the small vocabularies that are not special and steer a model all the same."""
 
@@ -149,11 +152,39 @@ def test_smollm2_is_built_with_little_work() -> None:
     assert calls < 4 * len(metadata["tokenizer.ggml.tokens"]), "a few for each token at most"
 
 
+@pytest.mark.parametrize("add", [None, True, False])
+@pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
+def test_a_bos_is_what_the_template_writes(tmp_path: Path, add: bool | None, written: str) -> None:
+    """What a file says of bos and eos is for text without a template, of which there is none here."""
+    template = written + "{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    metadata = tiny("tiny_spm") | {"tokenizer.chat_template": template}
+    rules = {} if add is None else {"add_bos_token": add, "add_eos_token": add}
+    metadata |= {f"tokenizer.ggml.{rule}": value for rule, value in rules.items()}
+    backend = parts_from_gguf(metadata).backend
+    backend.post_processor = TemplateProcessing("<s> $0 </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    (tmp_path / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, **rules}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    for parts in (parts_from_gguf(metadata), parts_from_folder(tmp_path)):
+        tokenizer = Tokenizer(parts)
+        text = tokenizer.render([{"role": "user", "content": "<s>Hi</s>"}], add_generation_prompt=False)
+        typed = [
+            Piece(written.replace("{{ bos_token }}", "<s>"), typed=False),
+            Piece("<s>Hi</s>", typed=True),
+        ]
+        assert tokenizer.encode_pieces(typed).count(1) == bool(written)
+        assert tokenizer.encode_pieces(typed).count(2) == 0
+        assert (tokenizer.encode(text).count(1), tokenizer.encode(text).count(2)) == (1 + bool(written), 2)
+        assert tokenizer.encode_plain("Hi") == tokenizer.encode("Hi")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"tokenizer.ggml.model": "bert"}, "'bert'; supported are 'gpt2'"),
         ({"tokenizer.ggml.model": None}, "None; supported are 'gpt2'"),
+        ({"tokenizer.ggml.model": ["gpt2"]}, "supported are 'gpt2'"),
+        ({"tokenizer.ggml.pre": ["qwen2"]}, "damaged"),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "pre-tokenizer 'kimi-k2', which is not supported"),
         ({"tokenizer.ggml.tokens": None}, "no tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.merges": None}, "no tokenizer.ggml.merges"),
@@ -163,6 +194,17 @@ def test_smollm2_is_built_with_little_work() -> None:
         ({"tokenizer.ggml.token_type": [1, 1]}, "no type for every token"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, "lists a token twice"),
         ({"tokenizer.ggml.model": "llama"}, "no score for every token"),
+        ({"tokenizer.ggml.model": "t5"}, "no score for every token"),
+        ({"tokenizer.ggml.model": "llama", **SCORED, "tokenizer.ggml.unknown_token_id": 10**6}, "damaged"),
+        ({"tokenizer.ggml.model": "t5", **SCORED, "tokenizer.ggml.precompiled_charsmap": [1]}, "damaged"),
+        ({"tokenizer.ggml.model": "t5", **SCORED, "tokenizer.ggml.precompiled_charsmap": ["a"]}, "damaged"),
+        (
+            {
+                "tokenizer.ggml.model": "t5",
+                "tokenizer.ggml.scores": ["a"] * len(SCORED["tokenizer.ggml.scores"]),
+            },
+            "damaged",
+        ),
     ],
 )
 def test_bad_metadata_gets_one_line(change: dict[str, Any], message: str) -> None:
@@ -292,7 +334,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_slow_tokenizer_that_cannot_be_converted(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"no model at all")
+    (tmp_path / "tiktoken.model").write_bytes(b"no model at all")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     with pytest.raises(ModelError, match="cannot be converted") as caught:
         load_tokenizer(ModelFiles("slow", folder=tmp_path))
