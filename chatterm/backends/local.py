@@ -105,7 +105,8 @@ class LocalBackend:
         engine, chat = self._engine, self._chat
         if engine is None or chat is None:
             return None
-        return replace(engine.figures(), warmed=chat.present_tokens)
+        figures = engine.figures()
+        return replace(figures, warmed=chat.present_tokens, notes=(*figures.notes, *chat.notes))
 
     def blocks(self) -> "BlockMap | None":
         engine = self._engine
@@ -305,6 +306,8 @@ class LocalBackend:
             return True
         from models.weights.slots import parameters
 
+        if not engine.tokenizer.has_chat_template:
+            return False  # it completes text and answers no questions
         # With `mask`, rows are restored one turn after the other: nobody can tell when idle work is over.
         if parameters(engine.spec) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
             return False
