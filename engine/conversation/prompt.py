@@ -24,9 +24,7 @@ from engine.errors import EngineError
 from models.errors import ModelError
 from models.text.tokenizer import Message, Piece, Tokenizer
 
-COMPLETES = (
-    "This model completes text and has no chat format: it goes on from the text of the conversation as it stands."
-)
+COMPLETES = "This model completes text and has no chat format: it goes on from the conversation as one text."
 SYSTEM_IN_MESSAGE = (
     "This model takes no system prompt, so yours is put before your first message, with a blank line between."
 )
@@ -134,7 +132,11 @@ class PromptFormat:
 
         `thought` is what stands in the span after its opening marker.
         """
-        start, end, markers = self._tokenizer.think_start, self._tokenizer.think_end, self._tokenizer.think_markers
+        start, end, markers = (
+            self._tokenizer.think_start,
+            self._tokenizer.think_end,
+            self._tokenizer.think_markers,
+        )
         if start is None or end is None or markers is None:
             return []
         empty = self.openings[False]

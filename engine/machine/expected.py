@@ -7,9 +7,10 @@ import torch
 
 from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, plan_kv
 from engine.errors import EngineError
+from engine.execute.compatibility import not_fused, not_native
 from models.hub.catalogue import HUB_FILES, WHEELS
 from models.load import INT4_BYTES, needed_bytes
-from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.weights.slots import parameters
 
 CONTEXT = 512
@@ -144,11 +145,31 @@ def catalogue_speed(name: str, here: Here) -> Speed:
 
 def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
     """The speed of a model of this shape; `blocks` are the bytes of its weights where they are quantised."""
+    here = suited(spec, here)
     found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
     if not here.keeps_blocks or blocks is not None:
         return found
     int4 = expected_speed(name, spec, here, int(found.parameters * INT4_BYTES))
     return replace(found, int4_tokens_per_s=int4.tokens_per_s)
+
+
+def suited(spec: ModelSpec, here: Here) -> Here:
+    """`here` with the program that decodes such a network: plain modules where our kernels do not know it."""
+    if here.program is PROGRAMS[NATIVE] and not_native(spec):
+        return replace(here, program=PROGRAMS["plain modules, CPU"], keeps_blocks=False)
+    if here.program is PROGRAMS["fused kernels, CUDA graph"] and not_fused(spec):
+        return replace(here, program=PROGRAMS["plain modules, CUDA graph"])
+    return here
+
+
+def _not_chosen(spec: ModelSpec) -> int:
+    """Weights of experts that one token does not take."""
+    found = 0
+    for layer in spec.layers:
+        if isinstance(experts := layer.feed_forward, Experts):
+            matrices = 3 if experts.expert.gated else 2
+            found += (experts.count - experts.chosen) * matrices * experts.expert.size
+    return found * spec.hidden_size
 
 
 def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = None) -> Speed:
@@ -157,7 +178,8 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
     weights = stored or count * here.dtype.itemsize
     per_token = spec.kv_numbers * here.dtype.itemsize
     # Of an embedding that is not the output layer too, one row is read.
-    unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size * weights // count
+    unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
+    unread = (unread + _not_chosen(spec)) * weights // count
     speed = None
     if here.bandwidth:
         seconds = (weights - unread + CONTEXT * per_token) / (here.bandwidth * here.program.efficiency)

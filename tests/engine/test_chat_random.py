@@ -52,7 +52,9 @@ def one(engine: TinyEngine, chat: Chat, rng: Random, operation: str) -> None:
         case "send" | "resume" | "retry":
             answer(engine, chat, rng, operation, text)
         case "stop" | "now":
-            engine.scripted.script = engine.tokenizer.encode(f"{engine.tokenizer.think_markers.open}\n" + "thoughts " * 30)
+            assert engine.tokenizer.think_markers is not None
+            opening = f"{engine.tokenizer.think_markers.open}\n"
+            engine.scripted.script = engine.tokenizer.encode(opening + "thoughts " * 30)
             events = chat.send("s", SamplingParams(temperature=0.0, max_tokens=90))
             for _ in range(rng.randint(1, 8)):
                 next(events)

@@ -151,7 +151,9 @@ def test_a_system_prompt_that_the_template_does_not_take_goes_before_the_first_m
     for users in (["one"], ["one", "two"]):
         answers = said[: len(users) - 1]
         apart = format.segments("Be brief.", users, answers, generate=True)
-        assert apart == format.segments(None, [f"Be brief.\n\n{users[0]}", *users[1:]], answers, generate=True)
+        assert apart == format.segments(
+            None, [f"Be brief.\n\n{users[0]}", *users[1:]], answers, generate=True
+        )
     assert format.notes("Be brief.") == (SYSTEM_IN_MESSAGE,)
     assert format.notes(None) == ()
     before = format.segments("Be brief.", [], [], generate=False)[0]

@@ -40,7 +40,9 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 def with_markers(template: str, markers: ThinkMarkers) -> str:
     """A template of ours that writes other markers around thinking."""
-    empty = f"{markers.open}{markers.before_close * 2}{markers.close}{markers.after_close}".replace("\n", "\\n")
+    empty = f"{markers.open}{markers.before_close * 2}{markers.close}{markers.after_close}".replace(
+        "\n", "\\n"
+    )
     template = template.replace("<think>\\n\\n</think>\\n\\n", empty)
     return template.replace("<think>", markers.open).replace("</think>", markers.close)
 
