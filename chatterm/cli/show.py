@@ -81,10 +81,6 @@ def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     speed = f"about {found.tokens_per_s:,.0f} tokens/s on this {device}" if found.tokens_per_s else "unknown"
     if not found.fits:
         speed = "none: it does not fit"
-    return [
-        (
-            "Memory",
-            f"weights {bytes_text(found.weight_bytes)}, {conversation} more for a conversation of {tokens:,} tokens{room}",
-        ),
-        ("Speed", speed),
-    ]
+    weights = bytes_text(found.weight_bytes)
+    memory = f"weights {weights}, {conversation} more for a conversation of {tokens:,} tokens{room}"
+    return [("Memory", memory), ("Speed", speed)]

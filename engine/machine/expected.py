@@ -8,6 +8,7 @@ import torch
 from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, plan_kv
 from engine.errors import EngineError
 from engine.execute.compatibility import not_fused, not_native
+from engine.machine.shapes import shape_of
 from models.hub.catalogue import HUB_FILES, WHEELS
 from models.load import INT4_BYTES, needed_bytes
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
@@ -78,7 +79,7 @@ _MORE_MODELS = {
     "qwen3:14b": _qwen3(5120, 17_408, 40, 40, False),
     "qwen3:32b": _qwen3(5120, 25_600, 64, 64, False),
 }
-"""Those of the others."""
+"""Those of the others of that family; all others are in `shapes.py`."""
 
 CRAWLS = 5.0
 """Tokens/s below which nobody wants to chat: people read about as fast."""
@@ -136,7 +137,8 @@ def catalogue_speed(name: str, here: Here) -> Speed:
     """The speed of a model of the catalogue."""
     file = HUB_FILES.get(name)
     wheel = WHEELS.get(name)
-    spec = {**MODELS, **_MORE_MODELS}[file.model if file is not None else name]
+    model = file.model if file is not None else name
+    spec = {**MODELS, **_MORE_MODELS}.get(model) or shape_of(model)
     blocks = file.bytes if file is not None else wheel.gguf_bytes if wheel is not None else None
     found = speed_here(name, spec, here, blocks)
     download = wheel.wheel_bytes if wheel is not None else blocks or 2 * found.parameters
