@@ -31,7 +31,7 @@ QWEN3 = {
     "qwen3:14b": "Qwen/Qwen3-14B",
     "qwen3:32b": "Qwen/Qwen3-32B",
 }
-"""What is offered to people who name no model: this family was run with real weights."""
+"""Short names of models on the Hub: the family that is offered to people who name no model."""
 
 HUB_NAMES = QWEN3 | {
     "qwen3:30b-a3b": "Qwen/Qwen3-30B-A3B",
@@ -52,7 +52,7 @@ HUB_NAMES = QWEN3 | {
     "ernie4.5:0.3b": "baidu/ERNIE-4.5-0.3B-PT",
     "gpt2": "openai-community/gpt2",
 }
-"""Short names of models on the Hub. Llama, Gemma and Mistral ask for an account and a licence there."""
+"""Those of all families. Llama and Gemma ask for an account there, and that you accept their licence."""
 
 
 @dataclass(frozen=True, slots=True)
