@@ -102,8 +102,8 @@ class ScriptedStep(EngineStep):
     steps: list[tuple[float, int]] = field(default_factory=list)
     """When each step had been computed, in seconds of `perf_counter`, and how many rows it had."""
 
-    def _logits(self, rows: int, batch: StepBatch) -> list[torch.Tensor]:
-        logits = EngineStep._logits(self, rows, batch)
+    def _logits(self, rows: int, cost: float, batch: StepBatch) -> list[torch.Tensor]:
+        logits = EngineStep._logits(self, rows, cost, batch)
         self.steps.append((perf_counter(), rows))
         return logits
 
