@@ -19,6 +19,7 @@ from engine.schedule.sequence import Sequence as Request
 from engine.schedule.step import EngineStep
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.tokenizer import Message, Tokenizer
+from models.text.tokenizer_parts import ThinkMarkers
 from models.weights.gguf import read_gguf
 
 TEMPLATE = """\
@@ -50,6 +51,7 @@ class Turn:
 def thinking_tokenizer(gguf: Path) -> Tokenizer:
     """The tokenizer of the default model as one of a model that thinks."""
     tokenizer = Tokenizer(replace(parts_from_gguf(read_gguf(gguf).metadata), chat_template=TEMPLATE))
+    tokenizer.think_markers = ThinkMarkers(THINK_START, THINK_END, "\n", "\n\n")
     tokenizer.think_start, tokenizer.think_end = map(tokenizer.token_id, (THINK_START, THINK_END))
     return tokenizer
 
@@ -100,8 +102,8 @@ class ScriptedStep(EngineStep):
     steps: list[tuple[float, int]] = field(default_factory=list)
     """When each step had been computed, in seconds of `perf_counter`, and how many rows it had."""
 
-    def _logits(self, rows: int, batch: StepBatch) -> list[torch.Tensor]:
-        logits = EngineStep._logits(self, rows, batch)
+    def _logits(self, rows: int, cost: float, batch: StepBatch) -> list[torch.Tensor]:
+        logits = EngineStep._logits(self, rows, cost, batch)
         self.steps.append((perf_counter(), rows))
         return logits
 

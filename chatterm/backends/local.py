@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 _LEAST_FOR_TITLES = 500_000_000
 """Parameters of the smallest model whose titles are better than the first words."""
 
+_COMPLETION = 256
+"""Tokens of a completion at most, where nobody says how many."""
+
 
 class LocalBackend:
     """Implements Backend. Nothing is read or fetched before `open`, and what is slow to import waits for it."""
@@ -105,7 +108,8 @@ class LocalBackend:
         engine, chat = self._engine, self._chat
         if engine is None or chat is None:
             return None
-        return replace(engine.figures(), warmed=chat.present_tokens)
+        figures = engine.figures()
+        return replace(figures, warmed=chat.present_tokens, notes=(*figures.notes, *chat.notes))
 
     def blocks(self) -> "BlockMap | None":
         engine = self._engine
@@ -169,7 +173,7 @@ class LocalBackend:
             on_progress=on_progress,
         )
         try:
-            params = engine.default_params(**self._sampling)
+            params = _params(engine, self._sampling)
             chat = engine.chat(system=self._system, think=self._think, think_cache=self._think_cache)
         except BaseException:
             engine.close()
@@ -232,7 +236,7 @@ class LocalBackend:
             said = [message.content for message in (rest if first.role == "system" else [first, *rest])]
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
-                params = engine.default_params(**{**self._sampling, **request.sampling})
+                params = _params(engine, {**self._sampling, **request.sampling})
                 before = list(zip(said[:-1:2], said[1::2], strict=True))
                 yield prompt_of(engine, format, system, before, said[-1], think, params)
             except (EngineError, ModelError) as error:
@@ -287,7 +291,7 @@ class LocalBackend:
         except TypeError:
             raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
         if self._engine is not None:
-            self._params = self._engine.default_params(**sampling)
+            self._params = _params(self._engine, sampling)
         self._sampling = dict(sampling)
 
     def settle(self) -> None:
@@ -305,6 +309,8 @@ class LocalBackend:
             return True
         from models.weights.slots import parameters
 
+        if not engine.tokenizer.has_chat_template:
+            return False  # it completes text and answers no questions
         # With `mask`, rows are restored one turn after the other: nobody can tell when idle work is over.
         if parameters(engine.spec) < _LEAST_FOR_TITLES or chat.think_cache == "mask":
             return False
@@ -359,6 +365,12 @@ class LocalBackend:
         if self._aside is not None:
             self._aside.stop()
         return self._chat
+
+
+def _params(engine: "Engine", sampling: Mapping[str, Any]) -> SamplingParams:
+    """The model's own sampling with changes. A text that is completed has no end that a model would know."""
+    limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
+    return engine.default_params(**{**limit, **sampling})
 
 
 def _outcome(answer: "Answer", opening: Sequence[int]) -> Outcome:

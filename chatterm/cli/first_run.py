@@ -83,9 +83,10 @@ def _offer(device: str, dtype: str) -> "tuple[Speed, Speed] | None":
 
 def candidates(here: "Here") -> list[str]:
     """The models to choose from: quantised ones, where they are faster; else those that are as good as they can be."""
-    from models.hub.catalogue import HUB_FILES, HUB_NAMES
+    from models.hub.catalogue import HUB_FILES, QWEN3
 
-    return list(HUB_FILES if here.keeps_blocks else HUB_NAMES)
+    quantised = [name for name, file in HUB_FILES.items() if file.model in QWEN3]
+    return quantised if here.keeps_blocks else list(QWEN3)
 
 
 def free_disk() -> int:

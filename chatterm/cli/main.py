@@ -367,7 +367,7 @@ def rm(
 
 @app.command()
 def show(model: options.ModelArgument) -> None:
-    """Show details of MODEL: architecture, parameters, context, files."""
-    from chatterm.cli import models as model_commands
+    """Show what MODEL is, and how it would run here; of one on the Hub only its description is fetched."""
+    from chatterm.cli.show import show as show_model
 
-    model_commands.show(model)
+    show_model(model)

@@ -8,8 +8,7 @@ from chatterm.terminal.sanitize import one_line
 from models.files import ModelFiles
 from models.hub.sources import LocalModel, held_bytes, local_models, resolve
 from models.hub.sources import remove as remove_files
-from models.spec import ModelSpec
-from models.units import bytes_text, counted
+from models.units import bytes_text
 
 
 def pull(model: str) -> None:
@@ -61,42 +60,6 @@ def remove(model: str) -> None:
     """Delete `model` from the caches. Raises ModelError when it is not there."""
     freed = remove_files(model)
     print(f"Deleted {one_line(model)}; {bytes_text(freed)} freed.")
-
-
-def show(model: str) -> None:
-    """Print what `model` is. It must be on this machine. Raises ModelError."""
-    from models.hub.inspect import describe
-
-    files = resolve(model, offline=True)
-    facts = describe(files)
-    context = counted(facts.context_length, "token") if facts.context_length else "unknown"
-    rows = [
-        ("Model", facts.name),
-        ("Architecture", facts.architecture),
-        ("Runs here", "yes" if facts.supported else f"no: {facts.reason}"),
-        *(computed_by(facts.spec) if facts.spec is not None else ()),
-        ("Parameters", f"{facts.parameters / 1e6:,.1f} million"),
-        ("Context", context),
-        ("Weights", facts.dtype),
-        ("Chat template", "yes" if facts.has_chat_template else "no"),
-        ("Path", place(files)),
-        ("Files", f"{len(facts.files)}, {bytes_text(sum(size for _, size in facts.files))}"),
-    ]
-    rows += [("", f"{name}, {bytes_text(size)}") for name, size in facts.files]
-    for label, value in rows:
-        print(f"{label:<13}  {one_line(value)}")
-
-
-def computed_by(spec: ModelSpec) -> list[tuple[str, str]]:
-    """Rows that say what computes such a network on a CPU, this one, and on a GPU."""
-    from engine.execute.compatibility import by_torch, not_fused, not_native
-    from engine.kernels.native.library import problem
-
-    no_native, no_fused = not_native(spec) or problem(), not_fused(spec)
-    return [
-        ("On the CPU", by_torch(no_native) if no_native else "native kernels"),
-        ("On a GPU", by_torch(no_fused) if no_fused else "fused kernels"),
-    ]
 
 
 def place(files: ModelFiles) -> str:

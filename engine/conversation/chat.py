@@ -40,7 +40,7 @@ class Chat:
         think: Think = "auto",
         think_cache: ThinkCache = "exact",
     ) -> None:
-        """Raises EngineError when the model has no chat template or an argument is none of its values."""
+        """Raises EngineError when the model cannot chat or an argument is none of its values."""
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
         self.thinks = self._format.thinks()
@@ -96,6 +96,11 @@ class Chat:
     @system.setter
     def system(self, system: str | None) -> None:
         self._history.system = system
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know about this model's chat format."""
+        return self._format.notes(self.system)
 
     @property
     def used_tokens(self) -> int:

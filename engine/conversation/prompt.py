@@ -21,7 +21,13 @@ from itertools import accumulate, chain, pairwise
 
 from engine.conversation.turns import Answer
 from engine.errors import EngineError
+from models.errors import ModelError
 from models.text.tokenizer import Message, Piece, Tokenizer
+
+COMPLETES = "This model completes text and has no chat format: it goes on from the conversation as one text."
+SYSTEM_IN_MESSAGE = (
+    "This model takes no system prompt, so yours is put before your first message, with a blank line between."
+)
 
 _Text = tuple[tuple[Piece, ...], int | None]
 """Pieces, and the token that stands before them."""
@@ -34,17 +40,19 @@ class PromptFormat:
     """A model's chat template and tokenizer as the maker of prompts. Remembers what it tokenised."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises EngineError when the model has no chat template."""
-        if not tokenizer.has_chat_template:
+        """Raises EngineError when the model's chat format cannot be read."""
+        if tokenizer.has_channels:
             raise EngineError(
-                "This model has no chat template: it was made to complete text and cannot chat; use an "
-                "instruction-tuned model (its name often ends in -Instruct)."
+                "This model answers in channels (the harmony format of gpt-oss), which chatterm cannot tell apart "
+                "yet, so it cannot chat here; use a model with another chat format."
             )
         self._tokenizer = tokenizer
         self._ids: dict[_Text, list[int]] = {}
         self._older_ids: dict[_Text, list[int]] = {}
         self._contents: dict[tuple[str, str, bool], str] = {}
         self._lead = self._leading_spaces()
+        self._system_apart: bool | None = None
+        """Whether the template takes a system prompt; None until there is one."""
         asked = {think: self._asked(think) for think in (None, True, False)}
         self.openings = {think: self._opening(ids) for think, ids in asked.items()}
         """What the generation prompt writes before an answer and the history leaves out, in tokens, by the setting."""
@@ -53,14 +61,19 @@ class PromptFormat:
 
     def thinks(self) -> bool:
         """Whether the template and the vocabulary know a think span."""
-        if self._tokenizer.think_start is None or self._tokenizer.think_end is None:
+        if (markers := self._tokenizer.think_markers) is None:
             return False
         user: list[Message] = [{"role": "user", "content": "x"}]
         texts = {
             self._tokenizer.render(user, add_generation_prompt=True, enable_thinking=think)
             for think in (None, True, False)
         }
-        return len(texts) > 1 or any("<think>" in text for text in texts)
+        return len(texts) > 1 or any(markers.open in text for text in texts)
+
+    def notes(self, system: str | None) -> tuple[str, ...]:
+        """What people should know about how this model's prompts are made; reads only what is known already."""
+        found = () if self._tokenizer.has_chat_template else (COMPLETES,)
+        return (*found, SYSTEM_IN_MESSAGE) if system and self._system_apart is False else found
 
     def segments(
         self,
@@ -78,13 +91,14 @@ class PromptFormat:
         what stands before the next message, whatever that will be.
         Raises ModelError when the template fails, EngineError when it drops a message.
         """
-        messages = [("system", system)] if system else []
-        for text in users:
+        texts = [*users] if generate else [*users, ""]
+        apart = bool(system) and self._takes_system()
+        if system and not apart:
+            texts[0] = f"{system}\n\n{texts[0]}"
+        messages = [("system", system)] if system and apart else []
+        for text in texts:
             messages += [("user", text), ("assistant", "")]
-        if generate:
-            messages.pop()
-        else:
-            messages.append(("user", ""))
+        messages.pop()
         glue = self._glue([role for role, _ in messages], generate, think)
         contents: dict[tuple[str, str, bool], str] = {}
         left = iter(answers)
@@ -101,7 +115,7 @@ class PromptFormat:
                 follows.append(next(reversed(answer.content_ids), None))
                 after = after[self._spoken_after(answer, after, contents) :]
             elif text:
-                content = self._content(role, text, role == "user" and index == 1 and bool(system), contents)
+                content = self._content(role, text, role == "user" and index == 1 and apart, contents)
                 parts[-1].append(Piece(content, typed=True))
             parts[-1].append(Piece(after, typed=False))
         if not generate:
@@ -118,15 +132,19 @@ class PromptFormat:
 
         `thought` is what stands in the span after its opening marker.
         """
-        start, end = self._tokenizer.think_start, self._tokenizer.think_end
-        if start is None or end is None:
+        start, end, markers = (
+            self._tokenizer.think_start,
+            self._tokenizer.think_end,
+            self._tokenizer.think_markers,
+        )
+        if start is None or end is None or markers is None:
             return []
         empty = self.openings[False]
         known = start in empty and end in empty
         if known and not thought:
             return empty[empty.index(start) + 1 :]
-        then = self._tokenizer.decode(empty[empty.index(end) + 1 :]) if known else "\n\n"
-        break_before = "" if self._tokenizer.decode(thought).endswith("\n") else "\n"
+        then = self._tokenizer.decode(empty[empty.index(end) + 1 :]) if known else markers.after_close
+        break_before = "" if self._tokenizer.decode(thought).endswith("\n") else markers.before_close
         closing = f"{break_before}{self._tokenizer.decode([end], skip_special=False)}{then}"
         return self._tokenizer.encode_pieces([Piece(closing, typed=False)], thought[-1] if thought else start)
 
@@ -196,6 +214,16 @@ class PromptFormat:
         return False
 
     # -- text
+
+    def _takes_system(self) -> bool:
+        """Whether the template writes a system prompt before all messages: some refuse it, some put it elsewhere."""
+        if self._system_apart is None:
+            try:
+                self._glue(["system", "user", "assistant", "user"], True, None)
+                self._system_apart = True
+            except (EngineError, ModelError):
+                self._system_apart = False
+        return self._system_apart
 
     def _glue(self, roles: Sequence[str], generate: bool, think: bool | None) -> list[str]:
         """What the template writes around the messages: len(roles) + 1 texts."""

@@ -7,9 +7,11 @@ import torch
 
 from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, plan_kv
 from engine.errors import EngineError
+from engine.execute.compatibility import not_fused, not_native
+from engine.machine.shapes import shape_of
 from models.hub.catalogue import HUB_FILES, WHEELS
 from models.load import INT4_BYTES, needed_bytes
-from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.weights.slots import parameters
 
 CONTEXT = 512
@@ -35,6 +37,8 @@ PROGRAMS = {
     "plain modules": Program(0.85, 400e-6),
     # bf16 on two cores with AVX-512: 75 tokens/s of 275 MB where memory is read at 46 GB/s.
     "plain modules, CPU": Program(0.45, 0.0),
+    # SmolLM2's Q4_1 on the same, where its layers are computed like those of an unusual family.
+    "plain modules, native products": Program(0.7, 0.3e-3),
     # Q4_1 on the same: 300 tokens/s of 110 MB, KV included.
     NATIVE: Program(0.7, 0.0),
 }
@@ -77,7 +81,7 @@ _MORE_MODELS = {
     "qwen3:14b": _qwen3(5120, 17_408, 40, 40, False),
     "qwen3:32b": _qwen3(5120, 25_600, 64, 64, False),
 }
-"""Those of the others."""
+"""Those of the others of that family; all others are in `shapes.py`."""
 
 CRAWLS = 5.0
 """Tokens/s below which nobody wants to chat: people read about as fast."""
@@ -135,7 +139,8 @@ def catalogue_speed(name: str, here: Here) -> Speed:
     """The speed of a model of the catalogue."""
     file = HUB_FILES.get(name)
     wheel = WHEELS.get(name)
-    spec = {**MODELS, **_MORE_MODELS}[file.model if file is not None else name]
+    model = file.model if file is not None else name
+    spec = {**MODELS, **_MORE_MODELS}.get(model) or shape_of(model)
     blocks = file.bytes if file is not None else wheel.gguf_bytes if wheel is not None else None
     found = speed_here(name, spec, here, blocks)
     download = wheel.wheel_bytes if wheel is not None else blocks or 2 * found.parameters
@@ -144,11 +149,32 @@ def catalogue_speed(name: str, here: Here) -> Speed:
 
 def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Speed:
     """The speed of a model of this shape; `blocks` are the bytes of its weights where they are quantised."""
+    here = suited(spec, here, blocks is not None)
     found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
     if not here.keeps_blocks or blocks is not None:
         return found
     int4 = expected_speed(name, spec, here, int(found.parameters * INT4_BYTES))
     return replace(found, int4_tokens_per_s=int4.tokens_per_s)
+
+
+def suited(spec: ModelSpec, here: Here, quantised: bool = False) -> Here:
+    """`here` with the program that decodes such a network: plain modules where our kernels do not know it."""
+    if here.program is PROGRAMS[NATIVE] and not_native(spec):
+        program = "plain modules, native products" if quantised else "plain modules, CPU"
+        return replace(here, program=PROGRAMS[program], keeps_blocks=quantised)
+    if here.program is PROGRAMS["fused kernels, CUDA graph"] and not_fused(spec):
+        return replace(here, program=PROGRAMS["plain modules, CUDA graph"])
+    return here
+
+
+def _not_chosen(spec: ModelSpec) -> int:
+    """Weights of experts that one token does not take."""
+    found = 0
+    for layer in spec.layers:
+        if isinstance(experts := layer.feed_forward, Experts):
+            matrices = 3 if experts.expert.gated else 2
+            found += (experts.count - experts.chosen) * matrices * experts.expert.size
+    return found * spec.hidden_size
 
 
 def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = None) -> Speed:
@@ -157,7 +183,8 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
     weights = stored or count * here.dtype.itemsize
     per_token = spec.kv_numbers * here.dtype.itemsize
     # Of an embedding that is not the output layer too, one row is read.
-    unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size * weights // count
+    unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
+    unread = (unread + _not_chosen(spec)) * weights // count
     speed = None
     if here.bandwidth:
         seconds = (weights - unread + CONTEXT * per_token) / (here.bandwidth * here.program.efficiency)

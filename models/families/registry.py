@@ -19,6 +19,7 @@ from models.families import (
 )
 from models.families.family import Family, GGUFConfig
 from models.families.fields import Fields
+from models.families.unknown import missing_features, unknown
 from models.files import ModelFiles, read_json
 from models.spec import ModelSpec
 
@@ -69,10 +70,8 @@ def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
     architecture = names[0] if isinstance(names, list) and names else types.get(kind, kind)
     family = next((family for family in FAMILIES if architecture in family.architectures), None)
     if family is None:
-        raise ModelError(
-            f"The architecture {str(architecture)[:60]} is not supported; "
-            f"supported: {', '.join(ARCHITECTURES)}."
-        )
+        supported = ", ".join(ARCHITECTURES)
+        raise ModelError(unknown("architecture", architecture, missing_features(raw), supported))
     if raw.get("quantization_config") is not None:
         raise ModelError(
             "The checkpoint is quantised (quantization_config in config.json), which chatterm does not read; "
@@ -89,7 +88,8 @@ def spec_of_gguf(file: "GGUFFile") -> tuple[Family, ModelSpec]:
     family = next((family for family in FAMILIES if family.gguf_architecture == name), None)
     if family is None or family.from_gguf is None:
         supported = ", ".join(f.gguf_architecture for f in FAMILIES if f.gguf_architecture is not None)
-        raise ModelError(f"The GGUF architecture {str(name)[:60]} is not supported; supported: {supported}.")
+        missing = missing_features(file.metadata, f"{name}.")
+        raise ModelError(unknown("GGUF architecture", name, missing, supported))
 
     def factors(*names: str) -> tuple[float, ...] | None:
         return next((float_values(file.path, file.tensors[n]) for n in names if n in file.tensors), None)

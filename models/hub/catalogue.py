@@ -23,7 +23,7 @@ from models.progress import OnProgress
 
 DEFAULT_MODEL = "smollm2"
 
-HUB_NAMES = {
+QWEN3 = {
     "qwen3:0.6b": "Qwen/Qwen3-0.6B",
     "qwen3:1.7b": "Qwen/Qwen3-1.7B",
     "qwen3:4b": "Qwen/Qwen3-4B",
@@ -31,12 +31,33 @@ HUB_NAMES = {
     "qwen3:14b": "Qwen/Qwen3-14B",
     "qwen3:32b": "Qwen/Qwen3-32B",
 }
-"""Short names of models on the Hub."""
+"""Short names of models on the Hub: the family that is offered to people who name no model."""
+
+HUB_NAMES = QWEN3 | {
+    "qwen3:30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen2.5:0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5:1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-coder:1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    "llama3.2:1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama3.2:3b": "meta-llama/Llama-3.2-3B-Instruct",
+    "smollm2:1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "smollm3:3b": "HuggingFaceTB/SmolLM3-3B",
+    "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.2",
+    "gemma2:2b": "google/gemma-2-2b-it",
+    "gemma3:1b": "google/gemma-3-1b-it",
+    "phi3:3.8b": "microsoft/Phi-3-mini-4k-instruct",
+    "phi4-mini:3.8b": "microsoft/Phi-4-mini-instruct",
+    "granite3.3:2b": "ibm-granite/granite-3.3-2b-instruct",
+    "olmo2:1b": "allenai/OLMo-2-0425-1B-Instruct",
+    "ernie4.5:0.3b": "baidu/ERNIE-4.5-0.3B-PT",
+    "gpt2": "openai-community/gpt2",
+}
+"""Those of all families. Llama and Gemma ask for an account there, and that you accept their licence."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A quantised model on the Hub, as its makers publish it: one GGUF file."""
+    """A quantised model on the Hub: one GGUF file, of its makers or of people who convert models for others."""
 
     model: str
     """The same model before it was quantised, by its name here."""
@@ -56,8 +77,55 @@ HUB_FILES = {
     "qwen3:8b-q4": _quantised("qwen3:8b", "8B", "Q4_K_M", 5_027_783_488),
     "qwen3:14b-q4": _quantised("qwen3:14b", "14B", "Q4_K_M", 9_001_752_960),
     "qwen3:32b-q4": _quantised("qwen3:32b", "32B", "Q4_K_M", 19_762_149_024),
+    "qwen3:30b-a3b-q4": _quantised("qwen3:30b-a3b", "30B-A3B", "Q4_K_M", 18_556_685_824),
+    "qwen2.5:0.5b-q8": HubFile(
+        "qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct-GGUF", "qwen2.5-0.5b-instruct-q8_0.gguf", 675_710_816
+    ),
+    "qwen2.5:1.5b-q8": HubFile(
+        "qwen2.5:1.5b", "Qwen/Qwen2.5-1.5B-Instruct-GGUF", "qwen2.5-1.5b-instruct-q8_0.gguf", 1_894_532_128
+    ),
+    "qwen2.5-coder:1.5b-q8": HubFile(
+        "qwen2.5-coder:1.5b",
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        "qwen2.5-coder-1.5b-instruct-q8_0.gguf",
+        1_894_532_160,
+    ),
+    "llama3.2:1b-q8": HubFile(
+        "llama3.2:1b",
+        "bartowski/Llama-3.2-1B-Instruct-GGUF",
+        "Llama-3.2-1B-Instruct-Q8_0.gguf",
+        1_321_083_008,
+    ),
+    "llama3.2:3b-q4": HubFile(
+        "llama3.2:3b",
+        "bartowski/Llama-3.2-3B-Instruct-GGUF",
+        "Llama-3.2-3B-Instruct-Q4_K_M.gguf",
+        2_019_377_696,
+    ),
+    "smollm3:3b-q4": HubFile("smollm3:3b", "ggml-org/SmolLM3-3B-GGUF", "SmolLM3-Q4_K_M.gguf", 1_915_305_312),
+    "mistral:7b-q4": HubFile(
+        "mistral:7b",
+        "TheBloke/Mistral-7B-Instruct-v0.2-GGUF",
+        "mistral-7b-instruct-v0.2.Q4_K_M.gguf",
+        4_368_439_584,
+    ),
+    "gemma2:2b-q4": HubFile(
+        "gemma2:2b", "bartowski/gemma-2-2b-it-GGUF", "gemma-2-2b-it-Q4_K_M.gguf", 1_708_582_752
+    ),
+    "gemma3:1b-q4": HubFile(
+        "gemma3:1b", "ggml-org/gemma-3-1b-it-GGUF", "gemma-3-1b-it-Q4_K_M.gguf", 806_058_240
+    ),
+    "phi3:3.8b-q4": HubFile(
+        "phi3:3.8b", "microsoft/Phi-3-mini-4k-instruct-gguf", "Phi-3-mini-4k-instruct-q4.gguf", 2_393_231_072
+    ),
+    "granite3.3:2b-q4": HubFile(
+        "granite3.3:2b",
+        "ibm-granite/granite-3.3-2b-instruct-GGUF",
+        "granite-3.3-2b-instruct-Q4_K_M.gguf",
+        1_545_303_328,
+    ),
 }
-"""Quantised models on the Hub. Models of less than 4 billion parameters lose too much in 4 bits: they have 8."""
+"""Quantised models on the Hub, with their sizes. Small models lose much in 4 bits: most of them have 8."""
 
 _LOG = "pip.log"
 _NETWORK = re.compile(

@@ -3,14 +3,18 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from models.errors import ModelError
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
+from models.hub.download import HubModel
+from models.hub.peek import peek
 from models.spec import ModelSpec
 from models.weights.safetensors_files import safetensors_files, tensor_shapes
+from models.weights.slots import parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class ModelFacts:
     """Tokens the model was made for; 0 when unknown."""
     dtypes: tuple[tuple[str, int], ...]
     """How weights are stored and how many so, most first: (("Q4_1", 134479872), ("F32", 35136))."""
-    has_chat_template: bool
+    has_chat_template: bool | None
+    """None: nobody knows before it is downloaded."""
     files: tuple[tuple[str, int], ...]
     """Every file with its bytes, by name."""
     spec: ModelSpec | None = None
@@ -40,6 +45,11 @@ class ModelFacts:
     def dtype(self) -> str:
         """How weights are stored, most first: "Q4_1, F32"."""
         return ", ".join(name for name, _ in self.dtypes)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether most weights are stored in blocks of a GGUF file."""
+        return bool(self.dtypes) and self.dtypes[0][0].startswith(("Q", "IQ", "TQ", "MXFP"))
 
 
 def describe(files: ModelFiles) -> ModelFacts:
@@ -54,25 +64,54 @@ def describe(files: ModelFiles) -> ModelFacts:
         raise ModelError(f"Cannot read {files.folder}: {error.strerror or error}.") from error
 
 
+def describe_on_hub(model: HubModel, name: str) -> ModelFacts:
+    """The facts of a model on the Hub that is not on this machine, called `name`; little of it is fetched.
+
+    Raises ModelError when there is no such model, or the Hub is out of reach.
+    """
+    with peek(model) as found:
+        path = next(found.folder.iterdir())
+        if path.suffix == ".gguf":
+            facts = _describe_gguf(ModelFiles(name, gguf=path), path)
+            return replace(facts, files=found.files)
+        raw = read_json(path)
+        dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "unknown")
+        template = any(file.startswith("chat_template.") for file, _ in found.files)
+        return _facts(
+            name,
+            _named(raw),
+            lambda: spec_of_hf(raw)[1],
+            None,
+            raw.get("max_position_embeddings"),
+            template or None,
+            found.files,
+            dtype,
+        )
+
+
 def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
     raw = read_json(folder / "config.json")
-    names = raw.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names else raw.get("model_type")
     shapes: dict[str, tuple[str, int]] = {}
     for path in safetensors_files(folder):
         for name, (dtype, shape) in tensor_shapes(path).items():
             shapes[name] = (dtype, math.prod(shape))
     if raw.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return _facts(
-        files,
-        str(architecture or "unknown"),
+        files.name,
+        _named(raw),
         lambda: spec_of_hf(raw)[1],
         list(shapes.values()),
         raw.get("max_position_embeddings"),
         _folder_has_template(folder),
-        sorted(path for path in folder.rglob("*") if path.is_file()),
+        tuple((path.relative_to(folder).as_posix(), path.stat().st_size) for path in paths),
     )
+
+
+def _named(raw: dict[str, Any]) -> str:
+    names = raw.get("architectures")
+    return str((names[0] if isinstance(names, list) and names else raw.get("model_type")) or "unknown")
 
 
 def _folder_has_template(folder: Path) -> bool:
@@ -87,26 +126,29 @@ def _describe_gguf(files: ModelFiles, path: Path) -> ModelFacts:
 
     file = read_gguf(path)
     named = str(file.metadata.get("general.architecture", "unknown"))
+    paths = {tensor.path for tensor in file.tensors.values()} | {file.path}
     return _facts(
-        files,
+        files.name,
         named,
         lambda: spec_of_gguf(file)[1],
         [(tensor.kind.name, math.prod(tensor.shape)) for tensor in file.tensors.values()],
         file.metadata.get(f"{named}.context_length"),
         bool(file.metadata.get("tokenizer.chat_template")),
-        sorted({tensor.path for tensor in file.tensors.values()} | {file.path}),
+        tuple((path.name, path.stat().st_size) for path in sorted(paths)),
     )
 
 
 def _facts(
-    files: ModelFiles,
+    name: str,
     named: str,
     read_spec: Callable[[], ModelSpec],
-    tensors: list[tuple[str, int]],
+    tensors: list[tuple[str, int]] | None,
     context: object,
-    has_chat_template: bool,
-    paths: list[Path],
+    has_chat_template: bool | None,
+    files: tuple[tuple[str, int], ...],
+    dtype: str = "unknown",
 ) -> ModelFacts:
+    """`tensors`: the type and the numbers of each; None where only their `dtype` is known."""
     spec, reason = None, None
     try:
         spec = read_spec()
@@ -114,12 +156,13 @@ def _facts(
         reason = str(error)
     if spec is not None:
         context = spec.max_positions
+    if tensors is None:
+        tensors = [(dtype, parameters(spec))] if spec is not None else []
     counts: Counter[str] = Counter()
-    for dtype, count in tensors:
-        counts[dtype] += count
-    base = files.folder or paths[0].parent
+    for kind, count in tensors:
+        counts[kind] += count
     return ModelFacts(
-        name=files.name,
+        name=name,
         architecture=spec.architecture if spec is not None else named[:80],
         supported=reason is None,
         reason=reason,
@@ -127,6 +170,6 @@ def _facts(
         context_length=context if isinstance(context, int) and context > 0 else 0,
         dtypes=tuple(counts.most_common()),
         has_chat_template=has_chat_template,
-        files=tuple((path.relative_to(base).as_posix(), path.stat().st_size) for path in paths),
+        files=files,
         spec=spec,
     )

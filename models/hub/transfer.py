@@ -133,6 +133,21 @@ class Connection:
             )
         return replace(file, size=int(size), id=etag)
 
+    def head(self, repo: str, commit: str, file: RemoteFile, count: int) -> bytes:
+        """The first `count` bytes of `file`, or all where it has fewer. Raises Unreachable, ModelError."""
+        url, data = self._url(repo, commit, file.path), b""
+        try:
+            with self._client.stream("GET", url, headers={"range": f"bytes=0-{count - 1}"}) as response:
+                if response.status_code not in (200, 206):
+                    raise self._refusal(response, repo, commit, file.path)
+                for chunk in response.iter_bytes():
+                    data += chunk
+                    if len(data) >= count:
+                        break
+        except self._http.RequestError as error:
+            raise self._unreachable(error) from error
+        return data[:count]
+
     def download(
         self, repo: str, commit: str, file: RemoteFile, target: Path, meter: Meter, base: int
     ) -> None:

@@ -59,7 +59,14 @@ def parts_from_folder(folder: Path) -> TokenizerParts:
         stop_ids=frozenset(token_id for token_id in eos if token_id is not None),
         chat_template=_chat_template(folder, config),
         generation_defaults=generation_defaults(generation),
+        text_start=_text_start(backend, special_tokens.get("bos_token")),
     )
+
+
+def _text_start(backend: tokenizers.Tokenizer, bos: str | None) -> str:
+    """The bos token, where the tokenizer puts it before every text."""
+    begins = bos is not None and backend.encode("").ids[:1] == [backend.token_to_id(bos)]
+    return bos if begins and bos is not None else ""
 
 
 def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:

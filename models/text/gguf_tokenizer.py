@@ -35,6 +35,7 @@ def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         stop_ids=_stop_ids(metadata, tokens),
         unused_ids=frozenset(i for i, kind in enumerate(_types(metadata, tokens)) if kind == UNUSED),
         chat_template=template if isinstance(template, str) else None,
+        text_start=_text_start(metadata, tokens),
     )
 
 
@@ -70,6 +71,15 @@ def _special_tokens(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[
 def _stop_ids(metadata: Mapping[str, Any], tokens: Sequence[str]) -> frozenset[int]:
     ids = (_special_id(metadata, role) for role in ("eos", "eot", "eom"))
     return frozenset(i for i in ids if _is_token(i, tokens))
+
+
+def _text_start(metadata: Mapping[str, Any], tokens: Sequence[str]) -> str:
+    """The bos token, where it stands before every text: the file says so, else it is llama.cpp's default."""
+    usual = metadata.get("tokenizer.ggml.model") == "llama" or (
+        metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS_FIRST
+    )
+    begins = bool(metadata.get("tokenizer.ggml.add_bos_token", usual))
+    return _special_tokens(metadata, tokens).get("bos_token", "") if begins else ""
 
 
 def _is_token(token_id: Any, tokens: Sequence[str]) -> TypeGuard[int]:

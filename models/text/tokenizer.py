@@ -9,7 +9,7 @@ from models.text.folder_tokenizer import parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.pieces import Piece, PieceEncoder, control_tokens
 from models.text.text_stream import TextStream, decode, token_bytes_of
-from models.text.tokenizer_parts import END_OF_TURN, TokenizerParts
+from models.text.tokenizer_parts import CHANNELS, END_OF_TURN, THINK_MARKERS, ThinkMarkers, TokenizerParts
 
 if TYPE_CHECKING:
     from models.files import ModelFiles
@@ -32,20 +32,27 @@ class Tokenizer:
         self._hidden = self._special | self._unused
         template = parts.chat_template
         self._template = ChatTemplate(template, parts.special_tokens) if template else None
+        self._text_start = parts.text_start
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Token ids that this tokenizer knows; the model may have rows for more."""
         self.special_strings: tuple[str, ...] = tuple(
             added[token_id].content for token_id in sorted(self._special)
         )
         """The text of every special token."""
+        self.has_channels: bool = set(self.special_strings) >= CHANNELS
+        """Whether answers come as messages in channels (the harmony format)."""
         named = {self._added[name] for name in END_OF_TURN & set(self.special_strings)}
-        self.stop_ids: frozenset[int] = parts.stop_ids | named
+        between = {self._added["<|end|>"]} if self.has_channels and "<|end|>" in self._added else set()
+        self.stop_ids: frozenset[int] = (parts.stop_ids | named) - between
         """Tokens that end a turn."""
         self.generation_defaults: dict[str, float | int] = dict(parts.generation_defaults)
         """Sampling settings that the model's authors recommend; empty when they do not say."""
-        self.think_start: int | None = self._single("<think>")
-        """The token that opens a think span, for models that have one."""
-        self.think_end: int | None = self._single("</think>")
+        self.think_markers: ThinkMarkers | None = self._find_markers(template or "")
+        """What the model writes around its thinking; None for models without a think span."""
+        markers = self.think_markers
+        self.think_start: int | None = self._single(markers.open) if markers else None
+        """The token that opens a think span."""
+        self.think_end: int | None = self._single(markers.close) if markers else None
         """The token that closes it."""
         steering = [*self.stop_ids, *(id for id in (self.think_start, self.think_end) if id is not None)]
         texts = {token_id: backend.id_to_token(token_id) or "" for token_id in steering}
@@ -55,7 +62,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render` can work."""
+        """Whether the model was made to chat; else it completes text."""
         return self._template is not None
 
     def start_template(self) -> None:
@@ -115,17 +122,25 @@ class Tokenizer:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool | None = None
     ) -> str:
-        """The conversation as text, by the model's chat template.
+        """The conversation as text, by the model's chat template; without one, its messages as one text that goes on.
 
-        Raises ModelError when it has none, or it is not valid or fails.
+        Raises ModelError when the template is not valid or fails, or the model completes text and there is a system
+        message.
         """
         if self._template is None:
-            raise ModelError(
-                "This model has no chat template, so it cannot chat; use an instruction-tuned model."
-            )
+            if any(message["role"] == "system" for message in messages):
+                raise ModelError(
+                    "This model completes text and knows no system prompt; put it into the text."
+                )
+            return self._text_start + "".join(message["content"] for message in messages)
         return self._template.render(
             messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
         )
+
+    def _find_markers(self, template: str) -> ThinkMarkers | None:
+        """The pair of which both are tokens; of several the one that the template writes."""
+        pairs = [p for p in THINK_MARKERS if None not in (self._single(p.open), self._single(p.close))]
+        return next((pair for pair in pairs if pair.open in template), next(iter(pairs), None))
 
     def _single(self, text: str) -> int | None:
         ids = self.encode(text)

@@ -6,21 +6,34 @@ from dataclasses import dataclass, field
 import tokenizers
 from tokenizers import decoders
 
-END_OF_TURN = frozenset(
-    {
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<end_of_turn>",
-        "<EOT>",
-        "</s>",
-        "<｜end▁of▁sentence｜>",
-    }
-)
+END_OF_TURN = frozenset({
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>",
+    "<|end_of_turn|>", "<|end_of_sentence|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "<eos>", "</s>",
+    "<｜end▁of▁sentence｜>",
+})  # fmt: skip
 """Special tokens with these names end a turn in every model that has them."""
+
+CHANNELS = frozenset({"<|channel|>", "<|message|>", "<|return|>"})
+"""Special tokens of the harmony format (gpt-oss). There "<|end|>" ends one message of several that make a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkMarkers:
+    """What a model writes around its thinking: each is one token."""
+
+    open: str
+    close: str
+    before_close: str
+    """Between the thinking and the closing marker."""
+    after_close: str
+    """Between the closing marker and the answer."""
+
+
+THINK_MARKERS = (
+    ThinkMarkers("<think>", "</think>", "\n", "\n\n"),
+    ThinkMarkers("[THINK]", "[/THINK]", "", ""),
+)
+"""Those of Qwen3, SmolLM3, DeepSeek-R1's distillations and others; those of Magistral."""
 
 META_SPACE = "\u2581"
 """How SentencePiece writes a space."""
@@ -39,6 +52,8 @@ class TokenizerParts:
     unused_ids: frozenset[int] = frozenset()
     """Tokens that fill up the vocabulary and have no text."""
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    text_start: str = ""
+    """What the model expects before a text that it is to complete: its bos token, or nothing."""
 
 
 def sentencepiece_decoder(*, prefixed: bool) -> decoders.Decoder:

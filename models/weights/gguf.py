@@ -63,7 +63,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
     Raises ModelError when it is no GGUF file, damaged or incomplete.
     """
-    file = _read(path)
+    file = read_part(path)
     count = file.metadata.get("split.count", 1)
     if count in (0, 1):
         return file
@@ -76,7 +76,7 @@ def read_gguf(path: Path) -> GGUFFile:
     if lost := [name for name in names if not path.with_name(name).exists()]:
         raise ModelError(f"{path.with_name(lost[0])} is missing, a part of the model; download it again.")
     tensors: dict[str, GGUFTensor] = {}
-    parts = [file if name == path.name else _read(path.with_name(name)) for name in names]
+    parts = [file if name == path.name else read_part(path.with_name(name)) for name in names]
     for number, part in enumerate(parts):
         said = part.metadata.get("split.no"), part.metadata.get("split.count")
         if said != (number, count) or not tensors.keys().isdisjoint(part.tensors):
@@ -87,7 +87,8 @@ def read_gguf(path: Path) -> GGUFFile:
     return GGUFFile(parts[0].path, parts[0].metadata, tensors)
 
 
-def _read(path: Path) -> GGUFFile:
+def read_part(path: Path) -> GGUFFile:
+    """As `read_gguf`, of this file alone."""
     try:
         with path.open("rb") as file:
             mapped = mmap(file.fileno(), 0, access=ACCESS_READ)

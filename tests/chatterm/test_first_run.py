@@ -16,7 +16,7 @@ from chatterm.cli.main import call
 from chatterm.settings.reading import load_settings
 from engine.machine.expected import NATIVE, PROGRAMS, Here, Speed, catalogue_speed
 from models.hub import download as hub
-from models.hub.catalogue import DEFAULT_MODEL, HUB_FILES, HUB_NAMES
+from models.hub.catalogue import DEFAULT_MODEL, HUB_FILES, QWEN3
 from tests.models.hub_server import HubServer
 
 PATIENCE = first_run._PATIENCE
@@ -188,7 +188,7 @@ def test_the_largest_that_fits_and_runs_well_is_offered(
 def test_a_gpu_gets_what_is_not_quantised() -> None:
     program = PROGRAMS["fused kernels, CUDA graph"]
     here = Here(torch.device("cuda"), torch.bfloat16, program, False, 3e12, 80 * 10**9)
-    assert candidates(here) == list(HUB_NAMES)
+    assert candidates(here) == list(QWEN3)
     assert offered(here) == "qwen3:8b"
 
 

@@ -8,12 +8,28 @@ from typing import Any
 import pytest
 
 from chatterm.cli import models as model_commands
+from chatterm.cli import show as show_command
 from chatterm.cli.main import call
+from engine.execute.compatibility import not_fused, not_native
 from models.errors import ModelError
+from models.families.registry import load_spec
+from models.features import features
 from models.files import ModelFiles
 from models.hub.inspect import ModelFacts
 from models.hub.sources import LocalModel
 from models.progress import OnProgress, Progress
+from models.units import bytes_text
+from tests.models.checkpoints import random_model, tiny_qwen3, write_gguf
+from tests.models.families import FAMILIES
+from tests.models.hub_server import HubServer
+from tests.models.hub_world import CONFIG, FILES, REPO, server
+
+__all__ = ["server"]
+
+
+@pytest.fixture(autouse=True)
+def _bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.machine.report.measure_bandwidth", lambda device: 1e10)
 
 
 class Terminal(io.StringIO):
@@ -150,8 +166,8 @@ def test_show_tells_what_a_model_is(
         has_chat_template=True,
         files=(("tiny.gguf", 2_500_000),),
     )
-    monkeypatch.setattr(model_commands, "resolve", resolve)
-    monkeypatch.setattr("models.hub.inspect.describe", lambda _: facts)
+    monkeypatch.setattr(show_command, "resolve", resolve)
+    monkeypatch.setattr(show_command, "describe", lambda _: facts)
     assert call(["show", "tiny"]) == 0
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert ["Architecture", "LlamaForCausalLM"] in rows
@@ -206,3 +222,96 @@ def test_show_of_the_default_model(smollm2: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     for part in ("LlamaForCausalLM", "134.5 million", "8,192 tokens", "Q4_1", str(smollm2), "98 MB"):
         assert part in shown
+
+
+def shown_of(model: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    assert call(["show", model]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line[:15].strip(): line[15:] for line in lines if not line.startswith(" ")}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_show_of_every_family(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("engine.kernels.native.library.problem", lambda: None)
+    (tmp_path / "config.json").write_text(FAMILIES[name].to_json_string())
+    write_weights(tmp_path)
+    rows = shown_of(str(tmp_path), capsys)
+    spec = load_spec(ModelFiles("x", folder=tmp_path))
+    assert (rows["Runs here"], rows["Architecture"]) == ("yes", spec.architecture)
+    found = [feature.value for feature in features(spec)]
+    assert all(words in rows["Features"] for words in found)
+    slow = {"On the CPU": not_native(spec), "On a GPU": not_fused(spec)}
+    for label, reason in slow.items():
+        assert rows[label] == ("native kernels" if label == "On the CPU" else "fused kernels") or (
+            reason is not None and reason in rows[label]
+        )
+    assert rows["Memory"].startswith("weights ")
+    assert "more for a conversation of" in rows["Memory"]
+    assert rows["Speed"].endswith("PU")
+    assert rows["Chat template"] == "no: it completes text"
+
+
+UNKNOWN = {
+    "DeepseekV3ForCausalLM": (
+        {"kv_lora_rank": 512, "topk_group": 4, "n_group": 8, "n_routed_experts": 256},
+        "chatterm does not compute multi-head latent attention and experts that are chosen in groups",
+    ),
+    "Lfm2ForCausalLM": (
+        {"conv_L_cache": 3, "layer_types": ["conv", "full_attention"]},
+        "chatterm does not compute convolutions between rows and layers of the kind conv",
+    ),
+    "BertModel": ({"type_vocab_size": 2}, "chatterm does not compute an encoder"),
+    "NewForCausalLM": ({"kv_lora_rank": None, "hidden_size": 8}, "no family of chatterm describes it"),
+}
+
+
+@pytest.mark.parametrize("architecture", UNKNOWN)
+def test_an_unknown_architecture_is_refused_with_what_is_missing(
+    architecture: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config, why = UNKNOWN[architecture]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    write_weights(tmp_path)
+    rows = shown_of(str(tmp_path), capsys)
+    said = f"no: The architecture {architecture} is not supported: {why}; supported: Qwen3ForCausalLM, "
+    assert rows["Runs here"].startswith(said)
+    assert "Speed" not in rows
+
+
+def test_show_of_a_model_on_the_hub_fetches_its_description_alone(
+    server: HubServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = shown_of(REPO, capsys)
+    assert (rows["Model"], rows["Architecture"], rows["Runs here"]) == (
+        REPO,
+        CONFIG["architectures"][0],
+        "yes",
+    )
+    assert rows["Path"] == f"on the Hub; to download it: chatterm pull {REPO}"
+    assert (rows["Chat template"], rows["Files"].split(",")[0]) == ("yes", str(len(FILES)))
+    assert rows["Parameters"] == "0.0 million"
+    asked = [request.path for request in server.requests if "/resolve/" in request.path]
+    assert {path.rsplit("/", 1)[1] for path in asked} == {"config.json"}
+    assert not (tmp_path / "hub").exists()
+
+
+def test_show_of_a_gguf_file_on_the_hub_fetches_its_header_alone(
+    server: HubServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.hub.peek.HEADS", (100, 8192))
+    path = write_gguf(tmp_path / "tiny.gguf", random_model(tiny_qwen3()))
+    data = path.read_bytes()
+    server.repo("acme/gguf", {"tiny.gguf": data})
+    rows = shown_of("hf.co/acme/gguf/tiny.gguf", capsys)
+    assert (rows["Architecture"], rows["Runs here"]) == ("Qwen3ForCausalLM", "yes")
+    assert f"1, {bytes_text(len(data))}" == rows["Files"]
+    monkeypatch.setattr("models.hub.peek.HEADS", (100,))
+    assert call(["show", "hf.co/acme/gguf/tiny.gguf"]) == 1
+    assert "download it first" in capsys.readouterr().err
+
+
+def test_show_says_that_there_is_no_such_model(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["show", "acme/none"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

@@ -9,9 +9,10 @@ import pytest
 from engine import ContextFullError, EngineError, SamplingParams
 from engine.conversation.adopt import thinking_of
 from engine.conversation.chat import Chat, Turn
+from models.text.tokenizer_parts import THINK_MARKERS
 from tests.engine.test_chat import CONFIG
 from tests.engine.test_chat_paths import copies
-from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine
+from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import run
 
 STEPS = 40
@@ -21,11 +22,13 @@ OPERATIONS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "markers"), [(0, 0), (1, 1), (2, 0)])
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
-def test_random_conversations(folder: Path, seed: int, think_cache: str) -> None:
+def test_random_conversations(folder: Path, seed: int, markers: int, think_cache: str) -> None:
     rng = Random(seed)
-    with tiny_engine(folder, CONFIG, context=420, num_blocks=rng.choice([None, 110])) as engine:
+    blocks = rng.choice([None, 110])
+    tokenizer = tiny_tokenizer(markers=THINK_MARKERS[markers])
+    with tiny_engine(folder, CONFIG, tokenizer, context=420, num_blocks=blocks) as engine:
         chat = engine.chat(think_cache=think_cache)
         saved: list[list[Turn]] = [[]]
         for _ in range(STEPS):
@@ -49,7 +52,9 @@ def one(engine: TinyEngine, chat: Chat, rng: Random, operation: str) -> None:
         case "send" | "resume" | "retry":
             answer(engine, chat, rng, operation, text)
         case "stop" | "now":
-            engine.scripted.script = engine.tokenizer.encode("<think>\n" + "thoughts " * 30)
+            assert engine.tokenizer.think_markers is not None
+            opening = f"{engine.tokenizer.think_markers.open}\n"
+            engine.scripted.script = engine.tokenizer.encode(opening + "thoughts " * 30)
             events = chat.send("s", SamplingParams(temperature=0.0, max_tokens=90))
             for _ in range(rng.randint(1, 8)):
                 next(events)

@@ -24,9 +24,12 @@ from engine.machine.expected import (
     Speed,
     catalogue_speed,
     expected_speed,
+    suited,
 )
 from engine.machine.report import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
+from engine.machine.shapes import CONFIGS, shape_of
 from models.hub.catalogue import HUB_FILES, names
+from models.weights.slots import parameters
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -152,6 +155,60 @@ def test_what_fits_and_crawls() -> None:
     assert not catalogue_speed("qwen3:8b", replace(ON_A_CPU, free=GIB)).crawls  # it does not even fit
     assert not catalogue_speed("qwen3:8b", replace(ON_A_CPU, bandwidth=None)).crawls
     assert all(catalogue_speed(name, ON_A_CPU).parameters for name in names())
+
+
+PARAMETERS = {
+    "qwen3:30b-a3b": 30_532_122_624,
+    "qwen2.5:0.5b": 494_032_768,
+    "qwen2.5:1.5b": 1_543_714_304,
+    "qwen2.5-coder:1.5b": 1_543_714_304,
+    "llama3.2:1b": 1_235_814_400,
+    "llama3.2:3b": 3_212_749_824,
+    "smollm2:1.7b": 1_711_376_384,
+    "smollm3:3b": 3_075_098_624,
+    "mistral:7b": 7_241_732_096,
+    "gemma2:2b": 2_614_341_888,
+    "gemma3:1b": 999_885_952,
+    "phi3:3.8b": 3_821_079_552,
+    "phi4-mini:3.8b": 3_836_021_760,
+    "granite3.3:2b": 2_533_539_840,
+    "olmo2:1b": 1_484_916_736,
+    "ernie4.5:0.3b": 360_748_032,
+    "gpt2": 124_439_808,
+}
+"""As their makers count them."""
+
+
+def test_the_shapes_of_the_catalogue_have_the_size_of_the_models() -> None:
+    assert {name: parameters(shape_of(name)) for name in CONFIGS} == PARAMETERS
+
+
+def test_a_file_of_the_catalogue_has_a_plausible_size() -> None:
+    for name, file in HUB_FILES.items():
+        count = catalogue_speed(name, ON_A_CPU).parameters
+        low, high = (8.4, 11.0) if name.endswith("-q8") else (4.5, 6.5)
+        assert low < 8 * file.bytes / count < high, name
+
+
+def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
+    native = replace(ON_A_CPU, program=PROGRAMS[NATIVE])
+    fused = replace(ON_A_GPU, program=PROGRAMS["fused kernels, CUDA graph"])
+    plain = shape_of("qwen2.5:0.5b")
+    assert (suited(plain, native), suited(plain, fused)) == (native, fused)
+    unusual = shape_of("gpt2")
+    assert suited(unusual, native).program is PROGRAMS["plain modules, CPU"]
+    assert not suited(unusual, native).keeps_blocks
+    assert suited(unusual, native, quantised=True).program is PROGRAMS["plain modules, native products"]
+    assert suited(unusual, native, quantised=True).keeps_blocks
+    assert suited(unusual, fused).program is PROGRAMS["plain modules, CUDA graph"]
+
+
+def test_of_experts_the_chosen_ones_are_read() -> None:
+    sparse, here = shape_of("qwen3:30b-a3b"), replace(ON_A_CPU, keeps_blocks=False, free=128 * GIB)
+    found = expected_speed("x", sparse, here)
+    assert found.tokens_per_s is not None
+    read = 46e9 / found.tokens_per_s - CONTEXT * sparse.kv_numbers * 2
+    assert 2 * 2.9e9 < read < 2 * 3.4e9
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.conversation.prompt import PromptFormat
+from engine.conversation.prompt import COMPLETES, SYSTEM_IN_MESSAGE, PromptFormat
 from engine.conversation.turns import Answer
 from engine.errors import EngineError
 from models.files import ModelFiles
@@ -104,8 +104,72 @@ def test_what_is_remembered_does_not_grow_with_drafts() -> None:
     assert len(format._contents) <= 3
 
 
-def test_a_model_without_a_template_cannot_chat() -> None:
+@pytest.mark.parametrize("bos", ["", "<|endoftext|>"])
+def test_a_model_without_a_template_goes_on_from_the_text(bos: str) -> None:
     tokenizer = tiny_tokenizer()
-    tokenizer._template = None
-    with pytest.raises(EngineError, match="no chat template"):
+    tokenizer._template, tokenizer._text_start = None, bos
+    format, encode = PromptFormat(tokenizer), tokenizer.encode
+    said = [spoken(tokenizer, "upon a time"), spoken(tokenizer, " the end")]
+    segments = format.segments(None, ["Once ", " <|im_end|> and "], said, generate=False)
+    assert segments == [encode(bos + "Once "), tokenizer.encode_plain(" <|im_end|> and "), []]
+    assert format.segments("S", ["one"], [], generate=True) == [encode(f"{bos}S\n\none")]
+    assert format.notes("S") == (COMPLETES, SYSTEM_IN_MESSAGE)
+    assert not format.thinks()
+    assert set(map(tuple, format.openings.values())) == {()}
+
+
+REFUSES = "{{ raise_exception('System role not supported') }}"
+TURNS = (
+    "{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{- raise_exception('Conversation roles must alternate') }}{%- endif %}"
+    "{{- '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+LAST = (
+    "{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- set messages = messages[1:] %}"
+    "{%- endif %}{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{{- '[INST] ' + (system + '\\n\\n' if loop.last and system is defined else '') + m.content + '[/INST]' }}"
+    "{%- else %}{{- ' ' + m.content + '<|im_end|>' }}{%- endif %}{%- endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{%- if messages[0].role == 'system' %}" + REFUSES + "{%- endif %}" + TURNS,
+        TURNS,
+        TURNS.replace("messages %}", "messages if m.role != 'system' %}", 1),
+        LAST,
+    ],
+    ids=["refused", "alternating", "dropped", "before the last message"],
+)
+def test_a_system_prompt_that_the_template_does_not_take_goes_before_the_first_message(template: str) -> None:
+    tokenizer = tiny_tokenizer(template)
+    format = PromptFormat(tokenizer)
+    assert format.notes("Be brief.") == ()
+    said = [spoken(tokenizer, "1")]
+    for users in (["one"], ["one", "two"]):
+        answers = said[: len(users) - 1]
+        apart = format.segments("Be brief.", users, answers, generate=True)
+        assert apart == format.segments(
+            None, [f"Be brief.\n\n{users[0]}", *users[1:]], answers, generate=True
+        )
+    assert format.notes("Be brief.") == (SYSTEM_IN_MESSAGE,)
+    assert format.notes(None) == ()
+    before = format.segments("Be brief.", [], [], generate=False)[0]
+    asked = format.segments("Be brief.", ["one"], [], generate=True)[0]
+    assert asked[: len(before)] == before
+    assert "Be brief." in tokenizer.decode(before)
+
+
+def test_a_template_that_takes_a_system_prompt_gets_it() -> None:
+    format = PromptFormat(tiny_tokenizer())
+    format.segments("S", ["one"], [], generate=True)
+    assert format.notes("S") == ()
+
+
+def test_channels_are_refused_in_one_line() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.has_channels = True
+    with pytest.raises(EngineError, match=r"answers in channels \(the harmony format of gpt-oss\)"):
         PromptFormat(tokenizer)

@@ -19,7 +19,7 @@ from models.network import Network
 from models.reference.decoder import Decoder
 from models.text.chat_template import ChatTemplate
 from models.text.tokenizer import Tokenizer
-from models.text.tokenizer_parts import TokenizerParts
+from models.text.tokenizer_parts import THINK_MARKERS, ThinkMarkers, TokenizerParts
 from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
 
 TEMPLATE = """\
@@ -38,14 +38,24 @@ TEMPLATE = """\
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def tiny_tokenizer(template: str = TEMPLATE) -> Tokenizer:
-    """Bytes are tokens; the markers are added as Qwen3's are."""
+def with_markers(template: str, markers: ThinkMarkers) -> str:
+    """A template of ours that writes other markers around thinking."""
+    empty = f"{markers.open}{markers.before_close * 2}{markers.close}{markers.after_close}".replace(
+        "\n", "\\n"
+    )
+    template = template.replace("<think>\\n\\n</think>\\n\\n", empty)
+    return template.replace("<think>", markers.open).replace("</think>", markers.close)
+
+
+def tiny_tokenizer(template: str = TEMPLATE, markers: ThinkMarkers = THINK_MARKERS[0]) -> Tokenizer:
+    """Bytes are tokens; the markers are added as Qwen3's and Magistral's are."""
+    template = with_markers(template, markers)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
-    backend.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
+    backend.add_tokens([AddedToken(text, special=text[0] == "[") for text in (markers.open, markers.close)])
     end = backend.token_to_id("<|im_end|>")
     names = {"eos_token": "<|im_end|>"}
     tokenizer = Tokenizer(TokenizerParts(backend, names, frozenset([end]), template))
@@ -160,7 +170,10 @@ def tiny_engine(
 
 def say(engine: TinyEngine, thought: str | None, answer: str) -> list[int]:
     """The token ids of an answer as a thinking model writes it, end of turn included."""
-    text = answer if thought is None else f"<think>\n{thought}\n</think>\n\n{answer}"
+    marks = engine.tokenizer.think_markers
+    assert marks is not None
+    span = f"{marks.open}{marks.before_close}{thought}{marks.before_close}{marks.close}{marks.after_close}"
+    text = answer if thought is None else f"{span}{answer}"
     return engine.tokenizer.encode(text + "<|im_end|>")
 
 

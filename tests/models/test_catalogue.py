@@ -307,14 +307,18 @@ def test_the_default_model_is_listed_first_and_pinned() -> None:
     assert len(bytes.fromhex(entry.wheel_sha256)) == 32
 
 
-def test_quantised_models_are_those_of_their_makers_and_stand_behind_the_plain_ones() -> None:
+def test_quantised_models_are_files_of_one_repository_and_stand_behind_the_plain_ones() -> None:
     names = catalogue.names()
     assert len(set(names)) == len(names) == 1 + len(catalogue.HUB_NAMES) + len(catalogue.HUB_FILES)
     for name, file in catalogue.HUB_FILES.items():
         assert names.index(name) == names.index(file.model) + 1
         assert name.rpartition("-")[0] == file.model
-        assert file.repo == catalogue.HUB_NAMES[file.model] + "-GGUF"
-        assert file.file.startswith(file.repo.removeprefix("Qwen/").removesuffix("-GGUF"))
+        assert file.repo.lower().endswith("-gguf")
+        assert file.file.endswith(".gguf")
+        repo = catalogue.HUB_NAMES[file.model]
+        if file.model.startswith("qwen"):
+            assert file.repo == repo + "-GGUF"
+            assert file.file.lower().startswith(repo.removeprefix("Qwen/").lower())
         assert parse(name) == HubModel(file.repo, file=file.file)
 
 

@@ -443,5 +443,7 @@ def test_a_template_adds_little_to_what_it_is_given(monkeypatch: pytest.MonkeyPa
 def test_without_a_template() -> None:
     tokenizer = tiny_tokenizer("tiny_bpe")
     assert not tokenizer.has_chat_template
-    with pytest.raises(ModelError, match="no chat template"):
-        tokenizer.render(HELLO, add_generation_prompt=True)
+    goes_on: list[Message] = [*HELLO, {"role": "assistant", "content": ", world"}]
+    assert tokenizer.render(goes_on, add_generation_prompt=True) == "hello, world"
+    with pytest.raises(ModelError, match="knows no system prompt"):
+        tokenizer.render([{"role": "system", "content": "S"}], add_generation_prompt=True)

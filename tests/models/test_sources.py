@@ -121,7 +121,8 @@ def test_names_of_the_same_model(text: str) -> None:
 
 def test_every_catalogue_name_is_known() -> None:
     assert parse("smollm2") == catalogue.WHEELS["smollm2"]
-    assert {parse(name) for name in catalogue.HUB_NAMES} == {
+    assert all(parse(name) == HubModel(repo) for name, repo in catalogue.HUB_NAMES.items())
+    assert {parse(name) for name in catalogue.QWEN3} == {
         HubModel(f"Qwen/Qwen3-{size}B") for size in ("0.6", "1.7", "4", "8", "14", "32")
     }
 

@@ -10,6 +10,9 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, processors
+from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from models.errors import ModelError
@@ -18,6 +21,7 @@ from models.text.folder_tokenizer import generation_defaults, parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.pieces import Piece
 from models.text.tokenizer import Tokenizer, load_tokenizer
+from models.text.tokenizer_parts import END_OF_TURN, TokenizerParts
 from tests.counting import calls_in, until
 from tests.models.tokenizer_data import golden, smollm2_file, smollm2_metadata, tiny, tiny_tokenizer
 
@@ -285,6 +289,65 @@ def test_stop_ids_of_a_folder_come_from_all_its_files(tmp_path: Path) -> None:
     tokenizer = Tokenizer(parts_from_folder(folder))
     named = {tokenizer.token_id(text) for text in ("[PAD]", "<|im_end|>", "<|endoftext|>")}
     assert tokenizer.stop_ids == {3, 4, 5} | named
+
+
+@pytest.mark.parametrize("end", sorted(END_OF_TURN))
+def test_tokens_that_end_a_turn_do_so_where_they_are_special(end: str) -> None:
+    for special in (True, False):
+        backend = tokenizers.Tokenizer(BPE({"a": 0, end: 1}, []))
+        backend.add_tokens([AddedToken(end, special=special)])
+        made = Tokenizer(TokenizerParts(backend_with_decoder(backend), {}, frozenset(), None))
+        assert made.stop_ids == ({1} if special else set())
+
+
+def test_in_the_harmony_format_one_message_is_no_turn() -> None:
+    texts = ["<|channel|>", "<|message|>", "<|return|>", "<|call|>", "<|end|>"]
+    backend = tokenizers.Tokenizer(BPE({"a": 0}, []))
+    backend.add_special_tokens([AddedToken(text, special=True) for text in texts])
+    made = Tokenizer(TokenizerParts(backend_with_decoder(backend), {}, frozenset({5}), None))
+    assert made.has_channels
+    assert {made.decode([id], skip_special=False) for id in made.stop_ids} == {"<|return|>", "<|call|>"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "template", "found"),
+    [
+        (["<think>", "</think>"], "", "<think>"),
+        (["[THINK]", "[/THINK]"], "", "[THINK]"),
+        (["<think>", "</think>", "[THINK]", "[/THINK]"], "", "<think>"),
+        (["<think>", "</think>", "[THINK]", "[/THINK]"], "{{ '[THINK]' }}", "[THINK]"),
+        (["<think>", "[/THINK]"], "{{ '<think>' }}", None),
+        ([], "<think></think>", None),
+    ],
+)
+def test_think_markers_are_tokens_that_the_template_writes(
+    tokens: list[str], template: str, found: str | None
+) -> None:
+    backend = tokenizers.Tokenizer(BPE({"a": 0}, []))
+    backend.add_tokens([AddedToken(text, special=False) for text in tokens])
+    made = Tokenizer(TokenizerParts(backend_with_decoder(backend), {}, frozenset(), template or None))
+    assert (made.think_markers.open if made.think_markers is not None else None) == found
+    assert (made.think_start is None) == (made.think_end is None) == (found is None)
+
+
+def backend_with_decoder(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def test_a_text_to_complete_begins_with_bos_where_the_files_say_so(tmp_path: Path) -> None:
+    plain, spm = tiny("tiny_bpe"), tiny("tiny_spm")
+    bos = Tokenizer(parts_from_gguf(spm)).render([], add_generation_prompt=True)
+    assert bos == spm["tokenizer.ggml.tokens"][spm["tokenizer.ggml.bos_token_id"]]
+    assert parts_from_gguf(spm | {"tokenizer.ggml.add_bos_token": False}).text_start == ""
+    assert parts_from_gguf(plain).text_start == ""
+    folder = write_folder(tmp_path, tokenizer_config={"bos_token": "<|im_start|>"})
+    assert parts_from_folder(folder).text_start == ""
+    backend = parts_from_gguf(plain).backend
+    first = backend.token_to_id("<|im_start|>")
+    backend.post_processor = processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", first)])
+    (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    assert parts_from_folder(folder).text_start == "<|im_start|>"
 
 
 def test_tokenizer_config_adds_tokens(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""`chatterm show`: what a model is and how it would run on this machine, without loading its weights."""
+
+from chatterm.cli.models import place
+from chatterm.terminal.sanitize import one_line
+from models.errors import ModelError
+from models.features import features
+from models.hub.download import HubModel
+from models.hub.inspect import ModelFacts, describe, describe_on_hub
+from models.hub.sources import parse, resolve
+from models.spec import ModelSpec
+from models.units import bytes_text, counted
+
+
+def show(model: str) -> None:
+    """Print what `model` is. Raises ModelError when there is no such model, or the Hub is out of reach."""
+    facts, where = _facts(model)
+    context = counted(facts.context_length, "token") if facts.context_length else "unknown"
+    template = {True: "yes", False: "no: it completes text", None: "not known before it is downloaded"}
+    rows = [
+        ("Model", facts.name),
+        ("Architecture", facts.architecture),
+        ("Runs here", "yes" if facts.supported else f"no: {facts.reason}"),
+        *(_how_it_runs(facts, facts.spec) if facts.spec is not None else ()),
+        ("Parameters", f"{facts.parameters / 1e6:,.1f} million" if facts.parameters else "unknown"),
+        ("Context", context),
+        ("Weights", facts.dtype or "unknown"),
+        ("Chat template", template[facts.has_chat_template]),
+        ("Path", where),
+        ("Files", f"{len(facts.files)}, {bytes_text(sum(size for _, size in facts.files))}"),
+    ]
+    rows += [("", f"{name}, {bytes_text(size)}") for name, size in facts.files]
+    for label, value in rows:
+        print(f"{label:<13}  {one_line(value, 1000)}")
+
+
+def _facts(model: str) -> tuple[ModelFacts, str]:
+    """What is known of a model, and where it is."""
+    try:
+        files = resolve(model, offline=True)
+    except ModelError:
+        source = parse(model)
+        if not isinstance(source, HubModel):
+            raise
+        return describe_on_hub(
+            source, model.strip()
+        ), f"on the Hub; to download it: chatterm pull {model.strip()}"
+    return describe(files), place(files)
+
+
+def _how_it_runs(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
+    unusual = sorted(feature.value for feature in features(spec))
+    return [
+        ("Features", ", ".join(unusual) or "the usual ones"),
+        *computed_by(spec, facts.is_quantised),
+        *_expected(facts, spec),
+    ]
+
+
+def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str]]:
+    """Rows that say what computes such a network on a CPU, this one, and on a GPU."""
+    from engine.execute.compatibility import by_torch, not_fused, not_native
+    from engine.execute.cpu.products import unsupported
+    from engine.kernels.native.library import problem
+
+    no_native, no_fused = not_native(spec) or problem(), not_fused(spec)
+    return [
+        (
+            "On the CPU",
+            by_torch(no_native, quantised and unsupported() is None) if no_native else "native kernels",
+        ),
+        ("On a GPU", by_torch(no_fused) if no_fused else "fused kernels"),
+    ]
+
+
+def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
+    """Memory and speed on the device that `--device auto` takes."""
+    from engine.machine.expected import CONVERSATION, speed_here
+    from engine.machine.report import look_here
+
+    here = look_here("auto", "auto")
+    if here is None:
+        return []
+    is_gguf = any(name.endswith(".gguf") for name, _ in facts.files)
+    found = speed_here(facts.name, spec, here, sum(size for _, size in facts.files) if is_gguf else None)
+    tokens = min(CONVERSATION, spec.max_positions)
+    conversation = bytes_text(found.memory_bytes - found.weight_bytes)
+    room = "" if found.fits else f"; too much for this machine, which has {bytes_text(here.free or 0)} free"
+    device = "GPU" if here.device.type == "cuda" else "CPU"
+    speed = f"about {found.tokens_per_s:,.0f} tokens/s on this {device}" if found.tokens_per_s else "unknown"
+    if not found.fits:
+        speed = "none: it does not fit"
+    weights = bytes_text(found.weight_bytes)
+    memory = f"weights {weights}, {conversation} more for a conversation of {tokens:,} tokens{room}"
+    return [("Memory", memory), ("Speed", speed)]

@@ -1,0 +1,116 @@
+"""What models of the catalogue look like, from their config.json: it tells what they need and how fast they are."""
+
+from functools import cache
+from typing import Any
+
+from models.families.registry import spec_of_hf
+from models.spec import ModelSpec
+
+
+def _config(
+    architecture: str, sizes: tuple[int, int, int, int, int, int], context: int, tied: bool, **more: Any
+) -> dict[str, Any]:
+    """`sizes`: hidden, feed-forward, layers, heads, heads of keys, vocabulary."""
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
+    found = dict(zip((*names, "vocab_size"), sizes, strict=True))
+    named = {"architectures": [architecture], "max_position_embeddings": context, "tie_word_embeddings": tied}
+    return named | found | more
+
+
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "head_dim": 256}
+_QWEN_1_5B = _config("Qwen2ForCausalLM", (1536, 8960, 28, 12, 2, 151_936), 32_768, True)
+_PARTS = [1.0] * 48
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3:30b-a3b": _config(
+        "Qwen3MoeForCausalLM",
+        (2048, 6144, 48, 32, 4, 151_936),
+        40_960,
+        False,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    ),
+    "qwen2.5:0.5b": _config("Qwen2ForCausalLM", (896, 4864, 24, 14, 2, 151_936), 32_768, True),
+    "qwen2.5:1.5b": _QWEN_1_5B,
+    "qwen2.5-coder:1.5b": _QWEN_1_5B,
+    "llama3.2:1b": _config("LlamaForCausalLM", (2048, 8192, 16, 32, 8, 128_256), 131_072, True),
+    "llama3.2:3b": _config("LlamaForCausalLM", (3072, 8192, 28, 24, 8, 128_256), 131_072, True),
+    "smollm2:1.7b": _config("LlamaForCausalLM", (2048, 8192, 24, 32, 32, 49_152), 8192, True),
+    "smollm3:3b": _config("SmolLM3ForCausalLM", (2048, 11_008, 36, 16, 4, 128_256), 65_536, True),
+    "mistral:7b": _config(
+        "MistralForCausalLM", (4096, 14_336, 32, 32, 8, 32_000), 32_768, False, sliding_window=None
+    ),
+    "gemma2:2b": _config(
+        "Gemma2ForCausalLM",
+        (2304, 9216, 26, 8, 4, 256_000),
+        8192,
+        True,
+        **_GEMMA,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+        sliding_window=4096,
+    ),
+    "gemma3:1b": _config(
+        "Gemma3ForCausalLM",
+        (1152, 6912, 26, 4, 1, 262_144),
+        32_768,
+        True,
+        **_GEMMA,
+        sliding_window=512,
+        sliding_window_pattern=6,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+    ),
+    "phi3:3.8b": _config(
+        "Phi3ForCausalLM", (3072, 8192, 32, 32, 32, 32_064), 4096, False, sliding_window=2047
+    ),
+    "phi4-mini:3.8b": _config(
+        "Phi3ForCausalLM",
+        (3072, 8192, 32, 24, 8, 200_064),
+        131_072,
+        True,
+        partial_rotary_factor=0.75,
+        original_max_position_embeddings=4096,
+        rope_scaling={"type": "longrope", "short_factor": _PARTS, "long_factor": _PARTS},
+    ),
+    "granite3.3:2b": _config(
+        "GraniteForCausalLM",
+        (2048, 8192, 40, 32, 8, 49_159),
+        131_072,
+        True,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.015625,
+        logits_scaling=8.0,
+    ),
+    "olmo2:1b": _config("Olmo2ForCausalLM", (2048, 8192, 16, 16, 16, 100_352), 4096, False),
+    "ernie4.5:0.3b": _config(
+        "Ernie4_5ForCausalLM", (1024, 3072, 18, 16, 2, 103_424), 131_072, True, head_dim=128, use_bias=False
+    ),
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+        "vocab_size": 50_257,
+    },
+}
+"""By their names in the catalogue."""
+
+
+@cache
+def shape_of(name: str) -> ModelSpec:
+    """The description of a model of CONFIGS."""
+    return spec_of_hf(CONFIGS[name])[1]

@@ -1,0 +1,81 @@
+"""What a model on the Hub is before it is downloaded: its files, and its config.json or a GGUF header."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.errors import ModelError
+from models.hub.download import HubModel, Settings, select
+from models.hub.fetching import Meter
+from models.hub.transfer import Connection, RemoteFile
+
+HEADS = (2**22, 2**24, 2**26)
+"""Bytes of a GGUF file that are fetched, one after the other, until its header is whole: vocabularies differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What was fetched lies in `folder`, for a while."""
+
+    folder: Path
+    files: tuple[tuple[str, int], ...]
+    """Every file of the model with its bytes, by name."""
+
+
+@contextmanager
+def peek(model: HubModel) -> Iterator[Peek]:
+    """The files of `model`, and what describes it. Raises ModelError."""
+    settings = Settings.read()
+    if settings.offline:
+        raise ModelError(
+            f"{model.name} is not on this machine and the network is off; connect and try again."
+        )
+    with settings.connect() as connection, tempfile.TemporaryDirectory() as folder:
+        meter = Meter(model.name, None, None)
+        listing = connection.listing(model.repo, model.revision, meter)
+        names = select(listing.files, model)
+
+        def measured(name: str) -> RemoteFile:
+            return connection.measured(model.repo, listing.commit, listing.files[name], meter)
+
+        if names[0].endswith(".gguf"):
+            files = [measured(name) for name in names]
+            for file in files:
+                _fetch_header(connection, model, listing.commit, file, Path(folder))
+        else:
+            files = [measured(name) for name in names]
+            config = next(file for file in files if file.path == "config.json")
+            path = Path(folder, "config.json")
+            connection.download(model.repo, listing.commit, config, path, meter, 0)
+        yield Peek(Path(folder), tuple((file.path, file.size or 0) for file in files))
+
+
+def _fetch_header(
+    connection: Connection, model: HubModel, commit: str, file: RemoteFile, folder: Path
+) -> None:
+    """A file with the header of a GGUF file, of the same size: where its tensors are it has a hole."""
+    path, size = folder / Path(file.path).name, file.size or 0
+    for count in HEADS:
+        data = connection.head(model.repo, commit, file, count)
+        path.write_bytes(data)
+        os.truncate(path, size)
+        if len(data) >= size or _is_whole(path, len(data)):
+            return
+    raise ModelError(
+        f"{model.name} has an unusually long header; download it first: chatterm pull {model.name}"
+    )
+
+
+def _is_whole(path: Path, count: int) -> bool:
+    """Whether the first `count` bytes hold a whole header, and the numbers that belong to the description."""
+    from models.weights.gguf import read_part
+
+    try:
+        tensors = read_part(path).tensors.values()
+    except ModelError:
+        return False
+    ends = [tensor.offset + tensor.data.nbytes for tensor in tensors if tensor.name.startswith("rope_")]
+    return max([*ends, min((tensor.offset for tensor in tensors), default=count)]) <= count
