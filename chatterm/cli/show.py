@@ -1,6 +1,7 @@
 """`chatterm show`: what a model is and how it would run on this machine, without loading its weights."""
 
 from chatterm.cli.models import place
+from chatterm.conversation.figures import rate_text
 from chatterm.terminal.sanitize import one_line
 from models.errors import ModelError
 from models.features import features
@@ -86,9 +87,9 @@ def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     conversation = bytes_text(found.memory_bytes - found.weight_bytes)
     room = "" if found.fits else f"; too much for this machine, which has {bytes_text(here.free or 0)} free"
     device = "GPU" if here.device.type == "cuda" else "CPU"
-    speed = f"about {found.tokens_per_s:,.0f} tokens/s on this {device}" if found.tokens_per_s else "unknown"
+    speed = f"about {rate_text(found.tokens_per_s)} on this {device}" if found.tokens_per_s else "unknown"
     if not found.fits:
         speed = "none: it does not fit"
     weights = bytes_text(found.weight_bytes)
-    memory = f"weights {weights}, {conversation} more for a conversation of {tokens:,} tokens{room}"
+    memory = f"weights {weights}, {conversation} more for a conversation of {counted(tokens, 'token')}{room}"
     return [("Memory", memory), ("Speed", speed)]

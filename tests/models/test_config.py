@@ -86,7 +86,7 @@ def gguf(metadata: dict[str, Any], tied: bool = True, factors: int = 0) -> Model
 
     def tensor(name: str, count: int) -> GGUFTensor:
         data = np.ones((1, count), dtype="<f4").view(np.uint8)
-        return GGUFTensor(name, (count,), Kind.F32, data, 0)
+        return GGUFTensor(name, (count,), Kind.F32, data, Path("model.gguf"), 0)
 
     names = {"rope_freqs.weight": factors, "output.weight": 0 if tied else 1}
     tensors = {name: tensor(name, count) for name, count in names.items() if count}

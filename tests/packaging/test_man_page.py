@@ -55,7 +55,7 @@ def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no cache")
 
     monkeypatch.setattr("models.hub.sources.local_models", fails)
-    assert model_names("smol") == ["smollm2"]
+    assert model_names("smollm2") == ["smollm2", "smollm2:1.7b"]
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,7 @@ def plain_model(folder: Path, config: PretrainedConfig) -> Network:
 
 def rounded(model: Network) -> Decoder:
     """The plain modules with products that round as the native kernels do."""
-    decoder = Decoder(model)
-    vars(decoder)["_tiled"] = RoundedProduct()
-    return decoder
+    return Decoder(model, RoundedProduct())
 
 
 def random_blocks(kind: int, rows: int, columns: int, seed: int) -> Weight:
