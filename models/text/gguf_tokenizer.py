@@ -40,15 +40,15 @@ def parts_from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
 
 
 def _backend(metadata: Mapping[str, Any], tokens: Sequence[str]) -> tokenizers.Tokenizer:
-    model = metadata.get("tokenizer.ggml.model")
+    kind = metadata.get("tokenizer.ggml.model")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece}
-    if not isinstance(model, str) or model not in builders:
+    if not isinstance(kind, str) or kind not in builders:
         raise ModelError(
-            f"The GGUF file has a tokenizer of the kind {model!r}; supported are 'gpt2' (byte-level BPE), "
+            f"The GGUF file has a tokenizer of the kind {kind!r}; supported are 'gpt2' (byte-level BPE), "
             "'llama' (SentencePiece BPE) and 't5' (SentencePiece unigram). Use another file of this model."
         )
     try:
-        return builders[model](metadata, tokens)
+        return builders[kind](metadata, tokens)
     except ModelError:
         raise
     except Exception as error:  # tokenizers raises bare Exception
