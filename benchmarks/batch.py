@@ -31,8 +31,9 @@ from benchmarks.cpu_chat import cpu_name
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, matmul_rate
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.serving import Server, Workload
-from benchmarks.shapes import SHAPES, kv_bytes, parameter_count, prefill_flops, weight_bytes
+from benchmarks.shapes import SHAPES, kv_bytes, prefill_flops, weight_bytes
 from models.spec import ModelSpec
+from models.weights.slots import layer_parameters
 
 PEERS = ("ours", "nano-vllm")
 FOLLOWING, FEW = 4, 32
@@ -67,7 +68,7 @@ def bound_seconds(spec: ModelSpec, work: Workload, bandwidth: float, rate: float
     """
     dtype = torch.bfloat16
     weights, row = weight_bytes(spec, dtype), kv_bytes(spec, dtype)
-    per_token = 2.0 * (parameter_count(spec) + spec.vocab_size * spec.hidden_size)
+    per_token = 2.0 * (layer_parameters(spec) + spec.vocab_size * spec.hidden_size)
     per_row = 4.0 * spec.attention.heads * spec.attention.head_dim * len(spec.layers)
     left = [(len(prompt), tokens - 1) for prompt, tokens in zip(work.prompts, work.tokens, strict=True)][::-1]
     running: list[tuple[int, int]] = []

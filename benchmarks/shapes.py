@@ -20,7 +20,7 @@ from models.network import FeedForwardWeights, Network
 from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
-from models.weights.slots import Slot, slots
+from models.weights.slots import Slot, layer_parameters, slots
 
 SHAPES = {
     "tiny": uniform(
@@ -109,14 +109,9 @@ def _group(network: Network, slot: Slot) -> Tensor:
     return linear.bias
 
 
-def parameter_count(spec: ModelSpec) -> int:
-    """All parameters without the embedding and without the head."""
-    return sum(prod(slot.shape) for slot in slots(spec) if slot.part not in ("embedding", "head"))
-
-
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Weights that one decoded token reads: all layers and the head (of an untied embedding, only a row)."""
-    return (parameter_count(spec) + spec.vocab_size * spec.hidden_size) * dtype.itemsize
+    return (layer_parameters(spec) + spec.vocab_size * spec.hidden_size) * dtype.itemsize
 
 
 def kv_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
@@ -135,7 +130,7 @@ def prefill_flops(spec: ModelSpec, tokens: int) -> float:
     The head is left out: only the prompt's last position goes through it.
     """
     attention = 2 * tokens**2 * spec.attention.heads * spec.attention.head_dim * len(spec.layers)
-    return 2.0 * parameter_count(spec) * tokens + attention
+    return 2.0 * layer_parameters(spec) * tokens + attention
 
 
 class WordTokenizer:

@@ -60,14 +60,14 @@ def _how_it_runs(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
 def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str]]:
     """Rows that say what computes such a network on a CPU, this one, and on a GPU."""
     from engine.execute.compatibility import by_torch, not_fused, not_native
-    from engine.execute.cpu.products import unsupported
+    from engine.execute.cpu import products
     from engine.kernels.native.library import problem
 
     no_native, no_fused = not_native(spec) or problem(), not_fused(spec)
     return [
         (
             "On the CPU",
-            by_torch(no_native, quantised and unsupported() is None) if no_native else "native kernels",
+            by_torch(no_native, quantised and products.problem() is None) if no_native else "native kernels",
         ),
         ("On a GPU", by_torch(no_fused) if no_fused else "fused kernels"),
     ]

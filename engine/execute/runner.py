@@ -10,9 +10,8 @@ from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.execute.cpu import products
 from engine.execute.cpu.executor import NativeDecoder, unsupported
-from engine.execute.cpu.products import NativeProduct
-from engine.execute.cpu.products import unsupported as multiplies_not
 from engine.execute.cuda.graphs import Graphs
 from engine.kernels.native.library import Pool
 from models.network import Network
@@ -65,9 +64,9 @@ class Runner:
         if reason is None:
             self._pool = Pool(threads)
             self._native = NativeDecoder(network, cache, self._pool)
-        elif network.is_quantized and multiplies_not() is None:
+        elif network.is_quantized and products.problem() is None:
             self._pool = Pool(threads)
-            self._model = Reference(network, NativeProduct(network, self._pool))
+            self._model = Reference(network, products.NativeProduct(network, self._pool))
         return reason
 
     @property

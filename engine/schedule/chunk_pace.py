@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, prod, sqrt
+from math import inf, sqrt
 from typing import Any, TypeVar
 
 import torch
 
 from models.spec import ModelSpec
-from models.weights.slots import slots
+from models.weights.slots import layer_parameters
 
 T = TypeVar("T")
 
@@ -32,10 +32,8 @@ class RowCost:
     @classmethod
     def of(cls, spec: ModelSpec) -> "RowCost":
         """2 FLOPs a weight of the layers, and 4 a number of the query heads for each row of context."""
-        weights = sum(prod(slot.shape) for slot in slots(spec) if slot.part not in ("embedding", "head"))
-        return cls(
-            weights / (2.0 * sum(layer.attention.heads * layer.attention.head_dim for layer in spec.layers))
-        )
+        numbers = sum(layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
+        return cls(layer_parameters(spec) / (2.0 * numbers))
 
     def cost(self, start: int, rows: int) -> float:
         """Of rows `start` to `start + rows` of a sequence."""

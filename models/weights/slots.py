@@ -88,6 +88,11 @@ def parameters(spec: ModelSpec) -> int:
     return sum(prod(slot.shape) for slot in slots(spec))
 
 
+def layer_parameters(spec: ModelSpec) -> int:
+    """The same without the embedding and the head."""
+    return sum(prod(slot.shape) for slot in slots(spec) if slot.part not in ("embedding", "head"))
+
+
 def _layer(layer: Layer, hidden: int) -> Iterator[Slot]:
     yield from _norm("attention_norm", layer.attention_norm, hidden)
     yield from _attention(layer.attention, hidden)

@@ -8,9 +8,10 @@ import torch
 from benchmarks.batch import bound_seconds, most_rows, workload
 from benchmarks.long_prompt import first_token_s, watch
 from benchmarks.peers.serving import Server, Workload
-from benchmarks.shapes import SHAPES, kv_bytes, parameter_count, prefill_flops, random_engine, weight_bytes
+from benchmarks.shapes import SHAPES, kv_bytes, prefill_flops, random_engine, weight_bytes
 from benchmarks.shared_prompt import prompts_of, step_seconds
 from benchmarks.streams import Request, serve
+from models.weights.slots import layer_parameters
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +45,7 @@ def test_the_bound_counts_every_step_and_every_prompt_once() -> None:
     alone = Workload(both.prompts, both.tokens, 1, 0.6)
     assert bound_seconds(spec, alone, 1e12, 1e30) == pytest.approx((moved + weights) / 1e12)
     # Bytes cost nothing.
-    per_token = 2 * (parameter_count(spec) + spec.vocab_size * spec.hidden_size)
+    per_token = 2 * (layer_parameters(spec) + spec.vocab_size * spec.hidden_size)
     attended = 4 * spec.attention.heads * spec.attention.head_dim * len(spec.layers) * (11 + 21 + 12)
     flops = 3 * per_token + attended + prefill_flops(spec, 10) + prefill_flops(spec, 20)
     assert bound_seconds(spec, both, 1e30, 1e12) == pytest.approx(flops / 1e12)

@@ -17,7 +17,6 @@ from benchmarks.shapes import (
     SHAPES,
     kv_bytes,
     moved_bytes,
-    parameter_count,
     prefill_flops,
     random_engine,
     random_model,
@@ -26,6 +25,7 @@ from benchmarks.shapes import (
     weight_bytes,
 )
 from engine import SamplingParams
+from models.weights.slots import layer_parameters
 
 CPU = torch.device("cpu")
 
@@ -71,12 +71,12 @@ def test_figures_of_the_published_shapes() -> None:
     assert kv_bytes(small, torch.bfloat16) == 2 * 28 * 8 * 128 * 2
     # An untied model reads its head but, of its embedding, only a row.
     head = large.vocab_size * large.hidden_size
-    assert parameter_count(large) + 2 * head == pytest.approx(8.19e9, rel=1e-3)
-    assert weight_bytes(large, torch.bfloat16) == 2 * (parameter_count(large) + head)
+    assert layer_parameters(large) + 2 * head == pytest.approx(8.19e9, rel=1e-3)
+    assert weight_bytes(large, torch.bfloat16) == 2 * (layer_parameters(large) + head)
     assert moved_bytes(small, torch.bfloat16, 100, 1) == weight_bytes(small, torch.bfloat16) + 101 * kv_bytes(
         small, torch.bfloat16
     )
-    assert prefill_flops(small, 1) == 2 * parameter_count(small) + 2 * 16 * 128 * 28
+    assert prefill_flops(small, 1) == 2 * layer_parameters(small) + 2 * 16 * 128 * 28
 
 
 def test_llama_bench_and_greedy_are_read() -> None:

@@ -221,7 +221,7 @@ def test_kernels_that_do_not_start_are_said_and_the_plain_modules_answer(
 
 
 def hide_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cpu.held_weights.unsupported", "runner.multiplies_not", "runner.unsupported"):
+    for name in ("cpu.products.problem", "runner.unsupported"):
         monkeypatch.setattr(f"engine.execute.{name}", lambda *_: "there is no compiler")
 
 

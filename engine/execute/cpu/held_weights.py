@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.execute.cpu.products import unsupported
+from engine.execute.cpu import products
 from models.files import ModelFiles
 from models.load import load_model
 from models.network import Network
@@ -38,7 +38,7 @@ def read_model(
         )
 
     network = load(quantize)
-    if network.is_quantized and (reason := unsupported()) is not None:
+    if network.is_quantized and (reason := products.problem()) is not None:
         if quantize == "auto":
             network = load("none")
             told.insert(0, f"Quantised weights were expanded, so decoding is slower ({reason}).")

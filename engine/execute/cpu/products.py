@@ -18,10 +18,10 @@ ROWS = 128
 """Rows that are multiplied at once: more share the unpacking of a weight no better, and leave the cache."""
 
 
-def unsupported() -> str | None:
+def problem() -> str | None:
     """Why native kernels do not multiply quantised weights here, as the middle of a sentence; None if they do."""
-    if (problem := native.problem()) is not None:
-        return problem
+    if (missing := native.problem()) is not None:
+        return missing
     return "this processor has no AVX2" if native.library().best == PORTABLE else None
 
 
