@@ -157,8 +157,11 @@ def _check(engine: "Engine") -> None:
 
     def job() -> None:
         blocks, scheduler = engine._blocks, engine._scheduler
-        blocks.check()
         assert not scheduler.has_work
+        if engine._engine_step.has_work:  # a step that was launched before its sequences ended
+            engine._engine_step.step()
+        assert not engine._engine_step.has_work
+        blocks.check()
         assert blocks.num_held == 0, f"{blocks.num_held} blocks are held by nobody"
         blocks.evict_all()
         assert blocks.num_free == blocks.num_blocks

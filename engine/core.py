@@ -87,7 +87,7 @@ class EngineCore:
         self._loop = loop
         # Not the step's own methods: the loop outlives it (see `close`).
         loop.work(
-            lambda: self._scheduler.has_work,
+            lambda: self._engine_step.has_work,
             lambda: self._engine_step.step(),
             lambda error: self._engine_step.end(error),
         )

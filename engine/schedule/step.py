@@ -65,6 +65,11 @@ class EngineStep:
         self.decoding = Decoding(runner, self.blocks)
         self.scheduler.slots, self.scheduler.leave = runner.capacity, self.decoding.leave
 
+    @property
+    def has_work(self) -> bool:
+        """Somebody waits or runs, or a step is in flight whose tokens nobody has read, wanted or not."""
+        return self.scheduler.has_work or (self.decoding is not None and bool(self.decoding.in_flight))
+
     def step(self) -> None:
         """Launch a decode step, enqueue chunks of prompts behind it, and read the tokens of the decode step before.
 
