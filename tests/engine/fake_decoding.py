@@ -105,7 +105,7 @@ class HashModel:
         for position, token in enumerate(tokens):
             state.append(mixed(state[-1] if state else 0, token, position, 0))
         while len(answer) < most:
-            answer.append(int(sample(self.logits(state), sampler)))
+            answer.append(sample(self.logits(state), sampler))
             sampler.note(answer[-1])
             state.append(mixed(state[-1], answer[-1], len(state), 1))
         return answer
@@ -181,11 +181,10 @@ class _Slot:
             self.sampler = SamplerState.create(
                 self.params, self.rows.token_ids, logits.shape[-1], logits.device, self.generated
             )
-        if not torch.isfinite(logits.max()):
-            return -1
-        token = int(sample(logits, self.sampler))
-        self.sampler.note(token)
-        self.rows.append(token)
+        token = sample(logits, self.sampler)
+        if token >= 0:
+            self.sampler.note(token)
+            self.rows.append(token)
         return token
 
     def step(self) -> Span:

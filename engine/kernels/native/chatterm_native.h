@@ -128,6 +128,19 @@ void ct_multiplier_destroy(ct_multiplier* multiplier);
 // call at a time for a pool.
 int32_t ct_multiplier_run(ct_multiplier* multiplier, const ct_linear* linear, int32_t count, const float* x, float* out);
 
+// How a token is drawn: top_k 0, top_p 1 and min_p 0 leave everything. chance lies in [0, 1).
+struct ct_sampling {
+  double chance;
+  float temperature;
+  float top_p;
+  float min_p;
+  int32_t top_k;
+};
+enum ct_no_token : int32_t { CT_NO_NUMBERS = -1, CT_IMPOSSIBLE = -2 };
+// The token that a chance falls on, of fp32 logits [count]; `room` is fp32 [count]. CT_NO_NUMBERS where the largest logit
+// is not finite or one is no number, CT_IMPOSSIBLE when memory is short or this machine does not run the variant.
+int32_t ct_sample(int32_t variant, const float* logits, int32_t count, const ct_sampling* how, float* room);
+
 // For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
 // false for what cannot be multiplied.
 int32_t ct_products(ct_pool* pool, int32_t variant, const ct_matrix* matrix, int32_t count, const float* x, float* out);

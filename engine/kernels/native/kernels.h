@@ -102,6 +102,9 @@ struct AttendChunk {
 // What a row of so many numbers takes in whole vectors.
 constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
 
+// Logits whose weights are added up together before one of them is drawn.
+constexpr int32_t PIECE_OF_LOGITS = 512;
+
 struct Kernels {
   const char* name;
   Product (*product_of)(int32_t type);  // of one that has kernels
@@ -121,6 +124,10 @@ struct Kernels {
   void (*combine)(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride,
                   int32_t heads, int32_t dim, float* out);
   void (*store)(const float* x, int32_t n, int32_t type, uint8_t* out);
+  // The largest of n numbers; no number if one of them is none.
+  float (*largest)(const float* x, int32_t n);
+  // out = exp((x - most) / temperature), 0 where that is under e^-87; for every PIECE_OF_LOGITS their sum and the largest
+  void (*soften)(const float* x, int32_t n, float most, float temperature, float* out, double* sums, float* peaks);
 };
 
 // The form of the activation that a type is multiplied with; 0 for a type without kernels.

@@ -355,6 +355,7 @@ void attend(const Attend& given) {
 }  // namespace chatterm
 
 #include "attend_chunk.h"
+#include "sampling.h"
 
 namespace chatterm {
 namespace {
@@ -404,7 +405,7 @@ Product product_of(int32_t type) {
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
     CT_TEXT(CT_NAME), product_of, quantize, unpack,  multiply_panel, norm, rotate, gate, attend, attend_chunk,
-    combine,          store_row,
+    combine,          store_row, largest, soften,
 };
 
 }  // namespace chatterm

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.errors import EngineError
 from engine.kernels.native import compile as compiling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER = Path(__file__).parent
 VARIANT_NAMES = {
@@ -27,6 +30,8 @@ VARIANT_NAMES = {
 }
 """Variants of the kernels for people."""
 
+IMPOSSIBLE = -2
+"""CT_IMPOSSIBLE"""
 
 _Pointer, _Int, _Long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -89,6 +94,16 @@ class Span(ctypes.Structure):
     ]
 
 
+class Sampling(ctypes.Structure):
+    """ct_sampling"""
+
+    _fields_: ClassVar = [
+        ("chance", ctypes.c_double),
+        *_of(ctypes.c_float, "temperature", "top_p", "min_p"),
+        ("top_k", _Int),
+    ]
+
+
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_source_hash": (ctypes.c_char_p, ()),
     "ct_variants": (_Int, ()),
@@ -107,6 +122,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_multiplier_create": (_Pointer, (_Pointer, _Int, _Int, _Int)),
     "ct_multiplier_destroy": (None, (_Pointer,)),
     "ct_multiplier_run": (_Int, (_Pointer, ctypes.POINTER(Linear), _Int, _Pointer, _Pointer)),
+    "ct_sample": (_Int, (_Int, _Pointer, _Int, ctypes.POINTER(Sampling), _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
 }
@@ -173,6 +189,18 @@ def problem() -> str | None:
     except NativeError as error:
         return str(error)
     return None
+
+
+def sample(logits: "Tensor", how: Sampling, room: "Tensor") -> int:
+    """The token that a chance falls on, of fp32 logits [vocab]; -1 where they are no numbers. `room` is fp32 [vocab].
+
+    Raises NativeError when memory is short.
+    """
+    given, found = logits.contiguous(), library()
+    token = int(found.functions.ct_sample(found.best, given.data_ptr(), len(given), how, room.data_ptr()))
+    if token == IMPOSSIBLE:
+        raise NativeError("memory is short")
+    return token
 
 
 class Pool:
