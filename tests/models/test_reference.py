@@ -81,6 +81,9 @@ def experts(draw: st.DrawFn) -> Experts:
     )
 
 
+any_feeds = feeds | experts()
+
+
 @st.composite
 def attentions(
     draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int, windows: st.SearchStrategy[int | None]
@@ -120,7 +123,7 @@ def specs(
     draw: st.DrawFn,
     hidden: tuple[int, ...] = (8, 20),
     head_dims: tuple[int, ...] = (8, 12),
-    feeds: st.SearchStrategy[FeedForward | Experts] = feeds | experts(),
+    feeds: st.SearchStrategy[FeedForward | Experts] = any_feeds,
     windows: st.SearchStrategy[int | None] = windows,
     positions: int = POSITIONS,
 ) -> ModelSpec:

@@ -124,7 +124,11 @@ def test_any_dense_network_computes_what_its_description_says(
 ) -> None:
     if spec.attention.heads * spec.attention.head_dim % 32:
         quantize = "none"
-    network, random, pool = network_of(spec, *checkpoint(spec, seed), quantize), Random(seed), Pool(threads, library)
+    network, random, pool = (
+        network_of(spec, *checkpoint(spec, seed), quantize),
+        Random(seed),
+        Pool(threads, library),
+    )
     assert (network.is_quantized, not_native(spec)) == (quantize == "int8", None)
     blocks = sum(-(-length // BLOCK) for length in lengths)
     free = list(range(blocks))
