@@ -12,11 +12,29 @@ BIASES = frozenset({Feature.QKV_BIAS, Feature.OUT_BIAS, Feature.FEED_FORWARD_BIA
 KERNELS = BIASES | {Feature.HEAD_NORM}
 """What the fused kernels compute."""
 
-NATIVE = frozenset(Feature) - {
-    Feature.EXPERTS,
-    Feature.EXACT_ROUTER,
-    Feature.SELECTION_BIAS,
-    Feature.MIXED_HEADS,
+NATIVE = KERNELS | {
+    Feature.WINDOW,
+    Feature.SCALE,
+    Feature.SCORE_CAP,
+    Feature.SINKS,
+    Feature.NORM_ALL_HEADS,
+    Feature.PARTIAL_ROPE,
+    Feature.INTERLEAVED_ROPE,
+    Feature.EXACT_ROPE,
+    Feature.NO_ROPE,
+    Feature.LEARNED_POSITIONS,
+    Feature.ACTIVATION,
+    Feature.UNGATED,
+    Feature.LAYER_NORM,
+    Feature.NORM_OFFSET,
+    Feature.MIXED_EPS,
+    Feature.NORM_PLACE,
+    Feature.NORM_ROUNDING,
+    Feature.RESIDUAL_SCALE,
+    Feature.EMBEDDING_SCALE,
+    Feature.LOGIT_SCALE,
+    Feature.LOGIT_CAP,
+    Feature.MIXED_LAYERS,
 }
 """What the native kernels compute."""
 
