@@ -10,7 +10,33 @@ BIASES = frozenset({Feature.QKV_BIAS, Feature.OUT_BIAS, Feature.FEED_FORWARD_BIA
 """What every executor of ours computes."""
 
 KERNELS = BIASES | {Feature.HEAD_NORM}
-"""What the native and the fused kernels compute."""
+"""What the fused kernels compute."""
+
+NATIVE = KERNELS | {
+    Feature.WINDOW,
+    Feature.SCALE,
+    Feature.SCORE_CAP,
+    Feature.SINKS,
+    Feature.NORM_ALL_HEADS,
+    Feature.PARTIAL_ROPE,
+    Feature.INTERLEAVED_ROPE,
+    Feature.EXACT_ROPE,
+    Feature.NO_ROPE,
+    Feature.LEARNED_POSITIONS,
+    Feature.ACTIVATION,
+    Feature.UNGATED,
+    Feature.LAYER_NORM,
+    Feature.NORM_OFFSET,
+    Feature.MIXED_EPS,
+    Feature.NORM_PLACE,
+    Feature.NORM_ROUNDING,
+    Feature.RESIDUAL_SCALE,
+    Feature.EMBEDDING_SCALE,
+    Feature.LOGIT_SCALE,
+    Feature.LOGIT_CAP,
+    Feature.MIXED_LAYERS,
+}
+"""What the native kernels compute."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -30,7 +56,7 @@ def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:
 
 def not_native(spec: ModelSpec) -> str | None:
     """Why the native kernels of a CPU cannot run such a network, as the middle of a sentence; None if they can."""
-    if (lacks := lacking(spec, KERNELS)) is not None:
+    if (lacks := lacking(spec, NATIVE)) is not None:
         return f"the native kernels do not know {lacks}"
     dim = spec.attention.head_dim
     return f"there are no native kernels for a head_dim of {dim}" if dim % 8 else None

@@ -8,7 +8,7 @@ import torch
 
 import engine.build
 from engine.build import Options, Pieces, build
-from engine.execute.compatibility import KERNELS, PLAIN_ATTENTION, lacking, not_fused, not_native
+from engine.execute.compatibility import KERNELS, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
 from models.assemble import Store
 from models.assemble import assemble as network_of
@@ -18,7 +18,7 @@ from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, 
 from models.weights.slots import group_shapes, slots
 
 CPU = torch.device("cpu")
-WINDOW = "the native kernels do not know a sliding window"
+ODD_HEADS = "there are no native kernels for a head_dim of 12"
 
 
 def a_spec(**attention: Any) -> ModelSpec:
@@ -38,6 +38,11 @@ def a_spec(**attention: Any) -> ModelSpec:
 
 def changed(spec: ModelSpec, **layer: Any) -> ModelSpec:
     return replace(spec, layers=tuple(replace(each, **layer) for each in spec.layers))
+
+
+def with_odd_heads() -> ModelSpec:
+    """Heads of a size that no kernels of ours have."""
+    return changed(a_spec(), attention=Attention(2, 1, 12, rope=Rope()))
 
 
 ASKING: dict[Feature, ModelSpec] = {
@@ -87,10 +92,9 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
     assert set(ASKING) == set(Feature), "a feature has no example"
     for feature, spec in ASKING.items():
         assert feature in features(spec), feature
-        known = features(spec) <= KERNELS
-        for said in (not_native(spec), not_fused(spec)):
-            assert known == (said is None), feature
-            assert said is None or feature in KERNELS or feature.value in said, feature
+        for said, known in ((not_native(spec), NATIVE), (not_fused(spec), KERNELS)):
+            assert (features(spec) <= known) == (said is None), feature
+            assert said is None or feature in known or feature.value in said, feature
     assert not features(a_spec())
 
 
@@ -126,15 +130,15 @@ def put_together(spec: ModelSpec, *notes: str, **options: Any) -> Pieces:
 
 
 def test_a_model_that_the_native_kernels_do_not_know_is_said_to_be_slower() -> None:
-    pieces = put_together(a_spec(window=8), "Something else.")
-    assert pieces.notes == ("Something else.", f"Computed by plain PyTorch, which is slower: {WINDOW}.")
+    pieces = put_together(with_odd_heads(), "Something else.")
+    assert pieces.notes == ("Something else.", f"Computed by plain PyTorch, which is slower: {ODD_HEADS}.")
     assert pieces.runner.name == "plain modules"
 
 
 def test_what_was_said_or_asked_for_is_not_said_again() -> None:
-    said = f"Quantised weights were expanded, so decoding is slower ({WINDOW})."
-    assert put_together(a_spec(window=8), said).notes == (said,)
-    assert put_together(a_spec(window=8), fused=False).notes == ()
+    said = f"Quantised weights were expanded, so decoding is slower ({ODD_HEADS})."
+    assert put_together(with_odd_heads(), said).notes == (said,)
+    assert put_together(with_odd_heads(), fused=False).notes == ()
 
 
 def test_a_model_that_the_native_kernels_know_has_no_note() -> None:

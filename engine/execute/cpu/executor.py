@@ -18,8 +18,17 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
-from models.network import PLAIN, FeedForwardWeights, LayerWeights, Linear, Network, NormWeights, Weight
-from models.spec import FeedForward, ModelSpec
+from models.network import (
+    PLAIN,
+    AttentionWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Linear,
+    Network,
+    NormWeights,
+    Weight,
+)
+from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm
 
 PORTABLE = 0
 """The number of the first variant."""
@@ -40,25 +49,25 @@ class NativeDecoder:
         self._functions = pool.library.functions
         # Everything whose address the library gets.
         self._alive: list[object] = [network, cache]
-        spec, attention = network.spec, network.spec.attention
-        feed = spec.layers[0].feed_forward
-        rotary = network.layers[0].attention.rotary
-        assert isinstance(feed, FeedForward)
-        assert rotary is not None
+        self._tables: dict[int, int] = {}
+        spec, attention, learned = network.spec, network.spec.attention, network.position_embedding
+        layers = [self._layer(*pair) for pair in zip(spec.layers, network.layers, strict=True)]
         described = native.Model(
-            layers=(native.Layer * len(network.layers))(*map(self._layer, network.layers)),
-            final_norm=self._numbers(network.final_norm.weight),
-            rotary=self._numbers(rotary),
+            layers=(native.Layer * len(layers))(*layers),
+            # What scales the logits may as well scale what the head multiplies.
+            final_norm=self._norm(spec.final_norm, network.final_norm, spec.logit_scale),
             embedding=self._matrix(network.embedding),
+            learned=native.Matrix() if learned is None else self._matrix(Weight.plain(learned)),
             head=self._linear(network.head),
-            layer_count=len(network.layers),
+            layer_count=len(layers),
             hidden=spec.hidden_size,
-            inner=feed.size,
             q_heads=attention.heads,
             kv_heads=attention.kv_heads,
             head_dim=attention.head_dim,
             positions=network.positions,
-            eps=spec.final_norm.eps,
+            # Rounded to the dtype, as checkpoints were trained.
+            embedding_scale=torch.tensor(spec.embedding_scale, dtype=network.dtype).item(),
+            logit_cap=spec.logit_cap or 0.0,
         )
         if cache.kv.dtype not in PLAIN or cache.kv.device.type != "cpu":
             raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.kv.device}")
@@ -107,17 +116,37 @@ class NativeDecoder:
             raise NativeError(wrong.decode())
         return logits
 
-    def _layer(self, layer: LayerWeights) -> native.Layer:
-        attention, feed = layer.attention, layer.feed_forward
-        assert isinstance(feed, FeedForwardWeights)
+    def _layer(self, spec: Layer, layer: LayerWeights) -> native.Layer:
+        feed, weights = spec.feed_forward, layer.feed_forward
+        assert isinstance(feed, FeedForward)
+        assert isinstance(weights, FeedForwardWeights)
         return native.Layer(
-            input_norm=self._norm(layer.attention_norm),
-            head_norm=None if attention.head_norm is None else self._numbers(attention.head_norm),
-            mlp_norm=self._norm(layer.feed_forward_norm),
-            qkv=self._linear(attention.qkv),
-            output=self._linear(attention.out),
-            gate_up=self._linear(feed.gate_up),
-            down=self._linear(feed.down),
+            input_norm=self._norm(spec.attention_norm, layer.attention_norm),
+            attention_post_norm=self._norm(spec.attention_post_norm, layer.attention_post_norm),
+            mlp_norm=self._norm(spec.feed_forward_norm, layer.feed_forward_norm),
+            mlp_post_norm=self._norm(spec.feed_forward_post_norm, layer.feed_forward_post_norm),
+            attention=self._attention(spec.attention, layer.attention),
+            qkv=self._linear(layer.attention.qkv),
+            output=self._linear(layer.attention.out),
+            gate_up=self._linear(weights.gate_up),
+            down=self._linear(weights.down),
+            activation=native.ACTIVATIONS.index(feed.activation),
+            gated=feed.gated,
+            residual_scale=spec.residual_scale,
+        )
+
+    def _attention(self, spec: Attention, weights: AttentionWeights) -> native.Attention:
+        heads = None if weights.head_norm is None else NormWeights(weights.head_norm)
+        return native.Attention(
+            head_norm=self._norm(spec.head_norm, heads),
+            rotary=None if weights.rotary is None else self._table(weights.rotary),
+            sinks=None if weights.sinks is None else self._numbers(weights.sinks),
+            together=spec.norms_all_heads,
+            rotated=spec.rotated,
+            interleaved=spec.rope is not None and spec.rope.interleaved,
+            window=spec.window or 0,
+            scale=spec.softmax_scale,
+            cap=spec.score_cap or 0.0,
         )
 
     def _linear(self, linear: Linear) -> native.Linear:
@@ -130,15 +159,23 @@ class NativeDecoder:
         self._alive.append(weight)
         return matrix
 
-    def _norm(self, norm: NormWeights | None) -> int:
-        assert norm is not None
-        return self._numbers(norm.weight)
+    def _norm(self, spec: Norm | None, norm: NormWeights | None, scale: float = 1.0) -> native.Norm:
+        """`scale` times a norm, or none."""
+        if spec is None or norm is None:
+            return native.Norm()
+        weight = self._numbers((norm.weight.float() + spec.offset) * scale)
+        bias = None if norm.bias is None else self._numbers(norm.bias.float() * scale)
+        return native.Norm(weight, bias, spec.eps, spec.kind == "layer")
 
     def _numbers(self, numbers: Tensor) -> int:
         """The address of an fp32 copy."""
         copy = numbers.detach().to("cpu", torch.float32).contiguous()
         self._alive.append(copy)
         return copy.data_ptr()
+
+    def _table(self, numbers: Tensor) -> int:
+        """The same for what layers share."""
+        return self._tables.get(id(numbers)) or self._tables.setdefault(id(numbers), self._numbers(numbers))
 
 
 def matrix_of(weight: Weight) -> native.Matrix:

@@ -40,31 +40,61 @@ struct ct_linear {
   int32_t unused;
 };
 
-// Norm weights are fp32. head_norm is [q heads + kv heads, head_dim], or null where heads are not normed.
+// Weight and bias are fp32. The weight is null where nothing is normed, the bias where there is none.
+struct ct_norm {
+  const float* weight;
+  const float* bias;
+  float eps;
+  int32_t centred;  // LayerNorm, which takes the mean off first; else RMSNorm
+};
+
+// What is a layer's own in its attention.
+struct ct_attention {
+  ct_norm head_norm;    // weight [q heads + kv heads, head_dim], no bias
+  const float* rotary;  // [positions, rotated]: cos of the half, sin of the half; null: heads are not rotated
+  const float* sinks;   // [q heads]: a score each that has no value; null: there are none
+  int32_t together;     // whether head_norm is of all q heads together and of all k heads together, not of each
+  int32_t rotated;      // numbers of a head, its first ones
+  int32_t interleaved;  // whether neighbours are rotated together, and not the two halves
+  int32_t window;       // rows that a row sees, itself among them; 0: all before it
+  float scale;          // of the scores
+  float cap;            // scores become cap * tanh(score / cap); 0: they stay
+};
+
+enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3 };
+
+// x += residual_scale * post_norm(part(norm(x))) for both parts: attention, then down(activation(gate) * up), or
+// down(activation(up)) where it is not gated. down tells the inner size.
 struct ct_layer {
-  const float* input_norm;
-  const float* head_norm;
-  const float* mlp_norm;
+  ct_norm input_norm;
+  ct_norm attention_post_norm;
+  ct_norm mlp_norm;
+  ct_norm mlp_post_norm;
+  ct_attention attention;
   ct_linear qkv;
   ct_linear output;
   ct_linear gate_up;
   ct_linear down;
+  int32_t activation;
+  int32_t gated;
+  float residual_scale;
+  int32_t unused;
 };
 
 struct ct_model {
   const ct_layer* layers;
-  const float* final_norm;
-  const float* rotary;  // [positions, head_dim]: cos of the half, sin of the half
+  ct_norm final_norm;
   ct_matrix embedding;
+  ct_matrix learned;  // [positions, hidden], added to the embedding; its data is null where there is none
   ct_linear head;
   int32_t layer_count;
   int32_t hidden;
-  int32_t inner;
   int32_t q_heads;
   int32_t kv_heads;
   int32_t head_dim;
   int32_t positions;
-  float eps;
+  float embedding_scale;
+  float logit_cap;  // logits become cap * tanh(logit / cap); 0: they stay
 };
 
 // K and V: [layers, slots, kv_heads, head_dim] of `type` (CT_F32, CT_BF16 or CT_F16) each; a block is block_size slots.

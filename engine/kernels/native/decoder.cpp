@@ -22,6 +22,14 @@ bool has_plain(const ct_model& model) {
   return forms_of(model.head) & FORM_FLOAT;
 }
 
+bool has_norms_after(const ct_model& model) {
+  for (int32_t i = 0; i < model.layer_count; ++i) {
+    const ct_layer& layer = model.layers[i];
+    if (layer.attention_post_norm.weight != nullptr || layer.mlp_post_norm.weight != nullptr) return true;
+  }
+  return false;
+}
+
 bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
   if (linear.count < 1 || linear.count > 3) return false;
   for (int32_t p = 0; p < linear.count; ++p) {
@@ -30,8 +38,18 @@ bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
   return rows_of(linear) == rows;
 }
 
+bool fits(const ct_layer& layer, const ct_model& model) {
+  const Sizes sizes(model);
+  const ct_attention& attention = layer.attention;
+  const int32_t inner = inner_of(layer), parts = layer.gated ? 2 : 1;
+  return fits(layer.qkv, sizes.hidden, sizes.heads()) && fits(layer.output, sizes.q_size, sizes.hidden) &&
+         fits(layer.gate_up, sizes.hidden, parts * inner) && fits(layer.down, inner, sizes.hidden) &&
+         attention.rotated >= 0 && attention.rotated <= sizes.dim && attention.rotated % 2 == 0 &&
+         attention.window >= 0 && layer.residual_scale != 0.0f;
+}
+
 const char* misfit(const ct_model& model, const ct_cache& cache) {
-  if (model.layer_count < 0 || model.hidden < 1 || model.inner < 1 || model.kv_heads < 1 || model.positions < 1) {
+  if (model.layer_count < 0 || model.hidden < 1 || model.kv_heads < 1 || model.positions < 1) {
     return "the sizes of the model are impossible";
   }
   if (model.q_heads < 1 || model.q_heads % model.kv_heads) return "the query heads are no multiple of the KV heads";
@@ -40,17 +58,19 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   }
   if (cache.type != CT_F32 && cache.type != CT_BF16 && cache.type != CT_F16) return "the KV cache has another dtype";
   if (cache.block_size < 1 || cache.slots < 1) return "the KV cache is empty";
-  const Sizes sizes(model);
   for (int32_t i = 0; i < model.layer_count; ++i) {
-    const ct_layer& layer = model.layers[i];
-    if (!fits(layer.qkv, sizes.hidden, sizes.heads()) || !fits(layer.output, sizes.q_size, sizes.hidden) ||
-        !fits(layer.gate_up, sizes.hidden, 2 * sizes.inner) || !fits(layer.down, sizes.inner, sizes.hidden)) {
+    if (!fits(model.layers[i], model)) {
       return "the weights of a layer do not fit together, or have a type without kernels";
     }
   }
   if (!is_sound(model.embedding) || model.embedding.columns != model.hidden ||
       !fits(model.head, model.hidden, model.embedding.rows)) {
     return "the embedding or the head does not fit the model, or has a type without kernels";
+  }
+  const ct_matrix& learned = model.learned;
+  if (learned.data != nullptr &&
+      (!is_sound(learned) || learned.columns != model.hidden || learned.rows < model.positions)) {
+    return "the learned positions do not fit the model, or have a type without kernels";
   }
   return nullptr;
 }
@@ -79,14 +99,22 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
       kernels(chosen),
       layers(given.layers, given.layers + given.layer_count),
       slot_bytes(int64_t(sizes.kv_size) * (kv.type == CT_F32 ? 4 : 2)),
-      plain(has_plain(given)) {
+      plain(has_plain(given)),
+      norms_after(has_norms_after(given)) {
+  for (const ct_layer& layer : layers) {
+    size_t number = 0;
+    while (number < windows.size() && windows[number] != layer.attention.window) ++number;
+    if (number == windows.size()) windows.push_back(layer.attention.window);
+    plans.push_back(number);
+  }
   reserve(TILE);
 }
 
 void Decoder::reserve(int32_t rows) {
   if (space != nullptr && rows <= space->rows) return;
   const int32_t most = few(rows) ? TILE : MOST_ROWS;
-  space = std::make_unique<Workspace>(kernels, sizes, pool.size(), most, plain);
+  space = std::make_unique<Workspace>(kernels, sizes, pool.size(), most, plain, norms_after);
+  for (const int32_t window : windows) space->plans.push_back({window, {}, {}, {}});
 }
 
 }  // namespace chatterm

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.errors import EngineError
 from engine.kernels.native import compile as compiling
+from models.spec import Activation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ VARIANT_NAMES = {
 IMPOSSIBLE = -2
 """CT_IMPOSSIBLE"""
 
-_Pointer, _Int, _Long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_Pointer, _Int, _Long, _Float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
 def _of(kind: Any, *names: str) -> list[tuple[str, Any]]:
@@ -57,12 +58,37 @@ class Linear(ctypes.Structure):
     _fields_: ClassVar = [("parts", Matrix * 3), ("bias", _Pointer), *_of(_Int, "count", "unused")]
 
 
+class Norm(ctypes.Structure):
+    """ct_norm: what is zero stands for no norm."""
+
+    _fields_: ClassVar = [*_of(_Pointer, "weight", "bias"), ("eps", _Float), ("centred", _Int)]
+
+
+class Attention(ctypes.Structure):
+    """ct_attention: what is a layer's own in it."""
+
+    _fields_: ClassVar = [
+        ("head_norm", Norm),
+        *_of(_Pointer, "rotary", "sinks"),
+        *_of(_Int, "together", "rotated", "interleaved", "window"),
+        *_of(_Float, "scale", "cap"),
+    ]
+
+
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu")
+"""In the order of ct_activation."""
+
+
 class Layer(ctypes.Structure):
     """ct_layer"""
 
     _fields_: ClassVar = [
-        *_of(_Pointer, "input_norm", "head_norm", "mlp_norm"),
+        *_of(Norm, "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
+        ("attention", Attention),
         *_of(Linear, "qkv", "output", "gate_up", "down"),
+        *_of(_Int, "activation", "gated"),
+        ("residual_scale", _Float),
+        ("unused", _Int),
     ]
 
 
@@ -71,11 +97,11 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(Layer)),
-        *_of(_Pointer, "final_norm", "rotary"),
-        ("embedding", Matrix),
+        ("final_norm", Norm),
+        *_of(Matrix, "embedding", "learned"),
         ("head", Linear),
-        *_of(_Int, "layer_count", "hidden", "inner", "q_heads", "kv_heads", "head_dim", "positions"),
-        ("eps", ctypes.c_float),
+        *_of(_Int, "layer_count", "hidden", "q_heads", "kv_heads", "head_dim", "positions"),
+        *_of(_Float, "embedding_scale", "logit_cap"),
     ]
 
 
