@@ -141,7 +141,8 @@ void Group::cap_logits() {
   const int32_t columns = rows_of(decoder.model.head), pieces = (columns + SOME - 1) / SOME;
   claim(int32_t(space.wanted.size()) * pieces, [&](int32_t n) {
     const int32_t first = n % pieces * SOME, left = columns - first;
-    decoder.kernels.cap(logits + int64_t(n / pieces) * columns + first, left < SOME ? left : SOME, decoder.model.logit_cap);
+    float* some = logits + int64_t(n / pieces) * columns + first;
+    decoder.kernels.cap(some, left < SOME ? left : SOME, decoder.model.logit_cap);
   });
   decoder.pool.barrier();
 }

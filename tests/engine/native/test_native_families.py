@@ -93,6 +93,24 @@ def test_a_quantised_family_is_within_what_rounding_the_activations_does(
         assert torch.equal(kv, again)
 
 
+@pytest.mark.parametrize("start", [20, 80, 100, 140, COUNT - 1])
+def test_rows_before_the_window_are_not_read(
+    start: int, pool: Pool, library: Library, tmp_path: Path
+) -> None:
+    """By a chunk of a prompt and by a single row: what lies there is no number."""
+    model = plain_model(tmp_path, FAMILIES["mistral window"])
+    window = model.spec.attention.window
+    assert window == 12
+    prompt = Prompt(model, COUNT)
+    for variant in library.variants.values():
+        expected, _ = run(model, prompt, pool, variant, torch.float32, [COUNT])
+        cache = cache_for(model, torch.float32)
+        decoder = NativeDecoder(model, cache, pool, variant)
+        prompt.run(decoder, [start])
+        cache.kv[:, :, prompt.slots[: start + 1 - window]] = torch.nan
+        assert torch.equal(decoder.run([prompt.span(start, COUNT)])[0], expected)
+
+
 class Attending:
     """The attention of one text in a pass, as the network asks for it."""
 
