@@ -47,11 +47,14 @@ norms = st.builds(
 maybe_norms = st.none() | norms
 feeds = st.builds(
     FeedForward,
+    gain=st.sampled_from([1.0, 1.7]),
+    limit=st.none() | st.sampled_from([0.1, 1.0]),
+    up_offset=st.sampled_from([0.0, 1.0]),
     size=st.sampled_from([8, 12]),
     activation=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]),
     gated=st.booleans(),
     bias=st.booleans(),
-)
+).map(lambda feed: feed if feed.activation == "silu" else replace(feed, gain=1.0))
 
 
 @st.composite
