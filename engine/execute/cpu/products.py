@@ -13,11 +13,7 @@ from engine.execute.cpu.executor import PORTABLE, matrix_of
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
 from models.network import Linear, Network, Weight
-from models.reference.tiled import TiledProduct
-from models.weights.block_formats import Kind
 
-FORMATS = frozenset({Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K})
-"""The formats of blocks that have kernels."""
 ROWS = 128
 """Rows that are multiplied at once: more share the unpacking of a weight no better, and leave the cache."""
 
@@ -35,7 +31,6 @@ class NativeProduct:
     def __init__(self, network: Network, pool: Pool) -> None:
         """Raises NativeError when they cannot be had."""
         self._pool = pool
-        self._plain = TiledProduct(network.dtype)
         self._functions = pool.library.functions
         self._layers: dict[int, tuple[Sequence[Weight], native.Linear]] = {}
         widest = max(layer.columns for layer in network.parts(Linear))
@@ -46,9 +41,7 @@ class NativeProduct:
         weakref.finalize(self, self._functions.ct_multiplier_destroy, self._handle).atexit = False
 
     def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
-        """As `TiledProduct.__call__`, which computes what has no kernels."""
-        if any(weight.format not in FORMATS for weight in weights):
-            return self._plain(x, weights, bias)
+        """As `TiledProduct.__call__`."""
         _, layer = self._layers.get(id(weights)) or self._layers.setdefault(
             id(weights), (weights, _layer(weights))
         )
