@@ -51,7 +51,7 @@ class ChannelTracker:
         index, known = self.count, self.channels
         self.count += 1
         self.breaks = False
-        steers = token_id in (known.start, known.channel, known.message, known.end)
+        steers = token_id in known.steering
         begun = index > 0 or self.given
         if not self.inside and begun:
             ends = steers and not self.over

@@ -63,6 +63,7 @@ class Tokenizer:
         self.think_end: int | None = self._single(markers.close) if markers else None
         """The token that closes it."""
         steering = [*self.stop_ids, *(id for id in (self.think_start, self.think_end) if id is not None)]
+        steering += self.channels.steering if self.channels is not None else ()
         texts = {token_id: backend.id_to_token(token_id) or "" for token_id in steering}
         self._control = control_tokens(backend, template)
         self._control |= {token_id: text for token_id, text in texts.items() if any(map(str.isalpha, text))}
@@ -151,7 +152,7 @@ class Tokenizer:
         return next((pair for pair in pairs if pair.open in template), next(iter(pairs), None))
 
     def _find_channels(self) -> Channels | None:
-        if not set(self.special_strings) >= CHANNELS:
+        if not self._added.keys() >= CHANNELS:
             return None
         start, channel, message, end = (
             self._added[f"<|{name}|>"] for name in ("start", "channel", "message", "end")

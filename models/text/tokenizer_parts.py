@@ -14,7 +14,7 @@ END_OF_TURN = frozenset({
 """Special tokens with these names end a turn in every model that has them."""
 
 CHANNELS = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"})
-"""Special tokens of the harmony format (gpt-oss). There "<|end|>" ends one message of several that make a turn."""
+"""Tokens of the harmony format (gpt-oss). There "<|end|>" ends one message of several that make a turn."""
 TO_THE_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
 """What there stands between thinking and answer."""
 
@@ -31,6 +31,11 @@ class Channels:
     """The name of the channel that answers are in."""
     closing: tuple[int, ...]
     """What stands between thinking and answer: TO_THE_ANSWER."""
+
+    @property
+    def steering(self) -> tuple[int, int, int, int]:
+        """What begins and ends messages and their headers."""
+        return self.start, self.channel, self.message, self.end
 
     @property
     def header(self) -> int:

@@ -168,8 +168,9 @@ struct Lanes<CT_MXFP4> {
   static constexpr int PARTS = 1, BYTES = MXFP4_BYTES, GROUP = 32, DEPTH = 4;  // 4 * 2 * 24 * 127 < 2^15
   LaneFloats step;
   void open(LaneRows rows, ptrdiff_t at) {
-    CT_UNROLL
-    for (int r = 0; r < LANES; ++r) step[r] = mxfp4_scale(rows[r][at]);
+    const LaneInts e{rows[0][at], rows[1][at], rows[2][at], rows[3][at],
+                     rows[4][at], rows[5][at], rows[6][at], rows[7][at]};
+    step = (LaneFloats)(e < 2 ? 0x00200000 + (e & 1) * 0x00200000 : (e - 1) << 23);  // mxfp4_scale
   }
   void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const {
     nibbles_of(rows, at + 1, out);
