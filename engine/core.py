@@ -16,6 +16,7 @@ from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.machine.bandwidth import known_bandwidth
 from engine.params import UNRECOMMENDED, SamplingParams
+from engine.schedule.channels import ChannelTracker
 from engine.schedule.loop import Loop
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
@@ -173,8 +174,12 @@ class EngineCore:
 
     def output(self, params: SamplingParams, inside_think: bool = False) -> Output:
         """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span."""
-        tracker = ThinkTracker(self.tokenizer.think_start, self.tokenizer.think_end, inside_think)
-        return Output(self.tokenizer.stream(), tracker, params.stop)
+        known = self.tokenizer
+        if known.channels is not None:
+            return Output(known.stream(), ChannelTracker(known.channels, inside_think), params.stop)
+        return Output(
+            known.stream(), ThinkTracker(known.think_start, known.think_end, inside_think), params.stop
+        )
 
     def start(
         self,

@@ -24,9 +24,11 @@ class Feature(Enum):
     LEARNED_POSITIONS = "learned positions"
     EXPERTS = "a mixture of experts"
     EXACT_ROUTER = "a router that is computed in fp32"
+    ROUTER_BIAS = "a bias of the router"
     SELECTION_BIAS = "a bias for the choice of experts"
     ACTIVATION = "another activation than SiLU"
     UNGATED = "a feed-forward without a gate"
+    CLAMP = "a SiLU with a clamp, a gain or an offset"
     FEED_FORWARD_BIAS = "biases of the feed-forward"
     LAYER_NORM = "LayerNorm"
     NORM_OFFSET = "norm weights stored as offsets"
@@ -87,11 +89,16 @@ def _of_attention(spec: Attention) -> set[Feature]:
 def _of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
     if isinstance(spec, Experts):
         shared = _of_feed_forward(spec.shared) if spec.shared is not None else set()
-        choice = {Feature.EXACT_ROUTER: spec.exact_router, Feature.SELECTION_BIAS: spec.selection_bias}
+        choice = {
+            Feature.EXACT_ROUTER: spec.exact_router,
+            Feature.ROUTER_BIAS: spec.router_bias,
+            Feature.SELECTION_BIAS: spec.selection_bias,
+        }
         return {Feature.EXPERTS} | _true(choice) | _of_feed_forward(spec.expert) | shared
     found = {
         Feature.ACTIVATION: spec.activation != "silu",
         Feature.UNGATED: not spec.gated,
+        Feature.CLAMP: (spec.limit, spec.gain, spec.up_offset) != (None, 1.0, 0.0),
         Feature.FEED_FORWARD_BIAS: spec.bias,
     }
     return _true(found)

@@ -105,6 +105,12 @@ class FeedForward:
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    gain: float = 1.0
+    """Of SiLU: x * sigmoid(gain * x)."""
+    limit: float | None = None
+    """Before the activation gate is made to be at most this, and up to lie between this and its negative."""
+    up_offset: float = 0.0
+    """Added to up then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,8 @@ def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     here = look_here("auto", "auto")
     if here is None:
         return []
-    is_gguf = any(name.endswith(".gguf") for name, _ in facts.files)
-    found = speed_here(facts.name, spec, here, sum(size for _, size in facts.files) if is_gguf else None)
+    in_blocks = facts.is_quantised or any(name.endswith(".gguf") for name, _ in facts.files)
+    found = speed_here(facts.name, spec, here, sum(size for _, size in facts.files) if in_blocks else None)
     tokens = min(CONVERSATION, spec.max_positions)
     conversation = bytes_text(found.memory_bytes - found.weight_bytes)
     room = "" if found.fits else f"; too much for this machine, which has {bytes_text(here.free or 0)} free"

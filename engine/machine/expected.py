@@ -9,7 +9,7 @@ from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, plan_kv
 from engine.errors import EngineError
 from engine.execute.compatibility import not_fused, not_native
 from engine.machine.shapes import shape_of
-from models.hub.catalogue import HUB_FILES, WHEELS
+from models.hub.catalogue import CHECKPOINT_BYTES, HUB_FILES, WHEELS
 from models.load import INT4_BYTES, needed_bytes
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
 from models.weights.slots import parameters
@@ -141,7 +141,8 @@ def catalogue_speed(name: str, here: Here) -> Speed:
     wheel = WHEELS.get(name)
     model = file.model if file is not None else name
     spec = {**MODELS, **_MORE_MODELS}.get(model) or shape_of(model)
-    blocks = file.bytes if file is not None else wheel.gguf_bytes if wheel is not None else None
+    blocks = wheel.gguf_bytes if wheel is not None else CHECKPOINT_BYTES.get(name)
+    blocks = file.bytes if file is not None else blocks
     found = speed_here(name, spec, here, blocks)
     download = wheel.wheel_bytes if wheel is not None else blocks or 2 * found.parameters
     return replace(found, download_bytes=download)

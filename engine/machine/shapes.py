@@ -98,6 +98,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ernie4.5:0.3b": _config(
         "Ernie4_5ForCausalLM", (1024, 3072, 18, 16, 2, 103_424), 131_072, True, head_dim=128, use_bias=False
     ),
+    "gpt-oss:20b": _config(
+        "GptOssForCausalLM",
+        (2880, 2880, 24, 64, 8, 201_088),
+        131_072,
+        False,
+        head_dim=64,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        sliding_window=128,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": 768,

@@ -169,11 +169,18 @@ class Decoder:
 
 def _activated(spec: FeedForward, inner: Tensor) -> Tensor:
     """What gate and up, or up alone, make of it: [T, 2 size] or [T, size] -> [T, size]"""
-    activate = _ACTIVATIONS[spec.activation]
     if not spec.gated:
-        return activate(inner)
+        return _activate(spec, inner)
     gate, up = inner.chunk(2, dim=-1)
-    return activate(gate).mul_(up)
+    if spec.limit is not None:
+        gate, up = gate.clamp(max=spec.limit), up.clamp(-spec.limit, spec.limit)
+    return _activate(spec, gate).mul_(up + spec.up_offset if spec.up_offset else up)
+
+
+def _activate(spec: FeedForward, x: Tensor) -> Tensor:
+    if spec.gain != 1.0:
+        return x * torch.sigmoid(x * spec.gain)
+    return _ACTIVATIONS[spec.activation](x)
 
 
 def _scale(x: Tensor, factor: float) -> Tensor:

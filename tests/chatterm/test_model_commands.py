@@ -23,6 +23,7 @@ from tests.models.checkpoints import random_model, tiny_qwen3, write_gguf
 from tests.models.families import FAMILIES
 from tests.models.hub_server import HubServer
 from tests.models.hub_world import CONFIG, FILES, REPO, server
+from tests.models.known_configs import GPT_OSS
 
 __all__ = ["server"]
 
@@ -294,6 +295,13 @@ def test_show_of_a_model_on_the_hub_fetches_its_description_alone(
     asked = [request.path for request in server.requests if "/resolve/" in request.path]
     assert {path.rsplit("/", 1)[1] for path in asked} == {"config.json"}
     assert not (tmp_path / "hub").exists()
+
+
+def test_show_of_quantised_experts_on_the_hub(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.repo("acme/oss", FILES | {"config.json": json.dumps(GPT_OSS).encode()})
+    rows = shown_of("acme/oss", capsys)
+    assert (rows["Architecture"], rows["Runs here"]) == ("GptOssForCausalLM", "yes")
+    assert (rows["Weights"], rows["Parameters"]) == ("MXFP4", "20,914.8 million")
 
 
 def test_show_of_a_gguf_file_on_the_hub_fetches_its_header_alone(

@@ -61,6 +61,8 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.LEARNED_POSITIONS: replace(a_spec(), learned_positions=True),
     Feature.EXPERTS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64))),
     Feature.EXACT_ROUTER: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), exact_router=True)),
+    Feature.ROUTER_BIAS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), router_bias=True)),
+    Feature.CLAMP: changed(a_spec(), feed_forward=FeedForward(64, limit=7.0)),
     Feature.SELECTION_BIAS: changed(
         a_spec(), feed_forward=Experts(4, 2, FeedForward(64), selection_bias=True)
     ),

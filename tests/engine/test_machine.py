@@ -175,6 +175,7 @@ PARAMETERS = {
     "olmo2:1b": 1_484_916_736,
     "ernie4.5:0.3b": 360_748_032,
     "gpt2": 124_439_808,
+    "gpt-oss:20b": 20_914_757_184,
 }
 """As their makers count them."""
 

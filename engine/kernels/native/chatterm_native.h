@@ -19,7 +19,8 @@ enum ct_type : int32_t {
   CT_Q5_K = 13,
   CT_Q6_K = 14,
   CT_BF16 = 30,
-  CT_TYPES = 31,
+  CT_MXFP4 = 39,
+  CT_TYPES = 40,
 };
 
 // [rows, columns], a row at every row_bytes. Any address, read-only, nothing is read past the last row.
