@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.cache.blocks import BlockManager
+from engine.cache.block_map import BlockState, block_map
+from engine.cache.blocks import BlockManager, BlockTable
+from engine.cache.prefix_hit import PrefixHit, prefix_hit
 from engine.cache.rows import Rows
 from engine.cache.sizing import plan_kv
 from engine.cache.window import Window
@@ -163,3 +165,29 @@ def test_blocks_go_in_the_order_in_which_they_were_let_go_of_and_the_path_is_fou
     manager.reserve(table, 4)
     assert [manager.match(list(range(rows))) for rows in range(0, 15, 2)] == [0, 0, 0, 0, 8, 10, 12, 14]
     manager.check()
+
+
+def grown(manager: BlockManager, rows: int) -> BlockTable:
+    """A table that was written row by row; the third and all after it were computed in pause 3."""
+    table = manager.open([])
+    for row in range(rows):
+        manager.reserve(table, 1)
+        manager.commit(table, [row], [3 if row >= 2 else 0])
+    return table
+
+
+def test_the_picture_of_the_blocks_shows_what_is_left_of_a_path() -> None:
+    manager = BlockManager(6, 2, window=Window(4, 2))
+    table = grown(manager, 16)
+    found = block_map(manager, list(range(16)))
+    assert (found.tokens, found.present) == (16, 16)
+    assert len(found.path) == found.count(BlockState.HELD) == 6
+    assert found.path[-2:] == tuple(table.blocks[table.first :])
+
+
+def test_who_had_the_rows_computed_that_are_gone_is_still_known() -> None:
+    manager = BlockManager(6, 2, window=Window(4, 2))
+    manager.close(grown(manager, 16))
+    opened = manager.open(list(range(16)))
+    assert prefix_hit(manager, opened, list(range(17)), -3) == PrefixHit(16, 14, 0)
+    assert manager.origins(opened) == [0, 0, *[3] * 14]
