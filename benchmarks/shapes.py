@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine import Engine
-from engine.machine.expected import MODELS
+from engine.machine.shapes import shape_of
 from engine.schedule.loop import Loop
 from models.families.family import NAMES
 from models.load import fill_network
@@ -34,10 +34,10 @@ SHAPES = {
         norm=Norm(),
         tied=True,
     ),
-    "0.6B": MODELS["qwen3:0.6b"],
-    "1.7B": MODELS["qwen3:1.7b"],
-    "4B": MODELS["qwen3:4b"],
-    "8B": MODELS["qwen3:8b"],
+    "0.6B": shape_of("qwen3:0.6b"),
+    "1.7B": shape_of("qwen3:1.7b"),
+    "4B": shape_of("qwen3:4b"),
+    "8B": shape_of("qwen3:8b"),
 }
 """Qwen3's published shapes; "tiny" is for trying a program out."""
 

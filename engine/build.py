@@ -20,6 +20,7 @@ from engine.cache.sizing import (
     offload_bytes,
     plan_kv,
 )
+from engine.cache.window import Window
 from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
 from engine.execute.compatibility import PLAIN_ATTENTION, by_torch, lacking
@@ -126,14 +127,23 @@ def build(
         reserve = activation_bytes(Reference(network), max_chunk, options.streams, device) + GRAPH_BYTES
     free = available_memory(device) if options.free is None else options.free
     share = kv_share(device)
+    window = Window(spec.window, max_chunk) if spec.window is not None else None
     plan = plan_kv(
-        per_token, block_size, free, network.positions, options.context, share, reserve, options.streams
+        per_token,
+        block_size,
+        free,
+        network.positions,
+        options.context,
+        share,
+        reserve,
+        options.streams,
+        window,
     )
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
-    cache = _allocate(spec, plan, dtype, device)
+    cache = _allocate(spec, plan, dtype, device, window)
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
-    manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier)
+    manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
     backend = make_backend(choice.name, cache, spec.attention.groups, unusual)
     pieces = Pieces(
         cache,
@@ -169,11 +179,13 @@ def _tell(pieces: Pieces, reason: str | None) -> None:
         pieces.notes += (f"Computed by {by_torch(reason, pieces.runner.multiplies)}.",)
 
 
-def _allocate(spec: ModelSpec, plan: KVPlan, dtype: torch.dtype, device: torch.device) -> KVCache:
+def _allocate(
+    spec: ModelSpec, plan: KVPlan, dtype: torch.dtype, device: torch.device, window: Window | None
+) -> KVCache:
     heads = spec.attention
     shape = (len(spec.layers), plan.num_blocks, plan.block_size, heads.kv_heads, heads.head_dim)
     try:
-        return KVCache(*shape, dtype, device)
+        return KVCache(*shape, dtype, device, window)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -312,15 +312,18 @@ class EngineCore:
             return  # idle work that was at the same turn has done it meanwhile
         blocks, cache = self._blocks, self._cache
         with ExitStack() as tables:
-            source = blocks.open(rows.keys, idle)
+            # What has to be copied may lie before the window of the last row.
+            there = blocks.match(hidden.keys)
+            source = blocks.open(rows.keys, idle, since=there if there < start else there + end - start)
             tables.callback(blocks.close, source)
-            if source.length < len(rows):
-                raise MaskedRowsEvictedError("masked rows were evicted")
             target = blocks.open(hidden.keys, idle)
             tables.callback(blocks.close, target)
             # The first row that is not there yet, in the target and in the source.
             first = target.length
             after = max(first, start) + end - start
+            missing = (first if first < start else after) < source.first * blocks.block_size
+            if source.length < len(rows) or missing:
+                raise MaskedRowsEvictedError("masked rows were evicted")
             origins = blocks.origins(source)
             self._scheduler.reserve(target, len(hidden) - first, idle)
             if first < len(hidden):

@@ -176,6 +176,12 @@ class ModelSpec:
         return self.layers[0].attention
 
     @property
+    def window(self) -> int | None:
+        """How many rows the layer that sees furthest back sees; None where one sees all rows before."""
+        windows = [layer.attention.window for layer in self.layers]
+        return None if None in windows else max(window for window in windows if window is not None)
+
+    @property
     def kv_numbers(self) -> int:
         """Numbers that a token leaves in the KV cache: K and V of every layer."""
         return 2 * len(self.layers) * self.attention.kv_heads * self.attention.head_dim

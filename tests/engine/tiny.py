@@ -181,7 +181,7 @@ def tiny_engine(
         device=torch.device(device),
         decode_runner=False,  # a script is followed on the host
         dtype=dtype,
-        **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, **options},
+        **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, "threads": 1, **options},
     )
     engine.scripted = ScriptedModel(network)
     engine._runner._model = engine.scripted
