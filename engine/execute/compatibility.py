@@ -10,7 +10,22 @@ BIASES = frozenset({Feature.QKV_BIAS, Feature.OUT_BIAS, Feature.FEED_FORWARD_BIA
 """What every executor of ours computes."""
 
 KERNELS = BIASES | {Feature.HEAD_NORM}
-"""What the native and the fused kernels compute."""
+"""What the native kernels compute."""
+
+FUSED = frozenset(Feature) - {
+    Feature.SINKS,
+    Feature.LEARNED_POSITIONS,
+    Feature.EXPERTS,
+    Feature.EXACT_ROUTER,
+    Feature.SELECTION_BIAS,
+    Feature.UNGATED,
+    Feature.LAYER_NORM,
+    Feature.MIXED_HEADS,
+}
+"""What the fused kernels of a GPU compute."""
+
+FUSED_HEADS = (64, 96, 128, 256)
+"""And the sizes of heads that they know."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -38,10 +53,10 @@ def not_native(spec: ModelSpec) -> str | None:
 
 def not_fused(spec: ModelSpec) -> str | None:
     """The same of the fused kernels of a GPU."""
-    if (lacks := lacking(spec, KERNELS)) is not None:
+    if (lacks := lacking(spec, FUSED)) is not None:
         return f"the fused kernels do not know {lacks}"
     dim = spec.attention.head_dim
-    return f"there are no fused kernels for a head_dim of {dim}" if dim not in (64, 128) else None
+    return f"there are no fused kernels for a head_dim of {dim}" if dim not in FUSED_HEADS else None
 
 
 def by_torch(reason: str, multiplies: bool = False) -> str:

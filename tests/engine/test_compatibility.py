@@ -8,7 +8,7 @@ import torch
 
 import engine.build
 from engine.build import Options, Pieces, build
-from engine.execute.compatibility import KERNELS, PLAIN_ATTENTION, lacking, not_fused, not_native
+from engine.execute.compatibility import FUSED, KERNELS, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
 from models.assemble import Store
 from models.assemble import assemble as network_of
@@ -87,10 +87,9 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
     assert set(ASKING) == set(Feature), "a feature has no example"
     for feature, spec in ASKING.items():
         assert feature in features(spec), feature
-        known = features(spec) <= KERNELS
-        for said in (not_native(spec), not_fused(spec)):
-            assert known == (said is None), feature
-            assert said is None or feature in KERNELS or feature.value in said, feature
+        for known, said in ((KERNELS, not_native(spec)), (FUSED, not_fused(spec))):
+            assert (features(spec) <= known) == (said is None), feature
+            assert said is None or feature in known or feature.value in said, feature
     assert not features(a_spec())
 
 
@@ -102,7 +101,8 @@ def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "native", "fused"), [(64, True, True), (16, True, False), (12, False, False)]
+    ("dim", "native", "fused"),
+    [(64, True, True), (96, True, True), (256, True, True), (16, True, False), (12, False, False)],
 )
 def test_sizes_of_heads_that_kernels_do_not_have(dim: int, native: bool, fused: bool) -> None:
     spec = changed(a_spec(), attention=Attention(2, 1, dim, rope=Rope()))

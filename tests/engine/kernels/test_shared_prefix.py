@@ -23,6 +23,7 @@ from engine.execute.cuda.sharing import (
     share,
 )
 from engine.execute.cuda.tiles import FEW, Chunking, most_chunks
+from models.spec import Attention, Norm, Rope
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK, DIM = 32, 64
@@ -41,7 +42,7 @@ class Case:
         self, cuts: tuple[Chunking, ...], sharing: Sharing | None, shared: list[int], members: list[list[int]]
     ) -> Tensor:
         rows = len(self.tables)
-        out = torch.full((rows, self.shape.q_heads * DIM), torch.nan, device=DEVICE)
+        out = torch.full((rows, self.shape.spec.heads * DIM), torch.nan, device=DEVICE)
         self.given.partial.fill_(torch.nan)
         on_device = [torch.tensor(numbers, dtype=torch.int32, device=DEVICE) for numbers in (shared, members)]
         common = [*shared, *[0] * (rows - len(shared))]
@@ -50,16 +51,16 @@ class Case:
         return out
 
     def plain(self) -> Tensor:
-        given, shape = self.given, self.shape
+        given, spec = self.given, self.shape.spec
         out = []
         for index, (table, row) in enumerate(zip(self.tables, self.rows, strict=True)):
             heads = given.heads[index].view(-1, DIM)
-            q, k, v = torch.split(heads, [shape.q_heads, shape.kv_heads, shape.kv_heads])
+            q, k, v = torch.split(heads, [spec.heads, spec.kv_heads, spec.kv_heads])
             if given.norm_weight is not None:
-                assert shape.norm_eps is not None
-                weights = torch.split(given.norm_weight, [shape.q_heads, shape.kv_heads])
-                q = F.rms_norm(q, (DIM,), eps=shape.norm_eps) * weights[0]
-                k = F.rms_norm(k, (DIM,), eps=shape.norm_eps) * weights[1]
+                assert spec.head_norm is not None
+                weights = torch.split(given.norm_weight, [spec.heads, spec.kv_heads])
+                q = F.rms_norm(q, (DIM,), eps=spec.head_norm.eps) * weights[0]
+                k = F.rms_norm(k, (DIM,), eps=spec.head_norm.eps) * weights[1]
             cosine, sine = given.rotary[given.counters[index, 1]].chunk(2)
             q, k = (
                 torch.cat([x[:, : DIM // 2] * cosine - x[:, DIM // 2 :] * sine,
@@ -115,9 +116,8 @@ def case(groups: list[tuple[int, list[int]]], heads: tuple[int, int], norm: bool
         partial=torch.empty(len(rows) * chunks * q_heads * DIM, device=DEVICE),
         lse=torch.empty(len(rows) * chunks * q_heads, device=DEVICE),
     )
-    return Case(
-        AttentionShape(q_heads, kv_heads, DIM, BLOCK, 1e-6 if norm else None, False), given, tables, rows
-    )
+    spec = Attention(q_heads, kv_heads, DIM, head_norm=Norm() if norm else None, rope=Rope())
+    return Case(AttentionShape(spec, BLOCK, False), given, tables, rows)
 
 
 @pytest.fixture
