@@ -92,7 +92,7 @@ def choose_chunkings(rows: int, limit: int, window: int | None = None) -> tuple[
         *cuts, last = choose_chunkings(rows, min(limit, context_limit(2 * window)))
         cuts.append(replace(last, end=limit) if last.end else last)
         return tuple(
-            replace(cut, chunks=min(_parts(limit, cut.rows), _parts(window - 1, cut.rows) + 1))
+            replace(cut, chunks=min(_parts(cut.end or limit, cut.rows), _parts(window - 1, cut.rows) + 1))
             for cut in cuts
         )
     if rows == 1:

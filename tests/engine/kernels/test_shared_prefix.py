@@ -1,6 +1,7 @@
 """Sequences that read a common prefix together get what each gets alone; in Triton's interpreter, or on a GPU."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,33 @@ def test_many_sequences_share_a_tile(
     assert len(made.rows) > FEW
     assert most_chunks(len(made.rows)) <= 80
     torch.testing.assert_close(made.run(cuts, sharing, shared, members), made.plain(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"rope": Rope(dims=32, interleaved=True, exact=True), "score_cap": 2.0, "scale": 0.3},
+        {"rope": None, "head_norm": Norm(offset=1.0)},
+        {"norms_all_heads": True, "head_norm": Norm(rounds_last=True)},
+    ],
+    ids=["rotation and cap", "no rotation", "one norm"],
+)
+def test_what_families_ask_for_is_shared_too(features: dict[str, Any]) -> None:
+    """Against the same step without sharing, which has tests against the plain modules."""
+    usual = case([(64, [70, 64, 80]), (0, [30, 5, 7, 9, 1, 2])], (2, 1), norm=True)
+    spec = replace(usual.shape.spec, **features)
+    rotary = usual.given.rotary
+    assert rotary is not None
+    given = replace(usual.given, rotary=rotary[:, : spec.rotated].contiguous())
+    made = replace(usual, shape=replace(usual.shape, spec=spec), given=given)
+    cuts, sharing = (Chunking(1, 16, 4, 2),), choose_sharing(FEW + 8, 2)
+    assert sharing is not None
+    shared, members = share(made.tables, made.rows, KVShape(2, BLOCK, 1), sharing)
+    assert sum(shared) == 3 * 64
+    together, alone = made.run(cuts, sharing, shared, members), made.run(cuts, None, [], [])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(alone, usual.plain(), rtol=1e-2)
 
 
 def test_nothing_shared_is_what_it_was() -> None:
