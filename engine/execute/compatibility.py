@@ -6,37 +6,43 @@ It reads the description alone, and imports neither torch nor triton.
 from models.features import Feature, features
 from models.spec import ModelSpec
 
-BIASES = frozenset({Feature.QKV_BIAS, Feature.OUT_BIAS, Feature.FEED_FORWARD_BIAS})
-"""What every executor of ours computes."""
+NATIVE = frozenset(
+    {
+        Feature.WINDOW,
+        Feature.SCALE,
+        Feature.SCORE_CAP,
+        Feature.SINKS,
+        Feature.HEAD_NORM,
+        Feature.NORM_ALL_HEADS,
+        Feature.QKV_BIAS,
+        Feature.OUT_BIAS,
+        Feature.PARTIAL_ROPE,
+        Feature.INTERLEAVED_ROPE,
+        Feature.EXACT_ROPE,
+        Feature.NO_ROPE,
+        Feature.LEARNED_POSITIONS,
+        Feature.ACTIVATION,
+        Feature.UNGATED,
+        Feature.FEED_FORWARD_BIAS,
+        Feature.LAYER_NORM,
+        Feature.NORM_OFFSET,
+        Feature.MIXED_EPS,
+        Feature.NORM_PLACE,
+        Feature.NORM_ROUNDING,
+        Feature.RESIDUAL_SCALE,
+        Feature.EMBEDDING_SCALE,
+        Feature.LOGIT_SCALE,
+        Feature.LOGIT_CAP,
+        Feature.MIXED_LAYERS,
+    }
+)
+"""What the native kernels of a CPU compute. What is not listed is refused, so that a new feature is."""
 
-KERNELS = BIASES | {Feature.HEAD_NORM}
-"""What the fused kernels compute."""
+FUSED = NATIVE - {Feature.SINKS, Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
+"""What the fused kernels of a GPU compute."""
 
-NATIVE = KERNELS | {
-    Feature.WINDOW,
-    Feature.SCALE,
-    Feature.SCORE_CAP,
-    Feature.SINKS,
-    Feature.NORM_ALL_HEADS,
-    Feature.PARTIAL_ROPE,
-    Feature.INTERLEAVED_ROPE,
-    Feature.EXACT_ROPE,
-    Feature.NO_ROPE,
-    Feature.LEARNED_POSITIONS,
-    Feature.ACTIVATION,
-    Feature.UNGATED,
-    Feature.LAYER_NORM,
-    Feature.NORM_OFFSET,
-    Feature.MIXED_EPS,
-    Feature.NORM_PLACE,
-    Feature.NORM_ROUNDING,
-    Feature.RESIDUAL_SCALE,
-    Feature.EMBEDDING_SCALE,
-    Feature.LOGIT_SCALE,
-    Feature.LOGIT_CAP,
-    Feature.MIXED_LAYERS,
-}
-"""What the native kernels compute."""
+FUSED_HEADS = (64, 96, 128, 256)
+"""And the sizes of heads that they know."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -64,10 +70,10 @@ def not_native(spec: ModelSpec) -> str | None:
 
 def not_fused(spec: ModelSpec) -> str | None:
     """The same of the fused kernels of a GPU."""
-    if (lacks := lacking(spec, KERNELS)) is not None:
+    if (lacks := lacking(spec, FUSED)) is not None:
         return f"the fused kernels do not know {lacks}"
     dim = spec.attention.head_dim
-    return f"there are no fused kernels for a head_dim of {dim}" if dim not in (64, 128) else None
+    return f"there are no fused kernels for a head_dim of {dim}" if dim not in FUSED_HEADS else None
 
 
 def by_torch(reason: str, multiplies: bool = False) -> str:

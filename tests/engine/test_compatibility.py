@@ -8,7 +8,7 @@ import torch
 
 import engine.build
 from engine.build import Options, Pieces, build
-from engine.execute.compatibility import KERNELS, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
+from engine.execute.compatibility import FUSED, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
 from models.assemble import Store
 from models.assemble import assemble as network_of
@@ -94,7 +94,7 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
     assert set(ASKING) == set(Feature), "a feature has no example"
     for feature, spec in ASKING.items():
         assert feature in features(spec), feature
-        for said, known in ((not_native(spec), NATIVE), (not_fused(spec), KERNELS)):
+        for known, said in ((NATIVE, not_native(spec)), (FUSED, not_fused(spec))):
             assert (features(spec) <= known) == (said is None), feature
             assert said is None or feature in known or feature.value in said, feature
     assert not features(a_spec())
@@ -102,13 +102,15 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
 
 def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:
     spec = replace(a_spec(window=8, score_cap=50.0), logit_cap=30.0)
-    assert lacking(a_spec(), KERNELS) is None
-    assert lacking(a_spec(window=8), KERNELS) == "a sliding window"
-    assert lacking(spec, KERNELS) == "a sliding window, capped attention scores and capped logits"
+    known = NATIVE - {Feature.WINDOW, Feature.SCORE_CAP, Feature.LOGIT_CAP}
+    assert lacking(a_spec(), known) is None
+    assert lacking(a_spec(window=8), known) == "a sliding window"
+    assert lacking(spec, known) == "a sliding window, capped attention scores and capped logits"
 
 
 @pytest.mark.parametrize(
-    ("dim", "native", "fused"), [(64, True, True), (16, True, False), (12, False, False)]
+    ("dim", "native", "fused"),
+    [(64, True, True), (96, True, True), (256, True, True), (16, True, False), (12, False, False)],
 )
 def test_sizes_of_heads_that_kernels_do_not_have(dim: int, native: bool, fused: bool) -> None:
     spec = changed(a_spec(), attention=Attention(2, 1, dim, rope=Rope()))

@@ -187,7 +187,7 @@ def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
     fused = replace(ON_A_GPU, program=PROGRAMS["fused kernels, CUDA graph"])
     plain = shape_of("qwen2.5:0.5b")
     assert (suited(plain, native), suited(plain, fused)) == (native, fused)
-    unusual = shape_of("gpt2")
+    unusual = shape_of("gpt-oss:20b")
     assert suited(unusual, native).program is PROGRAMS["plain modules, CPU"]
     assert not suited(unusual, native).keeps_blocks
     assert suited(unusual, native, quantised=True).program is PROGRAMS["plain modules, native products"]
