@@ -3,14 +3,19 @@
 It reads the description alone, and imports neither torch nor triton.
 """
 
+from dataclasses import replace
+
 from models.features import Feature, features
-from models.spec import ModelSpec
+from models.spec import Experts, FeedForward, ModelSpec
 
 BIASES = frozenset({Feature.QKV_BIAS, Feature.OUT_BIAS, Feature.FEED_FORWARD_BIAS})
 """What every executor of ours computes."""
 
 KERNELS = BIASES | {Feature.HEAD_NORM}
 """What the native and the fused kernels compute."""
+
+FUSED_EXPERTS = frozenset({Feature.EXPERTS, Feature.EXACT_ROUTER, Feature.SELECTION_BIAS})
+"""What the fused kernels compute of a mixture of experts."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -38,10 +43,40 @@ def not_native(spec: ModelSpec) -> str | None:
 
 def not_fused(spec: ModelSpec) -> str | None:
     """The same of the fused kernels of a GPU."""
-    if (lacks := lacking(spec, KERNELS)) is not None:
+    known = KERNELS | FUSED_EXPERTS if has_experts(spec) else KERNELS
+    if _same_but_for_the_feed_forward(spec):
+        known |= {Feature.MIXED_LAYERS}
+    if (lacks := lacking(spec, known)) is not None:
         return f"the fused kernels do not know {lacks}"
     dim = spec.attention.head_dim
-    return f"there are no fused kernels for a head_dim of {dim}" if dim not in (64, 128) else None
+    if dim not in (64, 128):
+        return f"there are no fused kernels for a head_dim of {dim}"
+    return _not_fused_experts(spec) if has_experts(spec) else None
+
+
+def has_experts(spec: ModelSpec) -> bool:
+    """Whether some layer has a mixture of experts."""
+    return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
+
+
+def _same_but_for_the_feed_forward(spec: ModelSpec) -> bool:
+    feed = spec.layers[0].feed_forward
+    return len({replace(layer, feed_forward=feed) for layer in spec.layers}) == 1
+
+
+def _not_fused_experts(spec: ModelSpec) -> str | None:
+    """What the kernels for experts do not know and `Feature` does not tell."""
+    for feed in {layer.feed_forward for layer in spec.layers}:
+        if not isinstance(feed, Experts):
+            continue
+        inside = (feed.expert,) if feed.shared is None else (feed.expert, feed.shared)
+        if any(each != FeedForward(each.size) for each in inside):
+            return "the fused kernels know only experts that are gated by SiLU and have no biases"
+        if feed.shared_gate:
+            return "the fused kernels do not know a shared expert with a gate"
+        if spec.hidden_size % 8 or feed.expert.size % 8:
+            return f"there are no fused kernels for experts of {spec.hidden_size} by {feed.expert.size}"
+    return None
 
 
 def by_torch(reason: str, multiplies: bool = False) -> str:

@@ -9,6 +9,8 @@ Up to eight rows, six launches a layer, weights read once, and every row gets th
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
+In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
+
 More rows: rows that several sequences share are attended to once (`shared_prefix.py`), before those that each has
 alone. From 17 rows on, products are those of a prompt's layers, with its kernels between them.
 
@@ -23,8 +25,9 @@ import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.compatibility import not_fused
+from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.experts import ExpertStep, apart
 from engine.execute.cuda.prefill import product, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
@@ -40,8 +43,8 @@ from engine.execute.cuda.tiles import (
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
-from models.network import FeedForwardWeights, Linear, Network, NormWeights
-from models.spec import FeedForward
+from models.network import ExpertWeights, Linear, Network, NormWeights
+from models.spec import Experts, ModelSpec
 
 
 def unsupported(network: Network) -> str | None:
@@ -50,7 +53,10 @@ def unsupported(network: Network) -> str | None:
         return "there are no fused kernels for quantised weights"
     if network.dtype != torch.bfloat16 and network.device.type == "cuda":
         return f"there are no fused kernels for {str(network.dtype).removeprefix('torch.')} weights"
-    return not_fused(network.spec)
+    reason = not_fused(network.spec)
+    if reason is None and apart(network):
+        return "the fused kernels do not know experts that do not lie in one tensor"
+    return reason
 
 
 class FusedDecoder:
@@ -64,8 +70,6 @@ class FusedDecoder:
         """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: many rows are steps of
         FEW, so that each gets what it gets alone."""
         spec, heads = network.spec, network.spec.attention
-        feed = spec.layers[0].feed_forward
-        assert isinstance(feed, FeedForward)
         self._network = network
         self._eps = spec.final_norm.eps
         self._cache = cache
@@ -90,7 +94,8 @@ class FusedDecoder:
         self._x = buffer(most, size)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
-        self._inner = buffer(few, feed.size)
+        self._inner = {size: buffer(few, size) for size in _sizes(spec)}
+        self._experts = ExpertStep(network, few, pdl) if has_experts(spec) else None
         self._logits = buffer(most if deterministic else few, vocab)
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
@@ -138,13 +143,35 @@ class FusedDecoder:
     ) -> None:
         for index, layer in enumerate(self._network.layers):
             attention, feed = layer.attention, layer.feed_forward
-            assert isinstance(feed, FeedForwardWeights)
             self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
             self._attend(given, rows, index, self._heads, cuts, own)
             self._linear(rows, self._mixed, attention.out, x, residual=x)
-            self._linear(rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
-            self._linear(rows, self._inner, feed.down, x, residual=x)
+            if isinstance(feed, ExpertWeights):
+                self._mix(given, x, rows, index, feed)
+                continue
+            inner = self._inner[feed.down.columns]
+            self._linear(rows, x, feed.gate_up, inner, norm=layer.feed_forward_norm, gated=True)
+            self._linear(rows, inner, feed.down, x, residual=x)
         self._linear(rows, x, self._network.head, logits, norm=self._network.final_norm)
+
+    def _mix(self, given: StepInput, x: Tensor, rows: int, index: int, feed: ExpertWeights) -> None:
+        """The feed-forward of a layer with experts: what the shared one gives is added last."""
+        spec, norm = (
+            self._network.spec.layers[index].feed_forward,
+            self._network.layers[index].feed_forward_norm,
+        )
+        assert isinstance(spec, Experts)
+        assert norm is not None
+        assert self._experts is not None
+        self._experts.route(spec, feed, norm, self._eps, given.active, x, rows)
+        shared = feed.shared
+        if shared is None:
+            self._experts.multiply(spec, feed, norm, self._eps, x, rows)
+            return
+        inner = self._inner[shared.down.columns]
+        self._linear(rows, x, shared.gate_up, inner, norm=norm, gated=True)
+        self._experts.multiply(spec, feed, norm, self._eps, x, rows)
+        self._linear(rows, inner, shared.down, x, residual=x)
 
     def _many(self, rows: int, cuts: tuple[Chunking, ...], own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
@@ -227,3 +254,10 @@ class FusedDecoder:
         )
         sharing = choose_sharing(rows, self.kv.group) if own and self.kv is not None else None
         attend(shape, step, self._mixed, rows, cuts, sharing, own, given.shared, given.members)
+
+
+def _sizes(spec: ModelSpec) -> set[int]:
+    """The sizes of all dense feed-forwards, shared experts among them."""
+    feeds = (layer.feed_forward for layer in spec.layers)
+    dense = (feed.shared if isinstance(feed, Experts) else feed for feed in feeds)
+    return {feed.size for feed in dense if feed is not None}

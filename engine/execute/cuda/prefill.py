@@ -11,10 +11,12 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from engine.execute.cuda.experts import mix
 from engine.kernels.triton.prefill import gate_kernel, norm_kernel, position_kernel
-from models.network import FeedForwardWeights, Linear, Network, NormWeights
+from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
+from models.spec import Experts, FeedForward
 
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, q, k and v as projected [T, numbers]) -> what the output is made of [T, q numbers]"""
@@ -25,12 +27,10 @@ def run_layers(network: Network, x: Tensor, attend: Attend) -> Tensor:
     eps = network.spec.final_norm.eps
     residual: Tensor | None = None
     for index, layer in enumerate(network.layers):
-        feed = layer.feed_forward
-        assert isinstance(feed, FeedForwardWeights)
         normed, residual = _add_norm(x, residual, layer.attention_norm, eps)
         x = product(layer.attention.out, attend(index, product(layer.attention.qkv, normed)))
         normed, residual = _add_norm(x, residual, layer.feed_forward_norm, eps)
-        x = product(feed.down, _gate(product(feed.gate_up, normed)))
+        x = _feed(network.spec.layers[index].feed_forward, layer.feed_forward, normed)
     return _add_norm(x, residual, network.final_norm, eps)[0]
 
 
@@ -78,6 +78,15 @@ class FusedPrefill:
 def product(linear: Linear, x: Tensor) -> Tensor:
     """[T, columns] -> [T, rows]"""
     return F.linear(x, linear.weight, linear.bias)
+
+
+def _feed(spec: FeedForward | Experts, weights: FeedForwardWeights | ExpertWeights, normed: Tensor) -> Tensor:
+    """[T, hidden] -> the same shape"""
+    if isinstance(weights, FeedForwardWeights):
+        return product(weights.down, _gate(product(weights.gate_up, normed)))
+    assert isinstance(spec, Experts)
+    beside = _feed(spec.expert, weights.shared, normed) if weights.shared is not None else None
+    return mix(spec, weights, normed, beside)
 
 
 def _add_norm(

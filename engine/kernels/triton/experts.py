@@ -8,7 +8,7 @@ gets the bits that it gets alone, and rows of the same expert meet in the cache 
     ids, shares, inner, x -> down_kernel -> x   the chosen experts side by side are one matrix: one sum in one order
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
 import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, own_layout
@@ -35,8 +35,8 @@ def gate_up_kernel(
 ):
     """out [rows, CHOSEN, N] = silu(gate) * up of the chosen experts of x [rows, K], which is normed first.
 
-    weight [experts, 2 N, K], gate above up; ids int32 [rows, CHOSEN], -1 where a row has no sequence: nothing is written
-    there. Programs [tiles, CHOSEN, rows].
+    weight [experts, 2 N, K], gate above up; ids int32 [rows, CHOSEN], -1 where a row has no sequence: nothing is
+    written there. Programs [tiles, CHOSEN, rows].
     """
     # What comes after may start only when the ids can be seen: it reads them before it waits.
     gdc_wait(PDL)
@@ -199,7 +199,7 @@ def down_kernel(
     written there; weight [experts, N, K]; residual may be `out` itself. Programs [cdiv(N, 16 / FOLDS), rows].
 
     As `linear_kernel` of one matrix: the chosen experts stand side by side in it, each WIDTH columns wide, of which the
-    last ones may be empty so that the columns of a warp belong to one expert. A warp's columns of a span are neighbours.
+    last ones may be empty so that the columns of a warp belong to one expert.
     """
     gdc_launch_dependents(PDL)
     dtype: tl.constexpr = weight.dtype.element_ty

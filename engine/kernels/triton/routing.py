@@ -79,9 +79,10 @@ def router_kernel(
 ):
     """ids int32 [rows, CHOSEN] and shares fp32 [rows, CHOSEN] of x [rows, K], which is normed first.
 
-    weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias fp32 [COUNT]; active int32 [rows]: -1 where a row has
-    no sequence, and its ids are -1 then. logits fp32 [rows, COUNT] and arrived int32 [rows], zeros, are this kernel's
-    own: programs [cdiv(COUNT, PER), rows] compute PER logits each, and the last one of a row to be done chooses.
+    weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias fp32 [COUNT]; active int32 [rows]: -1 where a row
+    has no sequence, and its ids are -1 then. logits fp32 [rows, COUNT] and arrived int32 [rows], zeros, are this
+    kernel's own: programs [cdiv(COUNT, PER), rows] compute PER logits each, and the last one of a row to be done
+    chooses.
     """
     gdc_launch_dependents(PDL)
     row = tl.program_id(1)
