@@ -209,7 +209,7 @@ def _mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None
         SELECTION_BIAS=weights.selection_bias is not None,
         SIGMOID=spec.scoring == "sigmoid",
         RENORMALISE=spec.renormalise,
-        num_warps=1 if spec.count <= 256 else 4,
+        num_warps=4,
     )
     tile = choose_group_tile(pairs, spec.count)
     order, tiles = _sorted(ids, spec.count, tile.height)

@@ -10,6 +10,9 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 
+COMPARED = tl.constexpr(16384)
+"""Pairs of experts that are compared at once."""
+
 
 @triton.jit
 def _choose(
@@ -25,33 +28,43 @@ def _choose(
 ):
     """ids int32 [CHOSEN] and shares fp32 [CHOSEN] of logits fp32 [COUNT], best first. Every id is one of an expert."""
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
+    BLOCK: tl.constexpr = min(PADDED, COMPARED // PADDED)
     index = tl.arange(0, PADDED)
     inside = index < COUNT
     # Other programs of this kernel wrote them: what the multiprocessor has kept from an earlier layer is not read.
     score = tl.load(logits + index, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    if SIGMOID:
-        every = 1.0 / (1.0 + tl.exp(-score))
-    else:
-        every = tl.exp(score - tl.max(score, 0))
-        every = every / tl.sum(every, 0)
-    ranked = every
-    if SELECTION_BIAS:
-        ranked += tl.load(selection_bias + index, mask=inside, other=0.0)
-    ranked = tl.where(inside, ranked, float("-inf"))
-    place = tl.arange(0, triton.next_power_of_2(CHOSEN))
-    found = tl.zeros_like(place)
-    taken = tl.zeros_like(place).to(tl.float32)
-    for j in tl.static_range(CHOSEN):
-        best = tl.max(ranked, 0)
-        first = tl.min(tl.where(ranked == best, index, COUNT - 1), 0)  # of what is no number: the last
-        share = tl.sum(tl.where(index == first, every, 0.0), 0)
-        found = tl.where(place == j, first, found)
-        taken = tl.where(place == j, share, taken)
-        ranked = tl.where(index == first, float("-inf"), ranked)
+    top, total = 0.0, 1.0
+    if not SIGMOID:
+        top = tl.max(score, 0)
+        total = tl.sum(tl.exp(score - top), 0)
+    share = _share(score, top, total, SIGMOID)
+    mine = _ranked(share, selection_bias, index, COUNT, SELECTION_BIAS)
+    rank = tl.zeros([PADDED], tl.int32)
+    for start in range(0, PADDED, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        given = tl.load(logits + other, mask=other < COUNT, other=float("-inf"), cache_modifier=".cg")
+        shared = _share(given, top, total, SIGMOID)
+        theirs = _ranked(shared, selection_bias, other, COUNT, SELECTION_BIAS)[None, :]
+        before = (theirs == mine[:, None]) & (other[None, :] < index[:, None])
+        rank += tl.sum(((theirs > mine[:, None]) | before).to(tl.int32), 1)
+    taken = rank < CHOSEN
     if RENORMALISE:
-        taken = taken / tl.maximum(tl.sum(taken, 0), 1e-12)
-    tl.store(ids + place, found, mask=place < CHOSEN)
-    tl.store(shares + place, taken, mask=place < CHOSEN)
+        share = share / tl.maximum(tl.sum(tl.where(taken, share, 0.0), 0), 1e-12)
+    tl.store(ids + rank, index, mask=taken)
+    tl.store(shares + rank, share, mask=taken)
+
+
+@triton.jit
+def _share(score, top, total, SIGMOID: tl.constexpr):
+    return 1.0 / (1.0 + tl.exp(-score)) if SIGMOID else tl.exp(score - top) / total
+
+
+@triton.jit
+def _ranked(share, selection_bias, index, COUNT: tl.constexpr, SELECTION_BIAS: tl.constexpr):
+    """What experts are chosen by. No numbers come last, before the padding: each expert has a rank of its own."""
+    if SELECTION_BIAS:
+        share += tl.load(selection_bias + index, mask=index < COUNT, other=0.0)
+    return tl.where((index < COUNT) & (share == share), share, float("-inf"))
 
 
 @triton.jit
