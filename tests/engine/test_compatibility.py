@@ -8,7 +8,14 @@ import torch
 
 import engine.build
 from engine.build import Options, Pieces, build
-from engine.execute.compatibility import KERNELS, PLAIN_ATTENTION, lacking, not_fused, not_native
+from engine.execute.compatibility import (
+    FUSED_EXPERTS,
+    KERNELS,
+    PLAIN_ATTENTION,
+    lacking,
+    not_fused,
+    not_native,
+)
 from engine.execute.cpu.executor import unsupported
 from models.assemble import Store
 from models.assemble import assemble as network_of
@@ -87,10 +94,9 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
     assert set(ASKING) == set(Feature), "a feature has no example"
     for feature, spec in ASKING.items():
         assert feature in features(spec), feature
-        known = features(spec) <= KERNELS
-        for said in (not_native(spec), not_fused(spec)):
-            assert known == (said is None), feature
-            assert said is None or feature in KERNELS or feature.value in said, feature
+        for said, kernels in ((not_native(spec), KERNELS), (not_fused(spec), KERNELS | FUSED_EXPERTS)):
+            assert (features(spec) <= kernels) == (said is None), feature
+            assert said is None or feature in kernels or feature.value in said, feature
     assert not features(a_spec())
 
 
@@ -109,6 +115,30 @@ def test_sizes_of_heads_that_kernels_do_not_have(dim: int, native: bool, fused: 
     assert (not_native(spec) is None, not_fused(spec) is None) == (native, fused)
     for said in (not_native(spec), not_fused(spec)):
         assert said is None or f"a head_dim of {dim}" in said
+
+
+GATED, SHARED = FeedForward(64), FeedForward(24)
+
+
+@pytest.mark.parametrize(
+    ("experts", "words"),
+    [
+        (Experts(4, 2, GATED, shared=SHARED, scoring="sigmoid", router_bias=True), None),
+        (Experts(4, 2, FeedForward(64, bias=True)), "only experts that are gated by SiLU and have no biases"),
+        (Experts(4, 2, GATED, shared=FeedForward(24, bias=True)), "only experts that are gated by SiLU"),
+        (Experts(4, 2, GATED, shared=SHARED, shared_gate=True), "a shared expert with a gate"),
+        (Experts(4, 2, FeedForward(60)), "experts of 64 by 60"),
+    ],
+)
+def test_experts_that_the_fused_kernels_know(experts: Experts, words: str | None) -> None:
+    first, second = changed(a_spec(), feed_forward=experts).layers
+    dense = replace(first, feed_forward=FeedForward(96))
+    for layers in ((first, second), (dense, second)):  # layers with and without experts may stand side by side
+        said = not_fused(replace(a_spec(), layers=layers))
+        assert (said is None) == (words is None)
+        assert words is None or words in str(said)
+    other = replace(first, attention=replace(first.attention, qkv_bias=True))
+    assert Feature.MIXED_LAYERS.value in str(not_fused(replace(a_spec(), layers=(other, second))))
 
 
 def a_network(spec: ModelSpec) -> Network:
