@@ -133,7 +133,10 @@ GATED, SHARED = FeedForward(64), FeedForward(24)
 def test_experts_that_the_fused_kernels_know(experts: Experts, words: str | None) -> None:
     first, second = changed(a_spec(), feed_forward=experts).layers
     dense = replace(first, feed_forward=FeedForward(96))
-    for layers in ((first, second), (dense, second)):  # layers with and without experts may stand side by side
+    for layers in (
+        (first, second),
+        (dense, second),
+    ):  # layers with and without experts may stand side by side
         said = not_fused(replace(a_spec(), layers=layers))
         assert (said is None) == (words is None)
         assert words is None or words in str(said)
