@@ -32,7 +32,7 @@ from models.spec import Experts
 
 PER = 2
 """Logits that a program of the router computes."""
-SCANNED = 1024
+SCANNED = 4096
 """Pairs of tokens and choices that are looked at together."""
 SUMMED = 1024
 """Numbers of a token that are summed by one program."""
@@ -245,9 +245,9 @@ def _sorted(ids: Tensor, experts: int, height: int) -> tuple[Tensor, Tensor]:
     words = torch.empty(experts + pairs + 3 * most, dtype=torch.int32, device=ids.device)
     counts, order, tiles = torch.split(words, [experts, pairs, 3 * most])
     block = min(SCANNED, triton.next_power_of_2(pairs))
-    count_kernel[(experts,)](ids, counts, pairs, BLOCK=block, num_warps=4)
+    count_kernel[(experts,)](ids, counts, pairs, BLOCK=block, num_warps=8)
     place_kernel[(experts,)](
-        ids, counts, order, tiles, pairs, most, COUNT=experts, HEIGHT=height, BLOCK=block, num_warps=4
+        ids, counts, order, tiles, pairs, most, COUNT=experts, HEIGHT=height, BLOCK=block, num_warps=8
     )
     return order, tiles.view(most, 3)
 
