@@ -212,7 +212,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 "Deterministic: sums have one order, however prompts are cut and whoever else is served.",
             )
         # The runner's plain program attends over all rows before, whatever the network asks for.
-        if options.decode_runner and lacking(network.spec, PLAIN_ATTENTION) is None:
+        if options.decode_runner and (fused or lacking(network.spec, PLAIN_ATTENTION) is None):
             pieces.decode_runner = make_decode_runner(
                 network,
                 pieces.cache,

@@ -3,8 +3,6 @@
 It reads the description alone, and imports neither torch nor triton.
 """
 
-from dataclasses import replace
-
 from models.features import Feature, features
 from models.spec import Experts, FeedForward, ModelSpec
 
@@ -12,10 +10,22 @@ BIASES = frozenset({Feature.QKV_BIAS, Feature.OUT_BIAS, Feature.FEED_FORWARD_BIA
 """What every executor of ours computes."""
 
 KERNELS = BIASES | {Feature.HEAD_NORM}
-"""What the native and the fused kernels compute."""
+"""What the native kernels compute."""
 
-FUSED_EXPERTS = frozenset({Feature.EXPERTS, Feature.EXACT_ROUTER, Feature.SELECTION_BIAS})
-"""What the fused kernels compute of a mixture of experts."""
+FUSED = frozenset(Feature) - {
+    Feature.SINKS,
+    Feature.LEARNED_POSITIONS,
+    Feature.UNGATED,
+    Feature.LAYER_NORM,
+    Feature.MIXED_HEADS,
+}
+"""What the fused kernels of a GPU compute."""
+
+FUSED_HEADS = (64, 96, 128, 256)
+"""And the sizes of heads that they know."""
+
+NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET, Feature.RESIDUAL_SCALE})
+"""What the kernels for experts do not know of that."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -43,25 +53,18 @@ def not_native(spec: ModelSpec) -> str | None:
 
 def not_fused(spec: ModelSpec) -> str | None:
     """The same of the fused kernels of a GPU."""
-    known = KERNELS | FUSED_EXPERTS if has_experts(spec) else KERNELS
-    if _same_but_for_the_feed_forward(spec):
-        known |= {Feature.MIXED_LAYERS}
+    known = FUSED - NOT_WITH_EXPERTS if has_experts(spec) else FUSED
     if (lacks := lacking(spec, known)) is not None:
-        return f"the fused kernels do not know {lacks}"
+        return f"the fused kernels do not know {lacks}{' with experts' if known < FUSED else ''}"
     dim = spec.attention.head_dim
-    if dim not in (64, 128):
+    if dim not in FUSED_HEADS:
         return f"there are no fused kernels for a head_dim of {dim}"
-    return _not_fused_experts(spec) if has_experts(spec) else None
+    return _not_fused_experts(spec)
 
 
 def has_experts(spec: ModelSpec) -> bool:
     """Whether some layer has a mixture of experts."""
     return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
-
-
-def _same_but_for_the_feed_forward(spec: ModelSpec) -> bool:
-    feed = spec.layers[0].feed_forward
-    return len({replace(layer, feed_forward=feed) for layer in spec.layers}) == 1
 
 
 def _not_fused_experts(spec: ModelSpec) -> str | None:

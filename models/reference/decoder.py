@@ -63,7 +63,7 @@ class Decoder:
         """
         network, spec = self.network, self.spec
         rotations: dict[int, Rotation] = {}
-        x = self._embed(token_ids, positions)
+        x = self.embed(token_ids, positions)
         for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
             table = weights.attention.rotary
             rotation = None
@@ -79,7 +79,8 @@ class Decoder:
         logits = _scale(self._linear(self.network.head, hidden), spec.logit_scale)
         return logits if spec.logit_cap is None else torch.tanh(logits / spec.logit_cap) * spec.logit_cap
 
-    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """int64 [T], int64 [T] -> [T, hidden_size]: what the first layer is given."""
         network = self.network
         x = embed(network.embedding, token_ids, network.dtype)
         if self.spec.embedding_scale != 1.0:  # rounded to the dtype, as checkpoints were trained

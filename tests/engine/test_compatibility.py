@@ -8,14 +8,7 @@ import torch
 
 import engine.build
 from engine.build import Options, Pieces, build
-from engine.execute.compatibility import (
-    FUSED_EXPERTS,
-    KERNELS,
-    PLAIN_ATTENTION,
-    lacking,
-    not_fused,
-    not_native,
-)
+from engine.execute.compatibility import FUSED, KERNELS, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
 from models.assemble import Store
 from models.assemble import assemble as network_of
@@ -94,9 +87,9 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
     assert set(ASKING) == set(Feature), "a feature has no example"
     for feature, spec in ASKING.items():
         assert feature in features(spec), feature
-        for said, kernels in ((not_native(spec), KERNELS), (not_fused(spec), KERNELS | FUSED_EXPERTS)):
-            assert (features(spec) <= kernels) == (said is None), feature
-            assert said is None or feature in kernels or feature.value in said, feature
+        for known, said in ((KERNELS, not_native(spec)), (FUSED, not_fused(spec))):
+            assert (features(spec) <= known) == (said is None), feature
+            assert said is None or feature in known or feature.value in said, feature
     assert not features(a_spec())
 
 
@@ -108,7 +101,8 @@ def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "native", "fused"), [(64, True, True), (16, True, False), (12, False, False)]
+    ("dim", "native", "fused"),
+    [(64, True, True), (96, True, True), (256, True, True), (16, True, False), (12, False, False)],
 )
 def test_sizes_of_heads_that_kernels_do_not_have(dim: int, native: bool, fused: bool) -> None:
     spec = changed(a_spec(), attention=Attention(2, 1, dim, rope=Rope()))
@@ -140,8 +134,8 @@ def test_experts_that_the_fused_kernels_know(experts: Experts, words: str | None
         said = not_fused(replace(a_spec(), layers=layers))
         assert (said is None) == (words is None)
         assert words is None or words in str(said)
-    other = replace(first, attention=replace(first.attention, qkv_bias=True))
-    assert Feature.MIXED_LAYERS.value in str(not_fused(replace(a_spec(), layers=(other, second))))
+    after = replace(first, feed_forward_post_norm=Norm())
+    assert Feature.NORM_PLACE.value in str(not_fused(replace(a_spec(), layers=(after, second))))
 
 
 def a_network(spec: ModelSpec) -> Network:

@@ -170,6 +170,35 @@ FAMILIES: dict[str, Any] = {
     "ernie moe": tiny_ernie_moe(),
 }
 
+_SMALL: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 40, "vocab_size": 40}
+_HEADS = _SMALL | {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+_GEMMA = _HEADS | {"query_pre_attn_scalar": 36}
+_FACTORS = {"short_factor": [1.0, 1.25] * 8, "long_factor": [1.0, 6.0] * 8}
+_TYPES = ["sliding_attention", "full_attention"]
+FUSED: dict[str, Any] = {
+    "qwen2 windows": tiny(
+        Qwen2Config, **_HEADS, use_sliding_window=True, sliding_window=12, max_window_layers=1
+    ),
+    "phi3": tiny(Phi3Config, **_HEADS | {"hidden_size": 192}, sliding_window=12),
+    "phi3 longrope": tiny(
+        Phi3Config,
+        **_HEADS,
+        rope_parameters=dict(LONGROPE, **_FACTORS, partial_rotary_factor=0.5),
+        original_max_position_embeddings=32,
+    ),
+    "smollm3": tiny(SmolLM3Config, **_HEADS, no_rope_layers=[0, 1]),
+    "ministral": tiny(MinistralConfig, **_HEADS, sliding_window=12, head_dim=128, layer_types=_TYPES),
+    "olmo2": tiny(Olmo2Config, **_HEADS | {"num_key_value_heads": 2}, attention_bias=True),
+    "olmo3": tiny(Olmo3Config, **_HEADS, layer_types=_TYPES, sliding_window=12, rope_parameters=OLMO3_ROPE),
+    "granite": tiny(GraniteConfig, **_HEADS, **GRANITE | {"attention_multiplier": 0.25}),
+    "gemma2": tiny_gemma2(**_GEMMA, head_dim=64),
+    "gemma3": tiny_gemma3(**_GEMMA, head_dim=256, layer_types=_TYPES),
+    "ernie": tiny_ernie(**_HEADS, head_dim=128),
+    "qwen3 moe": tiny_qwen3_moe(**_HEADS, head_dim=64),
+    "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),
+}
+"""With heads of sizes that the fused kernels know, and as many layers as differ from each other."""
+
 MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]
 PLAINER: dict[str, Any] = {
     "qwen2 windows": tiny(Qwen2Config),

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 COMPILER = """
-import json, re
+import inspect, json, re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -19,12 +19,19 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from engine.execute.cuda.tiles import choose_chunking, choose_tile
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
+    "post_squares": "*fp32", "squares_out": "*fp32",
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32"}
 
+POST = {name: "pointer" for name in ("post", "post_weight", "post_squares", "total", "squares_out")} | {
+    "POST_PARTS": 144, "POST_PADDED": 256, "POST_EPS": 1e-6, "POST_OFFSET": 1.0}
+
 def ptx(kernel, warps, constants, language=GluonASTSource, **options):
     names = kernel.arg_names
+    given = inspect.signature(kernel.fn).parameters.values()
+    constants = {p.name: p.default for p in given if p.default is not p.empty} | constants
+    constants = {name: value for name, value in constants.items() if value != "pointer"}
     signature = {n: "constexpr" if n in constants else TYPES.get(n, "*bf16") for n in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"}
     values = {(names.index(n),): value for n, value in constants.items()}
@@ -37,31 +44,38 @@ from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.linear import linear_kernel
 
 def linear(outputs, inputs, **flags):
-    tile = choose_tile(outputs, inputs, flags.get("GATED", False))
+    joined = "post" in flags
+    tile = choose_tile(outputs, inputs, flags.get("GATED", False), joined)
     constants = dict(COUNT=8, N=outputs, K=inputs, EPS=1e-6, NORM=False, BIAS=False, GATED=False, RESIDUAL=False)
     cut = dict(FOLDS=tile.folds, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     text, shared = ptx(linear_kernel, tile.warps, constants | cut | flags)
     before = text[: text.index("griddepcontrol.wait;")]
     spans = -(-inputs // (tile.warps * tile.folds * 128))
+    unrolled = spans * tile.folds * (1 + joined) <= 6
     early = re.findall(r"cp\\.async\\.cg\\S* \\[[^,]*, \\[[^,]*, 0x10", before)
     return {"early": len(early), "held": 8 * tile.tiles * min(tile.ahead, spans), "ldmatrix": text.count("ldmatrix"),
-            "read": len(re.findall(r"ld\\.shared\\.v4", text)), "spans": spans if spans * tile.folds <= 6 else 1,
+            "read": len(re.findall(r"ld\\.shared\\.v4", text)), "spans": spans if unrolled else 1,
             "tiles": tile.tiles, "products": text.count("mma.sync"), "folds": tile.folds}
 
-def attention(limit, group, dim):
-    cut = choose_chunking(limit)
-    constants = dict(SOME=False, CHUNKS=80, HQ=8 * group, HKV=8, D=dim, EPS=1e-6, NORM=True, BLOCK=256, PDL=True)
-    held = cut.tile * dim // (256 * cut.warps)
-    constants |= dict(WARPS=cut.warps, R=held, TILES=cut.tiles, STAGES=min(cut.tiles, 3), SPARE=20, shared=None)
+def attention(limit, group, dim, **features):
+    cut, width = choose_chunking(limit), triton.next_power_of_2(dim)
+    constants = dict(SOME=False, CHUNKS=80, HQ=8 * group, HKV=8, D=width, DIM=dim, ROTATED=dim, EPS=1e-6, NORM=True)
+    constants |= dict(BLOCK=256, PDL=True)
+    wide = max(width // 128, 1)
+    held, tiles = cut.tile * width // (256 * cut.warps * wide), cut.tiles * wide
+    constants |= dict(WARPS=cut.warps, R=held, TILES=tiles, STAGES=min(tiles, 3), SPARE=20, shared=None) | features
     text, shared = ptx(attention_kernel, cut.warps, constants)
     before = text[: text.rindex("griddepcontrol.wait;")]
     needed = shared - 20 * cut.warps * 512
-    return {"early": before.count("cp.async.cg"), "held": 2 * held * min(cut.tiles, 3), "shared": needed}
+    return {"early": before.count("cp.async.cg"), "held": 2 * held * min(tiles, 3), "shared": needed}
 
 print(json.dumps([
     linear(4096, 1024, NORM=True), linear(3072, 1024, NORM=True, GATED=True),
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
+    linear(1536, 1152, NORM=True, OFFSET=1.0, **POST), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh", **POST),
     attention(640, 2, 128), attention(40960, 3, 64),
+    attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
+    attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
 ]))
 """
 EXPERTS = """
@@ -112,12 +126,13 @@ def test_kernels_of_experts_compile_and_the_last_one_loads_early() -> None:
 
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
-    *products, short, long = made(DENSE)
+    found = made(DENSE)
+    products, attentions = found[:6], found[6:]
     for found in products:
         assert found["early"] == found["held"]
         assert found["ldmatrix"] == 0, "a thread would read what another one copied"
         assert found["read"] >= 8 * found["tiles"] * found["spans"]
         assert found["products"] == 8 * found["folds"] * found["tiles"] * found["spans"]
-    for found in (short, long):
+    for found in attentions:
         assert found["early"] == found["held"]
         assert found["shared"] <= 113 * 1024, "two programs must fit on a multiprocessor"
