@@ -401,10 +401,10 @@ def attention_kernel(
         result = gl.sum(met[3 * g + 2].load(MERGE) * gl.expand_dims(shrink, 1), 0) / weight_sum
         part = (batch * CHUNKS + place_of_part) * HQ + head * GROUP + g
         gl.store(lse + part, highest + gl.log2(weight_sum))
-        column = gl.arange(0, D, layout=gl.SliceLayout(0, MERGE))
         if DIM == D:
-            gl.store(partial + part * D + column, result)
+            gl.store(partial + part * D + gl.arange(0, D, layout=gl.SliceLayout(0, MERGE)), result)
         else:
+            column = gl.arange(0, D, layout=gl.SliceLayout(0, MERGE))
             gl.store(partial + part * DIM + column, result, mask=column < DIM)
 
 
