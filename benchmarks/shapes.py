@@ -160,13 +160,14 @@ def random_engine(
     device: torch.device,
     dtype: torch.dtype,
     context: int,
+    network: Network | None = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, Network]]:
-    """An engine over a random model, and the model; `options` go to Engine as they are."""
+    """An engine over a random model (or `network`), and the model; `options` go to Engine as they are."""
     loop = Loop()
 
     def build() -> tuple[Engine, Network]:
-        model = random_model(spec, dtype, device, context)
+        model = network or random_model(spec, dtype, device, context)
         tokenizer: Any = WordTokenizer()
         made = Engine(
             loop, model, tokenizer, name="random", device=device, dtype=dtype, context=context, **options

@@ -14,6 +14,7 @@ from engine.cache.offload import HostTier
 from engine.cache.sizing import (
     GRAPH_BYTES,
     KVPlan,
+    expert_bytes,
     kv_refused,
     kv_share,
     most_prefill_rows,
@@ -125,6 +126,7 @@ def build(
     reserve = 0  # a CPU's share for the KV leaves enough for everything
     if device.type == "cuda":
         reserve = activation_bytes(Reference(network), max_chunk, options.streams, device) + GRAPH_BYTES
+        reserve += expert_bytes(spec, max_chunk, dtype.itemsize)
     free = available_memory(device) if options.free is None else options.free
     share = kv_share(device)
     window = Window(spec.window, max_chunk) if spec.window is not None else None

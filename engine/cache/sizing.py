@@ -6,6 +6,7 @@ import torch
 
 from engine.cache.window import Window
 from engine.errors import EngineError
+from models.spec import Experts, ModelSpec
 from models.units import bytes_text
 
 DEFAULT_SHARE = 0.5
@@ -105,6 +106,16 @@ def most_prefill_rows(device: torch.device) -> int:
     A GPU has the work of many rows done in some milliseconds.
     """
     return 4096 if device.type == "cuda" else 512
+
+
+def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
+    """Bytes of a GPU that the chosen experts of so many rows take: what each has inside, and what it gives."""
+    found = [
+        layer.feed_forward.chosen * (layer.feed_forward.expert.size + spec.hidden_size)
+        for layer in spec.layers
+        if isinstance(layer.feed_forward, Experts)
+    ]
+    return max(found, default=0) * rows * itemsize
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:

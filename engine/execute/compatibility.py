@@ -4,7 +4,7 @@ It reads the description alone, and imports neither torch nor triton.
 """
 
 from models.features import Feature, features
-from models.spec import ModelSpec
+from models.spec import Experts, FeedForward, ModelSpec
 
 NATIVE = frozenset(
     {
@@ -38,11 +38,19 @@ NATIVE = frozenset(
 )
 """What the native kernels of a CPU compute. What is not listed is refused, so that a new feature is."""
 
-FUSED = NATIVE - {Feature.SINKS, Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
+FUSED = (NATIVE - {Feature.SINKS, Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}) | {
+    Feature.EXPERTS,
+    Feature.EXACT_ROUTER,
+    Feature.ROUTER_BIAS,
+    Feature.SELECTION_BIAS,
+}
 """What the fused kernels of a GPU compute."""
 
 FUSED_HEADS = (64, 96, 128, 256)
 """And the sizes of heads that they know."""
+
+NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET, Feature.RESIDUAL_SCALE})
+"""What the kernels for experts do not know of that."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -70,10 +78,33 @@ def not_native(spec: ModelSpec) -> str | None:
 
 def not_fused(spec: ModelSpec) -> str | None:
     """The same of the fused kernels of a GPU."""
-    if (lacks := lacking(spec, FUSED)) is not None:
-        return f"the fused kernels do not know {lacks}"
+    known = FUSED - NOT_WITH_EXPERTS if has_experts(spec) else FUSED
+    if (lacks := lacking(spec, known)) is not None:
+        return f"the fused kernels do not know {lacks}{' with experts' if known < FUSED else ''}"
     dim = spec.attention.head_dim
-    return f"there are no fused kernels for a head_dim of {dim}" if dim not in FUSED_HEADS else None
+    if dim not in FUSED_HEADS:
+        return f"there are no fused kernels for a head_dim of {dim}"
+    return _not_fused_experts(spec)
+
+
+def has_experts(spec: ModelSpec) -> bool:
+    """Whether some layer has a mixture of experts."""
+    return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
+
+
+def _not_fused_experts(spec: ModelSpec) -> str | None:
+    """What the kernels for experts do not know and `Feature` does not tell."""
+    for feed in {layer.feed_forward for layer in spec.layers}:
+        if not isinstance(feed, Experts):
+            continue
+        inside = (feed.expert,) if feed.shared is None else (feed.expert, feed.shared)
+        if any(each != FeedForward(each.size) for each in inside):
+            return "the fused kernels know only experts that are gated by SiLU and have no biases"
+        if feed.shared_gate:
+            return "the fused kernels do not know a shared expert with a gate"
+        if spec.hidden_size % 8 or feed.expert.size % 8:
+            return f"there are no fused kernels for experts of {spec.hidden_size} by {feed.expert.size}"
+    return None
 
 
 def by_torch(reason: str, multiplies: bool = False) -> str:

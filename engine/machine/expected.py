@@ -128,7 +128,7 @@ def suited(spec: ModelSpec, here: Here, quantised: bool = False) -> Here:
     return here
 
 
-def _not_chosen(spec: ModelSpec) -> int:
+def not_chosen(spec: ModelSpec) -> int:
     """Weights of experts that one token does not take."""
     found = 0
     for layer in spec.layers:
@@ -145,7 +145,7 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
     per_token = spec.kv_numbers * here.dtype.itemsize
     # Of an embedding that is not the output layer too, one row is read.
     unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
-    unread = (unread + _not_chosen(spec)) * weights // count
+    unread = (unread + not_chosen(spec)) * weights // count
     speed = None
     if here.bandwidth:
         seconds = (weights - unread + CONTEXT * per_token) / (here.bandwidth * here.program.efficiency)

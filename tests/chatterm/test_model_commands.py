@@ -196,25 +196,25 @@ def test_show_says_why_a_model_does_not_run(
     assert "Runs here      no: " in shown
 
 
-@pytest.mark.parametrize("window", [None, 64])
+@pytest.mark.parametrize("heads", [2, 8])
 def test_show_says_by_what_a_model_is_computed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    window: int | None,
+    heads: int,
 ) -> None:
     config = {"num_hidden_layers": 2, "vocab_size": 32, "hidden_size": 128, "intermediate_size": 64}
-    config |= {"num_attention_heads": 2, "max_position_embeddings": 256}
-    config |= {"architectures": ["MistralForCausalLM"], "sliding_window": window or 256}
+    config |= {"num_attention_heads": heads, "max_position_embeddings": 256, "sliding_window": 64}
+    config |= {"architectures": ["MistralForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_weights(tmp_path)
     monkeypatch.setattr("engine.kernels.native.library.problem", lambda: None)
     assert call(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    slow = "plain PyTorch, which is slower: the fused kernels do not know a sliding window"
+    slow = "plain PyTorch, which is slower: there are no fused kernels for a head_dim of 16"
     assert "Runs here      yes" in shown
     assert "On the CPU     native kernels" in shown
-    assert f"On a GPU       {slow if window else 'fused kernels'}" in shown
+    assert f"On a GPU       {slow if heads == 8 else 'fused kernels'}" in shown
 
 
 def test_show_of_the_default_model(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:

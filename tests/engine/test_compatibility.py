@@ -119,6 +119,33 @@ def test_sizes_of_heads_that_kernels_do_not_have(dim: int, native: bool, fused: 
         assert said is None or f"a head_dim of {dim}" in said
 
 
+GATED, SHARED = FeedForward(64), FeedForward(24)
+
+
+@pytest.mark.parametrize(
+    ("experts", "words"),
+    [
+        (Experts(4, 2, GATED, shared=SHARED, scoring="sigmoid", router_bias=True), None),
+        (Experts(4, 2, FeedForward(64, bias=True)), "only experts that are gated by SiLU and have no biases"),
+        (Experts(4, 2, GATED, shared=FeedForward(24, bias=True)), "only experts that are gated by SiLU"),
+        (Experts(4, 2, GATED, shared=SHARED, shared_gate=True), "a shared expert with a gate"),
+        (Experts(4, 2, FeedForward(60)), "experts of 64 by 60"),
+    ],
+)
+def test_experts_that_the_fused_kernels_know(experts: Experts, words: str | None) -> None:
+    first, second = changed(a_spec(), feed_forward=experts).layers
+    dense = replace(first, feed_forward=FeedForward(96))
+    for layers in (
+        (first, second),
+        (dense, second),
+    ):  # layers with and without experts may stand side by side
+        said = not_fused(replace(a_spec(), layers=layers))
+        assert (said is None) == (words is None)
+        assert words is None or words in str(said)
+    after = replace(first, feed_forward_post_norm=Norm())
+    assert Feature.NORM_PLACE.value in str(not_fused(replace(a_spec(), layers=(after, second))))
+
+
 def a_network(spec: ModelSpec) -> Network:
     """Its weights are random."""
     torch.manual_seed(0)

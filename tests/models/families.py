@@ -223,6 +223,8 @@ FUSED: dict[str, Any] = {
     "gemma2": tiny_gemma2(**_GEMMA, head_dim=64),
     "gemma3": tiny_gemma3(**_GEMMA, head_dim=256, layer_types=_TYPES),
     "ernie": tiny_ernie(**_HEADS, head_dim=128),
+    "qwen3 moe": tiny_qwen3_moe(**_HEADS, head_dim=64),
+    "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),
 }
 """With heads of sizes that the fused kernels know, and as many layers as differ from each other."""
 

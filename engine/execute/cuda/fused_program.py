@@ -12,6 +12,8 @@ Up to eight rows, six launches a layer, weights read once, and every row gets th
 A norm of what a product gives is computed by the next one (`linear_kernel`), which adds it to x, too: x lies in one
 of two buffers, then in the other.
 
+In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
+
 More rows: rows that several sequences share are attended to once (`shared_prefix.py`), before those that each has
 alone. From 17 rows on, products are those of a prompt's layers, with its kernels between them.
 
@@ -26,8 +28,9 @@ import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.compatibility import not_fused
+from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.experts import ExpertStep, apart
 from engine.execute.cuda.prefill import Normed, normed, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
@@ -42,9 +45,9 @@ from engine.execute.cuda.tiles import (
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
-from models.network import FeedForwardWeights, Linear, Network, NormWeights
+from models.network import ExpertWeights, Linear, Network, NormWeights
 from models.reference.decoder import Decoder
-from models.spec import Activation, FeedForward, Norm
+from models.spec import Activation, Experts, FeedForward, ModelSpec, Norm
 
 
 def unsupported(network: Network) -> str | None:
@@ -53,7 +56,10 @@ def unsupported(network: Network) -> str | None:
         return "there are no fused kernels for quantised weights"
     if network.dtype != torch.bfloat16 and network.device.type == "cuda":
         return f"there are no fused kernels for {str(network.dtype).removeprefix('torch.')} weights"
-    return not_fused(network.spec)
+    reason = not_fused(network.spec)
+    if reason is None and apart(network):
+        return "the fused kernels do not know experts that do not lie in one tensor"
+    return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +113,8 @@ class FusedDecoder:
         self._squares = buffer(triton.cdiv(size, 8), 16, dtype=torch.float32)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
-        feeds = [layer.feed_forward for layer in spec.layers]
-        self._inner = buffer(few * max(feed.size for feed in feeds if isinstance(feed, FeedForward)))
+        self._inner = buffer(few * _largest(spec))
+        self._experts = ExpertStep(network, few, pdl) if has_experts(spec) else None
         self._logits = buffer(most if deterministic else few, vocab)
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
@@ -150,8 +156,6 @@ class FusedDecoder:
         network, post, other = self._network, None, self._total
         for index, (spec, layer) in enumerate(zip(network.spec.layers, network.layers, strict=True)):
             attention, feed, weights = layer.attention, spec.feed_forward, layer.feed_forward
-            assert isinstance(feed, FeedForward)
-            assert isinstance(weights, FeedForwardWeights)
             norm = normed(spec.attention_norm, layer.attention_norm)
             self._linear(rows, x, attention.qkv, self._heads, norm=norm, post=post, total=other)
             x, other = (x, other) if post is None else (other, x)
@@ -159,6 +163,12 @@ class FusedDecoder:
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
             post = self._add(rows, self._mixed, attention.out, x, after, scale)
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
+            if isinstance(weights, ExpertWeights):
+                assert isinstance(feed, Experts)
+                assert norm is not None
+                self._mix(given, x, rows, feed, weights, norm)
+                continue
+            assert isinstance(feed, FeedForward)
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
             self._linear(
                 rows, x, weights.gate_up, inner, norm=norm, post=post, total=other, activation=feed.activation
@@ -171,6 +181,21 @@ class FusedDecoder:
         self._linear(
             rows, x, network.head, logits, norm=norm, post=post, total=other, scale=whole.logit_scale, cap=cap
         )
+
+    def _mix(
+        self, given: StepInput, x: Tensor, rows: int, spec: Experts, weights: ExpertWeights, norm: Normed
+    ) -> None:
+        """The feed-forward of a layer with experts: what the shared one gives is added last."""
+        shared, experts, eps = weights.shared, self._experts, norm[0].eps
+        assert experts is not None
+        experts.route(spec, weights, norm[1], eps, given.active, x, rows)
+        if shared is None or spec.shared is None:
+            experts.multiply(spec, weights, norm[1], eps, x, rows)
+            return
+        inner = self._inner[: rows * spec.shared.size].view(rows, spec.shared.size)
+        self._linear(rows, x, shared.gate_up, inner, norm=norm, activation=spec.shared.activation)
+        experts.multiply(spec, weights, norm[1], eps, x, rows)
+        self._linear(rows, inner, shared.down, x, residual=x)
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
@@ -278,3 +303,10 @@ class FusedDecoder:
         if own and self.kv is not None and spec.window is None:
             sharing = choose_sharing(rows, self.kv.group)
         attend(shape, step, self._mixed, rows, cuts, sharing, own, given.shared, given.members)
+
+
+def _largest(spec: ModelSpec) -> int:
+    """The size of the largest dense feed-forward, shared experts among them; 0 without one."""
+    feeds = (layer.feed_forward for layer in spec.layers)
+    dense = (feed.shared if isinstance(feed, Experts) else feed for feed in feeds)
+    return max((feed.size for feed in dense if feed is not None), default=0)

@@ -12,16 +12,17 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.attend import rotation
+from engine.execute.cuda.experts import mix
 from engine.kernels.triton.prefill import (
     gate_kernel,
     norm_kernel,
     position_kernel,
     unusual_position_kernel,
 )
-from models.network import FeedForwardWeights, Linear, Network, NormWeights
+from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
-from models.spec import Activation, FeedForward, Norm
+from models.spec import Activation, Experts, FeedForward, Norm
 from models.spec import Attention as AttentionSpec
 
 Normed = tuple[Norm, NormWeights]
@@ -35,16 +36,13 @@ def run_layers(network: Network, x: Tensor, attend: Attend) -> Tensor:
     residual: Tensor | None = None
     post, scale = None, 1.0
     for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
-        feed, parts = layer.feed_forward, weights.feed_forward
-        assert isinstance(feed, FeedForward)
-        assert isinstance(parts, FeedForwardWeights)
         norm = normed(layer.attention_norm, weights.attention_norm)
         given, residual = _add_norm(x, residual, post, scale, norm)
         x = product(weights.attention.out, attend(index, product(weights.attention.qkv, given)))
         post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
         norm = normed(layer.feed_forward_norm, weights.feed_forward_norm)
         given, residual = _add_norm(x, residual, post, scale, norm)
-        x = product(parts.down, _gate(product(parts.gate_up, given), feed.activation))
+        x = _feed(layer.feed_forward, weights.feed_forward, given)
         post = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm)
     return _add_norm(x, residual, post, scale, (spec.final_norm, network.final_norm))[0]
 
@@ -115,6 +113,18 @@ def position(
 def product(linear: Linear, x: Tensor) -> Tensor:
     """[T, columns] -> [T, rows]"""
     return F.linear(x, linear.weight, linear.bias)
+
+
+def _feed(spec: FeedForward | Experts, weights: FeedForwardWeights | ExpertWeights, given: Tensor) -> Tensor:
+    """[T, hidden] -> the same shape"""
+    if isinstance(weights, FeedForwardWeights):
+        assert isinstance(spec, FeedForward)
+        return product(weights.down, _gate(product(weights.gate_up, given), spec.activation))
+    assert isinstance(spec, Experts)
+    beside = None
+    if spec.shared is not None and weights.shared is not None:
+        beside = _feed(spec.shared, weights.shared, given)
+    return mix(spec, weights, given, beside)
 
 
 def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:

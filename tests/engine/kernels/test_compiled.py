@@ -4,28 +4,30 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
-COMPILE = """
+COMPILER = """
 import inspect, json, re
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from engine.execute.cuda.tiles import choose_chunking, choose_tile
-from engine.kernels.triton.attention import attention_kernel
-from engine.kernels.triton.linear import linear_kernel
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
     "post_squares": "*fp32", "squares_out": "*fp32",
-    "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32"}
+    "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
+    "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
+    "counts": "*i32", "pairs": "i32", "most": "i32"}
 
 POST = {name: "pointer" for name in ("post", "post_weight", "post_squares", "total", "squares_out")} | {
     "POST_PARTS": 144, "POST_PADDED": 256, "POST_EPS": 1e-6, "POST_OFFSET": 1.0}
 
-def ptx(kernel, warps, constants):
+def ptx(kernel, warps, constants, language=GluonASTSource, **options):
     names = kernel.arg_names
     given = inspect.signature(kernel.fn).parameters.values()
     constants = {p.name: p.default for p in given if p.default is not p.empty} | constants
@@ -33,9 +35,13 @@ def ptx(kernel, warps, constants):
     signature = {n: "constexpr" if n in constants else TYPES.get(n, "*bf16") for n in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"}
     values = {(names.index(n),): value for n, value in constants.items()}
-    source = GluonASTSource(kernel, signature, values, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    source = language(kernel, signature, values, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps} | options)
     return made.asm["ptx"], made.metadata.shared
+"""
+DENSE = """
+from engine.kernels.triton.attention import attention_kernel
+from engine.kernels.triton.linear import linear_kernel
 
 def linear(outputs, inputs, **flags):
     joined = "post" in flags
@@ -72,14 +78,55 @@ print(json.dumps([
     attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
 ]))
 """
+EXPERTS = """
+from engine.execute.cuda.experts import choose_group_tile
+from engine.kernels.triton.experts import down_kernel, gate_up_kernel
+from engine.kernels.triton.groups import group_kernel, place_kernel
+from engine.kernels.triton.routing import router_kernel
+
+tile = choose_tile(768, 2048, True)
+cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
+gate, _ = ptx(gate_up_kernel, tile.warps, cut | dict(CHOSEN=8, N=768, K=2048, EPS=1e-6, TILES=tile.tiles))
+tile = choose_tile(2048, 8 * 768, False)
+cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
+down, _ = ptx(down_kernel, tile.warps, cut | dict(CHOSEN=8, N=2048, K=768))
+odd, _ = ptx(down_kernel, 4, dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True))
+flags = dict(BIAS=True, SELECTION_BIAS=True, SIGMOID=False, RENORMALISE=True)
+ptx(router_kernel, 4, flags | dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True), ASTSource)
+ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
+fits = []
+for pairs, gated, n, k, limit in ((32_768, True, 768, 2048, 99), (128, False, 2048, 768, 227)):
+    tile = choose_group_tile(pairs, 128)
+    shape = dict(CHOSEN=8, HEIGHT=tile.height, WIDTH=tile.width, DEPTH=tile.depth, N=n, K=k, GATED=gated)
+    stages = tile.stages(gated, limit * 1024)
+    fits.append(ptx(group_kernel, tile.warps, shape, ASTSource, num_stages=stages)[1] <= limit * 1024)
+early = [text[: text.index("griddepcontrol.wait;")].count("cp.async.cg") for text in (down, odd)]
+print(json.dumps({
+    "fits": all(fits), "early": early, "ldmatrix": sum(text.count("ldmatrix") for text in (gate, down, odd)),
+    "trigger": gate.index("griddepcontrol.wait") < gate.index("griddepcontrol.launch_dependents")}))
+"""
+
+
+def made(program: str) -> Any:
+    """What a program prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILER + program]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return json.loads(ran.stdout)
+
+
+def test_kernels_of_experts_compile_and_the_last_one_loads_early() -> None:
+    found = made(EXPERTS)
+    assert found["early"] == [24, 8]  # a thread's copies: three spans of eight, and the only one there is
+    assert found["ldmatrix"] == 0, "a thread would read what another one copied"
+    assert found["trigger"], "what comes after reads the ids before it waits"
+    assert found["fits"]
 
 
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    found = json.loads(ran.stdout)
+    found = made(DENSE)
     products, attentions = found[:6], found[6:]
     for found in products:
         assert found["early"] == found["held"]
