@@ -140,6 +140,7 @@ class WordTokenizer:
     stop_ids: frozenset[int] = frozenset()
     think_start: int | None = None
     think_end: int | None = None
+    channels: None = None
 
     def __init__(self) -> None:
         self.generation_defaults = {}

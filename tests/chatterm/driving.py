@@ -18,7 +18,7 @@ from chatterm.widgets.composer import Composer
 from chatterm.widgets.transcript import Transcript
 from tests.chatterm.scripted import ScriptedBackend
 
-LOOKS = 1000
+LOOKS = 6000
 """Looks, a hundredth of a second apart, after which something counts as not happening. Looks rather than seconds:
 a machine that is held up for a while must not fail a test."""
 

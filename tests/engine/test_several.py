@@ -145,10 +145,10 @@ def test_candidates_leave_the_conversation_and_one_can_be_loaded(engine: TinyEng
     chat = engine.chat(system="Be brief.")
     list(chat.send("hello there", SamplingParams(max_tokens=6, seed=3)))
     before = list(chat.turns)
-    params = SamplingParams(max_tokens=6, seed=90)  # answers that are text: others are encoded anew
+    params = SamplingParams(max_tokens=6, seed=70)  # answers that are text: others are encoded anew
     ends = {index: part for index, part in chat.candidates("and again", 4, params) if isinstance(part, Ended)}
     assert chat.turns == before
-    for index, seed in enumerate(seeds(90, 4)):
+    for index, seed in enumerate(seeds(70, 4)):
         alone = engine.chat(system="Be brief.")
         alone.load(before)
         list(alone.send("and again", SamplingParams(max_tokens=6, seed=seed)))

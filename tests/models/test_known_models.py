@@ -148,7 +148,6 @@ OLMO_FEATURES = OLMO_NORMS | {Feature.EXACT_ROPE}
 OF_EXPERTS = {
     Feature.EXPERTS,
     Feature.ROUTER_BIAS,
-    Feature.ACTIVATION,
     Feature.CLAMP,
     Feature.FEED_FORWARD_BIAS,
 }

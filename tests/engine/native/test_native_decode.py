@@ -21,7 +21,6 @@ from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
 from models.network import FeedForwardWeights, LayerWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
-from models.spec import ModelSpec
 from models.weights import block_formats
 from models.weights.dequantize import dequantize
 from tests.engine.native.spans import a_span
@@ -47,8 +46,8 @@ CONFIGS = {
 class RoundedAttention(PlainAttention):
     """What a cache of `dtype` keeps of k and v."""
 
-    def __init__(self, dtype: torch.dtype, spec: ModelSpec | None = None) -> None:
-        super().__init__(spec)
+    def __init__(self, dtype: torch.dtype, network: Network | None = None) -> None:
+        super().__init__(network)
         self.dtype = dtype
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -165,7 +164,7 @@ def errors(
     ids = torch.randint(model.spec.vocab_size, (length,), generator=generator)
     positions = torch.arange(length) + 7 * (torch.arange(length) > length // 2)
     slots = torch.tensor([table[row // BLOCK] * BLOCK + row % BLOCK for row in range(length)])
-    attention = RoundedAttention(dtype, model.spec)
+    attention = RoundedAttention(dtype, model)
     with torch.inference_mode():
         plain = truth or Decoder(model)
         expected = plain.logits(plain.forward(ids, positions, attention))
