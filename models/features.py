@@ -1,6 +1,7 @@
 """What a network asks of an executor beyond the plainest decoder: RMSNorm before each part, a gated SiLU feed-forward,
 rotary positions over whole heads, softmax over all rows before."""
 
+from dataclasses import replace
 from enum import Enum
 
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, norms, same_heads
@@ -48,7 +49,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
         Feature.EMBEDDING_SCALE: spec.embedding_scale != 1.0,
         Feature.LOGIT_SCALE: spec.logit_scale != 1.0,
         Feature.LOGIT_CAP: spec.logit_cap is not None,
-        Feature.MIXED_LAYERS: len(set(spec.layers)) > 1,
+        Feature.MIXED_LAYERS: _mixed(spec),
         Feature.MIXED_HEADS: not same_heads(spec),
         Feature.MIXED_EPS: len({norm.eps for norm in norms(spec)}) > 1,
     }
@@ -63,6 +64,14 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
             asked.add(Feature.NORM_PLACE)
         asked |= {f for norm in (*before, *after) for f in _of_norm(norm)}
     return frozenset(asked | _of_norm(spec.final_norm))
+
+
+def _mixed(spec: ModelSpec) -> bool:
+    """Whether layers differ in more than having experts or not."""
+    feeds = {layer.feed_forward for layer in spec.layers}
+    dense = {feed for feed in feeds if isinstance(feed, FeedForward)}
+    some = next(iter(feeds))
+    return len(dense) > 1 or len({replace(layer, feed_forward=some) for layer in spec.layers}) > 1
 
 
 def _of_attention(spec: Attention) -> set[Feature]:

@@ -12,6 +12,9 @@ BIASES = frozenset({Feature.QKV_BIAS, Feature.OUT_BIAS, Feature.FEED_FORWARD_BIA
 KERNELS = BIASES | {Feature.HEAD_NORM}
 """What the native and the fused kernels compute."""
 
+NATIVE = KERNELS | {Feature.EXPERTS, Feature.EXACT_ROUTER, Feature.SELECTION_BIAS}
+"""What the native kernels compute."""
+
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
 
@@ -30,7 +33,7 @@ def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:
 
 def not_native(spec: ModelSpec) -> str | None:
     """Why the native kernels of a CPU cannot run such a network, as the middle of a sentence; None if they can."""
-    if (lacks := lacking(spec, KERNELS)) is not None:
+    if (lacks := lacking(spec, NATIVE)) is not None:
         return f"the native kernels do not know {lacks}"
     dim = spec.attention.head_dim
     return f"there are no native kernels for a head_dim of {dim}" if dim % 8 else None

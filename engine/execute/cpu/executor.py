@@ -18,8 +18,17 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
-from models.network import PLAIN, FeedForwardWeights, LayerWeights, Linear, Network, NormWeights, Weight
-from models.spec import FeedForward, ModelSpec
+from models.network import (
+    PLAIN,
+    ExpertWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Linear,
+    Network,
+    NormWeights,
+    Weight,
+)
+from models.spec import Experts, FeedForward, Layer, ModelSpec
 
 PORTABLE = 0
 """The number of the first variant."""
@@ -41,19 +50,17 @@ class NativeDecoder:
         # Everything whose address the library gets.
         self._alive: list[object] = [network, cache]
         spec, attention = network.spec, network.spec.attention
-        feed = spec.layers[0].feed_forward
         rotary = network.layers[0].attention.rotary
-        assert isinstance(feed, FeedForward)
         assert rotary is not None
         described = native.Model(
-            layers=(native.Layer * len(network.layers))(*map(self._layer, network.layers)),
+            layers=(native.Layer * len(network.layers))(*map(self._layer, spec.layers, network.layers)),
             final_norm=self._numbers(network.final_norm.weight),
             rotary=self._numbers(rotary),
             embedding=self._matrix(network.embedding),
             head=self._linear(network.head),
             layer_count=len(network.layers),
             hidden=spec.hidden_size,
-            inner=feed.size,
+            inner=max(size for layer in spec.layers for size in _sizes(layer.feed_forward)),
             q_heads=attention.heads,
             kv_heads=attention.kv_heads,
             head_dim=attention.head_dim,
@@ -107,18 +114,49 @@ class NativeDecoder:
             raise NativeError(wrong.decode())
         return logits
 
-    def _layer(self, layer: LayerWeights) -> native.Layer:
+    def _layer(self, spec: Layer, layer: LayerWeights) -> native.Layer:
         attention, feed = layer.attention, layer.feed_forward
-        assert isinstance(feed, FeedForwardWeights)
-        return native.Layer(
+        found = native.Layer(
             input_norm=self._norm(layer.attention_norm),
             head_norm=None if attention.head_norm is None else self._numbers(attention.head_norm),
             mlp_norm=self._norm(layer.feed_forward_norm),
             qkv=self._linear(attention.qkv),
             output=self._linear(attention.out),
-            gate_up=self._linear(feed.gate_up),
-            down=self._linear(feed.down),
         )
+        if isinstance(feed, FeedForwardWeights):
+            found.gate_up, found.down = self._linear(feed.gate_up), self._linear(feed.down)
+        else:
+            assert isinstance(spec.feed_forward, Experts)
+            found.experts = ctypes.pointer(self._experts(spec.feed_forward, feed))
+        return found
+
+    def _experts(self, spec: Experts, weights: ExpertWeights) -> native.Experts:
+        experts = (native.Feed * spec.count)(*map(self._feed, weights.experts))
+        shared = None if weights.shared is None else self._feed(weights.shared)
+        found = native.Experts(
+            router=self._router(weights),
+            selection_bias=None if weights.selection_bias is None else self._numbers(weights.selection_bias),
+            experts=experts,
+            shared=None if shared is None else ctypes.pointer(shared),
+            count=spec.count,
+            chosen=spec.chosen,
+            sigmoid=spec.scoring == "sigmoid",
+            renormalise=spec.renormalise,
+            shared_gate=weights.shared_gate is not None,
+        )
+        self._alive += [experts, shared, found]
+        return found
+
+    def _router(self, weights: ExpertWeights) -> native.Linear:
+        """The router, and the gate of the shared expert below it."""
+        router, gate = weights.router, weights.shared_gate
+        if gate is None:
+            return self._linear(router)
+        biases = [torch.zeros(each.rows) if each.bias is None else each.bias.float() for each in (router, gate)]
+        return self._linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
+
+    def _feed(self, feed: FeedForwardWeights) -> native.Feed:
+        return native.Feed(self._linear(feed.gate_up), self._linear(feed.down))
 
     def _linear(self, linear: Linear) -> native.Linear:
         matrices = [self._matrix(weight) for weight in linear.parts]
@@ -139,6 +177,13 @@ class NativeDecoder:
         copy = numbers.detach().to("cpu", torch.float32).contiguous()
         self._alive.append(copy)
         return copy.data_ptr()
+
+
+def _sizes(feed: FeedForward | Experts) -> list[int]:
+    """Of all feed-forwards of a layer."""
+    if isinstance(feed, FeedForward):
+        return [feed.size]
+    return [feed.expert.size] + ([] if feed.shared is None else [feed.shared.size])
 
 
 def matrix_of(weight: Weight) -> native.Matrix:

@@ -40,7 +40,29 @@ struct ct_linear {
   int32_t unused;
 };
 
-// Norm weights are fp32. head_norm is [q heads + kv heads, head_dim], or null where heads are not normed.
+// down(activation(gate) * up), gate above up in one layer.
+struct ct_feed {
+  ct_linear gate_up;
+  ct_linear down;
+};
+
+// A mixture of experts. The router, of plain weights, has an output for each expert and, with shared_gate, one more: the
+// logit of the share of the shared expert, which else is 1. selection_bias is fp32 [count] or null, shared may be null.
+struct ct_experts {
+  ct_linear router;
+  const float* selection_bias;
+  const ct_feed* experts;
+  const ct_feed* shared;
+  int32_t count;
+  int32_t chosen;
+  int32_t sigmoid;  // of each output by itself; else shares are the softmax of all
+  int32_t renormalise;
+  int32_t shared_gate;
+  int32_t unused;
+};
+
+// Norm weights are fp32. head_norm is [q heads + kv heads, head_dim], or null where heads are not normed. Where there are
+// experts, gate_up and down are not read.
 struct ct_layer {
   const float* input_norm;
   const float* head_norm;
@@ -49,6 +71,7 @@ struct ct_layer {
   ct_linear output;
   ct_linear gate_up;
   ct_linear down;
+  const ct_experts* experts;  // or null
 };
 
 struct ct_model {
@@ -59,7 +82,7 @@ struct ct_model {
   ct_linear head;
   int32_t layer_count;
   int32_t hidden;
-  int32_t inner;
+  int32_t inner;  // size of the largest feed-forward
   int32_t q_heads;
   int32_t kv_heads;
   int32_t head_dim;

@@ -7,12 +7,27 @@
 
 namespace chatterm {
 
+bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
+  if (linear.count < 1 || linear.count > 3) return false;
+  for (int32_t p = 0; p < linear.count; ++p) {
+    if (!is_sound(linear.parts[p]) || linear.parts[p].columns != columns) return false;
+  }
+  return rows_of(linear) == rows;
+}
+
+bool fits(const ct_linear& gate_up, const ct_linear& down, const Sizes& sizes) {
+  const int32_t size = down.count == 1 ? down.parts[0].columns : 0;
+  return size > 0 && size <= sizes.inner && fits(gate_up, sizes.hidden, 2 * size) && fits(down, size, sizes.hidden);
+}
+
 namespace {
 
 constexpr int32_t MOST_DIM = 512;  // of a head
 
 bool is_plain(const ct_layer& layer) {
-  return ((forms_of(layer.qkv) | forms_of(layer.output) | forms_of(layer.gate_up) | forms_of(layer.down)) & FORM_FLOAT);
+  const int32_t feed =
+      layer.experts != nullptr ? forms_of(*layer.experts) : forms_of(layer.gate_up) | forms_of(layer.down);
+  return (forms_of(layer.qkv) | forms_of(layer.output) | feed) & FORM_FLOAT;
 }
 
 bool has_plain(const ct_model& model) {
@@ -20,14 +35,6 @@ bool has_plain(const ct_model& model) {
     if (is_plain(model.layers[i])) return true;
   }
   return forms_of(model.head) & FORM_FLOAT;
-}
-
-bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
-  if (linear.count < 1 || linear.count > 3) return false;
-  for (int32_t p = 0; p < linear.count; ++p) {
-    if (!is_sound(linear.parts[p]) || linear.parts[p].columns != columns) return false;
-  }
-  return rows_of(linear) == rows;
 }
 
 const char* misfit(const ct_model& model, const ct_cache& cache) {
@@ -44,8 +51,11 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   for (int32_t i = 0; i < model.layer_count; ++i) {
     const ct_layer& layer = model.layers[i];
     if (!fits(layer.qkv, sizes.hidden, sizes.heads()) || !fits(layer.output, sizes.q_size, sizes.hidden) ||
-        !fits(layer.gate_up, sizes.hidden, 2 * sizes.inner) || !fits(layer.down, sizes.inner, sizes.hidden)) {
+        (layer.experts == nullptr && !fits(layer.gate_up, layer.down, sizes))) {
       return "the weights of a layer do not fit together, or have a type without kernels";
+    }
+    if (layer.experts != nullptr) {
+      if (const char* wrong = misfit(*layer.experts, sizes)) return wrong;
     }
   }
   if (!is_sound(model.embedding) || model.embedding.columns != model.hidden ||
@@ -75,6 +85,7 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
     : model(given),
       cache(kv),
       sizes(given),
+      mixture(given),
       pool(team),
       kernels(chosen),
       layers(given.layers, given.layers + given.layer_count),
@@ -85,8 +96,8 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
 
 void Decoder::reserve(int32_t rows) {
   if (space != nullptr && rows <= space->rows) return;
-  const int32_t most = few(rows) ? TILE : MOST_ROWS;
-  space = std::make_unique<Workspace>(kernels, sizes, pool.size(), most, plain);
+  const int32_t most = few(rows) ? TILE : most_rows();
+  space = std::make_unique<Workspace>(kernels, sizes, mixture, pool.size(), most, plain);
 }
 
 }  // namespace chatterm

@@ -4,12 +4,14 @@
 #include <memory>
 #include <vector>
 
+#include "experts.h"
 #include "multiply.h"
 #include "team.h"
 
 namespace chatterm {
 
 constexpr int32_t MOST_ROWS = 128;     // more share the unpacking no better, and their numbers leave the cache
+constexpr int32_t MOST_ROWS_OF_EXPERTS = 512;  // each is read by some of the rows only
 constexpr int32_t MOST_QUERIES = 32;   // rows whose queries read K and V together
 constexpr int32_t TASKS_A_THREAD = 4;  // of attention, that the threads finish together
 constexpr int32_t QUANTIZED = 32;      // numbers that are rounded to int8 together
@@ -40,8 +42,9 @@ struct Bench {
   Buffer row, tile, other, query, scores, keys, values;
   SumsRoom sums;
   Multiplier multiplier;
+  Visits visits;
 
-  Bench(const Kernels& kernels, const Sizes& sizes, int32_t rows)
+  Bench(const Kernels& kernels, const Sizes& sizes, const MixtureSizes& mixture, int32_t rows)
       : own(1, sizes.widest()),
         row(room<float>(size_t(sizes.widest()))),
         tile(room<float>(tile_of(rows))),
@@ -50,7 +53,8 @@ struct Bench {
         scores(room<float>(queries(sizes, rows) * ATTEND_ROWS)),
         keys(room<float>(size_t(sizes.dim) * ATTEND_ROWS)),
         values(room<float>(size_t(padded(sizes.dim)) * ATTEND_ROWS)),
-        multiplier(kernels, sizes.widest(), rows) {}
+        multiplier(kernels, sizes.widest(), rows),
+        visits(mixture, rows) {}
 
  private:
   static size_t tile_of(int32_t rows) { return few(rows) ? PIECE : up_to(rows, TILE) * QUANTIZED; }
@@ -99,17 +103,20 @@ struct Workspace {
   std::vector<int32_t> wanted;  // rows whose logits are
   std::vector<Queries> queries;
   std::vector<Task> tasks;
+  MixtureRoom mixture;
 
-  Workspace(const Kernels& kernels, const Sizes& sizes, int32_t threads, int32_t most, bool plain)
+  Workspace(const Kernels& kernels, const Sizes& sizes, const MixtureSizes& experts, int32_t threads, int32_t most,
+            bool plain)
       : rows(most),
         x(floats(sizes.hidden)),
         heads(floats(sizes.heads())),
         mixed(floats(sizes.q_size)),
-        normed(floats(plain ? sizes.hidden : 0)),
+        normed(floats(plain || experts.taken ? sizes.hidden : 0)),
         inner(floats(plain ? sizes.inner : 0)),
         shared(most, sizes.widest()),
-        gated(most, sizes.inner) {
-    for (int32_t t = 0; t < threads; ++t) benches.emplace_back(kernels, sizes, most);
+        gated(most, sizes.inner),
+        mixture(experts, sizes.hidden, most, plain) {
+    for (int32_t t = 0; t < threads; ++t) benches.emplace_back(kernels, sizes, experts, most);
   }
 
  private:
@@ -120,6 +127,7 @@ struct Decoder {
   const ct_model model;
   const ct_cache cache;
   const Sizes sizes;
+  const MixtureSizes mixture;
   Pool& pool;
   const Kernels& kernels;
   const std::vector<ct_layer> layers;
@@ -127,10 +135,18 @@ struct Decoder {
   const bool plain;  // whether a weight is multiplied with what is not rounded
   std::unique_ptr<Workspace> space;
 
+  // Rows that are computed together.
+  int32_t most_rows() const { return mixture.taken ? MOST_ROWS_OF_EXPERTS : MOST_ROWS; }
+
   Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen);
   // Have room for `rows` rows. Throws std::bad_alloc.
   void reserve(int32_t rows);
 };
+
+bool fits(const ct_linear& linear, int32_t columns, int32_t rows);
+bool fits(const ct_linear& gate_up, const ct_linear& down, const Sizes& sizes);
+// What is wrong with a mixture, null for nothing.
+const char* misfit(const ct_experts& layer, const Sizes& sizes);
 
 }  // namespace chatterm
 

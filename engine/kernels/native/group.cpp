@@ -64,38 +64,45 @@ Inputs Group::put_together(int32_t forms, Bench& bench) {
   });
 }
 
-// What a thread computes it rounds at once, so pieces are as long as what has one scale.
+// Outputs first..end of a feed-forward between gate_up and down, for the rows of x; the thread reads `later` after them.
+// What it computes it rounds at once, so pieces are as long as what has one scale.
+void Group::gate_some(const ct_linear& linear, const ct_linear& down, int32_t first, int32_t end, const Inputs& given,
+                      const Inputs& out, const uint8_t* later, Bench& bench) const {
+  const int32_t size = out.columns, forms = forms_of(down), rows = given.rows;
+  const int32_t unit = few(rows) ? piece_of(rows) / QUANTIZED * QUANTIZED : PANEL;
+  const int32_t piece = few(rows) ? unit : QUANTIZED;
+  float *gate = bench.tile.as<float>(), *up = bench.other.as<float>();
+  for (int32_t from = first; from < end; from += piece) {
+    const int32_t to = from + piece < end ? from + piece : end;
+    for (int32_t at = from; at < to; at += unit) {
+      const int32_t stop = at + unit < to ? at + unit : to;
+      float* here = gate + at - from;
+      const uint8_t* next = stop < end ? row_of(linear, stop) : later;
+      bench.multiplier.multiply(linear, at, stop, given, here, piece, row_of(linear, size + at));
+      bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
+      for (int32_t r = 0; r < rows; ++r) {
+        decoder.kernels.gate(here + r * piece, up + r * unit, stop - at, here + r * piece);
+      }
+    }
+    for (int32_t r = 0; r < rows; ++r) {
+      const float* found = gate + r * piece;
+      float* plain = const_cast<float*>(out.x) + int64_t(r) * size + from;
+      if (forms & FORM_FLOAT) std::memcpy(plain, found, size_t(to - from) * sizeof(float));
+      if (forms & FORM_INT8) decoder.kernels.quantize(found, r, from, to - from, out);
+    }
+  }
+}
+
 Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread) {
   const ct_linear& linear = layer.gate_up;
-  const int32_t size = sizes.inner, forms = forms_of(layer.down);
-  const int32_t unit = few(count) ? piece_of(count) / QUANTIZED * QUANTIZED : PANEL;
-  const int32_t piece = few(count) ? unit : QUANTIZED;
+  const int32_t size = layer.down.parts[0].columns;
   Bench& bench = space.benches[size_t(thread)];
-  float *gate = bench.tile.as<float>(), *up = bench.other.as<float>();
   Inputs all = space.gated.of(count, size);
-  float* plain = space.inner.as<float>();
-  all.x = plain;
+  all.x = space.inner.as<float>();
   const uint8_t* later = begin(layer.down, sizes.hidden, GRAIN, thread);
   Deal deal(decoder.pool, thread, size, QUANTIZED, few(count));
   for (int32_t first, end, after; deal.next(first, end, after);) {
-    for (int32_t from = first; from < end; from += piece) {
-      const int32_t to = from + piece < end ? from + piece : end;
-      const uint8_t* next = to < end ? row_of(linear, to) : after < 0 ? later : row_of(linear, after);
-      for (int32_t at = from; at < to; at += unit) {
-        const int32_t stop = at + unit < to ? at + unit : to;
-        float* here = gate + at - from;
-        bench.multiplier.multiply(linear, at, stop, given, here, piece, row_of(linear, size + at));
-        bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
-        for (int32_t r = 0; r < count; ++r) {
-          decoder.kernels.gate(here + r * piece, up + r * unit, stop - at, here + r * piece);
-        }
-      }
-      for (int32_t r = 0; r < count; ++r) {
-        const float* found = gate + r * piece;
-        if (forms & FORM_FLOAT) std::memcpy(plain + int64_t(r) * size + from, found, size_t(to - from) * sizeof(float));
-        if (forms & FORM_INT8) decoder.kernels.quantize(found, r, from, to - from, all);
-      }
-    }
+    gate_some(linear, layer.down, first, end, given, all, after < 0 ? later : row_of(linear, after), bench);
   }
   return all;
 }
@@ -126,8 +133,15 @@ void Group::run(int32_t thread) {
     attention(index, bench);
     decoder.pool.barrier();
     given = put_together(forms_of(layer.output), bench);
-    products(layer.output, given, begin(layer.gate_up, sizes.inner, QUANTIZED, thread), x(0), true);
+    const ct_experts* experts = layer.experts;
+    const uint8_t* feed = experts != nullptr ? row_of(experts->router, 0)
+                                             : begin(layer.gate_up, layer.down.parts[0].columns, QUANTIZED, thread);
+    products(layer.output, given, feed, x(0), true);
     decoder.pool.barrier();
+    if (experts != nullptr) {
+      mix(layer, thread, begin(later, rows_of(later), GRAIN, thread));
+      continue;
+    }
     given = normed(layer.mlp_norm, forms_of(layer.gate_up), nullptr, bench);
     given = gate_up(layer, given, thread);
     decoder.pool.barrier();
@@ -145,12 +159,13 @@ void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* log
   for (int32_t i = 0; i < count; ++i) left += spans[i].count;
   int32_t done = 0;  // rows of the first of the spans that are left
   while (left > 0) {
-    decoder.reserve(left < MOST_ROWS ? int32_t(left) : MOST_ROWS);
+    const int32_t most = decoder.most_rows();
+    decoder.reserve(left < most ? int32_t(left) : most);
     Workspace& space = *decoder.space;
     space.given.clear();
     space.wanted.clear();
     space.queries.clear();
-    for (int32_t free = MOST_ROWS; left > 0 && free > 0;) {
+    for (int32_t free = most; left > 0 && free > 0;) {
       const int32_t some = spans->count - done < free ? spans->count - done : free;
       const int32_t first = int32_t(space.given.size()), row = spans->row + done, size = decoder.cache.block_size;
       space.queries.push_back({spans->table, row, first, some, 0, false, 0});

@@ -10,6 +10,8 @@
 //              products, residual              mixed -> x
 //   gate_up    norm, products, SiLU, rounding  x -> gated
 //   down       products, residual              gated -> x
+//
+// Where there are experts, experts.h says what comes in place of the last two.
 #pragma once
 
 #include "decoder.h"
@@ -39,10 +41,10 @@ class Group {
   void claim(int32_t parts, Part part) const {
     for (int32_t n = decoder.pool.claim(); n < parts; n = decoder.pool.claim()) part(n);
   }
-  // Calls part(r) for every row, which reads `columns` numbers at from(r). A thread takes some at once, and asks for what
-  // another one has in its cache.
+  // Calls part(first, end) for some rows at once until it was called for all, which read `columns` numbers at from(r)
+  // each. The thread asks for what another one has in its cache.
   template <typename From, typename Part>
-  void claim_rows(int32_t rows, int32_t columns, From from, Part part) const {
+  void claim_some(int32_t rows, int32_t columns, From from, Part part) const {
     const int32_t fair = rows / (4 * decoder.pool.working());
     const int32_t some = fair < 1 ? 1 : fair < SOME_ROWS ? fair : SOME_ROWS;
     claim((rows + some - 1) / some, [&](int32_t n) {
@@ -51,6 +53,13 @@ class Group {
         const float* numbers = from(r);
         for (int32_t i = 0; i < columns; i += 16) __builtin_prefetch(numbers + i);
       }
+      part(first, end);
+    });
+  }
+  // Calls part(r) for every row.
+  template <typename From, typename Part>
+  void claim_rows(int32_t rows, int32_t columns, From from, Part part) const {
+    claim_some(rows, columns, from, [&](int32_t first, int32_t end) {
       for (int32_t r = first; r < end; ++r) part(r);
     });
   }
@@ -60,6 +69,16 @@ class Group {
   Inputs normed(const float* weight, int32_t forms, const std::vector<int32_t>* some, Bench& bench);
   Inputs put_together(int32_t forms, Bench& bench);
   Inputs gate_up(const ct_layer& layer, const Inputs& x, int32_t thread);
+  void gate_some(const ct_linear& linear, const ct_linear& down, int32_t first, int32_t end, const Inputs& x,
+                 const Inputs& out, const uint8_t* later, Bench& bench) const;
+
+  void mix(const ct_layer& layer, int32_t thread, const uint8_t* later);
+  Inputs route(const ct_layer& layer, int32_t thread);
+  void gather(const Visits& visits) const;
+  void gate_up_visits(const Inputs& x, int32_t thread);
+  void down_visits(int32_t thread, const uint8_t* later);
+  Inputs visitors(const Visit& visit) const;
+  Inputs gated(const Visit& visit) const;
 
   void share_attention();
   void add_tasks(int32_t index, int32_t heads);

@@ -52,12 +52,30 @@ class Linear(ctypes.Structure):
     _fields_: ClassVar = [("parts", Matrix * 3), ("bias", _Pointer), *_of(_Int, "count", "unused")]
 
 
+class Feed(ctypes.Structure):
+    """ct_feed: a feed-forward."""
+
+    _fields_: ClassVar = _of(Linear, "gate_up", "down")
+
+
+class Experts(ctypes.Structure):
+    """ct_experts: a mixture of experts."""
+
+    _fields_: ClassVar = [
+        ("router", Linear),
+        ("selection_bias", _Pointer),
+        *_of(ctypes.POINTER(Feed), "experts", "shared"),
+        *_of(_Int, "count", "chosen", "sigmoid", "renormalise", "shared_gate", "unused"),
+    ]
+
+
 class Layer(ctypes.Structure):
     """ct_layer"""
 
     _fields_: ClassVar = [
         *_of(_Pointer, "input_norm", "head_norm", "mlp_norm"),
         *_of(Linear, "qkv", "output", "gate_up", "down"),
+        ("experts", ctypes.POINTER(Experts)),
     ]
 
 
