@@ -8,7 +8,7 @@ import torch
 
 import engine.build
 from engine.build import Options, Pieces, build
-from engine.execute.compatibility import KERNELS, PLAIN_ATTENTION, lacking, not_fused, not_native
+from engine.execute.compatibility import KERNELS, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
 from models.assemble import Store
 from models.assemble import assemble as network_of
@@ -87,11 +87,20 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
     assert set(ASKING) == set(Feature), "a feature has no example"
     for feature, spec in ASKING.items():
         assert feature in features(spec), feature
-        known = features(spec) <= KERNELS
-        for said in (not_native(spec), not_fused(spec)):
-            assert known == (said is None), feature
-            assert said is None or feature in KERNELS or feature.value in said, feature
+        for known, said in ((NATIVE, not_native(spec)), (KERNELS, not_fused(spec))):
+            assert (features(spec) <= known) == (said is None), feature
+            assert said is None or feature in known or feature.value in said, feature
     assert not features(a_spec())
+
+
+def test_layers_may_have_experts_or_none() -> None:
+    """And feed-forwards of one size; other differences between layers are a feature that an executor must know."""
+    dense, mixed = a_spec().layers[0], ASKING[Feature.EXPERTS].layers[0]
+    larger = replace(dense, feed_forward=FeedForward(96))
+    windowed = replace(mixed, attention=replace(mixed.attention, window=8))
+    assert not_native(replace(a_spec(), layers=(dense, mixed, dense))) is None
+    for layers in ((dense, larger), (dense, mixed, larger), (dense, windowed)):
+        assert Feature.MIXED_LAYERS in features(replace(a_spec(), layers=layers))
 
 
 def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:

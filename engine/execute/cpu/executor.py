@@ -152,7 +152,9 @@ class NativeDecoder:
         router, gate = weights.router, weights.shared_gate
         if gate is None:
             return self._linear(router)
-        biases = [torch.zeros(each.rows) if each.bias is None else each.bias.float() for each in (router, gate)]
+        biases = [
+            torch.zeros(each.rows) if each.bias is None else each.bias.float() for each in (router, gate)
+        ]
         return self._linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
 
     def _feed(self, feed: FeedForwardWeights) -> native.Feed:
