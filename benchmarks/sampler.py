@@ -3,14 +3,16 @@
     python -m benchmarks.sampler [--vocab 151936] [--repeats 50] [--rows 1]
 
 A graph holds `repeats` samplings of bf16 logits, so launches from the host do not count. The plain sampler runs
-as the engine runs it, launch by launch, since it cannot be captured; reading its token is not counted. It draws
-for one row; `--rows` are drawn for at once.
+launch by launch, since it cannot be captured, and its token is read. It draws for one row; `--rows` are drawn for
+at once. Without a GPU the native sampler of a CPU is measured beside the plain one, both on one thread.
 """
 
 import argparse
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
 
 import torch
 
@@ -59,6 +61,25 @@ def microseconds(work: Callable[[], object], rounds: int = 20) -> float:
     return float(statistics.median(times[3:]))
 
 
+def on_cpu(vocab: int, repeats: int) -> None:
+    """The native kernels, in turns with the plain sampler."""
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    print(describe(device))
+    print(f"{'setting':<20} {'us':>8} {'plain us':>9} {'ratio':>6}")
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(0)) * 3
+    for name, params in SETTINGS.items():
+        native = SamplerState.create(params, [], vocab, device)
+        times: tuple[list[float], list[float]] = [], []
+        for _ in range(repeats):
+            for state, taken in zip((native, replace(native, room=None)), times, strict=True):
+                began = perf_counter()
+                sample(logits, state)
+                taken.append((perf_counter() - began) * 1e6)
+        ours, plain = map(statistics.median, times)
+        print(f"{name:<20} {ours:8.1f} {plain:9.1f} {plain / ours:6.1f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -67,6 +88,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--rows", type=int, default=1)
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        on_cpu(arguments.vocab, arguments.repeats)
+        return
     device = torch.device("cuda")
     pdl_possible = torch.cuda.get_device_capability() >= (9, 0)
     print(describe(device))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine import Engine
-from engine.machine.expected import MODELS
+from engine.machine.shapes import shape_of
 from engine.schedule.loop import Loop
 from models.families.family import NAMES
 from models.load import fill_network
@@ -34,10 +34,10 @@ SHAPES = {
         norm=Norm(),
         tied=True,
     ),
-    "0.6B": MODELS["qwen3:0.6b"],
-    "1.7B": MODELS["qwen3:1.7b"],
-    "4B": MODELS["qwen3:4b"],
-    "8B": MODELS["qwen3:8b"],
+    "0.6B": shape_of("qwen3:0.6b"),
+    "1.7B": shape_of("qwen3:1.7b"),
+    "4B": shape_of("qwen3:4b"),
+    "8B": shape_of("qwen3:8b"),
 }
 """Qwen3's published shapes; "tiny" is for trying a program out."""
 
@@ -160,13 +160,14 @@ def random_engine(
     device: torch.device,
     dtype: torch.dtype,
     context: int,
+    network: Network | None = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, Network]]:
-    """An engine over a random model, and the model; `options` go to Engine as they are."""
+    """An engine over a random model (or `network`), and the model; `options` go to Engine as they are."""
     loop = Loop()
 
     def build() -> tuple[Engine, Network]:
-        model = random_model(spec, dtype, device, context)
+        model = network or random_model(spec, dtype, device, context)
         tokenizer: Any = WordTokenizer()
         made = Engine(
             loop, model, tokenizer, name="random", device=device, dtype=dtype, context=context, **options

@@ -17,6 +17,7 @@ from benchmarks.sampler import captured, microseconds
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.sharing import choose_sharing, pays
 from engine.execute.cuda.tiles import MOST_CHUNKS, choose_chunkings, context_limit
+from models.spec import Attention, Norm, Rope
 
 BLOCK = 256
 LAYERS = 4
@@ -48,20 +49,20 @@ def step(
     places = (prefix * copies + rest * rows) * BLOCK
     token = shared + own
     counters = torch.full((rows, 2), token, dtype=torch.int64, device=device)
-    cuts = choose_chunkings(rows, context_limit(token))
-    heads = random(rows, (shape.q_heads + 2 * shape.kv_heads) * shape.dim)
-    norm = random(shape.q_heads + shape.kv_heads, shape.dim)
-    rotary = random(token + 1, shape.dim)
-    partial = torch.zeros(rows * MOST_CHUNKS * shape.q_heads * shape.dim, device=device)
-    lse = torch.zeros(rows * MOST_CHUNKS * shape.q_heads, device=device)
+    cuts, spec = choose_chunkings(rows, context_limit(token)), shape.spec
+    heads = random(rows, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+    norm = random(spec.heads + spec.kv_heads, spec.head_dim)
+    rotary = random(token + 1, spec.head_dim)
+    partial = torch.zeros(rows * MOST_CHUNKS * spec.heads * spec.head_dim, device=device)
+    lse = torch.zeros(rows * MOST_CHUNKS * spec.heads, device=device)
     active = torch.arange(rows, dtype=torch.int32, device=device)
     layers = [
         AttentionInput(
             heads,
             norm,
             rotary,
-            random(places, shape.kv_heads, shape.dim),
-            random(places, shape.kv_heads, shape.dim),
+            random(places, spec.kv_heads, spec.head_dim),
+            random(places, spec.kv_heads, spec.head_dim),
             active,
             tables,
             counters,
@@ -70,8 +71,8 @@ def step(
         )
         for _ in range(LAYERS)
     ]
-    out = torch.zeros(rows, shape.q_heads * shape.dim, dtype=torch.bfloat16, device=device)
-    sharing = choose_sharing(rows, shape.q_heads // shape.kv_heads) if together else None
+    out = torch.zeros(rows, spec.heads * spec.head_dim, dtype=torch.bfloat16, device=device)
+    sharing = choose_sharing(rows, spec.heads // spec.kv_heads) if together else None
     members = common = None
     if sharing is not None:
         tiles = torch.full((sharing.tiles, sharing.members), -1, dtype=torch.int32)
@@ -99,7 +100,8 @@ def main() -> None:
     print(describe(device))
     q_heads, kv_heads = arguments.heads
     pdl = torch.cuda.get_device_capability() >= (9, 0)
-    shape = AttentionShape(q_heads, kv_heads, arguments.dim, BLOCK, 1e-6, pdl)
+    spec = Attention(q_heads, kv_heads, arguments.dim, head_norm=Norm(), rope=Rope())
+    shape = AttentionShape(spec, BLOCK, pdl)
     row_bytes = 4 * kv_heads * arguments.dim
     shared, own = arguments.shared // BLOCK * BLOCK, arguments.own
     print(

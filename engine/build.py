@@ -14,12 +14,14 @@ from engine.cache.offload import HostTier
 from engine.cache.sizing import (
     GRAPH_BYTES,
     KVPlan,
+    expert_bytes,
     kv_refused,
     kv_share,
     most_prefill_rows,
     offload_bytes,
     plan_kv,
 )
+from engine.cache.window import Window
 from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
 from engine.execute.compatibility import PLAIN_ATTENTION, by_torch, lacking
@@ -124,16 +126,26 @@ def build(
     reserve = 0  # a CPU's share for the KV leaves enough for everything
     if device.type == "cuda":
         reserve = activation_bytes(Reference(network), max_chunk, options.streams, device) + GRAPH_BYTES
+        reserve += expert_bytes(spec, max_chunk, dtype.itemsize)
     free = available_memory(device) if options.free is None else options.free
     share = kv_share(device)
+    window = Window(spec.window, max_chunk) if spec.window is not None else None
     plan = plan_kv(
-        per_token, block_size, free, network.positions, options.context, share, reserve, options.streams
+        per_token,
+        block_size,
+        free,
+        network.positions,
+        options.context,
+        share,
+        reserve,
+        options.streams,
+        window,
     )
     plan = replace(plan, num_blocks=options.num_blocks or plan.num_blocks)
-    cache = _allocate(spec, plan, dtype, device)
+    cache = _allocate(spec, plan, dtype, device, window)
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
-    manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier)
+    manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
     backend = make_backend(choice.name, cache, spec.attention.groups, unusual)
     pieces = Pieces(
         cache,
@@ -169,11 +181,13 @@ def _tell(pieces: Pieces, reason: str | None) -> None:
         pieces.notes += (f"Computed by {by_torch(reason, pieces.runner.multiplies)}.",)
 
 
-def _allocate(spec: ModelSpec, plan: KVPlan, dtype: torch.dtype, device: torch.device) -> KVCache:
+def _allocate(
+    spec: ModelSpec, plan: KVPlan, dtype: torch.dtype, device: torch.device, window: Window | None
+) -> KVCache:
     heads = spec.attention
     shape = (len(spec.layers), plan.num_blocks, plan.block_size, heads.kv_heads, heads.head_dim)
     try:
-        return KVCache(*shape, dtype, device)
+        return KVCache(*shape, dtype, device, window)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -210,7 +224,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 "Deterministic: sums have one order, however prompts are cut and whoever else is served.",
             )
         # The runner's plain program attends over all rows before, whatever the network asks for.
-        if options.decode_runner and lacking(network.spec, PLAIN_ATTENTION) is None:
+        if options.decode_runner and (fused or lacking(network.spec, PLAIN_ATTENTION) is None):
             pieces.decode_runner = make_decode_runner(
                 network,
                 pieces.cache,

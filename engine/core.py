@@ -16,6 +16,7 @@ from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.machine.bandwidth import known_bandwidth
 from engine.params import UNRECOMMENDED, SamplingParams
+from engine.schedule.channels import ChannelTracker
 from engine.schedule.loop import Loop
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
@@ -173,8 +174,12 @@ class EngineCore:
 
     def output(self, params: SamplingParams, inside_think: bool = False) -> Output:
         """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span."""
-        tracker = ThinkTracker(self.tokenizer.think_start, self.tokenizer.think_end, inside_think)
-        return Output(self.tokenizer.stream(), tracker, params.stop)
+        known = self.tokenizer
+        if known.channels is not None:
+            return Output(known.stream(), ChannelTracker(known.channels, inside_think), params.stop)
+        return Output(
+            known.stream(), ThinkTracker(known.think_start, known.think_end, inside_think), params.stop
+        )
 
     def start(
         self,
@@ -307,15 +312,18 @@ class EngineCore:
             return  # idle work that was at the same turn has done it meanwhile
         blocks, cache = self._blocks, self._cache
         with ExitStack() as tables:
-            source = blocks.open(rows.keys, idle)
+            # What has to be copied may lie before the window of the last row.
+            there = blocks.match(hidden.keys)
+            source = blocks.open(rows.keys, idle, since=there if there < start else there + end - start)
             tables.callback(blocks.close, source)
-            if source.length < len(rows):
-                raise MaskedRowsEvictedError("masked rows were evicted")
             target = blocks.open(hidden.keys, idle)
             tables.callback(blocks.close, target)
             # The first row that is not there yet, in the target and in the source.
             first = target.length
             after = max(first, start) + end - start
+            missing = (first if first < start else after) < source.first * blocks.block_size
+            if source.length < len(rows) or missing:
+                raise MaskedRowsEvictedError("masked rows were evicted")
             origins = blocks.origins(source)
             self._scheduler.reserve(target, len(hidden) - first, idle)
             if first < len(hidden):

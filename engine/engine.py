@@ -80,7 +80,7 @@ class Engine(EngineCore):
                 free=max(before - network.nbytes, 0) if picked.type == "cpu" else None,
                 offload_gb=offload_gb,
                 streams=streams,
-                notes=(*choice.notes, *told),
+                notes=(*([files.note] if files.note else []), *choice.notes, *told),
             )
 
         try:

@@ -1,7 +1,6 @@
 """What a network asks of an executor beyond the plainest decoder: RMSNorm before each part, a gated SiLU feed-forward,
 rotary positions over whole heads, softmax over all rows before."""
 
-from dataclasses import replace
 from enum import Enum
 
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, norms, same_heads
@@ -25,9 +24,11 @@ class Feature(Enum):
     LEARNED_POSITIONS = "learned positions"
     EXPERTS = "a mixture of experts"
     EXACT_ROUTER = "a router that is computed in fp32"
+    ROUTER_BIAS = "a bias of the router"
     SELECTION_BIAS = "a bias for the choice of experts"
     ACTIVATION = "another activation than SiLU"
     UNGATED = "a feed-forward without a gate"
+    CLAMP = "a SiLU with a clamp, a gain or an offset"
     FEED_FORWARD_BIAS = "biases of the feed-forward"
     LAYER_NORM = "LayerNorm"
     NORM_OFFSET = "norm weights stored as offsets"
@@ -49,7 +50,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
         Feature.EMBEDDING_SCALE: spec.embedding_scale != 1.0,
         Feature.LOGIT_SCALE: spec.logit_scale != 1.0,
         Feature.LOGIT_CAP: spec.logit_cap is not None,
-        Feature.MIXED_LAYERS: _mixed(spec),
+        Feature.MIXED_LAYERS: len(set(spec.layers)) > 1,
         Feature.MIXED_HEADS: not same_heads(spec),
         Feature.MIXED_EPS: len({norm.eps for norm in norms(spec)}) > 1,
     }
@@ -64,14 +65,6 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
             asked.add(Feature.NORM_PLACE)
         asked |= {f for norm in (*before, *after) for f in _of_norm(norm)}
     return frozenset(asked | _of_norm(spec.final_norm))
-
-
-def _mixed(spec: ModelSpec) -> bool:
-    """Whether layers differ in more than having experts or not."""
-    feeds = {layer.feed_forward for layer in spec.layers}
-    dense = {feed for feed in feeds if isinstance(feed, FeedForward)}
-    some = next(iter(feeds))
-    return len(dense) > 1 or len({replace(layer, feed_forward=some) for layer in spec.layers}) > 1
 
 
 def _of_attention(spec: Attention) -> set[Feature]:
@@ -96,11 +89,16 @@ def _of_attention(spec: Attention) -> set[Feature]:
 def _of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
     if isinstance(spec, Experts):
         shared = _of_feed_forward(spec.shared) if spec.shared is not None else set()
-        choice = {Feature.EXACT_ROUTER: spec.exact_router, Feature.SELECTION_BIAS: spec.selection_bias}
+        choice = {
+            Feature.EXACT_ROUTER: spec.exact_router,
+            Feature.ROUTER_BIAS: spec.router_bias,
+            Feature.SELECTION_BIAS: spec.selection_bias,
+        }
         return {Feature.EXPERTS} | _true(choice) | _of_feed_forward(spec.expert) | shared
     found = {
         Feature.ACTIVATION: spec.activation != "silu",
         Feature.UNGATED: not spec.gated,
+        Feature.CLAMP: (spec.limit, spec.gain, spec.up_offset) != (None, 1.0, 0.0),
         Feature.FEED_FORWARD_BIAS: spec.bias,
     }
     return _true(found)

@@ -20,6 +20,8 @@ class ModelFiles:
     """Holds config.json, *.safetensors, tokenizer.json, ...; None for a GGUF model."""
     gguf: Path | None = None
     """The GGUF file (brings config, tokenizer and weights), of several parts the first; None for a folder."""
+    note: str | None = None
+    """A line for people about which model this is."""
 
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)

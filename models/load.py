@@ -21,6 +21,7 @@ from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
+from models.weights.mxfp4 import with_blocks
 from models.weights.quantize import choose_kinds, conversion_note, packed_rows
 from models.weights.quantized import row_bytes
 from models.weights.slots import Names, Slot, group_shapes, slots
@@ -77,11 +78,12 @@ def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
         family, spec = spec_of_hf(read_json(folder / "config.json"))
         tensors = laid_out(
             spec,
-            read_safetensors(folder),
+            with_blocks(read_safetensors(folder)),
             family.names,
             packed=family.packed,
             rename=family.rename,
             turned=family.turned,
+            alternating=family.alternating,
         )
         return spec, list(tensors), family.names
     from models.weights.gguf import read_gguf

@@ -105,6 +105,12 @@ class FeedForward:
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    gain: float = 1.0
+    """Of SiLU: x * sigmoid(gain * x)."""
+    limit: float | None = None
+    """Before the activation gate is made to be at most this, and up to lie between this and its negative."""
+    up_offset: float = 0.0
+    """Added to up then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,12 @@ class ModelSpec:
     def attention(self) -> Attention:
         """Of the first layer: all layers have the same heads (see `same_heads`)."""
         return self.layers[0].attention
+
+    @property
+    def window(self) -> int | None:
+        """How many rows the layer that sees furthest back sees; None where one sees all rows before."""
+        windows = [layer.attention.window for layer in self.layers]
+        return None if None in windows else max(window for window in windows if window is not None)
 
     @property
     def kv_numbers(self) -> int:

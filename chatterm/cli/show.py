@@ -7,7 +7,7 @@ from models.errors import ModelError
 from models.features import features
 from models.hub.download import HubModel
 from models.hub.inspect import ModelFacts, describe, describe_on_hub
-from models.hub.sources import parse, resolve
+from models.hub.sources import hidden_folder, parse, resolve
 from models.spec import ModelSpec
 from models.units import bytes_text, counted
 
@@ -30,6 +30,8 @@ def show(model: str) -> None:
         ("Files", f"{len(facts.files)}, {bytes_text(sum(size for _, size in facts.files))}"),
     ]
     rows += [("", f"{name}, {bytes_text(size)}") for name, size in facts.files]
+    if note := hidden_folder(model):
+        rows.append(("Note", note))
     for label, value in rows:
         print(f"{label:<13}  {one_line(value, 1000)}")
 
@@ -81,8 +83,8 @@ def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     here = look_here("auto", "auto")
     if here is None:
         return []
-    is_gguf = any(name.endswith(".gguf") for name, _ in facts.files)
-    found = speed_here(facts.name, spec, here, sum(size for _, size in facts.files) if is_gguf else None)
+    in_blocks = facts.is_quantised or any(name.endswith(".gguf") for name, _ in facts.files)
+    found = speed_here(facts.name, spec, here, sum(size for _, size in facts.files) if in_blocks else None)
     tokens = min(CONVERSATION, spec.max_positions)
     conversation = bytes_text(found.memory_bytes - found.weight_bytes)
     room = "" if found.fits else f"; too much for this machine, which has {bytes_text(here.free or 0)} free"

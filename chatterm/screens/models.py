@@ -16,10 +16,12 @@ from chatterm.terminal.sanitize import one_line
 from chatterm.widgets.canvas import Canvas
 from models.units import bytes_text
 
-HEADS = (("size", 8, True), ("memory", 8, True), ("speed", 12, True), ("", 15, False))
+HEADS = (("size", 7, True), ("memory", 7, True), ("speed", 12, True), ("", 11, False))
 """Of each column what stands above it, its width, and whether it is flush right."""
-_NAME = 15
-"""Columns that a name has at least."""
+_NAME = 21
+"""Columns that a name has at least: every name of the catalogue can be read."""
+_CUT_NAME = 15
+"""The same beside the last column that is left."""
 
 
 class ModelPicker(Picker):
@@ -171,7 +173,7 @@ def choice_line(choice: ModelChoice, width: int, *, chosen: bool, current: str =
         (bytes_text(choice.bytes) if choice.bytes else "?", ""),
         (bytes_text(choice.memory_bytes) if choice.memory_bytes else "?", ""),
         (speed_text(choice), warned),
-        ("on this machine" if choice.on_disk else "to download", "" if choice.on_disk else "muted"),
+        ("downloaded" if choice.on_disk else "to download", "" if choice.on_disk else "muted"),
     )
     name = (one_line(choice.name, 200), "muted" if choice.fits is False else "")
     line = _columns(mark, name, cells_of, width)
@@ -185,7 +187,9 @@ def head_line(width: int) -> Line:
 
 def _columns(mark: str, name: tuple[str, str], cells_of: Sequence[tuple[str, str]], width: int) -> Line:
     columns = list(zip(HEADS, cells_of, strict=True))
-    while columns and width - 2 - sum(size + 2 for (_, size, _), _ in columns) < _NAME:
+    while columns and width - 2 - sum(size + 2 for (_, size, _), _ in columns) < (
+        _NAME if len(columns) > 1 else _CUT_NAME
+    ):
         # Where it lies is told by the mark; the speed says more than the memory, and that more than the size.
         drop = next((i for i in (3, 0, 1) if len(columns) > 1 and i < len(columns)), 0)
         columns.pop(drop)

@@ -27,7 +27,7 @@ class _Plan:
     write: list[tuple[slice, slice]]
     """(slots, tokens of the span) of each contiguous run to write."""
     read: list[slice]
-    """Slots of all rows up to the last one, as contiguous runs."""
+    """Slots of all rows up to the last one that some row may see, as contiguous runs."""
     mask: Tensor | None
     """[groups * count, rows] to add to the scores; None where nothing has to be hidden or `causal` hides it."""
     causal: bool
@@ -64,7 +64,7 @@ class SdpaBackend:
         return _Plan(
             tokens=tokens,
             write=write,
-            read=[slice(first, end) for first, end in cache.slots(span.blocks, 0, span.stop)],
+            read=[slice(*run) for run in cache.slots(span.blocks, cache.first_seen(span.start), span.stop)],
             mask=None if causal or span.count == 1 else self._mask(span),
             causal=causal,
         )

@@ -52,19 +52,20 @@ class BlockMap:
 def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
     """The blocks as the branch with the rows `keys` sees them. Changes nothing. For the loop's thread."""
     present = blocks.match(keys)
-    path = blocks.path(keys)
     every = blocks.every
     size = blocks.block_size
+    path = blocks.path(keys)
     if path:
         tail, mine = every[path[-1]].keys, keys[(len(path) - 1) * size :]
         if list(mine[: len(tail)]) != tail[: len(mine)]:
             path.pop()  # it begins alike and goes on differently: the branch would copy those rows
     masked_rows, hidden = _masked_rows(keys[:present])
     masked = {row // size for row in masked_rows}
-    own = set(path)
+    here = [(index, every[id]) for index, id in enumerate(path) if id != blocks.blank]
+    own = {block for _, block in here}
     shared = 0
-    for index, id in enumerate(path):
-        if every[id].children - own or every[id].refs > 1:
+    for index, block in here:
+        if block.children - own or block.refs > 1:
             shared = index + 1
     states = bytearray(len(every))
     leaves = 0
@@ -74,15 +75,15 @@ def block_map(blocks: BlockManager, keys: Sequence[Key]) -> BlockMap:
             states[block.id] = BlockState.HELD
         elif block.keys:
             states[block.id] = BlockState.CACHED
-    for index, id in enumerate(path):
-        states[id] = BlockState.SHARED if index < shared else BlockState.HELD
+    for index, block in here:
+        states[block.id] = BlockState.SHARED if index < shared else BlockState.HELD
         if index in masked:
-            states[id] = BlockState.MASKED
+            states[block.id] = BlockState.MASKED
     own_leaf = bool(path) and not every[path[-1]].children
     return BlockMap(
         block_size=size,
         states=bytes(states),
-        path=tuple(path),
+        path=tuple(block.id for _, block in here),
         tokens=len(keys),
         present=present,
         shared=min(shared * size, present),

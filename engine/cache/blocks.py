@@ -3,14 +3,11 @@
 A block is free (in the free list), cached (nobody holds it, the index can find it) or held (in the tables of
 `refs` holders). A holder of a block holds all blocks before it, so evicting leaves first never breaks a path.
 
-Where room is needed, one cached leaf after the other is evicted by this rule:
+Where room is needed, one cached block after the other is evicted (`engine/cache/eviction.py`). Who finds too little
+computes it again, or, where there is a tier in host memory (`engine/cache/offload.py`), brings back what was copied
+there when it was evicted.
 
-1. of the leaves off the path that `pin` named, the conversation in use, the one that was used longest ago;
-2. when there are none, the end of that path, but never for idle work.
-
-So other branches go before what the branches share, the conversation shrinks from its end, and the system prompt,
-where every path begins, goes last. Who finds too little computes it again, or, where there is a tier in host memory
-(`engine/cache/offload.py`), brings back what was copied there when it was evicted.
+Where every layer has a window (`engine/cache/window.py`) a table holds only the blocks that its next row sees.
 
 A change of blocks and the copies that it takes are one operation: rows are copied before the index or the tier tells
 of them, and where a copy fails the error is raised and the blocks that were taken for it are given back.
@@ -19,10 +16,13 @@ of them, and where a copy fails the error is raised and the blocks that were tak
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, repeat
+from sys import maxsize
 
+from engine.cache.eviction import Eviction
 from engine.cache.min_set import MinSet
 from engine.cache.offload import ROOT_NAME, HostTier, Offload, Offloaded, Restore
-from engine.cache.prefix_index import ROOT, Block, Key, PrefixIndex
+from engine.cache.prefix_index import GONE, Block, Key, PrefixIndex
+from engine.cache.window import Window
 
 
 class OutOfBlocksError(Exception):
@@ -35,6 +35,10 @@ class BlockTable:
 
     blocks: list[int] = field(default_factory=list)
     length: int = 0
+    first: int = 0
+    """Those before this one are let go of: in their place stands the blank one."""
+    since: int = maxsize
+    """The rows from here on are held whatever the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,10 @@ class BlockManager:
         block_size: int,
         carry_out: Callable[[Copy], None] = lambda copy: None,
         tier: HostTier | None = None,
+        window: Window | None = None,
     ) -> None:
         """`carry_out` copies rows, before anything that is enqueued later reads or writes them; what it raises ends
-        the operation. `tier` takes what is evicted; without one it is gone.
+        the operation. `tier` takes what is evicted; without one it is gone. `window`: no row sees further back.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError("num_blocks and block_size must be at least 1")
@@ -68,14 +73,14 @@ class BlockManager:
         self.block_size = block_size
         self._blocks = [Block(id) for id in range(num_blocks)]
         self._free = MinSet(range(num_blocks))
-        self._index = PrefixIndex(self._blocks, block_size)
-        self._leaves: MinSet[tuple[int, int]] = MinSet()
-        """(last_used, id) of the blocks that can be evicted: cached, without children."""
+        self.window = window
+        self.blank = num_blocks
+        """In a table the place of a block that it has let go of; nobody writes to it."""
+        self._index = PrefixIndex(self._blocks, block_size, window)
+        self._eviction = Eviction(self._index)
         self._cached = 0
         self._clock = count(1)
         self._tables: list[BlockTable] = []
-        self._in_use: Sequence[Key] = ()
-        self._pinned: set[int] | None = set()
         self.carry_out = carry_out
         self.tier = HostTier() if tier is None else tier
 
@@ -106,17 +111,22 @@ class BlockManager:
         return self._blocks
 
     def path(self, keys: Sequence[Key]) -> list[int]:
-        """The blocks in which the longest cached prefix of `keys` stands, in order."""
+        """The blocks in which the longest cached prefix of `keys` stands, in order; those that are gone are blank."""
         path, partial, _ = self._index.find(keys)
-        return path if partial is None else [*path, partial]
+        blocks = path if partial is None else [*path, partial]
+        return [self.blank if block.is_gone else block.id for block in blocks]
+
+    def most_held(self, rows: int) -> int:
+        """How many blocks a table holds at most until it has `rows` rows."""
+        blocks = self.blocks_for(rows)
+        return blocks if self.window is None else min(blocks, self.window.most_blocks(self.block_size))
 
     def pin(self, keys: Sequence[Key]) -> None:
         """The path of `keys` is the conversation in use: evicted last, and by no idle work. It need not be present.
 
         It takes the place of the path that was named before.
         """
-        self._in_use = list(keys)
-        self._pinned = None
+        self._eviction.pin(keys)
 
     # -- the life of a table
 
@@ -128,26 +138,31 @@ class BlockManager:
 
     def room(self, idle: bool = False) -> int:
         """How many blocks can be had, those of cached rows included. `idle`: as in `reserve`."""
-        spared = sum(self._blocks[id].refs == 0 for id in self._pinned_blocks()) if idle else 0
+        spared = sum(block.refs == 0 for block in self._eviction.pinned()) if idle else 0
         return len(self._free) + self._cached - spared
 
     def needs(self, keys: Sequence[Key], rows: int) -> int:
         """How many blocks of `room` a table of `rows` rows that begins with `keys` takes: those that nobody holds."""
         path, _, _ = self._index.find(keys)
-        return self.blocks_for(rows) - sum(self._blocks[id].refs > 0 for id in path)
+        held = sum(block.refs > 0 for block in path[self._index.first(len(path)) :])
+        return max(self.most_held(rows) - held, 0)
 
-    def open(self, keys: Sequence[Key], idle: bool = False) -> BlockTable:
+    def open(self, keys: Sequence[Key], idle: bool = False, since: int = maxsize) -> BlockTable:
         """A new table that holds the longest cached prefix of `keys`. `idle`: as in `reserve`.
 
         What the host tier has of it is brought back. The matching part of a block that goes on differently, or that
         somebody else may still write, is copied into a fresh block. Where no block can be had for such a copy, the
-        prefix just ends before it. Raises what `carry_out` raises; then there is no table.
+        prefix just ends before it. The rows from `since` on are there, and held, whatever the window. Raises what
+        `carry_out` raises; then there is no table.
         """
-        path, partial, rows = self._index.find(keys)
+        path, partial, rows = self._index.find(keys, since)
         offloaded = self._offloaded(path, keys)
-        for id in path:
-            self._hold(id)
-        table = BlockTable(path, len(path) * self.block_size)
+        first = self._index.first(len(path), since)
+        held = path[first:]
+        for block in held:
+            self._hold(block)
+        blocks = [self.blank] * first + [block.id for block in held]
+        table = BlockTable(blocks, len(path) * self.block_size, first, since)
         self._tables.append(table)
         try:
             if sum(rows for _, rows in offloaded) <= rows or not self._bring_back(table, offloaded, idle):
@@ -169,7 +184,7 @@ class BlockManager:
             raise OutOfBlocksError
         try:
             for _ in range(missing):
-                table.blocks.append(self._take(table.blocks[-1] if table.blocks else ROOT))
+                table.blocks.append(self._take(table))
         except BaseException:
             self._cut_table(table, before)
             raise
@@ -184,42 +199,54 @@ class BlockManager:
             index, row = divmod(table.length, self.block_size)
             block = self._blocks[table.blocks[index]]
             if row == 0:
-                self._index.link(block, table.blocks[index - 1] if index else ROOT)
+                before = self._blocks[table.blocks[index - 1]] if index else self._index.root
+                self._index.link(block, before)
             block.keys.append(key)
             block.origins.append(origin)
             table.length += 1
             if row == self.block_size - 1:
                 self._complete(table, index)
+        self._slide(table)
 
     def close(self, table: BlockTable) -> None:
         """Let go of every block of `table`; what was written stays as cache until it is evicted."""
         self._tables.remove(table)
         now = next(self._clock)
-        for id in reversed(table.blocks):
+        for id in table.blocks[table.first :]:
             self._blocks[id].last_used = now
-            self._release(id)
+            self._release(self._blocks[id])
         table.blocks.clear()
-        table.length = 0
-        self._pinned = None  # some of them may be on the path that is pinned
+        table.length = table.first = 0
+        self._eviction.note_change()  # some of them may be on the path that is pinned
+
+    def along(self, table: BlockTable) -> list[Block]:
+        """The blocks in which the rows of `table` are or were, in order, those that it has let go of included."""
+        path: list[Block] = []
+        block = self._blocks[table.blocks[(table.length - 1) // self.block_size]] if table.length else None
+        while block is not None and block.parent is not None:
+            path.append(block)
+            block = block.parent
+        return path[::-1]
 
     def origins(self, table: BlockTable) -> list[int]:
         """For each row of `table` who had it computed."""
-        return [origin for id in table.blocks for origin in self._blocks[id].origins]
+        return [origin for block in self.along(table) for origin in block.origins]
 
     def forget(self, keys: Sequence[Key], start: int) -> int:
         """Forget the rows of the path of `keys` from row `start` on, here and in the host tier.
 
         Blocks that somebody holds, or that other paths go through, stay. Returns how many blocks were freed.
         """
-        path, partial, _ = self._index.find(keys)
+        path = self._index.chain(keys)
+        partial, rows = self._index.go_on(path, keys)
         self.tier.forget(self._offloaded(path, keys), self.blocks_for(start) - len(path))
-        if partial is not None:
-            tail = self._blocks[partial].keys
-            if list(keys[len(path) * self.block_size :][: len(tail)]) == tail:
-                path.append(partial)  # the path's own tail; a block of another branch is none of ours
+        if partial is not None and rows == len(partial.keys):
+            path.append(partial)  # the path's own tail; a block of another branch is none of ours
         freed = 0
         while path:
-            block = self._blocks[path.pop()]
+            block = path.pop()
+            if block.parent is None:
+                continue  # it was gone, and went with what followed it
             kept = max(start - len(path) * self.block_size, 0)
             if kept >= len(block.keys) or block.refs or block.children:
                 break
@@ -227,7 +254,7 @@ class BlockManager:
                 break
             if kept and not self._index.begins_another(block, kept):
                 self._index.shorten(block, kept)
-                self._pinned = None
+                self._eviction.note_change()
                 break
             self._evict(block, offload=False)
             freed += 1
@@ -244,16 +271,14 @@ class BlockManager:
 
     # -- the host tier
 
-    def _name(self, id: int) -> int:
-        return ROOT_NAME if id == ROOT else self._blocks[id].name
-
     def _identity(self, block: Block) -> tuple[int, int, tuple[Key, ...]]:
-        return block.name, self._name(block.parent), tuple(block.keys)
+        assert block.parent is not None
+        return block.name, block.parent.name, tuple(block.keys)
 
-    def _offloaded(self, path: Sequence[int], keys: Sequence[Key]) -> list[tuple[Offloaded, int]]:
+    def _offloaded(self, path: Sequence[Block], keys: Sequence[Key]) -> list[tuple[Offloaded, int]]:
         """What the host tier has of `keys` after the blocks of `path`, and how many rows of each."""
         rest = keys[len(path) * self.block_size :]
-        return self.tier.follow(self._name(path[-1] if path else ROOT), rest, self.block_size)
+        return self.tier.follow(path[-1].name if path else ROOT_NAME, rest, self.block_size)
 
     def _bring_back(self, table: BlockTable, offloaded: Sequence[tuple[Offloaded, int]], idle: bool) -> bool:
         """Continue `table` with offloaded blocks as far as there is room. False where there is none at all."""
@@ -262,9 +287,9 @@ class BlockManager:
         for block, rows in offloaded:
             if not self._has_room(1, idle):
                 break
-            id = self._take(table.blocks[-1] if table.blocks else ROOT)
+            id = self._take(table)
             if block.slot < 0:  # the block that made room has taken it
-                self._release(id)
+                self._release(self._blocks[id])
                 break
             try:
                 self._append(table, id, Restore(block.slot, id), block.keys[:rows])
@@ -276,27 +301,26 @@ class BlockManager:
 
     # -- rows
 
-    def children(self, parent: int) -> set[int]:
-        """The blocks that follow a block, or begin a path for ROOT. Not to be changed."""
-        return self._index.children(parent)
+    def children(self, parent: Block | None) -> set[Block]:
+        """The blocks that follow a block; those that begin a path for None. Not to be changed."""
+        return (parent or self._index.root).children
 
-    def _continue(self, table: BlockTable, partial: int | None, rows: int, idle: bool) -> None:
-        """Continue `table` with the first `rows` rows of `partial`: the block itself, or a copy if there is room."""
-        if partial is None:
+    def _continue(self, table: BlockTable, source: Block | None, rows: int, idle: bool) -> None:
+        """Continue `table` with the first `rows` rows of `source`: the block itself, or a copy if there is room."""
+        if source is None:
             return
-        source = self._blocks[partial]
         in_place = source.refs == 0 and not source.children and rows == len(source.keys)
-        self._hold(partial)
+        self._hold(source)
         if in_place:
-            table.blocks.append(partial)
+            table.blocks.append(source.id)
             table.length += rows
             return
         try:
             if self._has_room(1, idle):
-                id = self._take(partial)
-                self._append(table, id, RowCopy(partial, id, rows), source.keys[:rows], source.origins)
+                id = self._take(table)
+                self._append(table, id, RowCopy(source.id, id, rows), source.keys[:rows], source.origins)
         finally:
-            self._release(partial)
+            self._release(source)
 
     def _append(
         self, table: BlockTable, id: int, copy: Copy, keys: Iterable[Key], origins: Iterable[int] = repeat(0)
@@ -305,7 +329,7 @@ class BlockManager:
         try:
             self.carry_out(copy)
         except BaseException:
-            self._release(id)
+            self._release(self._blocks[id])
             raise
         table.blocks.append(id)
         self.commit(table, keys, origins)
@@ -313,17 +337,35 @@ class BlockManager:
     def _cut_table(self, table: BlockTable, blocks: int) -> None:
         """Give back all but the first `blocks` blocks; the others are not written."""
         for id in table.blocks[blocks:]:
-            self._release(id)
+            self._release(self._blocks[id])
         del table.blocks[blocks:]
+
+    def _slide(self, table: BlockTable) -> None:
+        """Let go of the blocks that no later row sees; from now on they are cache that goes in their order."""
+        first = self._index.first(table.length // self.block_size, table.since)
+        for index in range(table.first, first):
+            block = self._blocks[table.blocks[index]]
+            block.last_used = next(self._clock)
+            self._release(block)
+            table.blocks[index] = self.blank
+            self._eviction.note_change()
+        table.first = max(first, table.first)
 
     def _complete(self, table: BlockTable, index: int) -> None:
         block = self._blocks[table.blocks[index]]
         known = self._index.complete(block)
-        if known == block.id:
-            block.name = self.tier.name(self._name(block.parent), tuple(block.keys))
+        if known is block:
+            _, parent, keys = self._identity(block)
+            block.name = self.tier.name(parent, keys)
+            return
+        if known.is_gone:  # it is there again
+            known.id, known.refs, known.origins = block.id, block.refs, block.origins.copy()
+            self._blocks[known.id], block.id, block.refs = known, GONE, 0
+            self._eviction.forget(block)
+            self._index.prune(block)
             return
         self._hold(known)
-        table.blocks[index] = known
+        table.blocks[index] = known.id
         block.refs -= 1
         self._drop(block)
 
@@ -332,21 +374,13 @@ class BlockManager:
     def _has_room(self, blocks: int, idle: bool) -> bool:
         return blocks <= len(self._free) or blocks <= self.room(idle)
 
-    def _pinned_blocks(self) -> set[int]:
-        """The blocks of the conversation in use, looked up when somebody needs room and they may have changed."""
-        if self._pinned is None:
-            self._pinned = set(self.path(self._in_use))
-        return self._pinned
-
-    def _hold(self, id: int) -> None:
-        block = self._blocks[id]
+    def _hold(self, block: Block) -> None:
         if block.refs == 0:
             self._cached -= 1
-            self._leaves.discard((block.last_used, id))
+            self._eviction.withdraw(block)
         block.refs += 1
 
-    def _release(self, id: int) -> None:
-        block = self._blocks[id]
+    def _release(self, block: Block) -> None:
         block.refs -= 1
         if block.refs:
             return
@@ -354,47 +388,35 @@ class BlockManager:
             self._drop(block)
             return
         self._cached += 1
-        self._offer(block)
+        self._eviction.offer(block)
 
-    def _offer(self, block: Block) -> None:
-        if block.refs == 0 and not block.children:
-            self._leaves.add((block.last_used, block.id))
-
-    def _take(self, after: int) -> int:
-        """A fresh block, next to `after` where possible: contiguous blocks can be read without gathering."""
+    def _take(self, table: BlockTable) -> int:
+        """A fresh block, next to the last of `table` where possible: those can be read without gathering."""
         if not self._free:
             self._free_one(offload=True)
-        id = after + 1 if after + 1 in self._free else self._free.smallest()
+        after = table.blocks[-1] + 1 if table.blocks else 0
+        id = after if after in self._free else self._free.smallest()
         self._free.discard(id)
         self._blocks[id].refs = 1
         return id
 
     def _free_one(self, offload: bool) -> None:
-        """Evict the leaf whose turn it is (see above). There must be one, or for idle work one off the pinned path.
-
-        `offload`: the host tier gets it.
-        """
-        _, id = first = self._leaves.smallest()
-        if id in self._pinned_blocks():  # a path has one leaf
-            _, id = self._leaves.smallest(besides=first)
-        self._evict(self._blocks[id], offload)
+        """Evict the block whose turn it is. `offload`: the host tier gets it."""
+        self._evict(self._blocks[self._eviction.next()], offload)
 
     def _evict(self, block: Block, offload: bool) -> None:
         if offload:
             self.tier.put(*self._identity(block), lambda slot: self.carry_out(Offload(block.id, slot)))
         self._cached -= 1
-        self._leaves.discard((block.last_used, block.id))
         self._drop(block)
 
     def _drop(self, block: Block) -> None:
-        """Take a block that nobody holds out of the tree and put it into the free list."""
-        parent = block.parent
-        self._index.remove(block)
-        if parent != ROOT:
-            self._offer(self._blocks[parent])
-        if self._pinned:
-            self._pinned.discard(block.id)
+        """A block that nobody holds gives its rows up, and leaves the tree unless others follow it."""
         self._free.add(block.id)
+        self._blocks[block.id] = Block(block.id)
+        self._eviction.forget(block)
+        block.id = GONE
+        self._eviction.offer(self._index.prune(block))
 
     # -- invariants
 
@@ -402,10 +424,15 @@ class BlockManager:
         """Raise AssertionError unless every invariant of this module's docstring holds."""
         refs = [0] * self.num_blocks
         for table in self._tables:
-            assert len(set(table.blocks)) == len(table.blocks), "a table holds a block twice"
+            held = table.blocks[table.first :]
+            assert len(set(held)) == len(held), "a table holds a block twice"
             assert self.blocks_for(table.length) <= len(table.blocks), "a table claims rows without a block"
-            parent = ROOT
-            for index, id in enumerate(table.blocks):
+            first = self._index.first(table.length // self.block_size, table.since)
+            assert table.first == first, f"a table holds blocks from number {table.first} on, not {first}"
+            assert set(table.blocks[:first]) <= {self.blank}, "a table shows a block that it does not hold"
+            path = self.along(table)
+            assert len(path) == self.blocks_for(table.length)
+            for index, id in enumerate(table.blocks[first:], first):
                 refs[id] += 1
                 block = self._blocks[id]
                 rows = min(max(table.length - index * self.block_size, 0), self.block_size)
@@ -413,10 +440,9 @@ class BlockManager:
                     f"block {id} of a table has {len(block.keys)} rows, not {rows}"
                 )
                 if rows:
-                    assert block.parent == parent, f"block {id} does not follow block {parent}"
+                    assert path[index] is block, f"block {id} is not on the path that it is the end of"
                 if rows < self.block_size:
                     assert block.refs == 1, f"writable block {id} is shared"
-                parent = id
         cached = 0
         for block in self._blocks:
             assert block.refs == refs[block.id], (
@@ -427,11 +453,9 @@ class BlockManager:
             assert free or block.refs or block.keys, f"block {block.id} is lost"
             assert not (free and block.keys), f"free block {block.id} has rows"
             cached += bool(block.keys) and block.refs == 0
-            for child in block.children:
-                assert block.refs or not self._blocks[child].refs, f"block {child} is held but not its parent"
-        leaves = {(b.last_used, b.id) for b in self._blocks if b.keys and not b.refs and not b.children}
-        assert set(self._leaves) == leaves, "a leaf cannot be evicted, or what is no cached leaf can"
-        assert not (self._pinned or set()) & set(self._free), "a free block is taken for one that is pinned"
+            for child in block.children if self.window is None else ():
+                assert block.refs or not child.refs, f"block {child.id} is held but not its parent"
+        self._eviction.check(self._blocks)
         assert cached == self._cached, f"{self._cached} blocks are counted as cached, there are {cached}"
         self._index.check()
         self.tier.check([self._identity(block) for block in self._blocks if block.indexed])

@@ -8,13 +8,15 @@ from torch import Tensor
 
 from engine.cache.blocks import Copy, RowCopy
 from engine.cache.host_memory import HostKV
+from engine.cache.window import Window
 
 
 class KVCache:
     """K and V of every layer in slots; block b holds the slots from b * block_size on.
 
     `kv` has shape [2, layers, num_blocks * block_size, num_kv_heads, head_dim]; `k` and `v` are its two halves.
-    The memory is taken once and never grows.
+    The memory is taken once and never grows. With a window one more block follows, of zeros: the blank one, which
+    stands in block tables for what a sequence has let go of.
     """
 
     def __init__(
@@ -26,13 +28,22 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        window: Window | None = None,
     ) -> None:
-        shape = (2, num_layers, num_blocks * block_size, num_kv_heads, head_dim)
+        slots = (num_blocks + (window is not None)) * block_size
         self.block_size = block_size
-        self.kv = torch.empty(shape, dtype=dtype, device=device)
+        self.kv = torch.empty((2, num_layers, slots, num_kv_heads, head_dim), dtype=dtype, device=device)
+        self._window = window
+        if window is not None:
+            self.kv[:, :, num_blocks * block_size :] = 0
         self.k, self.v = self.kv.unbind()
         self.host: HostKV | None = None
         """What takes evicted blocks."""
+
+    def first_seen(self, row: int) -> int:
+        """The first row of the first block that rows from `row` on see: it depends on nothing but `row`."""
+        size = self.block_size
+        return self._window.first(row // size, size) * size if self._window is not None else 0
 
     def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[tuple[int, int]]:
         """Where rows `start` to `stop` of a block table lie, as few contiguous (first, end) runs of slots."""

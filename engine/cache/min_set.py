@@ -38,17 +38,8 @@ class MinSet(Generic[T]):
         """Take `member` out, if it is there."""
         self._members.discard(member)
 
-    def smallest(self, besides: T | None = None) -> T:
-        """The smallest member, of those other than `besides` where there are any. Raises IndexError when empty."""
-        first = self._top()
-        if first != besides or len(self._members) == 1:
-            return first
-        self.discard(first)
-        second = self._top()
-        self.add(first)
-        return second
-
-    def _top(self) -> T:
+    def smallest(self) -> T:
+        """The smallest member. Raises IndexError when empty."""
         while self._heap[0] not in self._members:
             heapq.heappop(self._heap)
         return self._heap[0]

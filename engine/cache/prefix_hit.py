@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.cache.blocks import BlockManager, BlockTable
-from engine.cache.prefix_index import ROOT, Key
+from engine.cache.prefix_index import Block, Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,20 @@ class PrefixHit:
 
 def prefix_hit(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], origin: int) -> PrefixHit:
     """What a table that was just opened holds of the prompt `keys`, for a sequence of this `origin`."""
-    rows, pause = table.length, abs(origin)
-    own = _last(blocks, table, rows, origin) if origin < 0 else 0
-    warmed = _last(blocks, table, rows - own, pause) if pause else 0
-    beside = [key for key, by in _beside(blocks, table, keys, rows - own - warmed) if by != pause]
-    beside_warm = [key for key, by in _beside(blocks, table, keys, rows) if by == pause]
+    rows, pause, path = table.length, abs(origin), blocks.along(table)
+    own = _last(blocks, path, rows, origin) if origin < 0 else 0
+    warmed = _last(blocks, path, rows - own, pause) if pause else 0
+    beside = [key for key, by in _beside(blocks, path, keys, rows - own - warmed) if by != pause]
+    beside_warm = [key for key, by in _beside(blocks, path, keys, rows) if by == pause]
     return PrefixHit(rows, warmed, own, next(iter(beside), None), next(iter(beside_warm), None))
 
 
-def _last(blocks: BlockManager, table: BlockTable, end: int, origin: int) -> int:
+def _last(blocks: BlockManager, path: Sequence[Block], end: int, origin: int) -> int:
     """How many rows right before row `end` are of this origin."""
     row, size = end, blocks.block_size
     while row:
         index = (row - 1) // size
-        origins = blocks.every[table.blocks[index]].origins[: row - index * size]
+        origins = path[index].origins[: row - index * size]
         last = next((n for n, by in enumerate(reversed(origins)) if by != origin), len(origins))
         row -= last
         if last < len(origins):
@@ -51,14 +51,16 @@ def _last(blocks: BlockManager, table: BlockTable, end: int, origin: int) -> int
     return end - row
 
 
-def _beside(blocks: BlockManager, table: BlockTable, keys: Sequence[Key], row: int) -> list[tuple[Key, int]]:
-    """What follows the first `row` rows of the table other than `keys[row]`, and who had it computed.
+def _beside(
+    blocks: BlockManager, path: Sequence[Block], keys: Sequence[Key], row: int
+) -> list[tuple[Key, int]]:
+    """What follows the first `row` rows of the path other than `keys[row]`, and who had it computed.
 
     The latest used comes first.
     """
     index, at = divmod(row, blocks.block_size)
     before, wanted = keys[row - at : row], keys[row : row + 1]
-    children = [blocks.every[id] for id in blocks.children(table.blocks[index - 1] if index else ROOT)]
+    children = blocks.children(path[index - 1] if index else None)
     others = [b for b in children if len(b.keys) > at and b.keys[:at] == before and [b.keys[at]] != wanted]
     others.sort(key=lambda block: block.last_used, reverse=True)
     return [(block.keys[at], block.origins[at]) for block in others]

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.cache.window import Window
 from engine.errors import EngineError
+from models.spec import Experts, ModelSpec
 from models.units import bytes_text
 
 DEFAULT_SHARE = 0.5
@@ -48,13 +50,15 @@ def plan_kv(
     share: float = DEFAULT_SHARE,
     reserve: int = 0,
     streams: int = 1,
+    window: Window | None = None,
 ) -> KVPlan:
     """Size the cache for contexts of `requested` tokens (default: what the model was made for, or what fits).
 
     Of the `available` bytes `reserve` are left alone (activations, graphs), and of the others `share` is used. The
     cache takes a context for each of `streams`, and one more, so that a conversation and its branches fit side by side;
-    where there is less, what there is, and one context at least. Raises EngineError when the request is longer than the
-    model allows or than the memory holds.
+    where there is less, what there is, and one context at least; with a `window`, at least what one sequence holds at
+    most, and then a context of any length fits. Raises EngineError when the request is longer than the model allows or
+    than the memory holds.
     """
     if requested is not None and requested < 16:
         raise EngineError(f"--context is {requested}; it must be 16 tokens or more.")
@@ -64,7 +68,8 @@ def plan_kv(
         )
     usable = int(max(available - reserve, 0) * share)
     fits = _fitting(usable, bytes_per_token, block_size)
-    if fits < min(requested or 16, model_limit):
+    slides = window is not None and fits >= window.most_blocks(block_size) * block_size
+    if fits < min(requested or 16, model_limit) and not slides:
         wanted = requested or 16
         besides = f" and {bytes_text(reserve)} to compute with" if reserve else ""
         raise EngineError(
@@ -72,7 +77,7 @@ def plan_kv(
             f"its KV cache{besides}; {bytes_text(available)} are free, {bytes_text(usable)} can be used for the "
             f"cache. {_way_out(fits)}"
         )
-    context = min(requested or model_limit, fits)
+    context = (requested or model_limit) if slides else min(requested or model_limit, fits)
     # One block more than the context fills: room for a copy-on-write while a full context is held.
     blocks = -(-min((streams + 1) * context, fits) // block_size) + 1
     return KVPlan(context, blocks, block_size, bytes_per_token)
@@ -101,6 +106,16 @@ def most_prefill_rows(device: torch.device) -> int:
     A GPU has the work of many rows done in some milliseconds.
     """
     return 4096 if device.type == "cuda" else 512
+
+
+def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
+    """Bytes of a GPU that the chosen experts of so many rows take: what each has inside, and what it gives."""
+    found = [
+        layer.feed_forward.chosen * (layer.feed_forward.expert.size + spec.hidden_size)
+        for layer in spec.layers
+        if isinstance(layer.feed_forward, Experts)
+    ]
+    return max(found, default=0) * rows * itemsize
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:

@@ -446,11 +446,9 @@ class Chat:
         assert thinking.output is not None
         assert thinking.params is not None
         before, said = thinking.output.thinking, thinking.generated
-        start = before.span[0] if before.span else 0
-        marker = 1 if said[start : start + 1] == [before.start] else 0
-        closing = self._format.closing(said[start + marker :]) if before.inside else []
+        closing = self._format.closing(before, said) if before.inside else []
         params = replace(thinking.params, seed=thinking.seed)
-        output = self._engine.output(params, inside_think=before.span is not None and not marker)
+        output = self._engine.output(params, inside_think=before.given)
         output.replay(said)
         events = output.replay(closing)
         rows = thinking.rows.copy()

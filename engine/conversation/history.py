@@ -91,7 +91,7 @@ class History:
         rows = Rows()
         for turn, segment in zip(turns, segments, strict=False):
             rows.extend(segment)
-            rows.edges.append(len(rows))
+            rows.edges.append(len(rows) - len(self._format.header))
             rows.extend(turn.answer.content_ids)
             rows.edges.append(len(rows))
         rows.extend(segments[-1])
@@ -101,7 +101,7 @@ class History:
         """The rows of `turns` with every think span hidden."""
         rows, edges = Rows(), []
         for turn, segment in zip(turns, segments, strict=False):
-            rows, start, end = spoken(rows, turn, segment)
+            rows, start, end = spoken(rows, turn, segment, self._format.header)
             rows = rows.hide(start, end) if end > start else rows
             edges += [start, len(rows)]
         rows.edges = edges
@@ -116,7 +116,7 @@ class History:
         keep_rows: bool = False,
     ) -> Rows | None:
         """The rows up to and with `turn`, its think span hidden and present if it has one. None when that fails."""
-        rows, start, end = spoken(before, turn, segment)
+        rows, start, end = spoken(before, turn, segment, self._format.header)
         if start == end:
             return rows
         engine = self._engine

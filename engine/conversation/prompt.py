@@ -21,6 +21,8 @@ from itertools import accumulate, chain, pairwise
 
 from engine.conversation.turns import Answer
 from engine.errors import EngineError
+from engine.schedule.channels import ChannelTracker
+from engine.schedule.reasoning import ThinkTracker
 from models.errors import ModelError
 from models.text.tokenizer import Message, Piece, Tokenizer
 
@@ -40,27 +42,30 @@ class PromptFormat:
     """A model's chat template and tokenizer as the maker of prompts. Remembers what it tokenised."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises EngineError when the model's chat format cannot be read."""
-        if tokenizer.has_channels:
-            raise EngineError(
-                "This model answers in channels (the harmony format of gpt-oss), which chatterm cannot tell apart "
-                "yet, so it cannot chat here; use a model with another chat format."
-            )
+        """Raises EngineError when the chat template drops messages, ModelError when it fails."""
         self._tokenizer = tokenizer
         self._ids: dict[_Text, list[int]] = {}
         self._older_ids: dict[_Text, list[int]] = {}
         self._contents: dict[tuple[str, str, bool], str] = {}
-        self._lead = self._leading_spaces()
+        before = self._before_answers()
+        self._lead = before if before.isspace() else ""
+        self._header = "" if self._lead or tokenizer.channels is None else before
+        """What the history writes before an answer, and a generation prompt only where the model is not to think."""
         self._system_apart: bool | None = None
         """Whether the template takes a system prompt; None until there is one."""
         asked = {think: self._asked(think) for think in (None, True, False)}
+        self.header = tokenizer.encode(self._header)
+        """The tokens of that where answers come in channels; empty elsewhere."""
         self.openings = {think: self._opening(ids) for think, ids in asked.items()}
-        """What the generation prompt writes before an answer and the history leaves out, in tokens, by the setting."""
+        """What the generation prompt writes before an answer and the history leaves out, in tokens, by the setting;
+        or the `header`, which the history writes, too."""
         self.inside = {think: self.opens_think(ids) for think, ids in asked.items()}
         """Whether it opens a think span; what people write in their messages opens none."""
 
     def thinks(self) -> bool:
         """Whether the template and the vocabulary know a think span."""
+        if self._tokenizer.channels is not None:
+            return True
         if (markers := self._tokenizer.think_markers) is None:
             return False
         user: list[Message] = [{"role": "user", "content": "x"}]
@@ -127,11 +132,11 @@ class PromptFormat:
         self._ids, self._older_ids, self._contents = ids, self._ids, contents
         return segments
 
-    def closing(self, thought: Sequence[int]) -> list[int]:
-        """The tokens that end a think span and lead over to the answer, as the template writes them.
-
-        `thought` is what stands in the span after its opening marker.
-        """
+    def closing(self, thinking: ThinkTracker | ChannelTracker, said: Sequence[int]) -> list[int]:
+        """The tokens that end the thinking after `said` and lead over to the answer, as the template writes them."""
+        if isinstance(thinking, ChannelTracker):
+            return thinking.closing()
+        thought = thinking.thought(said)
         start, end, markers = (
             self._tokenizer.think_start,
             self._tokenizer.think_end,
@@ -173,6 +178,8 @@ class PromptFormat:
         return self.segments(None, ["x"], [], generate=True, think=think)[-1]
 
     def _opening(self, asked: list[int]) -> list[int]:
+        if self.header and asked[-len(self.header) :] == self.header:
+            return self.header
         answered = self.segments(None, ["x"], [Answer()], generate=False)[0]
         return asked[len(answered) :] if asked[: len(answered)] == answered else []
 
@@ -205,6 +212,12 @@ class PromptFormat:
 
     def opens_think(self, prompt: Sequence[int]) -> bool:
         """Whether `prompt` ends within a think span that it opened itself."""
+        if (channels := self._tokenizer.channels) is not None:
+            last = max((at for at, id in enumerate(prompt) if id == channels.start), default=len(prompt))
+            tracker = ChannelTracker(channels)
+            for id in prompt[last:]:
+                tracker.push(id)
+            return tracker.inside and tracker.header is None
         start, end = self._tokenizer.think_start, self._tokenizer.think_end
         for id in reversed(prompt):
             if id == end or start is None:
@@ -232,6 +245,8 @@ class PromptFormat:
             {"role": role, "content": slot} for role, slot in zip(roles, slots, strict=True)
         ]
         text = self._tokenizer.render(messages, add_generation_prompt=generate, enable_thinking=think)
+        if generate and think is False:
+            text += self._header
         glue = []
         for slot in slots:
             before, found, text = text.partition(slot)
@@ -255,13 +270,22 @@ class PromptFormat:
         if content is None:
             slot = "\ue000"
             before, after = self._around(role, slot, after_system).split(slot, 1)
-            whole = self._around(role, text, after_system)
+            whole = self._said(role, text, after_system)
             fits = (
                 whole.startswith(before) and whole.endswith(after) and len(whole) >= len(before) + len(after)
             )
             content = whole[len(before) : len(whole) - len(after)] if fits else text
         (self._contents if used is None else used)[key] = content
         return content
+
+    def _said(self, role: str, text: str, after_system: bool) -> str:
+        """As `_around`; an answer that the template refuses is written as it is."""
+        try:
+            return self._around(role, text, after_system)
+        except ModelError:
+            if role != "assistant" or self._tokenizer.channels is None:
+                raise
+            return ""
 
     def _around(self, role: str, text: str, after_system: bool) -> str:
         message: Message = {"role": role, "content": text}
@@ -271,12 +295,11 @@ class PromptFormat:
         messages = {"user": user, "system": [message, ask], "assistant": [ask, message, ask]}[role]
         return self._tokenizer.render(messages, add_generation_prompt=False)
 
-    def _leading_spaces(self) -> str:
-        """What the history has before an answer and the generation prompt has not, where it is only spaces."""
+    def _before_answers(self) -> str:
+        """What the history has before an answer and the generation prompt has not."""
         asked = self._glue(["user"], True, None)[1]
         answered = self._glue(["user", "assistant", "user"], False, None)[1]
-        lead = answered.removeprefix(asked)
-        return lead if answered.startswith(asked) and lead.isspace() else ""
+        return answered.removeprefix(asked) if answered.startswith(asked) else ""
 
     def _spoken_before(self, answer: Answer, before: str) -> int:
         """How many characters at the end of the glue `before` an answer its ids spell themselves."""

@@ -51,20 +51,29 @@ class Turn:
     user: str
     answer: Answer
     opening: list[int] = field(default_factory=list)
-    """What the generation prompt put before the answer and the history leaves out (an empty think span)."""
+    """What the generation prompt put before the answer: an empty think span, or the header of the answer."""
 
 
-def spoken(before: Rows, turn: Turn, segment: list[int]) -> tuple[Rows, int, int]:
-    """The rows of a turn as it was generated after `before`, and where the think span lies in them."""
-    answer = turn.answer
+def spoken(before: Rows, turn: Turn, segment: list[int], header: list[int]) -> tuple[Rows, int, int]:
+    """The rows of a turn as it was generated after `before`, and where the think span lies in them.
+
+    `segment` is what the history has before the answer; `header` is its end that the answer itself begins with.
+    """
+    answer, ids = turn.answer, [*turn.opening, *turn.answer.token_ids]
+    first, last = (len(turn.opening) + at for at in answer.shown)
     rows = before.copy()
-    rows.extend(after(before, segment))
+    rows.extend(after(before, segment[: len(segment) - len(header)]))
     start = len(rows)
-    rows.extend(turn.opening)
-    end = len(rows) + answer.shown[0]
-    ended = answer.finish_reason is FinishReason.EOS
-    rows.extend(answer.token_ids if ended else answer.token_ids[: answer.shown[1]])
-    return rows, start, end
+    if not header:
+        ended = answer.finish_reason is FinishReason.EOS
+        rows.extend(ids if ended else ids[:last])
+        return rows, start, start + first
+    size = len(header)
+    thought = next((at for at in range(first - size, -1, -1) if ids[at : at + size] == header), first)
+    rows.extend(
+        [*ids[:thought], *header, *ids[first:last]]
+    )  # what ends the turn is another token in the history
+    return rows, start, start + thought
 
 
 def after(rows: Rows, segment: list[int]) -> list[int]:

@@ -4,16 +4,52 @@ It reads the description alone, and imports neither torch nor triton.
 """
 
 from models.features import Feature, features
-from models.spec import ModelSpec
+from models.spec import Experts, FeedForward, ModelSpec
 
-BIASES = frozenset({Feature.QKV_BIAS, Feature.OUT_BIAS, Feature.FEED_FORWARD_BIAS})
-"""What every executor of ours computes."""
+NATIVE = frozenset(
+    {
+        Feature.WINDOW,
+        Feature.SCALE,
+        Feature.SCORE_CAP,
+        Feature.SINKS,
+        Feature.HEAD_NORM,
+        Feature.NORM_ALL_HEADS,
+        Feature.QKV_BIAS,
+        Feature.OUT_BIAS,
+        Feature.PARTIAL_ROPE,
+        Feature.INTERLEAVED_ROPE,
+        Feature.EXACT_ROPE,
+        Feature.NO_ROPE,
+        Feature.LEARNED_POSITIONS,
+        Feature.EXPERTS,
+        Feature.EXACT_ROUTER,
+        Feature.ROUTER_BIAS,
+        Feature.SELECTION_BIAS,
+        Feature.ACTIVATION,
+        Feature.UNGATED,
+        Feature.FEED_FORWARD_BIAS,
+        Feature.LAYER_NORM,
+        Feature.NORM_OFFSET,
+        Feature.MIXED_EPS,
+        Feature.NORM_PLACE,
+        Feature.NORM_ROUNDING,
+        Feature.RESIDUAL_SCALE,
+        Feature.EMBEDDING_SCALE,
+        Feature.LOGIT_SCALE,
+        Feature.LOGIT_CAP,
+        Feature.MIXED_LAYERS,
+    }
+)
+"""What the native kernels of a CPU compute. What is not listed is refused, so that a new feature is."""
 
-KERNELS = BIASES | {Feature.HEAD_NORM}
-"""What the native and the fused kernels compute."""
+FUSED = NATIVE - {Feature.SINKS, Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
+"""What the fused kernels of a GPU compute."""
 
-NATIVE = KERNELS | {Feature.EXPERTS, Feature.EXACT_ROUTER, Feature.SELECTION_BIAS}
-"""What the native kernels compute."""
+FUSED_HEADS = (64, 96, 128, 256)
+"""And the sizes of heads that they know."""
+
+NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET, Feature.RESIDUAL_SCALE})
+"""What the kernels for experts do not know of that."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -41,10 +77,33 @@ def not_native(spec: ModelSpec) -> str | None:
 
 def not_fused(spec: ModelSpec) -> str | None:
     """The same of the fused kernels of a GPU."""
-    if (lacks := lacking(spec, KERNELS)) is not None:
-        return f"the fused kernels do not know {lacks}"
+    known = FUSED - NOT_WITH_EXPERTS if has_experts(spec) else FUSED
+    if (lacks := lacking(spec, known)) is not None:
+        return f"the fused kernels do not know {lacks}{' with experts' if known < FUSED else ''}"
     dim = spec.attention.head_dim
-    return f"there are no fused kernels for a head_dim of {dim}" if dim not in (64, 128) else None
+    if dim not in FUSED_HEADS:
+        return f"there are no fused kernels for a head_dim of {dim}"
+    return _not_fused_experts(spec)
+
+
+def has_experts(spec: ModelSpec) -> bool:
+    """Whether some layer has a mixture of experts."""
+    return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
+
+
+def _not_fused_experts(spec: ModelSpec) -> str | None:
+    """What the kernels for experts do not know and `Feature` does not tell."""
+    for feed in {layer.feed_forward for layer in spec.layers}:
+        if not isinstance(feed, Experts):
+            continue
+        inside = (feed.expert,) if feed.shared is None else (feed.expert, feed.shared)
+        if any(each != FeedForward(each.size) for each in inside):
+            return "the fused kernels know only experts that are gated by SiLU and have no biases"
+        if feed.shared_gate:
+            return "the fused kernels do not know a shared expert with a gate"
+        if spec.hidden_size % 8 or feed.expert.size % 8:
+            return f"there are no fused kernels for experts of {spec.hidden_size} by {feed.expert.size}"
+    return None
 
 
 def by_torch(reason: str, multiplies: bool = False) -> str:

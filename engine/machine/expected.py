@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, plan_kv
+from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, most_prefill_rows, plan_kv
+from engine.cache.window import Window
 from engine.errors import EngineError
 from engine.execute.compatibility import not_fused, not_native
 from engine.machine.shapes import shape_of
-from models.hub.catalogue import HUB_FILES, WHEELS
+from models.hub.catalogue import CHECKPOINT_BYTES, HUB_FILES, WHEELS
 from models.load import INT4_BYTES, needed_bytes
-from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Experts, ModelSpec
 from models.weights.slots import parameters
 
 CONTEXT = 512
@@ -42,46 +43,6 @@ PROGRAMS = {
     # Q4_1 on the same: 300 tokens/s of 110 MB, KV included.
     NATIVE: Program(0.7, 0.0),
 }
-
-
-def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> ModelSpec:
-    return uniform(
-        "Qwen3ForCausalLM",
-        layers=layers,
-        vocab_size=151_936,
-        hidden_size=hidden,
-        max_positions=40_960,
-        attention=Attention(heads, 8, 128, head_norm=Norm(), rope=Rope(1e6)),
-        feed_forward=FeedForward(intermediate),
-        norm=Norm(),
-        tied=tied,
-    )
-
-
-MODELS = {
-    "smollm2": uniform(
-        "LlamaForCausalLM",
-        layers=30,
-        vocab_size=49_152,
-        hidden_size=576,
-        max_positions=8192,
-        attention=Attention(9, 3, 64, rope=Rope(1e5)),
-        feed_forward=FeedForward(1536),
-        norm=Norm(),
-        tied=True,
-    ),
-    "qwen3:0.6b": _qwen3(1024, 3072, 28, 16, True),
-    "qwen3:1.7b": _qwen3(2048, 6144, 28, 16, True),
-    "qwen3:4b": _qwen3(2560, 9728, 36, 32, True),
-    "qwen3:8b": _qwen3(4096, 12288, 36, 32, False),
-}
-"""The shapes of some models of the catalogue, by their names there."""
-
-_MORE_MODELS = {
-    "qwen3:14b": _qwen3(5120, 17_408, 40, 40, False),
-    "qwen3:32b": _qwen3(5120, 25_600, 64, 64, False),
-}
-"""Those of the others of that family; all others are in `shapes.py`."""
 
 CRAWLS = 5.0
 """Tokens/s below which nobody wants to chat: people read about as fast."""
@@ -140,9 +101,9 @@ def catalogue_speed(name: str, here: Here) -> Speed:
     file = HUB_FILES.get(name)
     wheel = WHEELS.get(name)
     model = file.model if file is not None else name
-    spec = {**MODELS, **_MORE_MODELS}.get(model) or shape_of(model)
-    blocks = file.bytes if file is not None else wheel.gguf_bytes if wheel is not None else None
-    found = speed_here(name, spec, here, blocks)
+    blocks = wheel.gguf_bytes if wheel is not None else CHECKPOINT_BYTES.get(name)
+    blocks = file.bytes if file is not None else blocks
+    found = speed_here(name, shape_of(model), here, blocks)
     download = wheel.wheel_bytes if wheel is not None else blocks or 2 * found.parameters
     return replace(found, download_bytes=download)
 
@@ -167,7 +128,7 @@ def suited(spec: ModelSpec, here: Here, quantised: bool = False) -> Here:
     return here
 
 
-def _not_chosen(spec: ModelSpec) -> int:
+def not_chosen(spec: ModelSpec) -> int:
     """Weights of experts that one token does not take."""
     found = 0
     for layer in spec.layers:
@@ -184,7 +145,7 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
     per_token = spec.kv_numbers * here.dtype.itemsize
     # Of an embedding that is not the output layer too, one row is read.
     unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
-    unread = (unread + _not_chosen(spec)) * weights // count
+    unread = (unread + not_chosen(spec)) * weights // count
     speed = None
     if here.bandwidth:
         seconds = (weights - unread + CONTEXT * per_token) / (here.bandwidth * here.program.efficiency)
@@ -194,7 +155,9 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
         limit, share = spec.max_positions, kv_share(here.device)
         left = max(here.free - (stored or needed_bytes(spec, here.dtype, limit)), 0)
         reserve = GRAPH_BYTES + USUAL_BYTES if here.device.type == "cuda" else 0
+        window = Window(spec.window, most_prefill_rows(here.device)) if spec.window is not None else None
         with suppress(EngineError):
-            context = plan_kv(per_token, 32, left, limit, None, share, reserve).context_length
+            plan = plan_kv(per_token, 32, left, limit, None, share, reserve, window=window)
+            context = plan.context_length
     conversation = min(CONVERSATION, spec.max_positions) * per_token
     return Speed(name, count, weights, context, speed, weights + conversation)

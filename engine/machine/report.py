@@ -32,7 +32,8 @@ from engine.device import (
 from engine.errors import EngineError
 from engine.kernels.native import library as native
 from engine.machine.bandwidth import cpu_name, known_bandwidth
-from engine.machine.expected import MODELS, NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
+from engine.machine.expected import NATIVE, PROGRAMS, Here, Program, Speed, catalogue_speed
+from engine.machine.shapes import COMMON
 from models.hub.catalogue import HUB_FILES, names
 
 T = TypeVar("T")
@@ -214,8 +215,8 @@ def _here(
 
 def _worth_telling(here: Here) -> list[str]:
     """Models of the catalogue; the quantised ones where they differ in anything but their download."""
-    quantised = {name for name, file in HUB_FILES.items() if here.keeps_blocks and file.model in MODELS}
-    return [name for name in names() if name in MODELS or name in quantised]
+    quantised = {name for name, file in HUB_FILES.items() if here.keeps_blocks and file.model in COMMON}
+    return [name for name in names() if name in COMMON or name in quantised]
 
 
 def measure_bandwidth(device: torch.device) -> float:

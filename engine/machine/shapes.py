@@ -23,11 +23,23 @@ def _config(
     return named | found | more
 
 
+def _qwen3(hidden: int, feed_forward: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
+    sizes = (hidden, feed_forward, layers, heads, 8, 151_936)
+    return _config("Qwen3ForCausalLM", sizes, 40_960, tied, head_dim=128, rope_theta=1e6)
+
+
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "head_dim": 256}
 _QWEN_1_5B = _config("Qwen2ForCausalLM", (1536, 8960, 28, 12, 2, 151_936), 32_768, True)
 _PARTS = [1.0] * 48
 
 CONFIGS: dict[str, dict[str, Any]] = {
+    "smollm2": _config("LlamaForCausalLM", (576, 1536, 30, 9, 3, 49_152), 8192, True, rope_theta=1e5),
+    "qwen3:0.6b": _qwen3(1024, 3072, 28, 16, True),
+    "qwen3:1.7b": _qwen3(2048, 6144, 28, 16, True),
+    "qwen3:4b": _qwen3(2560, 9728, 36, 32, True),
+    "qwen3:8b": _qwen3(4096, 12_288, 36, 32, False),
+    "qwen3:14b": _qwen3(5120, 17_408, 40, 40, False),
+    "qwen3:32b": _qwen3(5120, 25_600, 64, 64, False),
     "qwen3:30b-a3b": _config(
         "Qwen3MoeForCausalLM",
         (2048, 6144, 48, 32, 4, 151_936),
@@ -98,6 +110,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ernie4.5:0.3b": _config(
         "Ernie4_5ForCausalLM", (1024, 3072, 18, 16, 2, 103_424), 131_072, True, head_dim=128, use_bias=False
     ),
+    "gpt-oss:20b": _config(
+        "GptOssForCausalLM",
+        (2880, 2880, 24, 64, 8, 201_088),
+        131_072,
+        False,
+        head_dim=64,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        sliding_window=128,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": 768,
@@ -108,6 +130,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """By their names in the catalogue."""
+
+COMMON = ("smollm2", "qwen3:0.6b", "qwen3:1.7b", "qwen3:4b", "qwen3:8b")
+"""Those of which `doctor` tells what to expect."""
 
 
 @cache

@@ -1,5 +1,9 @@
-"""From logits to a token, on the device of the logits."""
+"""From logits to a token, on the device of the logits.
 
+On a CPU the native kernels draw it (kernels/native/sampling.cpp); what follows is their plain twin.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from secrets import randbits
@@ -7,7 +11,11 @@ from secrets import randbits
 import torch
 from torch import Tensor
 
+from engine.kernels.native import library as native
 from engine.params import SamplingParams
+
+LEAST_TEMPERATURE = 1e-30
+"""What a smaller one does is the same."""
 
 
 @dataclass(slots=True)
@@ -19,11 +27,13 @@ class SamplerState:
     step: int
     """Tokens of the answer so far; with the seed it determines the next draw."""
     generator: torch.Generator | None
-    """None for greedy decoding."""
+    """None for greedy decoding and on a CPU, which needs one random number a token."""
     seen: Tensor | None
     """bool [vocab]: tokens of the prompt and the answer; None without a repetition penalty."""
     generated: Tensor | None
     """bool [vocab]: tokens of the answer; None without a presence penalty."""
+    room: Tensor | None
+    """fp32 [vocab] for the native kernels; None where they do not draw."""
 
     @classmethod
     def create(
@@ -39,52 +49,76 @@ class SamplerState:
         `earlier` are the tokens at the end of `prompt` that belong to the answer: it is one that goes on.
         """
         seed = randbits(63) if params.seed is None else params.seed
-        generator = torch.Generator(device) if params.temperature > 0.0 else None
-        seen = generated = None
+        generator = seen = generated = room = None
+        if params.temperature > 0.0:
+            if device.type != "cpu":
+                generator = torch.Generator(device)
+            elif native.problem() is None:
+                room = torch.empty(vocab_size)
         if params.repetition_penalty != 1.0:
             seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             seen[torch.tensor(prompt, dtype=torch.int64, device=device)] = True
         if params.presence_penalty != 0.0:
             generated = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             generated[torch.tensor(earlier, dtype=torch.int64, device=device)] = True
-        return cls(params, seed, len(earlier), generator, seen, generated)
+        return cls(params, seed, len(earlier), generator, seen, generated, room)
 
     def note(self, token_id: int) -> None:
-        """Remember a token of the answer."""
+        """Remember a token of the answer, at least 0."""
         for mask in (self.seen, self.generated):
             if mask is not None:
                 mask[token_id] = True
 
 
-def sample(logits: Tensor, state: SamplerState) -> Tensor:
-    """The next token id, int64 [], for logits [vocab] of any float dtype. It counts as a step of `state`.
+def sample(logits: Tensor, state: SamplerState) -> int:
+    """The next token id for logits [vocab] of any float dtype; -1 where they are no numbers. It is a step of `state`.
 
     In this order: repetition penalty, presence penalty, temperature, top-k, top-p, min-p; then one draw from
-    what is left. Temperature 0 takes the most likely token after the penalties.
+    what is left. Temperature 0 takes the most likely token after the penalties. Raises NativeError when memory is
+    short.
     """
     params = state.params
-    if state.generator is not None:
-        state.generator.manual_seed(draw_seed(state.seed, state.step))
+    seed = draw_seed(state.seed, state.step)
     state.step += 1
-    logits = logits.float()
-    if state.seen is not None:
-        logits = penalise_repetition(logits, state.seen, params.repetition_penalty)
-    if state.generated is not None:
-        logits = torch.where(state.generated, logits - params.presence_penalty, logits)
+    logits = penalise(logits.float(), state)
     if params.temperature == 0.0:
         return likeliest(logits)
+    if state.room is not None:
+        temperature = max(params.temperature, LEAST_TEMPERATURE)
+        top_k = min(params.top_k, len(logits))
+        how = native.Sampling(_chance(seed), temperature, params.top_p, params.min_p, top_k)
+        return native.sample(logits, how, state.room)
+    if not math.isfinite(logits.max()):
+        return -1
+    probabilities, ids = choices(logits, params)
+    choice = draw(probabilities, state.generator, seed)
+    return choice if ids is None else int(ids[choice])
+
+
+def penalise(logits: Tensor, state: SamplerState) -> Tensor:
+    """Logits [vocab] with the repetition and the presence penalty of `state`."""
+    if state.seen is not None:
+        logits = penalise_repetition(logits, state.seen, state.params.repetition_penalty)
+    if state.generated is not None:
+        ids = state.generated.nonzero().squeeze(1)
+        logits = logits.index_copy(0, ids, logits[ids] - state.params.presence_penalty)
+    return logits
+
+
+def choices(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
+    """What temperature, top-k, top-p and min-p leave of logits [vocab]: probabilities, not normalised, and their
+    tokens, or None where there is one for every token."""
     ids = None
     if 0 < params.top_k < logits.numel():
         # Whatever the temperature they are the same, and all that follows has k candidates instead of the vocabulary.
         logits, ids = logits.topk(params.top_k)
     # Relative to the likeliest, so that a tiny temperature gives 0 for it and not infinity for several.
-    probabilities = ((logits - logits.max()) / max(params.temperature, 1e-30)).softmax(-1)
+    probabilities = (logits - logits.max()).div_(max(params.temperature, LEAST_TEMPERATURE)).softmax(-1)
     if params.top_p < 1.0:
         probabilities = keep_top_p(probabilities, params.top_p, ordered=ids is not None)
     if params.min_p > 0.0:
         probabilities = keep_min_p(probabilities, params.min_p)
-    choice = draw(probabilities, state.generator)
-    return choice if ids is None else ids[choice]
+    return probabilities, ids
 
 
 def draw_seed(seed: int, step: int) -> int:
@@ -98,16 +132,23 @@ def draw_seed(seed: int, step: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
+def _chance(seed: int) -> float:
+    """A number from 0 to 1, without 1, of 53 bits."""
+    return (seed >> 11) / 2**53
+
+
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Divide the positive and multiply the negative logits of `seen` tokens (Keskar et al. 2019, CTRL)."""
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    ids = seen.nonzero().squeeze(1)
+    found = logits[ids]
+    return logits.index_copy(0, ids, torch.where(found > 0, found / penalty, found * penalty))
 
 
-def likeliest(logits: Tensor) -> Tensor:
-    """The first index of the largest, int64 []."""
-    if logits.device.type == "cpu":
-        return torch.tensor(int(logits.numpy().argmax()))  # a tenth of what torch takes
-    return logits.argmax()
+def likeliest(logits: Tensor) -> int:
+    """The first index of the largest; -1 where that is not finite."""
+    # On a CPU numpy takes a tenth of what torch takes.
+    index = int(logits.numpy().argmax() if logits.device.type == "cpu" else logits.argmax())
+    return index if math.isfinite(logits[index]) else -1
 
 
 def keep_top_p(probabilities: Tensor, top_p: float, ordered: bool = False) -> Tensor:
@@ -129,19 +170,18 @@ def keep_min_p(probabilities: Tensor, min_p: float) -> Tensor:
     return probabilities.masked_fill(probabilities < min_p * probabilities.max(), 0.0)
 
 
-def draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One index with chances in proportion to `probabilities`, int64 []; one of 0 is never drawn.
+def draw(probabilities: Tensor, generator: torch.Generator | None, seed: int) -> int:
+    """One index with chances in proportion to `probabilities`; one of 0 is never drawn.
 
     On a CPU it is where one random number falls among their sums. Elsewhere it is the largest p / e with e
-    exponentially distributed (the exponential race), for which the host need not wait; a CPU takes a millisecond for
-    as many random numbers as there are tokens.
+    exponentially distributed (the exponential race); a CPU takes a millisecond for as many random numbers.
     """
-    if probabilities.device.type == "cpu":
-        ends = probabilities.to(torch.float64).cumsum(-1)
-        at = torch.rand((), dtype=torch.float64, generator=generator) * ends[-1]
-        # Rounded up, `at` may be the end itself, behind which there is nothing.
-        return torch.searchsorted(
-            ends, torch.minimum(at, torch.nextafter(ends[-1], at.new_zeros(()))), right=True
-        )
+    if generator is None:
+        sums = probabilities.to(torch.float64).cumsum(-1)
+        most = float(sums[-1])
+        # Rounded up, it may be the end itself, behind which there is nothing.
+        at = min(_chance(seed) * most, math.nextafter(most, 0.0))
+        return int(torch.searchsorted(sums, at, right=True))
+    generator.manual_seed(seed)
     noise = torch.empty_like(probabilities).exponential_(generator=generator)
-    return (probabilities / noise.clamp_min_(1e-20)).argmax()
+    return int((probabilities / noise.clamp_min_(1e-20)).argmax())

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.events import Kind, TokenEvent
+from engine.schedule.channels import ChannelTracker
 from engine.schedule.reasoning import ThinkTracker
 from models.text.tokenizer import TextStream
 
@@ -18,7 +19,7 @@ class Output:
     """
 
     stream: TextStream
-    thinking: ThinkTracker
+    thinking: ThinkTracker | ChannelTracker
     stop: tuple[str, ...] = ()
     stopped: bool = False
     """A stop string was found."""
@@ -38,7 +39,11 @@ class Output:
         self.reasoning_tokens += kind == "reasoning"
         if marker:
             self._fresh = True
-            return TokenEvent(self.stream.flush(), token_id, kind)
+            text = self._until_stop(self.stream.flush()) if kind == "answer" else self.stream.flush()
+            if self.thinking.over:
+                text += self.flush()
+                self.stopped = True
+            return TokenEvent(f"{text}\n\n" if self.thinking.breaks else text, token_id, kind)
         text = self.stream.push(token_id)
         if self._fresh:
             text = text.lstrip("\n")

@@ -1,5 +1,6 @@
 """Finds the think span in a token stream."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.events import Kind
@@ -17,6 +18,8 @@ class ThinkTracker:
     start: int | None
     end: int | None
     inside: bool = False
+    given: bool = field(init=False)
+    """What `inside` was at first."""
     count: int = 0
     """Tokens seen."""
     span: tuple[int, int] | None = None
@@ -26,10 +29,19 @@ class ThinkTracker:
     """Indexes of the markers among the tokens seen."""
     answering: bool = False
     """The answer has begun: no span may open any more."""
+    breaks: bool = False
+    over: bool = False
+    """As in `ChannelTracker`: neither happens."""
 
     def __post_init__(self) -> None:
+        self.given = self.inside
         if self.inside:
             self.span = (0, 0)
+
+    def thought(self, said: Sequence[int]) -> Sequence[int]:
+        """What of the tokens `said` stands in the span after its opening marker."""
+        first = self.span[0] if self.span is not None else 0
+        return said[first + (said[first : first + 1] == [self.start]) :]
 
     @property
     def answer_start(self) -> int:

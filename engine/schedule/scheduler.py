@@ -274,8 +274,8 @@ class Scheduler:
                 return False
             needed = self.blocks.needs(sequence.rows.keys, len(sequence.rows) + 1)
             for other in beside:
-                held = len(other.table.blocks) if other.table is not None else 0
-                needed += max(self.blocks.blocks_for(len(other.rows)) + 1 - held, 0)
+                held = len(other.table.blocks) - other.table.first if other.table is not None else 0
+                needed += max(self.blocks.most_held(len(other.rows)) + 1 - held, 0)
             if needed <= self.blocks.room():
                 return True
             if not self._idle_work:

@@ -1,6 +1,5 @@
 """A step of the engine: what the scheduler chose is computed, and it is said what came of it."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -220,10 +219,9 @@ class EngineStep:
             sequence.sampler = SamplerState.create(
                 params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
             )
-        if not math.isfinite(logits.max()):
-            return -1
-        token_id = int(sample(logits, sequence.sampler))
-        sequence.sampler.note(token_id)
+        token_id = sample(logits, sequence.sampler)
+        if token_id >= 0:
+            sequence.sampler.note(token_id)
         return token_id
 
     def _take(self, sequence: Sequence, token_id: int) -> None:

@@ -60,7 +60,7 @@ PACKED: Packed = {
 }
 """Experts as transformers 5 stores them; before, each was a tensor of its own."""
 
-GGUF_PACKED: Packed = {f"ffn_{part}_exps.weight": (f"experts.{part}",) for part in ("gate", "up", "down")}
+GGUF_PACKED: Packed = {f"ffn_{part}_exps.{{field}}": (f"experts.{part}",) for part in ("gate", "up", "down")}
 """Experts in GGUF files."""
 
 
@@ -98,6 +98,10 @@ class Family:
     """A tensor's name in a checkpoint -> the one to go by; None: not a part of this network."""
     turned: tuple[str, ...] = ()
     """Parts whose weights checkpoints, but not GGUF files, store [columns, rows]."""
+    alternating: tuple[str, ...] = ()
+    """Parts whose rows alternate in the tensor that holds them all, in checkpoints but not in GGUF files."""
+    quantised: tuple[str, ...] = ()
+    """The methods in quantization_config that can be read."""
     gguf_norm_offset: float = 0.0
     """What GGUF files have added to the weights of norms."""
     gguf_interleaved: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from models.families import (
     ernie,
     gemma,
     gpt2,
+    gpt_oss,
     granite,
     llama,
     mistral3,
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt2.FAMILY,
     ernie.FAMILY,
     ernie.SPARSE,
+    gpt_oss.FAMILY,
 )
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
@@ -72,7 +74,9 @@ def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
     if family is None:
         supported = ", ".join(ARCHITECTURES)
         raise ModelError(unknown("architecture", architecture, missing_features(raw), supported))
-    if raw.get("quantization_config") is not None:
+    quantised = raw.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    if quantised is not None and method not in family.quantised:
         raise ModelError(
             "The checkpoint is quantised (quantization_config in config.json), which chatterm does not read; "
             "use the original checkpoint or a GGUF file."

@@ -20,7 +20,6 @@ _ASKED: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("attention beside the feed-forward", frozenset({"parallel_attn", "use_parallel_residual"})),
     ("ALiBi positions", frozenset({"alibi", "use_alibi", "attention.max_alibi_bias"})),
-    ("a clamped activation", frozenset({"swiglu_limit"})),
     ("an encoder", frozenset({"is_encoder_decoder", "type_vocab_size", "tokenizer.ggml.token_type_count"})),
     ("images", frozenset({"vision_config", "vision_tower", "mm_vision_tower"})),
     ("sound", frozenset({"audio_config"})),

@@ -109,8 +109,8 @@ class RepoCache:
         """Whether the file's content is here, whole."""
         return self.linked(commit, file) or _size(self.blob(file)) == file.size
 
-    def link(self, commit: str, file: RemoteFile) -> None:
-        """Give a stored file its name in the snapshot of `commit`."""
+    def link(self, commit: str, file: RemoteFile, goes_on: bool = False) -> None:
+        """Give a stored file its name in the snapshot of `commit`. `goes_on`: its content has other names to get."""
         if self.linked(commit, file):
             return
         blob, name = self.blob(file), self.snapshot(commit) / file.path
@@ -120,8 +120,13 @@ class RepoCache:
             name.symlink_to(os.path.relpath(blob, name.parent))
         except FileExistsError:  # another process was faster
             return
-        except OSError:  # no links on this file system: the file itself moves
-            blob.replace(name)
+        except (
+            OSError
+        ):  # no links on this file system: the file itself moves, or a copy where it has several names
+            if goes_on:
+                shutil.copyfile(blob, name)
+            else:
+                blob.replace(name)
 
     def keep_ref(self, revision: str, commit: str) -> None:
         """Note which commit a branch or tag stands for."""

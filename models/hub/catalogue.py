@@ -51,8 +51,12 @@ HUB_NAMES = QWEN3 | {
     "olmo2:1b": "allenai/OLMo-2-0425-1B-Instruct",
     "ernie4.5:0.3b": "baidu/ERNIE-4.5-0.3B-PT",
     "gpt2": "openai-community/gpt2",
+    "gpt-oss:20b": "openai/gpt-oss-20b",
 }
 """Those of all families. Llama and Gemma ask for an account there, and that you accept their licence."""
+
+CHECKPOINT_BYTES = {"gpt-oss:20b": 13_761_264_768}
+"""Of those whose weights are quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,9 @@ HUB_FILES = {
         "ibm-granite/granite-3.3-2b-instruct-GGUF",
         "granite-3.3-2b-instruct-Q4_K_M.gguf",
         1_545_303_328,
+    ),
+    "gpt-oss:20b-q4": HubFile(
+        "gpt-oss:20b", "ggml-org/gpt-oss-20b-GGUF", "gpt-oss-20b-mxfp4.gguf", 12_109_566_560
     ),
 }
 """Quantised models on the Hub, with their sizes. Small models lose much in 4 bits: most of them have 8."""

@@ -272,8 +272,9 @@ def _download(
         have += file.size or 0
         if file.path == _INDEX:
             _check_index(cache.blob(file), names, model.repo)
-    for file in files:
-        cache.link(commit, file)
+    ids = [file.id for file in files]
+    for index, file in enumerate(files):
+        cache.link(commit, file, goes_on=file.id in ids[index + 1 :])
     cache.keep_ref(model.revision, commit)
     meter.finish()
     return _path(cache, commit, names)

@@ -75,7 +75,10 @@ def describe_on_hub(model: HubModel, name: str) -> ModelFacts:
             facts = _describe_gguf(ModelFiles(name, gguf=path), path)
             return replace(facts, files=found.files)
         raw = read_json(path)
-        dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "unknown")
+        quantised = raw.get("quantization_config")
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        dtype = str(method or raw.get("dtype") or raw.get("torch_dtype") or "unknown")
+        dtype = dtype.upper() if method else dtype
         template = any(file.startswith("chat_template.") for file, _ in found.files)
         return _facts(
             name,
@@ -95,6 +98,9 @@ def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
     for path in safetensors_files(folder):
         for name, (dtype, shape) in tensor_shapes(path).items():
             shapes[name] = (dtype, math.prod(shape))
+    for name in [name for name, (dtype, _) in shapes.items() if dtype == "U8" and name.endswith("_blocks")]:
+        shapes[name] = "MXFP4", 2 * shapes[name][1]
+        shapes.pop(name.removesuffix("_blocks") + "_scales", None)
     if raw.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())

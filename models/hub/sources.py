@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -45,10 +46,10 @@ def resolve(
                     f"{source.name} is not on this machine yet; connect once and run: chatterm pull {source.name}"
                 )
             path = catalogue.fetch(source, on_progress=on_progress)
-            return ModelFiles(source.name, gguf=path)
+            return ModelFiles(source.name, gguf=path, note=hidden_folder(model))
         case HubModel():
             path = hub.fetch(source, on_progress=on_progress, offline=offline, refresh=refresh)
-            return _hub_files(source, path)
+            return replace(_hub_files(source, path), note=hidden_folder(model))
         case Path():
             return local_files(source)
 
@@ -83,6 +84,17 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
     if (on_hub := hub.parse_id(text)) is not None:
         return on_hub
     raise ModelError(_unknown(text))
+
+
+def hidden_folder(model: str) -> str | None:
+    """A line for people where the catalogue's name `model` is also that of a model in the folder they are in."""
+    name = model.strip()
+    path = _existing(name)
+    if path is not None and path.is_dir() and name.lower() in catalogue.names():
+        with suppress(ModelError):
+            local_files(path)
+            return f"{name} is the model of the catalogue. For the one in the folder {name} here, write ./{name}."
+    return None
 
 
 def local_files(path: Path) -> ModelFiles:

@@ -63,7 +63,7 @@ class Decoder:
         """
         network, spec = self.network, self.spec
         rotations: dict[int, Rotation] = {}
-        x = self._embed(token_ids, positions)
+        x = self.embed(token_ids, positions)
         for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
             table = weights.attention.rotary
             rotation = None
@@ -79,7 +79,8 @@ class Decoder:
         logits = _scale(self._linear(self.network.head, hidden), spec.logit_scale)
         return logits if spec.logit_cap is None else torch.tanh(logits / spec.logit_cap) * spec.logit_cap
 
-    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """int64 [T], int64 [T] -> [T, hidden_size]: what the first layer is given."""
         network = self.network
         x = embed(network.embedding, token_ids, network.dtype)
         if self.spec.embedding_scale != 1.0:  # rounded to the dtype, as checkpoints were trained
@@ -169,11 +170,18 @@ class Decoder:
 
 def _activated(spec: FeedForward, inner: Tensor) -> Tensor:
     """What gate and up, or up alone, make of it: [T, 2 size] or [T, size] -> [T, size]"""
-    activate = _ACTIVATIONS[spec.activation]
     if not spec.gated:
-        return activate(inner)
+        return _activate(spec, inner)
     gate, up = inner.chunk(2, dim=-1)
-    return activate(gate).mul_(up)
+    if spec.limit is not None:
+        gate, up = gate.clamp(max=spec.limit), up.clamp(-spec.limit, spec.limit)
+    return _activate(spec, gate).mul_(up + spec.up_offset if spec.up_offset else up)
+
+
+def _activate(spec: FeedForward, x: Tensor) -> Tensor:
+    if spec.gain != 1.0:
+        return x * torch.sigmoid(x * spec.gain)
+    return _ACTIVATIONS[spec.activation](x)
 
 
 def _scale(x: Tensor, factor: float) -> Tensor:

@@ -9,7 +9,15 @@ from models.text.folder_tokenizer import parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.pieces import Piece, PieceEncoder, control_tokens
 from models.text.text_stream import TextStream, decode, token_bytes_of
-from models.text.tokenizer_parts import CHANNELS, END_OF_TURN, THINK_MARKERS, ThinkMarkers, TokenizerParts
+from models.text.tokenizer_parts import (
+    CHANNELS,
+    END_OF_TURN,
+    THINK_MARKERS,
+    TO_THE_ANSWER,
+    Channels,
+    ThinkMarkers,
+    TokenizerParts,
+)
 
 if TYPE_CHECKING:
     from models.files import ModelFiles
@@ -39,10 +47,10 @@ class Tokenizer:
             added[token_id].content for token_id in sorted(self._special)
         )
         """The text of every special token."""
-        self.has_channels: bool = set(self.special_strings) >= CHANNELS
-        """Whether answers come as messages in channels (the harmony format)."""
+        self.channels: Channels | None = self._find_channels()
+        """What answers are made of that come as messages in channels (the harmony format); None for others."""
         named = {self._added[name] for name in END_OF_TURN & set(self.special_strings)}
-        between = {self._added["<|end|>"]} if self.has_channels and "<|end|>" in self._added else set()
+        between = {self.channels.end} if self.channels is not None else set()
         self.stop_ids: frozenset[int] = (parts.stop_ids | named) - between
         """Tokens that end a turn."""
         self.generation_defaults: dict[str, float | int] = dict(parts.generation_defaults)
@@ -55,6 +63,7 @@ class Tokenizer:
         self.think_end: int | None = self._single(markers.close) if markers else None
         """The token that closes it."""
         steering = [*self.stop_ids, *(id for id in (self.think_start, self.think_end) if id is not None)]
+        steering += self.channels.steering if self.channels is not None else ()
         texts = {token_id: backend.id_to_token(token_id) or "" for token_id in steering}
         self._control = control_tokens(backend, template)
         self._control |= {token_id: text for token_id, text in texts.items() if any(map(str.isalpha, text))}
@@ -141,6 +150,16 @@ class Tokenizer:
         """The pair of which both are tokens; of several the one that the template writes."""
         pairs = [p for p in THINK_MARKERS if None not in (self._single(p.open), self._single(p.close))]
         return next((pair for pair in pairs if pair.open in template), next(iter(pairs), None))
+
+    def _find_channels(self) -> Channels | None:
+        if not self._added.keys() >= CHANNELS:
+            return None
+        start, channel, message, end = (
+            self._added[f"<|{name}|>"] for name in ("start", "channel", "message", "end")
+        )
+        closing = tuple(self._backend.encode(TO_THE_ANSWER, add_special_tokens=False).ids)
+        name = closing[closing.index(channel) + 1 : -1]
+        return Channels(start, channel, message, end, name, closing)
 
     def _single(self, text: str) -> int | None:
         ids = self.encode(text)

@@ -13,8 +13,34 @@ END_OF_TURN = frozenset({
 })  # fmt: skip
 """Special tokens with these names end a turn in every model that has them."""
 
-CHANNELS = frozenset({"<|channel|>", "<|message|>", "<|return|>"})
-"""Special tokens of the harmony format (gpt-oss). There "<|end|>" ends one message of several that make a turn."""
+CHANNELS = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"})
+"""Tokens of the harmony format (gpt-oss). There "<|end|>" ends one message of several that make a turn."""
+TO_THE_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
+"""What there stands between thinking and answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The tokens of answers in the harmony format."""
+
+    start: int
+    channel: int
+    message: int
+    end: int
+    answer: tuple[int, ...]
+    """The name of the channel that answers are in."""
+    closing: tuple[int, ...]
+    """What stands between thinking and answer: TO_THE_ANSWER."""
+
+    @property
+    def steering(self) -> tuple[int, int, int, int]:
+        """What begins and ends messages and their headers."""
+        return self.start, self.channel, self.message, self.end
+
+    @property
+    def header(self) -> int:
+        """How many of `closing` name the channel: with these begins an answer without thinking."""
+        return len(self.answer) + 2
 
 
 @dataclass(frozen=True, slots=True)

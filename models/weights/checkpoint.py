@@ -16,6 +16,8 @@ from models.weights.safetensors_files import damaged, safetensors_files
 from models.weights.staging import Extent
 
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BYTES = ("_blocks", "_scales")
+"""How the names end of tensors that hold bytes; see models.weights.mxfp4."""
 
 _PART = (1 << 15) - 1
 """Numbers that are read at once where a matrix is read in parts; see models.weights.dequantize for why no more."""
@@ -73,6 +75,8 @@ def _read_file(path: Path) -> list[StoredTensor]:
 
 def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
     part = file.get_slice(name)
+    if part.get_dtype() == "U8" and name.endswith(_BYTES):
+        return _plain(path, name, tuple(part.get_shape()), torch.uint8, offset)
     if part.get_dtype() not in _FLOATS:
         raise ModelError(
             f"{name} in {path} is of type {part.get_dtype()}; supported: {', '.join(_FLOATS)}. "

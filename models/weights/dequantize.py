@@ -153,6 +153,15 @@ def _q6_k(blocks: Tensor, out: Tensor) -> None:
     out.view(*shape, 16, 16).copy_(digits.view(*shape, 16, 16)).sub_(32).mul_(scales.unsqueeze(-1))
 
 
+def _mxfp4(blocks: Tensor, out: Tensor) -> None:
+    # A sign, two bits of an exponent and one of a fraction: as the leading bits of a half, 2 ** 14 times too small.
+    digits = _nibbles(blocks[..., 1:]).short()
+    halves = ((digits & 8) << 12 | (digits & 7) << 9).view(torch.float16)
+    exponents = blocks[..., :1].int()
+    scales = torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23).view(torch.float32)
+    out.copy_(halves).mul_(2.0**15).mul_(scales)
+
+
 _PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 
 _READERS: dict[Kind, Callable[[Tensor, Tensor], None]] = {
@@ -164,5 +173,6 @@ _READERS: dict[Kind, Callable[[Tensor, Tensor], None]] = {
     Kind.Q4_K: _q4_k,
     Kind.Q5_K: _q5_k,
     Kind.Q6_K: _q6_k,
+    Kind.MXFP4: _mxfp4,
 }
 """The types that chatterm reads faster than the gguf package; the values are the same to the bit."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.spec import ModelSpec
-from models.weights.checkpoint import StoredTensor
+from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.slots import Names, Packed, Slot, slots
 
 
@@ -20,12 +20,14 @@ def laid_out(
     packed: Packed,
     rename: Callable[[str], str | None] = str,
     turned: tuple[str, ...] = (),
+    alternating: tuple[str, ...] = (),
     norm_offset: float = 0.0,
 ) -> Iterator[StoredTensor]:
     """What is stored, a tensor for each slot of `spec` as far as it can be told; nothing is read.
 
     `rename` gives the name to go by, None for what is not of this network. The weights of the parts `turned` are
-    stored [columns, rows]; `norm_offset` was added to the weights of all norms.
+    stored [columns, rows], unless they are in blocks; the rows of the parts `alternating` take turns in what holds
+    them; `norm_offset` was added to the weights of all norms.
     """
     inside: dict[str, list[Slot]] = {}
     for slot in slots(spec):
@@ -42,7 +44,11 @@ def laid_out(
             tensor = _turned(tensor)
         if norm_offset and found and found[0].part.endswith("norm"):
             tensor = _without(norm_offset, tensor)
-        yield from _cut(tensor, found, names)
+        one_of_many = bool(found) and found[-1].expert is not None
+        if one_of_many and (len(found) > 1 or len(tensor.shape) > len(found[-1].shape)):
+            yield from _experts(tensor, found, names, turned, alternating)
+        else:
+            yield from _cut(tensor, found, names)
 
 
 def _packed_names(slot: Slot, names: Names, packed: Packed) -> Iterator[str]:
@@ -56,8 +62,6 @@ def _cut(tensor: StoredTensor, found: list[Slot], names: Names) -> Iterator[Stor
     """The slots in a tensor, or the tensor itself where it is one, or is not what it should be."""
     shape = tensor.shape
     fits = prod(shape) == sum(prod(slot.shape) for slot in found)
-    if found and found[-1].expert is not None and len(found) > 1:
-        fits = fits and shape[0] == found[-1].expert + 1
     if fits and len(found) == 1 and len(found[0].shape) < len(shape):
         yield replace(tensor, shape=found[0].shape, copy_into=lambda out: tensor.copy_into(out.view(shape)))
     elif fits and len(found) > 1 and tensor.cut and (len(shape) == 1 or shape[-1:] == found[0].shape[-1:]):
@@ -69,27 +73,90 @@ def _cut(tensor: StoredTensor, found: list[Slot], names: Names) -> Iterator[Stor
         yield tensor
 
 
+def _experts(
+    tensor: StoredTensor,
+    found: list[Slot],
+    names: Names,
+    turned: tuple[str, ...],
+    alternating: tuple[str, ...],
+) -> Iterator[StoredTensor]:
+    """The slots in a tensor [experts, ...], or the tensor itself where it is not what it should be."""
+    last, shape = found[-1], list(tensor.shape[1:])
+    assert last.expert is not None
+    experts = last.expert + 1
+    count = len(found) // experts
+    is_turned = last.part in turned and len(shape) == 2 and tensor.blocks is None
+    wanted = [sum(slot.rows for slot in found[:count]), *last.shape[1:]]
+    if tensor.cut is None or tensor.shape[0] != experts or shape != (wanted[::-1] if is_turned else wanted):
+        yield tensor
+        return
+    rows = prod(shape[:-1])
+    for expert in range(experts):
+        own = tensor.cut(expert * rows, rows)
+        if len(shape) == 1:
+            own = _vector(own)
+        elif is_turned:
+            own = _turned(own)
+        slots, start = found[expert * count : (expert + 1) * count], 0
+        for index, slot in enumerate(slots):
+            if count == 1:
+                part = own
+            elif slot.part in alternating:
+                part = _every(own, index, count)
+            else:
+                assert own.cut is not None
+                part = own.cut(start, slot.rows)
+            yield replace(part, name=slot.name(names))
+            start += slot.rows
+
+
+def _vector(tensor: StoredTensor) -> StoredTensor:
+    """A matrix of one row as a vector."""
+    shape = tensor.shape
+    return replace(tensor, shape=shape[1:], copy_into=lambda out: tensor.copy_into(out.view(shape)))
+
+
 def _turned(tensor: StoredTensor) -> StoredTensor:
     """The transpose of a matrix."""
     columns, rows = tensor.shape
 
     def cut(start: int, count: int) -> StoredTensor:
-        def numbers() -> Tensor:
-            stored = torch.empty(tensor.shape)
-            tensor.copy_into(stored)
-            return stored.T[start : start + count]
-
-        return replace(
-            tensor,
-            shape=(count, columns),
-            nbytes=tensor.nbytes * count // rows,
-            copy_into=lambda out: _copy(numbers(), out),
-            extent=None,
-            parts=lambda: iter([(0, numbers())]),
-            cut=cut,
-        )
+        part = _picked(tensor, (count, columns), lambda stored: stored.T[start : start + count])
+        return replace(part, cut=cut)
 
     return cut(0, rows)
+
+
+def _every(tensor: StoredTensor, first: int, step: int) -> StoredTensor:
+    """The rows `first`, `first` + `step`, ... of a matrix, or these numbers of a vector."""
+    rows, *columns = tensor.shape
+    part, blocks = (
+        _picked(tensor, (rows // step, *columns), lambda stored: stored[first::step]),
+        tensor.blocks,
+    )
+    if blocks is None:
+        return part
+    return replace(part, blocks=Blocks(blocks.kind, lambda: blocks.rows()[first::step].contiguous()))
+
+
+def _picked(tensor: StoredTensor, shape: tuple[int, ...], pick: Callable[[Tensor], Tensor]) -> StoredTensor:
+    """What `pick` takes of the numbers of `tensor`, of this shape."""
+
+    def numbers() -> Tensor:
+        stored = torch.empty(tensor.shape)
+        tensor.copy_into(stored)
+        return pick(stored)
+
+    return replace(
+        tensor,
+        shape=shape,
+        nbytes=tensor.nbytes * prod(shape) // prod(tensor.shape),
+        copy_into=lambda out: _copy(numbers(), out),
+        extent=None,
+        parts=lambda: iter([(0, numbers())]),
+        blocks=None,
+        cut=None,
+    )
 
 
 def _without(offset: float, tensor: StoredTensor) -> StoredTensor:

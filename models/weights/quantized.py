@@ -15,12 +15,15 @@ number j + 16 (high).
        12  Q4_K      256    144  f16 d, f16 dmin, u8 scales[12], u8 qs[128]
        13  Q5_K      256    176  f16 d, f16 dmin, u8 scales[12], u8 qh[32], u8 qs[128]
        14  Q6_K      256    210  u8 ql[128], u8 qh[64], i8 scales[16], f16 d
+       39  MXFP4      32     17  u8 e, u8 qs[16]                        2 ** (e - 128) * v(q)
+
+v is 0, 1, 2, 3, 4, 6, 8, 12 for q from 0 to 7, and the negative of that for q from 8 on.
 
 No other type reaches a layer: what a file holds in another one becomes Q8_0 at load. Promises and limits:
 
 - The memory may be a read-only mapping of the model file: never write to it. It lives as long as the tensor does.
-- Any address is possible. Files align a tensor to 32 bytes as a rule, but blocks of 18, 20, 34 and 210 bytes leave
-  their fields at any even address, and a file may ask for another alignment: load without assuming one.
+- Any address is possible. Files align a tensor to 32 bytes as a rule, but blocks of 17, 18, 20, 34 and 210 bytes
+  leave their fields at any address, and a file may ask for another alignment: load without assuming one.
 - Nothing may be read past `data[rows - 1]`: it can be the last byte of the mapping.
 - The blocks are those of the file. Scales may be zero, negative, denormal, and in a damaged file infinite or NaN.
 - Rows lie in the order in which the layer yields its outputs: the q and k rows of a Llama file, which interleaves the
@@ -34,7 +37,7 @@ the embedding itself. Norms are plain, as everywhere. A network is quantised as 
 
 from models.weights.block_formats import Kind
 
-KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.MXFP4)
 """The types that a layer can hold."""
 
 

@@ -11,6 +11,7 @@ from chatterm.screens.cache import CacheMap, CacheScreen
 from chatterm.screens.models import ModelList, ModelPicker, choice_line, head_line
 from chatterm.widgets.meter import ContextNote
 from engine.cache.block_map import BlockMap, BlockState
+from models.hub.catalogue import names
 from tests.chatterm.driving import Driver, driven
 from tests.chatterm.scripted import Script, ScriptedBackend
 
@@ -55,7 +56,7 @@ async def test_a_model_is_picked_with_keys() -> None:
     backend = ScriptedBackend()
     async with driven(backend) as driver:
         await picking(driver)
-        await driver.shows("on this machine")
+        await driver.shows("downloaded")
         await driver.shows("does not fit")
         await driver.pilot.press("down", "down", "up", "enter")
         await driver.idle()
@@ -111,9 +112,9 @@ async def test_speed_memory_and_a_warning_of_what_crawls() -> None:
     async with driven(backend) as driver:
         await picking(driver)
         text = driver.text()
-        assert "2.5 GB    3.1 GB    15.6 tok/s  on this machine" in text
-        assert "16 GB     17 GB     0.8 tok/s  to download" in text
-        assert "66 GB     67 GB  does not fit  to download" in text
+        assert "2.5 GB   3.1 GB    15.6 tok/s  downloaded" in text
+        assert "16 GB    17 GB     0.8 tok/s  to download" in text
+        assert "66 GB    67 GB  does not fit  to download" in text
         await driver.shows("Speed: estimated.")
         await driver.pilot.press("down")
         await driver.shows("It fits but is slow: about 0.8 tok/s; with --quantize int4 about 3.0.")
@@ -123,6 +124,19 @@ async def test_speed_memory_and_a_warning_of_what_crawls() -> None:
         await driver.shows("Speed: estimated.")
         await driver.types("!")
         await driver.until(lambda: "estimated" not in driver.text())
+
+
+async def test_every_name_of_the_catalogue_can_be_read_at_80_columns() -> None:
+    backend = ScriptedBackend()
+    backend.choices = [
+        ModelChoice(name, 10**9, False, True, 2 * 10**9, tokens_per_s=123.4) for name in names()
+    ]
+    async with driven(backend, size=(80, 24)) as driver:
+        await picking(driver)
+        width = driver.app.screen.query_one(ModelList).size.width
+    lines = [text_of(choice_line(choice, width, chosen=False)) for choice in backend.choices]
+    assert [line.split()[0] for line in lines] == names()
+    assert all("to download" in line and "123 tok/s" in line for line in lines)
 
 
 def test_the_speed_is_the_last_to_be_left_out() -> None:

@@ -103,7 +103,7 @@ async def test_names_and_errors() -> None:
         await driver.until(lambda: driver.errors)
         await checked(driver)
         await driver.send("/model")
-        await driver.shows("on this machine")
+        await driver.shows("downloaded")
         await checked(driver)
         await driver.pilot.press("escape")
         await driver.send(f"/model {HOSTILE}")

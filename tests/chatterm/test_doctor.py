@@ -13,8 +13,9 @@ from rich.console import Console
 
 from chatterm.cli import doctor
 from chatterm.cli.main import call
-from engine.machine.expected import MODELS, PROGRAMS, Here, Program, expected_speed
+from engine.machine.expected import PROGRAMS, Here, Program, expected_speed
 from engine.machine.report import Cpu, Feature, Gpu, Machine
+from engine.machine.shapes import COMMON, shape_of
 
 GPU = Machine(
     device="cuda",
@@ -46,7 +47,7 @@ def with_speeds(machine: Machine, free: int) -> Machine:
 
     device = torch.device(machine.device)
     here = Here(device, torch.bfloat16, machine.program, False, machine.bandwidth, free)
-    speeds = [expected_speed(name, config, here) for name, config in MODELS.items()]
+    speeds = [expected_speed(name, shape_of(name), here) for name in COMMON]
     return replace(machine, speeds=tuple(speeds))
 
 
@@ -177,7 +178,7 @@ def test_json_has_it_all(
 ) -> None:
     found = json.loads(printed(monkeypatch, capsys, MACHINES[name], "--json"))
     assert found["device"] == MACHINES[name].device
-    assert [speed["name"] for speed in found["speeds"]] == list(MODELS)
+    assert [speed["name"] for speed in found["speeds"]] == list(COMMON)
     assert found["decode"][-1] == {"name": "plain modules", "reason": None}
 
 

@@ -23,6 +23,7 @@ from tests.models.checkpoints import random_model, tiny_qwen3, write_gguf
 from tests.models.families import FAMILIES
 from tests.models.hub_server import HubServer
 from tests.models.hub_world import CONFIG, FILES, REPO, server
+from tests.models.known_configs import GPT_OSS
 
 __all__ = ["server"]
 
@@ -195,26 +196,25 @@ def test_show_says_why_a_model_does_not_run(
     assert "Runs here      no: " in shown
 
 
-@pytest.mark.parametrize(("window", "known"), [(None, True), (64, False)])
+@pytest.mark.parametrize("heads", [2, 8])
 def test_show_says_by_what_a_model_is_computed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    window: int | None,
-    known: bool,
+    heads: int,
 ) -> None:
     config = {"num_hidden_layers": 2, "vocab_size": 32, "hidden_size": 128, "intermediate_size": 64}
-    config |= {"num_attention_heads": 2, "max_position_embeddings": 256}
-    config |= {"architectures": ["MistralForCausalLM"], "sliding_window": window or 256}
+    config |= {"num_attention_heads": heads, "max_position_embeddings": 256, "sliding_window": 64}
+    config |= {"architectures": ["MistralForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_weights(tmp_path)
     monkeypatch.setattr("engine.kernels.native.library.problem", lambda: None)
     assert call(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    slow = "plain PyTorch, which is slower: the {} kernels do not know a sliding window"
+    slow = "plain PyTorch, which is slower: there are no fused kernels for a head_dim of 16"
     assert "Runs here      yes" in shown
-    assert f"On the CPU     {'native kernels' if known else slow.format('native')}" in shown
-    assert f"On a GPU       {'fused kernels' if known else slow.format('fused')}" in shown
+    assert "On the CPU     native kernels" in shown
+    assert f"On a GPU       {slow if heads == 8 else 'fused kernels'}" in shown
 
 
 def test_show_of_the_default_model(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,6 +295,13 @@ def test_show_of_a_model_on_the_hub_fetches_its_description_alone(
     asked = [request.path for request in server.requests if "/resolve/" in request.path]
     assert {path.rsplit("/", 1)[1] for path in asked} == {"config.json"}
     assert not (tmp_path / "hub").exists()
+
+
+def test_show_of_quantised_experts_on_the_hub(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.repo("acme/oss", FILES | {"config.json": json.dumps(GPT_OSS).encode()})
+    rows = shown_of("acme/oss", capsys)
+    assert (rows["Architecture"], rows["Runs here"]) == ("GptOssForCausalLM", "yes")
+    assert (rows["Weights"], rows["Parameters"]) == ("MXFP4", "20,914.8 million")
 
 
 def test_show_of_a_gguf_file_on_the_hub_fetches_its_header_alone(

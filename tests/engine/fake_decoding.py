@@ -2,7 +2,7 @@
 
 Every row of `HashModel` depends on the row before, its token, its position and whether a decode step computed it, as
 the bits of a GPU's kernels do; every logit depends on all rows of the table. So whoever reads a row that is not there,
-or was written by somebody else, gets another text.
+or was written by somebody else, gets another text. With a window both depend on every row in it, and on no other.
 """
 
 from collections import deque
@@ -54,6 +54,7 @@ class HashModel:
     host: dict[int, list[int]] = field(default_factory=dict)
     blocks: BlockManager | None = None
     """Where there is one, nobody may write to what somebody else holds, nor over rows that can be found."""
+    window: int | None = None
 
     def __post_init__(self) -> None:
         self.slots = [0] * (self.num_blocks * self.block_size)
@@ -84,9 +85,9 @@ class HashModel:
             for row, token, position in zip(rows, span.tokens, span.positions, strict=True):
                 self._write(span.blocks, row, token, position, decodes(span, row))
             if span.wanted:
-                found.append(
-                    self.logits([self.slots[self._at(span.blocks, row)] for row in range(span.stop)])
-                )
+                last = span.stop - 1
+                rows = range(0 if self.window is None else self._first_seen(last), span.stop)
+                found.append(self.logits([self.slots[self._at(span.blocks, row)] for row in rows]))
         return found
 
     def logits(self, state: list[int]) -> Tensor:
@@ -103,12 +104,16 @@ class HashModel:
         state: list[int] = []
         answer: list[int] = []
         for position, token in enumerate(tokens):
-            state.append(mixed(state[-1] if state else 0, token, position, 0))
+            state.append(mixed(*state[self._first_seen(position) :], token, position, 0))
         while len(answer) < most:
-            answer.append(int(sample(self.logits(state), sampler)))
+            answer.append(sample(self.logits(state[-self.window :] if self.window else state), sampler))
             sampler.note(answer[-1])
-            state.append(mixed(state[-1], answer[-1], len(state), 1))
+            state.append(mixed(*state[self._first_seen(len(state)) :], answer[-1], len(state), 1))
         return answer
+
+    def _first_seen(self, row: int) -> int:
+        """The first row that goes into row `row`; without a window that is the one before, which stands for all."""
+        return max(row + 1 - (self.window or 2), 0)
 
     def _at(self, blocks: Items[int], row: int) -> int:
         return blocks[row // self.block_size] * self.block_size + row % self.block_size
@@ -118,8 +123,8 @@ class HashModel:
             block = self.blocks.every[blocks[row // self.block_size]]
             assert block.refs == 1, f"a row is written to block {block.id}, which has {block.refs} holders"
             assert len(block.keys) <= row % self.block_size, "a row is written over one that can be found"
-        before = self.slots[self._at(blocks, row - 1)] if row else 0
-        self.slots[self._at(blocks, row)] = mixed(before, token, position, decoded)
+        before = [self.slots[self._at(blocks, seen)] for seen in range(self._first_seen(row), row)]
+        self.slots[self._at(blocks, row)] = mixed(*before, token, position, decoded)
         self.computed += 1
 
 
@@ -181,11 +186,10 @@ class _Slot:
             self.sampler = SamplerState.create(
                 self.params, self.rows.token_ids, logits.shape[-1], logits.device, self.generated
             )
-        if not torch.isfinite(logits.max()):
-            return -1
-        token = int(sample(logits, self.sampler))
-        self.sampler.note(token)
-        self.rows.append(token)
+        token = sample(logits, self.sampler)
+        if token >= 0:
+            self.sampler.note(token)
+            self.rows.append(token)
         return token
 
     def step(self) -> Span:

@@ -11,6 +11,7 @@ import torch
 from engine.cache.blocks import BlockManager, OutOfBlocksError
 from engine.cache.offload import HostTier
 from engine.cache.rows import Rows
+from engine.cache.window import Window
 from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.chunk_pace import ChunkPace
@@ -25,6 +26,7 @@ from tests.engine.tiny import tiny_tokenizer
 
 VOCAB, SIZE, CONTEXT, EOS = 40, 4, 48, 39
 PROMPT_TOKENS = 20
+MOST_CHUNK = 10
 MOST_STEPS = 4000
 
 
@@ -71,19 +73,33 @@ def prompt_of(family: int, length: int) -> list[int]:
     return [(i if i < 9 and family < 2 else 7 * i + family) % PROMPT_TOKENS for i in range(length)]
 
 
+def sees(window: int | None) -> Window | None:
+    return Window(window, MOST_CHUNK) if window is not None else None
+
+
+def needed_blocks(window: int | None) -> int:
+    """What a sequence alone needs at most."""
+    there = -(-CONTEXT // SIZE)
+    return there if window is None else min(there, Window(window, MOST_CHUNK).most_blocks(SIZE))
+
+
 class World:
     """The engine's step with a model that needs no network."""
 
-    def __init__(self, slots: int, blocks: int, host: int, ends: bool = True) -> None:
+    def __init__(
+        self, slots: int, blocks: int, host: int, ends: bool = True, window: int | None = None
+    ) -> None:
         """`ends`: the model ends its answers by itself."""
         self.ends = ends
-        self.model = HashModel(VOCAB, blocks, SIZE, prompts=PROMPT_TOKENS, has_runner=slots > 0)
+        self.model = HashModel(
+            VOCAB, blocks, SIZE, prompts=PROMPT_TOKENS, has_runner=slots > 0, window=window
+        )
         more = [host] if host else []
         self.tier = HostTier(lambda: more.pop() if more else 0)
-        self.blocks = BlockManager(blocks, SIZE, self.model.carry_out, self.tier)
+        self.blocks = BlockManager(blocks, SIZE, self.model.carry_out, self.tier, sees(window))
         self.model.blocks = self.blocks
         self.scheduler = Scheduler(
-            self.blocks, max_chunk=10, idle_chunk=3, context_length=CONTEXT, max_positions=CONTEXT
+            self.blocks, max_chunk=MOST_CHUNK, idle_chunk=3, context_length=CONTEXT, max_positions=CONTEXT
         )
         runner: Any = SimpleNamespace(run=self.model.run, uses_torch=lambda _: True, set_alone=lambda _: None)
         cache: Any = SimpleNamespace(host=None)

@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from engine.cache.blocks import BlockManager, BlockTable, Copy, OutOfBlocksError, RowCopy
 from engine.cache.offload import HostTier, Offload, Restore, common_prefix
+from engine.cache.window import Window
 
 
 def filled(manager: BlockManager, keys: list[int]) -> BlockTable:
@@ -154,13 +155,15 @@ class Blocks(RuleBasedStateMachine):
     """
 
     tables: Bundle[BlockTable] = Bundle("tables")
+    window: Window | None = None
+    blocks = 12
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(12, 4, self._copy, self.tier())
+        self.manager = BlockManager(self.blocks, 4, self._copy, self.tier(), self.window)
         self.content: dict[BlockTable, list[int]] = {}
         self.kept: list[int] = []
-        self.memory = {block: [None] * 4 for block in range(12)}
+        self.memory = {block: [None] * 4 for block in range(self.blocks)}
         self.host: dict[int, list] = {}
         self.fails_in: int | None = None
         """So many copies from now on the one comes that fails."""
@@ -201,12 +204,12 @@ class Blocks(RuleBasedStateMachine):
     @contextmanager
     def _evicts_rightly(self, idle: bool) -> Iterator[None]:
         """The conversation in use loses nothing to idle work, and nothing while there is something else to evict."""
-        before = self._on_device(self.kept)
+        before, path = self._on_device(self.kept), set(self.manager.path(self.kept))
         yield
         if self._on_device(self.kept) < before:
             assert not idle
             cached = {block.id for block in self.manager.every if block.keys and not block.refs}
-            assert cached <= set(self.manager.path(self.kept))
+            assert cached <= path
 
     @rule(copies=st.integers(0, 3))
     def one_of_the_next_copies_fails(self, copies: int) -> None:
@@ -226,6 +229,8 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(table=tables, keys=st.lists(st.integers(0, 1), min_size=1, max_size=9), idle=st.booleans())
     def append(self, table: BlockTable, keys: list[int], idle: bool) -> None:
+        if table.since <= table.length:
+            return
         before = list(table.blocks)
         try:
             with self._evicts_rightly(idle):
@@ -253,11 +258,10 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(keys=st.lists(st.integers(0, 1), max_size=14), start=st.integers(0, 8))
     def forget(self, keys: list[int], start: int) -> None:
-        kept = min(self.manager.match(keys), start)
-        before = self.manager.match(self.kept), common_prefix(self.kept, keys)
+        stays = [keys[:start], self.kept[: min(common_prefix(self.kept, keys), start)]]
+        before = [self.manager.match(path) for path in stays]
         self.manager.forget(keys, start)
-        assert self.manager.match(keys) >= kept
-        assert self.manager.match(self.kept) >= min(*before, start)
+        assert [self.manager.match(path) for path in stays] == before
 
     @rule()
     def evict(self) -> None:
@@ -269,10 +273,56 @@ class Blocks(RuleBasedStateMachine):
         self.manager.check()
         for table, keys in self.content.items():
             assert table.length == len(keys)
-            rows = [self.memory[table.blocks[row // 4]][row % 4] for row in range(table.length)]
-            assert rows == [keys[: row + 1] for row in range(len(keys))], "a table reads what others wrote"
+            seen = range(self._first_seen(table), table.length)
+            rows = [self.memory[table.blocks[row // 4]][row % 4] for row in seen]
+            assert rows == [keys[: row + 1] for row in seen], "a table reads what others wrote"
             assert self.manager.match(keys) == len(keys)
+
+    def _first_seen(self, table: BlockTable) -> int:
+        """The first row that its next one sees."""
+        return max(table.length + 1 - self.window.rows, 0) if self.window is not None else 0
 
 
 Blocks.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestBlocks = Blocks.TestCase
+
+
+class NarrowBlocks(Blocks):
+    """All layers see the last three rows: a block is let go of as soon as the next one is full."""
+
+    window = Window(3, 9)
+    blocks = 7
+    tables: Bundle[BlockTable] = Bundle("tables")
+
+    @rule(table=tables, keys=st.lists(st.integers(0, 1), min_size=6, max_size=9))
+    def append_much(self, table: BlockTable, keys: list[int]) -> None:
+        self.append(table, keys, False)
+
+    @rule(target=tables, table=tables, cut=st.integers(0, 9))
+    def open_the_beginning_of_another(self, table: BlockTable, cut: int) -> object:
+        return self.open(self.content[table][: max(len(self.content[table]) - cut, 0)], False)
+
+    @rule(target=tables, table=tables, back=st.integers(0, 20), keys=st.lists(st.integers(0, 1), max_size=14))
+    def open_from_a_row_on(self, table: BlockTable, back: int, keys: list[int]) -> object:
+        """A table that holds more than its next row sees, for somebody who copies it."""
+        keys = self.content[table] or keys
+        since = max(len(keys) - back, 0)
+        try:
+            opened = self.manager.open(keys, since=since)
+        except CopyError:
+            return multiple()
+        for row in range(since, opened.length):
+            assert self.memory[opened.blocks[row // 4]][row % 4] == keys[: row + 1]
+        self.content[opened] = keys[: opened.length]
+        return opened
+
+
+class WideBlocks(NarrowBlocks):
+    """All layers see nine rows."""
+
+    window = Window(9, 9)
+
+
+NarrowBlocks.TestCase.settings = WideBlocks.TestCase.settings = Blocks.TestCase.settings
+TestNarrowBlocks = NarrowBlocks.TestCase
+TestWideBlocks = WideBlocks.TestCase

@@ -12,7 +12,7 @@ from engine.conversation.chat import Chat, Turn
 from models.text.tokenizer_parts import THINK_MARKERS
 from tests.engine.test_chat import CONFIG
 from tests.engine.test_chat_paths import copies
-from tests.engine.tiny import TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
+from tests.engine.tiny import TinyEngine, close_to, harmony_tokenizer, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import run
 
 STEPS = 40
@@ -22,12 +22,12 @@ OPERATIONS = (
 )
 
 
-@pytest.mark.parametrize(("seed", "markers"), [(0, 0), (1, 1), (2, 0)])
+@pytest.mark.parametrize(("seed", "markers"), [(0, 0), (1, 1), (2, None)])
 @pytest.mark.parametrize("think_cache", ["exact", "mask"])
-def test_random_conversations(folder: Path, seed: int, markers: int, think_cache: str) -> None:
+def test_random_conversations(folder: Path, seed: int, markers: int | None, think_cache: str) -> None:
     rng = Random(seed)
     blocks = rng.choice([None, 110])
-    tokenizer = tiny_tokenizer(markers=THINK_MARKERS[markers])
+    tokenizer = harmony_tokenizer() if markers is None else tiny_tokenizer(markers=THINK_MARKERS[markers])
     with tiny_engine(folder, CONFIG, tokenizer, context=420, num_blocks=blocks) as engine:
         chat = engine.chat(think_cache=think_cache)
         saved: list[list[Turn]] = [[]]
@@ -52,9 +52,7 @@ def one(engine: TinyEngine, chat: Chat, rng: Random, operation: str) -> None:
         case "send" | "resume" | "retry":
             answer(engine, chat, rng, operation, text)
         case "stop" | "now":
-            assert engine.tokenizer.think_markers is not None
-            opening = f"{engine.tokenizer.think_markers.open}\n"
-            engine.scripted.script = engine.tokenizer.encode(opening + "thoughts " * 30)
+            engine.scripted.script = say(engine, "thoughts " * 30, "")
             events = chat.send("s", SamplingParams(temperature=0.0, max_tokens=90))
             for _ in range(rng.randint(1, 8)):
                 next(events)
@@ -86,8 +84,8 @@ def answer(engine: TinyEngine, chat: Chat, rng: Random, operation: str, text: st
     """One answer, often cut short, and whether it is what it should be."""
     params = SamplingParams(temperature=0.0, max_tokens=rng.choice([None, rng.randint(1, 30)]))
     thought = "t" * rng.randint(0, 25) if operation != "resume" and rng.random() < 0.6 else None
-    end = engine.tokenizer.token_id("<|im_end|>")
-    engine.scripted.script = [*say(engine, thought, text), end]
+    script = say(engine, thought, text)
+    engine.scripted.script = [*script, script[-1]]
     engine.scripted.logits_seen.clear()
     known = list(chat.last.token_ids) if operation == "resume" and chat.last is not None else []
     ask = {"send": lambda: chat.send("q", params), "retry": lambda: chat.retry(params)}

@@ -8,7 +8,7 @@ import torch
 
 import engine.build
 from engine.build import Options, Pieces, build
-from engine.execute.compatibility import KERNELS, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
+from engine.execute.compatibility import FUSED, NATIVE, PLAIN_ATTENTION, lacking, not_fused, not_native
 from engine.execute.cpu.executor import unsupported
 from models.assemble import Store
 from models.assemble import assemble as network_of
@@ -18,7 +18,7 @@ from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, 
 from models.weights.slots import group_shapes, slots
 
 CPU = torch.device("cpu")
-WINDOW = "the native kernels do not know a sliding window"
+ODD_HEADS = "there are no native kernels for a head_dim of 12"
 
 
 def a_spec(**attention: Any) -> ModelSpec:
@@ -40,6 +40,11 @@ def changed(spec: ModelSpec, **layer: Any) -> ModelSpec:
     return replace(spec, layers=tuple(replace(each, **layer) for each in spec.layers))
 
 
+def with_odd_heads() -> ModelSpec:
+    """Heads of a size that no kernels of ours have."""
+    return changed(a_spec(), attention=Attention(2, 1, 12, rope=Rope()))
+
+
 ASKING: dict[Feature, ModelSpec] = {
     Feature.WINDOW: a_spec(window=8),
     Feature.SCALE: a_spec(scale=1.0),
@@ -56,6 +61,8 @@ ASKING: dict[Feature, ModelSpec] = {
     Feature.LEARNED_POSITIONS: replace(a_spec(), learned_positions=True),
     Feature.EXPERTS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64))),
     Feature.EXACT_ROUTER: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), exact_router=True)),
+    Feature.ROUTER_BIAS: changed(a_spec(), feed_forward=Experts(4, 2, FeedForward(64), router_bias=True)),
+    Feature.CLAMP: changed(a_spec(), feed_forward=FeedForward(64, limit=7.0)),
     Feature.SELECTION_BIAS: changed(
         a_spec(), feed_forward=Experts(4, 2, FeedForward(64), selection_bias=True)
     ),
@@ -87,37 +94,67 @@ def test_every_feature_is_noticed_and_kernels_refuse_what_they_do_not_know() -> 
     assert set(ASKING) == set(Feature), "a feature has no example"
     for feature, spec in ASKING.items():
         assert feature in features(spec), feature
-        for known, said in ((NATIVE, not_native(spec)), (KERNELS, not_fused(spec))):
+        for known, said in ((NATIVE, not_native(spec)), (FUSED, not_fused(spec))):
             assert (features(spec) <= known) == (said is None), feature
             assert said is None or feature in known or feature.value in said, feature
     assert not features(a_spec())
 
 
-def test_layers_may_have_experts_or_none() -> None:
-    """And feed-forwards of one size; other differences between layers are a feature that an executor must know."""
+def test_the_native_kernels_know_experts_in_any_layer_but_none_with_a_clamp() -> None:
     dense, mixed = a_spec().layers[0], ASKING[Feature.EXPERTS].layers[0]
-    larger = replace(dense, feed_forward=FeedForward(96))
-    windowed = replace(mixed, attention=replace(mixed.attention, window=8))
-    assert not_native(replace(a_spec(), layers=(dense, mixed, dense))) is None
-    for layers in ((dense, larger), (dense, mixed, larger), (dense, windowed)):
-        assert Feature.MIXED_LAYERS in features(replace(a_spec(), layers=layers))
+    windowed = replace(mixed, attention=replace(mixed.attention, window=8), residual_scale=0.25)
+    assert not_native(replace(a_spec(), layers=(dense, mixed, windowed))) is None
+    clamped = FeedForward(64, limit=7.0)
+    for experts in (Experts(4, 2, clamped), Experts(4, 2, FeedForward(64), shared=clamped)):
+        said = not_native(replace(a_spec(), layers=(dense, replace(mixed, feed_forward=experts))))
+        assert said is not None
+        assert Feature.CLAMP.value in said
 
 
 def test_what_lacks_is_told_as_a_part_of_a_sentence() -> None:
     spec = replace(a_spec(window=8, score_cap=50.0), logit_cap=30.0)
-    assert lacking(a_spec(), KERNELS) is None
-    assert lacking(a_spec(window=8), KERNELS) == "a sliding window"
-    assert lacking(spec, KERNELS) == "a sliding window, capped attention scores and capped logits"
+    known = NATIVE - {Feature.WINDOW, Feature.SCORE_CAP, Feature.LOGIT_CAP}
+    assert lacking(a_spec(), known) is None
+    assert lacking(a_spec(window=8), known) == "a sliding window"
+    assert lacking(spec, known) == "a sliding window, capped attention scores and capped logits"
 
 
 @pytest.mark.parametrize(
-    ("dim", "native", "fused"), [(64, True, True), (16, True, False), (12, False, False)]
+    ("dim", "native", "fused"),
+    [(64, True, True), (96, True, True), (256, True, True), (16, True, False), (12, False, False)],
 )
 def test_sizes_of_heads_that_kernels_do_not_have(dim: int, native: bool, fused: bool) -> None:
     spec = changed(a_spec(), attention=Attention(2, 1, dim, rope=Rope()))
     assert (not_native(spec) is None, not_fused(spec) is None) == (native, fused)
     for said in (not_native(spec), not_fused(spec)):
         assert said is None or f"a head_dim of {dim}" in said
+
+
+GATED, SHARED = FeedForward(64), FeedForward(24)
+
+
+@pytest.mark.parametrize(
+    ("experts", "words"),
+    [
+        (Experts(4, 2, GATED, shared=SHARED, scoring="sigmoid", router_bias=True), None),
+        (Experts(4, 2, FeedForward(64, bias=True)), "only experts that are gated by SiLU and have no biases"),
+        (Experts(4, 2, GATED, shared=FeedForward(24, bias=True)), "only experts that are gated by SiLU"),
+        (Experts(4, 2, GATED, shared=SHARED, shared_gate=True), "a shared expert with a gate"),
+        (Experts(4, 2, FeedForward(60)), "experts of 64 by 60"),
+    ],
+)
+def test_experts_that_the_fused_kernels_know(experts: Experts, words: str | None) -> None:
+    first, second = changed(a_spec(), feed_forward=experts).layers
+    dense = replace(first, feed_forward=FeedForward(96))
+    for layers in (
+        (first, second),
+        (dense, second),
+    ):  # layers with and without experts may stand side by side
+        said = not_fused(replace(a_spec(), layers=layers))
+        assert (said is None) == (words is None)
+        assert words is None or words in str(said)
+    after = replace(first, feed_forward_post_norm=Norm())
+    assert Feature.NORM_PLACE.value in str(not_fused(replace(a_spec(), layers=(after, second))))
 
 
 def a_network(spec: ModelSpec) -> Network:
@@ -135,15 +172,15 @@ def put_together(spec: ModelSpec, *notes: str, **options: Any) -> Pieces:
 
 
 def test_a_model_that_the_native_kernels_do_not_know_is_said_to_be_slower() -> None:
-    pieces = put_together(a_spec(window=8), "Something else.")
-    assert pieces.notes == ("Something else.", f"Computed by plain PyTorch, which is slower: {WINDOW}.")
+    pieces = put_together(with_odd_heads(), "Something else.")
+    assert pieces.notes == ("Something else.", f"Computed by plain PyTorch, which is slower: {ODD_HEADS}.")
     assert pieces.runner.name == "plain modules"
 
 
 def test_what_was_said_or_asked_for_is_not_said_again() -> None:
-    said = f"Quantised weights were expanded, so decoding is slower ({WINDOW})."
-    assert put_together(a_spec(window=8), said).notes == (said,)
-    assert put_together(a_spec(window=8), fused=False).notes == ()
+    said = f"Quantised weights were expanded, so decoding is slower ({ODD_HEADS})."
+    assert put_together(with_odd_heads(), said).notes == (said,)
+    assert put_together(with_odd_heads(), fused=False).notes == ()
 
 
 def test_a_model_that_the_native_kernels_know_has_no_note() -> None:

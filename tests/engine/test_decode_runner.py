@@ -318,6 +318,12 @@ def test_only_what_has_changed_is_sent() -> None:
     slots.send()
     assert slots.given.tables[2, :5].tolist() == [99, 8, 99, 9, 99]
     assert slots.given.active.tolist() == [2, 0, 1, -1]
+    slots.show(2, [99, 99, 7, 9, 3], 2)  # the window has gone past two blocks
+    slots.send()
+    slots.given.tables[2].fill_(0)
+    slots.show(2, [99, 99, 99, 9, 3, 4], 3)
+    slots.send()
+    assert slots.given.tables[2, :7].tolist() == [0, 0, 99, 0, 0, 4, 0]
     slots.put(2, 0, 0)  # another sequence
     slots.show(2, [5])
     slots.send()

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams, TokenEvent
 from engine.cache.rows import Rows
+from engine.cache.window import Window
 from engine.conversation.chat import Chat, Turn
 from engine.schedule.sequence import Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
@@ -32,14 +33,16 @@ from tests.models.checkpoints import tiny_qwen3
 
 SEEDS = int(os.environ.get("CHATTERM_FIRE_SEEDS", "8"))
 STEPS = int(os.environ.get("CHATTERM_FIRE_STEPS", "50"))
-CONFIG = tiny_qwen3(
-    vocab_size=272,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    head_dim=8,
-    max_position_embeddings=1024,
-)
+SIZES: dict[str, Any] = {
+    "vocab_size": 272,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+}
+CONFIG = tiny_qwen3(**SIZES)
+WINDOW = 20
 CONTEXT = 256
 TEXTS = ("a", "ab", "ab é", "a 😀", "abba " * 6)
 SYSTEMS = (None, "s", "S" * 20)
@@ -65,10 +68,15 @@ class Talk:
 
 
 def reference(model: Any, stream: list[int], hidden: list[tuple[int, int, int]], first: int) -> Tensor:
-    """Logits from row `first` on; rows from `until` on do not see rows `start` to `end` of a (start, end, until)."""
+    """Logits from row `first` on; rows from `until` on do not see rows `start` to `end` of a (start, end, until).
+
+    A window counts the rows that are seen.
+    """
     allowed = torch.ones(len(stream), len(stream), dtype=torch.bool).tril()
     for start, end, until in hidden:
         allowed[until:, start:end] = False
+    if (window := model.spec.window) is not None:
+        allowed &= allowed.flip(1).cumsum(1).flip(1) <= window
 
     def attention(_: int, *qkv: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in qkv)
@@ -146,7 +154,12 @@ class Fire:
     def must_fall_back(
         self, talk: Talk, before: list[Said], user: str, opening: list[int], earlier: int
     ) -> bool:
-        """Whether `mask` may answer this as `exact` does: its positions run out, or a turn has no room."""
+        """Whether `mask` may answer this as `exact` does: its positions run out, or a turn has no room.
+
+        With a window a turn has to be there from where its thinking began, which nobody holds.
+        """
+        if self.engine.spec.window is not None:
+            return True
         stream, hidden = self.prompt(talk, before, user, opening, masked=True)
         gone = 0
         for start, end, until in hidden:
@@ -356,7 +369,8 @@ class Fire:
         self.stop_the_other(talk)
         draft = self.rng.choice(TEXTS)
         talk.chat.prepare(draft, wait=True)
-        if talk.chat.count(draft).free >= 0:  # what cannot be sent is not warmed
+        # What cannot be sent is not warmed, and a window may have gone past what comes before the draft.
+        if talk.chat.count(draft).free >= 0 and self.engine.spec.window is None:
             self.is_there(talk)
 
     def is_there(self, talk: Talk) -> None:
@@ -411,15 +425,41 @@ def test_every_logit_is_that_of_a_plain_forward(folder: Path, seed: int) -> None
     with tiny_engine(folder, CONFIG, **options) as engine:
         if seed % 3 == 0:
             engine.max_positions = CONTEXT
-        fire = Fire(engine, seed)
-        done = []
-        for step in range(STEPS):
-            try:
-                done.append(fire.step())
-            except BaseException as error:
-                error.add_note(f"seed {seed}, {options}, step {step} after {done[-8:]}")
-                raise
+        compared = under_fire(engine, seed, str(options))
         offload = engine.figures().offload
         assert offload is None or offload.restored_tokens > 0
-    assert sum(fire.compared.values()) > STEPS
-    assert min(fire.compared.values()) > 0
+    assert min(compared.values()) > 0
+
+
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
+def test_so_it_is_where_no_layer_sees_further_than_a_window(tmp_path: Path, seed: int) -> None:
+    """The cache holds little more than the window, or several of them: masked turns need what lies before it."""
+    rng = Random(2000 + seed)
+    size, chunk = rng.choice((1, 4, 4)), rng.choice((16, 64))
+    config = tiny_qwen3(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=0)
+    options = {
+        "context": CONTEXT,
+        "block_size": size,
+        "num_blocks": (Window(WINDOW, chunk).most_blocks(size) + 1) * (1 + 2 * (seed % 2)),
+        "max_chunk": chunk,
+        "offload": (0, 0, 1 << 24, 1 << 16)[seed % 4],
+    }
+    with tiny_engine(tmp_path, config, **options) as engine:
+        assert engine.spec.window == WINDOW
+        compared = under_fire(engine, seed, str(options), STEPS // 2)
+    assert compared["exact"] > 0
+    assert compared["mask"] > 0 or seed % 2 == 0
+
+
+def under_fire(engine: TinyEngine, seed: int, options: str, steps: int = STEPS) -> dict[str, int]:
+    """How many logits were compared, by policy."""
+    fire = Fire(engine, seed)
+    done = []
+    for step in range(steps):
+        try:
+            done.append(fire.step())
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {options}, step {step} after {done[-8:]}")
+            raise
+    assert sum(fire.compared.values()) > steps
+    return fire.compared

@@ -104,7 +104,7 @@ def test_a_sequence_posted_while_the_engine_closes_ends(
         with monkeypatch.context() as patch:
             patch.setattr(engine._loop, "close", post_and_close)
             engine.close()
-        assert late.finished.wait(5)
+        assert late.finished.wait(30)
 
 
 def test_a_table_that_vanishes_between_two_looks_is_no_error() -> None:
@@ -130,7 +130,7 @@ def test_an_answer_collected_as_garbage_on_the_loop_thread_blocks_nothing(
     next(events)
     sequence = chat._running
     engine._loop.post(events.close)  # type: ignore[attr-defined]
-    assert sequence.finished.wait(5)
+    assert sequence.finished.wait(30)
     assert len(list(engine.stream(PROMPT, GREEDY))) == 12
     for thread in threading.enumerate():
         if thread.name == "finish":

@@ -16,7 +16,6 @@ from engine.kernels.native import library as native
 from engine.machine import report as machine_module
 from engine.machine.expected import (
     CONTEXT,
-    MODELS,
     NATIVE,
     PROGRAMS,
     Here,
@@ -27,7 +26,7 @@ from engine.machine.expected import (
     suited,
 )
 from engine.machine.report import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
-from engine.machine.shapes import CONFIGS, shape_of
+from engine.machine.shapes import COMMON, CONFIGS, shape_of
 from models.hub.catalogue import HUB_FILES, names
 from models.weights.slots import parameters
 
@@ -38,24 +37,7 @@ CPU = torch.device("cpu")
 def speed(name: str, **changes: Any) -> Speed:
     stored = changes.pop("stored", None)
     here = Here(torch.device("cuda"), torch.bfloat16, Program(1.0, 0.0), False, 3.03e12, 70 * GIB)
-    return expected_speed(name, MODELS[name], replace(here, **changes), stored)
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        # The parameters of the published checkpoints.
-        ("smollm2", 134_515_008),
-        ("qwen3:0.6b", 596_049_920),
-        ("qwen3:1.7b", 1_720_574_976),
-        ("qwen3:4b", 4_022_468_096),
-        ("qwen3:8b", 8_190_735_360),
-    ],
-)
-def test_parameters_follow_from_the_shapes(name: str, parameters: int) -> None:
-    found = speed(name)
-    assert found.parameters == parameters
-    assert found.weight_bytes == 2 * parameters
+    return expected_speed(name, shape_of(name), replace(here, **changes), stored)
 
 
 def test_the_speed_is_bytes_over_bandwidth() -> None:
@@ -68,7 +50,7 @@ def test_the_speed_is_bytes_over_bandwidth() -> None:
 
 
 def test_an_embedding_that_is_no_output_layer_is_not_read() -> None:
-    config = MODELS["qwen3:8b"]
+    config = shape_of("qwen3:8b")
     kv = 2 * 36 * 8 * 128 * 2 * CONTEXT
     read = 2 * (8_190_735_360 - config.vocab_size * config.hidden_size) + kv
     assert speed("qwen3:8b").tokens_per_s == pytest.approx(3.03e12 / read)
@@ -142,7 +124,7 @@ def test_a_gpu_expands_what_is_quantised() -> None:
 
 
 def test_the_unread_embedding_is_as_small_as_the_other_weights() -> None:
-    config, file = MODELS["qwen3:8b"], HUB_FILES["qwen3:8b-q4"]
+    config, file = shape_of("qwen3:8b"), HUB_FILES["qwen3:8b-q4"]
     found = catalogue_speed("qwen3:8b-q4", ON_A_CPU)
     unread = config.vocab_size * config.hidden_size * file.bytes / found.parameters
     read = file.bytes - unread + CONTEXT * 2 * 36 * 8 * 128 * 2
@@ -158,6 +140,13 @@ def test_what_fits_and_crawls() -> None:
 
 
 PARAMETERS = {
+    "smollm2": 134_515_008,
+    "qwen3:0.6b": 596_049_920,
+    "qwen3:1.7b": 1_720_574_976,
+    "qwen3:4b": 4_022_468_096,
+    "qwen3:8b": 8_190_735_360,
+    "qwen3:14b": 14_768_307_200,
+    "qwen3:32b": 32_762_123_264,
     "qwen3:30b-a3b": 30_532_122_624,
     "qwen2.5:0.5b": 494_032_768,
     "qwen2.5:1.5b": 1_543_714_304,
@@ -175,12 +164,15 @@ PARAMETERS = {
     "olmo2:1b": 1_484_916_736,
     "ernie4.5:0.3b": 360_748_032,
     "gpt2": 124_439_808,
+    "gpt-oss:20b": 20_914_757_184,
 }
 """As their makers count them."""
 
 
 def test_the_shapes_of_the_catalogue_have_the_size_of_the_models() -> None:
     assert {name: parameters(shape_of(name)) for name in CONFIGS} == PARAMETERS
+    assert {name: speed(name).parameters for name in COMMON} == {name: PARAMETERS[name] for name in COMMON}
+    assert speed("smollm2").weight_bytes == 2 * PARAMETERS["smollm2"]
 
 
 def test_a_file_of_the_catalogue_has_a_plausible_size() -> None:
@@ -195,7 +187,7 @@ def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
     fused = replace(ON_A_GPU, program=PROGRAMS["fused kernels, CUDA graph"])
     plain = shape_of("qwen2.5:0.5b")
     assert (suited(plain, native), suited(plain, fused)) == (native, fused)
-    unusual = shape_of("gpt2")
+    unusual = shape_of("gpt-oss:20b")
     assert suited(unusual, native).program is PROGRAMS["plain modules, CPU"]
     assert not suited(unusual, native).keeps_blocks
     assert suited(unusual, native, quantised=True).program is PROGRAMS["plain modules, native products"]
@@ -266,7 +258,7 @@ def test_this_machine_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < found.memory_free <= found.memory_total
     assert found.cpu is not None
     assert found.cpu.cores > 0
-    assert {*MODELS} <= {entry.name for entry in found.speeds} <= {*names()}
+    assert {*COMMON} <= {entry.name for entry in found.speeds} <= {*names()}
     assert all(entry.tokens_per_s for entry in found.speeds)
     assert {feature.name for feature in found.attention} == {"flash", "triton", "sdpa"}
     assert json.loads(json.dumps(asdict(found)))["speeds"][1]["name"] == "qwen3:0.6b"

@@ -6,12 +6,14 @@ import torch
 from engine.cache.sizing import (
     GPU_SHARE,
     KVPlan,
+    expert_bytes,
     kv_refused,
     kv_share,
     plan_kv,
 )
 from engine.device import DTYPES, available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
+from engine.machine.shapes import shape_of
 from models.load import is_out_of_memory
 
 KIB = 1024
@@ -49,6 +51,11 @@ def test_an_impossible_context_is_refused(requested: int, message: str) -> None:
 def test_no_memory_at_all_is_said() -> None:
     with pytest.raises(EngineError, match="Too little memory"):
         plan_kv(KIB, 32, available=1000, model_limit=8192, requested=None)
+
+
+def test_a_chunk_has_memory_for_its_experts() -> None:
+    assert expert_bytes(shape_of("qwen3:30b-a3b"), 4096, 2) == 4096 * 8 * (768 + 2048) * 2
+    assert expert_bytes(shape_of("llama3.2:1b"), 4096, 2) == 0
 
 
 @pytest.mark.parametrize("streams", [1, 3, 64])

@@ -23,6 +23,7 @@ from engine.schedule.loop import Loop
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from engine.schedule.step import EngineStep
+from models.files import ModelFiles
 from models.load import load_model
 from models.network import Network
 from models.text.tokenizer import Tokenizer
@@ -269,9 +270,11 @@ def test_mapped_weights_are_no_memory_for_the_cache(smollm2: Path, monkeypatch: 
 def test_quantised_files_stay_as_they_are(smollm2: Path) -> None:
     if (reason := native.problem()) is not None:
         pytest.skip(reason)
-    engine = Engine.load(str(smollm2), device="cpu", context=64, threads=1)
+    files = ModelFiles("smollm2", gguf=smollm2, note="Which model it is.")
+    engine = Engine.load(files, device="cpu", context=64, threads=1)
     try:
         figures = engine.figures()
+        assert figures.notes == (files.note,)
         assert figures.weight_bytes < 110e6
         assert figures.decode.startswith("native kernels, ")
         assert figures.attention in ("native", "sdpa")  # portable kernels leave prompts to torch

@@ -6,7 +6,6 @@ import pytest
 
 from engine.conversation.prompt import COMPLETES, SYSTEM_IN_MESSAGE, PromptFormat
 from engine.conversation.turns import Answer
-from engine.errors import EngineError
 from models.files import ModelFiles
 from models.text.tokenizer import Message, Tokenizer, load_tokenizer
 from tests.engine.tiny import tiny_tokenizer
@@ -166,10 +165,3 @@ def test_a_template_that_takes_a_system_prompt_gets_it() -> None:
     format = PromptFormat(tiny_tokenizer())
     format.segments("S", ["one"], [], generate=True)
     assert format.notes("S") == ()
-
-
-def test_channels_are_refused_in_one_line() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.has_channels = True
-    with pytest.raises(EngineError, match=r"answers in channels \(the harmony format of gpt-oss\)"):
-        PromptFormat(tokenizer)

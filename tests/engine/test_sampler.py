@@ -14,7 +14,7 @@ DRAWS = 4000
 
 def frequencies(params: SamplingParams, prompt: list[int] | None = None, logits: Tensor = LOGITS) -> Tensor:
     state = SamplerState.create(params, prompt or [], len(logits), torch.device("cpu"))
-    drawn = torch.stack([sample(logits, state) for _ in range(DRAWS)])
+    drawn = torch.tensor([sample(logits, state) for _ in range(DRAWS)])
     return torch.bincount(drawn, minlength=len(logits)) / DRAWS
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.params import SamplingParams
-from tests.engine.schedule_world import CONTEXT, SIZE, World
+from tests.engine.schedule_world import CONTEXT, World, needed_blocks
 
 EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "60"))
 
@@ -54,12 +54,13 @@ OPS = st.one_of(
     spare=st.integers(1, 12),
     host=st.sampled_from([0, 0, 5, 60]),
     ends=st.booleans(),
+    window=st.sampled_from([None, None, 1, 2, 5, 6, 9, 14]),
     ops=st.lists(OPS, max_size=30),
 )
 def test_everybody_finishes_with_the_text_it_gets_alone(
-    slots: int, spare: int, host: int, ends: bool, ops: list[tuple[Any, ...]]
+    slots: int, spare: int, host: int, ends: bool, window: int | None, ops: list[tuple[Any, ...]]
 ) -> None:
-    world = World(slots, -(-CONTEXT // SIZE) + spare, host, ends)
+    world = World(slots, needed_blocks(window) + spare, host, ends, window)
     for op in ops:
         world.do(*op)
     world.finish()

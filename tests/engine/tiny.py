@@ -37,6 +37,21 @@ TEMPLATE = """\
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
+HARMONY = """\
+{{- '<|start|>system<|message|>Reasoning: medium<|end|>' }}
+{%- if messages[0].role == 'system' %}
+{{- '<|start|>developer<|message|># Instructions\n\n' + messages[0].content + '\n\n<|end|>' }}
+{%- set messages = messages[1:] %}{%- endif %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}
+{%- else %}
+{%- if '<|channel|>final<|message|>' in m.content %}{{- raise_exception('channels in an answer') }}{%- endif %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
+{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+"""What gpt-oss's template does with them."""
+
 
 def with_markers(template: str, markers: ThinkMarkers) -> str:
     """A template of ours that writes other markers around thinking."""
@@ -61,6 +76,16 @@ def tiny_tokenizer(template: str = TEMPLATE, markers: ThinkMarkers = THINK_MARKE
     tokenizer = Tokenizer(TokenizerParts(backend, names, frozenset([end]), template))
     tokenizer._template = shared_template(template, **names)
     return tokenizer
+
+
+def harmony_tokenizer() -> Tokenizer:
+    """Bytes are tokens; what steers is special, as in gpt-oss."""
+    tokenizer = tiny_tokenizer(HARMONY)
+    names = ("start", "end", "message", "channel", "return", "call")
+    tokenizer._backend.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
+    made = Tokenizer(TokenizerParts(tokenizer._backend, {}, frozenset(), HARMONY))
+    made._template = shared_template(HARMONY)
+    return made
 
 
 class SharedTemplate(ChatTemplate):
@@ -156,7 +181,7 @@ def tiny_engine(
         device=torch.device(device),
         decode_runner=False,  # a script is followed on the host
         dtype=dtype,
-        **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, **options},
+        **{"block_size": 4, "max_chunk": 64, "attention": "sdpa", "fused": False, "threads": 1, **options},
     )
     engine.scripted = ScriptedModel(network)
     engine._runner._model = engine.scripted
@@ -170,6 +195,9 @@ def tiny_engine(
 
 def say(engine: TinyEngine, thought: str | None, answer: str) -> list[int]:
     """The token ids of an answer as a thinking model writes it, end of turn included."""
+    if engine.tokenizer.channels is not None:
+        span = "" if thought is None else f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant"
+        return engine.tokenizer.encode(f"{span}<|channel|>final<|message|>{answer}<|return|>")
     marks = engine.tokenizer.think_markers
     assert marks is not None
     span = f"{marks.open}{marks.before_close}{thought}{marks.before_close}{marks.close}{marks.after_close}"

@@ -12,8 +12,9 @@ def outputs(rows: int, shared: int, heads: tuple[int, int], dim: int) -> list[Te
     """Of the same step, without and with sharing."""
     from benchmarks.shared_prefix import BLOCK, step
     from engine.execute.cuda.attend import AttentionShape
+    from models.spec import Attention, Norm, Rope
 
-    shape = AttentionShape(*heads, dim, BLOCK, 1e-6, PDL)
+    shape = AttentionShape(Attention(*heads, dim, head_norm=Norm(), rope=Rope()), BLOCK, PDL)
     found = []
     for together in (False, True):
         work, out = step(shape, rows, shared, 300, alike=True, together=together)

@@ -21,7 +21,6 @@ from transformers import (
 from models.files import ModelFiles
 from models.network import Network
 from models.reference.decoder import Decoder
-from models.spec import ModelSpec
 
 VOCAB_SIZE = 160
 
@@ -72,9 +71,11 @@ def random_model(config: PretrainedConfig, *, seed: int = 0, k_norm: float | Non
                 parameter.uniform_(0.5, 1.5)
                 if config.model_type.startswith("gemma"):  # they keep how far it is from 1
                     parameter -= 1.0
+            elif config.model_type == "gpt_oss" and name.endswith("gate_up_proj"):
+                parameter.normal_(0.0, 0.5)  # so that the activation is clamped
             elif name.endswith("e_score_correction_bias"):
                 parameter.normal_(0.0, 0.1)
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias")):
                 parameter.normal_(0.0, 0.2)
             else:
                 parameter.normal_(0.0, 1.0 / parameter.shape[-1] ** 0.5)
@@ -109,14 +110,17 @@ def files_of(path: Path) -> ModelFiles:
 
 
 class PlainAttention:
-    """Causal attention of one sequence, as `spec` has it, softmax in fp32; keeps k and v of every layer."""
+    """Causal attention of one sequence, as `network` has it, softmax in fp32; keeps k and v of every layer."""
 
-    def __init__(self, spec: ModelSpec | None = None) -> None:
-        self.spec = spec
+    def __init__(self, network: Network | None = None) -> None:
+        self.network = network
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layer = None if self.spec is None else self.spec.layers[layer_index].attention
+        layer, sinks = None, None
+        if self.network is not None:
+            layer = self.network.spec.layers[layer_index].attention
+            sinks = self.network.layers[layer_index].attention.sinks if layer.sinks else None
         if layer_index in self.kv:
             old_k, old_v = self.kv[layer_index]
             k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
@@ -132,7 +136,11 @@ class PlainAttention:
         if layer is not None and layer.window is not None:
             hidden |= columns <= rows - layer.window
         scores = scores.masked_fill(hidden, float("-inf"))
-        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        if sinks is not None:
+            column = sinks.float().view(-1, 1, 1).expand(-1, len(q), 1)
+            weights = torch.cat((scores.float(), column), dim=-1).softmax(-1)[..., :-1].to(q.dtype)
+        else:
+            weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
         return torch.matmul(weights, values).transpose(0, 1)
 
 
@@ -143,7 +151,7 @@ def run(
     model = Decoder(given) if isinstance(given, Network) else given
     with torch.inference_mode():
         positions = torch.arange(start, start + len(token_ids))
-        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention(model.spec))
+        hidden = model.forward(torch.tensor(token_ids), positions, attention or PlainAttention(model.network))
         return model.logits(hidden)
 
 
@@ -167,6 +175,7 @@ def run_reference(model: Any, token_ids: list[int]) -> Tensor:
 
 _GGUF_ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
+    "gpt_oss": "gpt-oss",
     "gemma3_text": "gemma3",
     "ministral": "llama",
     "mistral": "llama",
@@ -187,7 +196,9 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         weight = parameter.float()
         if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # GPT-2
             weight = weight.T
-        if name.endswith("experts.gate_up_proj"):
+        if arch == "gpt-oss" and ".experts." in name:
+            stored = _experts_of_gpt_oss(name, weight)
+        elif name.endswith("experts.gate_up_proj"):
             parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
             stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
         else:
@@ -200,6 +211,19 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
             assert target is not None, key
             target += "" if target.endswith((".weight", ".bias")) else ".weight"
             yield target, np.ascontiguousarray(value.numpy())
+
+
+def _experts_of_gpt_oss(name: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+    """The parts [experts, rows, columns], or biases [experts, rows], of what transformers keeps transposed."""
+    stem, field = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
+    if weight.ndim == 3:
+        weight = weight.transpose(1, 2)
+    if not stem.endswith("gate_up_proj"):
+        return [(stem + field, weight)]
+    return [
+        (stem.replace("gate_up", part) + field, weight[:, first::2])
+        for first, part in enumerate(("gate", "up"))
+    ]
 
 
 def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -216,6 +240,7 @@ RANDOM = {
     Kind.Q4_K: {0: 1 / 4000, 2: 1 / 500},
     Kind.Q5_K: {0: 1 / 8000, 2: 1 / 500},
     Kind.Q6_K: {208: 1 / 16000},
+    Kind.MXFP4: {},
 }
 """Where the blocks of a type hold fp16 scales, and scales that make numbers of about 0.1."""
 
@@ -228,6 +253,8 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> Any:
     for at, scale in RANDOM[kind].items():
         scales = (scale * rng.uniform(0.5, 1.5, data.shape[:2])).astype("<f2")
         data[..., at : at + 2] = scales[..., None].view(np.uint8)
+    if kind == Kind.MXFP4:
+        data[..., 0] = rng.integers(121, 125, data.shape[:2])
     return data.reshape(rows, -1)
 
 
@@ -278,6 +305,10 @@ def write_gguf(
         writer.add_expert_used_count(config.moe_k)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_expert_shared_count(config.moe_num_shared_experts)
+    if arch == "gpt-oss":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if arch == "qwen3moe":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
@@ -301,7 +332,7 @@ def write_gguf(
         if arch.startswith("gemma") and stem.endswith("norm"):
             weight = weight + 1
         wanted = quantization if isinstance(quantization, Kind) else quantization.get(stem, Kind.F32)
-        if weight.ndim == 1 or wanted == Kind.F32:
+        if weight.ndim == 1 or target.endswith(".bias") or wanted == Kind.F32:
             writer.add_tensor(target, weight)
         elif "_K" in wanted.name:
             writer.add_tensor(target, random_blocks(wanted, *weight.shape, len(target)), raw_dtype=wanted)

@@ -9,6 +9,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GptOssConfig,
     GraniteConfig,
     MinistralConfig,
     MistralConfig,
@@ -127,6 +128,26 @@ def tiny_ernie_moe(**changes: Any) -> Ernie4_5_MoeConfig:
     return Ernie4_5_MoeConfig(**(values | changes))
 
 
+def tiny_gpt_oss(**changes: Any) -> GptOssConfig:
+    """Four layers, two of them local, of eight experts, square where the real ones are."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 7,
+        "swiglu_limit": 7.0,
+        "rope_parameters": YARN | {"truncate": False},
+    }
+    return GptOssConfig(**(values | changes))
+
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -168,7 +189,44 @@ FAMILIES: dict[str, Any] = {
     "gpt2": tiny_gpt2(),
     "ernie": tiny_ernie(),
     "ernie moe": tiny_ernie_moe(),
+    "gpt-oss": tiny_gpt_oss(),
 }
+
+GPT_OSS_PARTS: dict[str, dict[str, Any]] = {
+    "gain": {"swiglu_alpha": 1.0},
+    "limit": {"swiglu_limit": 100.0},
+    "windows": {"sliding_window": 256},
+    "layers": {"layer_types": ["full_attention", "sliding_attention"] * 2},
+    "truncate": {"rope_parameters": YARN},
+}
+_SMALL: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 40, "vocab_size": 40}
+_HEADS = _SMALL | {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+_GEMMA = _HEADS | {"query_pre_attn_scalar": 36}
+_FACTORS = {"short_factor": [1.0, 1.25] * 8, "long_factor": [1.0, 6.0] * 8}
+_TYPES = ["sliding_attention", "full_attention"]
+FUSED: dict[str, Any] = {
+    "qwen2 windows": tiny(
+        Qwen2Config, **_HEADS, use_sliding_window=True, sliding_window=12, max_window_layers=1
+    ),
+    "phi3": tiny(Phi3Config, **_HEADS | {"hidden_size": 192}, sliding_window=12),
+    "phi3 longrope": tiny(
+        Phi3Config,
+        **_HEADS,
+        rope_parameters=dict(LONGROPE, **_FACTORS, partial_rotary_factor=0.5),
+        original_max_position_embeddings=32,
+    ),
+    "smollm3": tiny(SmolLM3Config, **_HEADS, no_rope_layers=[0, 1]),
+    "ministral": tiny(MinistralConfig, **_HEADS, sliding_window=12, head_dim=128, layer_types=_TYPES),
+    "olmo2": tiny(Olmo2Config, **_HEADS | {"num_key_value_heads": 2}, attention_bias=True),
+    "olmo3": tiny(Olmo3Config, **_HEADS, layer_types=_TYPES, sliding_window=12, rope_parameters=OLMO3_ROPE),
+    "granite": tiny(GraniteConfig, **_HEADS, **GRANITE | {"attention_multiplier": 0.25}),
+    "gemma2": tiny_gemma2(**_GEMMA, head_dim=64),
+    "gemma3": tiny_gemma3(**_GEMMA, head_dim=256, layer_types=_TYPES),
+    "ernie": tiny_ernie(**_HEADS, head_dim=128),
+    "qwen3 moe": tiny_qwen3_moe(**_HEADS, head_dim=64),
+    "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),
+}
+"""With heads of sizes that the fused kernels know, and as many layers as differ from each other."""
 
 MULTIPLIERS = [name for name in GRANITE if name != "attention_bias"]
 PLAINER: dict[str, Any] = {
@@ -182,6 +240,7 @@ PLAINER: dict[str, Any] = {
     "olmo3": tiny(Olmo2Config, num_hidden_layers=4),
     "olmo3 windows": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=OLMO3_ROPE, sliding_window=256),
     "olmo3 rope": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=None, sliding_window=12),
+    **{f"gpt-oss {part}": tiny_gpt_oss(**change) for part, change in GPT_OSS_PARTS.items()},
     **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
 }
 """The same weights without what is unusual: if it made no difference, nothing would test it."""
@@ -213,6 +272,12 @@ GGUF: dict[str, dict[str, Any]] = {
         "granite.logit_scale": 8.0,
         "granite.residual_scale": 0.22,
         "granite.attention.scale": 0.5,
+    },
+    "gpt-oss": {
+        "gpt-oss.attention.sliding_window": 7,
+        "gpt-oss.rope.scaling.type": "yarn",
+        "gpt-oss.rope.scaling.factor": 8.0,
+        "gpt-oss.rope.scaling.original_context_length": 32,
     },
 }
 """Which of them are in GGUF files, too, and what their metadata tells besides the sizes."""

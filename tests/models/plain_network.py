@@ -95,9 +95,12 @@ class PlainNetwork:
         )
         inner = self._linear(up, x, spec.bias)
         if spec.gated:
-            inner = inner * activated(spec.activation, self._linear(gate, x, spec.bias))
+            given = self._linear(gate, x, spec.bias)
+            if spec.limit is not None:
+                given, inner = given.clamp(max=spec.limit), inner.clamp(-spec.limit, spec.limit)
+            inner = (inner + spec.up_offset) * activated(spec, given)
         else:
-            inner = activated(spec.activation, inner)
+            inner = activated(spec, inner)
         return self._linear(down, inner, spec.bias)
 
     def _mixture(self, at: str, spec: Experts, x: Tensor) -> Tensor:
@@ -120,10 +123,11 @@ class PlainNetwork:
         return out
 
 
-def activated(kind: Activation, x: Tensor) -> Tensor:
+def activated(spec: FeedForward, x: Tensor) -> Tensor:
     """The activations, as their papers write them."""
+    kind: Activation = spec.activation
     if kind == "silu":
-        return x / (1 + (-x).exp())
+        return x / (1 + (-spec.gain * x).exp())
     if kind == "relu":
         return x.clamp(min=0)
     if kind == "gelu":

@@ -40,12 +40,13 @@ from tests.models.families import (
     tiny_gemma2,
     tiny_gemma3,
     tiny_gpt2,
+    tiny_gpt_oss,
     tiny_qwen3_moe,
 )
 
 CPU = torch.device("cpu")
 TOKENS = list(range(3, 40))
-QUANTS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1)
+QUANTS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.MXFP4)
 K_QUANTS = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 
 
@@ -226,6 +227,7 @@ PACKED = {
     "gemma2": tiny_gemma2(hidden_size=64),
     "ernie moe": tiny_ernie_moe(hidden_size=64, moe_intermediate_size=64),
     "phi3": FAMILIES["phi3"],
+    "gpt-oss": tiny_gpt_oss(),
 }
 
 

@@ -170,6 +170,18 @@ def test_a_file_system_without_links(server: HubServer, monkeypatch: pytest.Monk
     assert remove(REPO) == before
 
 
+def test_files_of_equal_content_without_links(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    twins = FILES | {"added_tokens.json": b"{}", "special_tokens_map.json": b"{}", "vocab.json": b"{}"}
+    server.repos[REPO].push(twins)
+    assert contents(resolve(REPO).folder) == twins
+    assert contents(resolve(REPO, offline=True).folder) == twins
+    assert not any((cache_of() / "blobs").iterdir()), "nothing is kept twice"
+
+
 def test_blobs_in_a_shared_store_are_kept_while_a_revision_needs_them(
     server: HubServer, tmp_path: Path
 ) -> None:

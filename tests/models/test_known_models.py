@@ -10,7 +10,7 @@ from models.families.registry import spec_of_hf
 from models.features import Feature, features
 from models.spec import Attention, ModelSpec, Rope
 from models.weights.slots import parameters
-from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GPT2, QWEN3_MOE
+from tests.models.known_configs import ERNIE, ERNIE_MOE, GEMMA2, GEMMA3, GPT2, GPT_OSS, QWEN3_MOE
 
 LLAMA_2 = {  # 7B
     "architectures": ["LlamaForCausalLM"],
@@ -145,6 +145,15 @@ GRANITE = {  # 3.0-8b-instruct
 MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 OLMO_NORMS = {Feature.HEAD_NORM, Feature.NORM_ALL_HEADS, Feature.NORM_ROUNDING, Feature.NORM_PLACE}
 OLMO_FEATURES = OLMO_NORMS | {Feature.EXACT_ROPE}
+OF_EXPERTS = {
+    Feature.EXPERTS,
+    Feature.ROUTER_BIAS,
+    Feature.ACTIVATION,
+    Feature.CLAMP,
+    Feature.FEED_FORWARD_BIAS,
+}
+OF_ATTENTION = {Feature.SINKS, Feature.WINDOW, Feature.QKV_BIAS, Feature.OUT_BIAS}
+OF_GPT_OSS = OF_EXPERTS | OF_ATTENTION | {Feature.MIXED_LAYERS, Feature.NORM_ROUNDING}
 MULTIPLIERS = {Feature.EMBEDDING_SCALE, Feature.SCALE, Feature.RESIDUAL_SCALE, Feature.LOGIT_SCALE}
 
 
@@ -199,6 +208,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (OLMO_3, 7_298_011_136, OLMO_FEATURES | {Feature.WINDOW, Feature.MIXED_LAYERS}),
         (GRANITE, 8_170_848_256, MULTIPLIERS),
         (SMOLLM3, 3_075_098_624, {Feature.NO_ROPE, Feature.MIXED_LAYERS}),
+        (GPT_OSS, 20_914_757_184, OF_GPT_OSS),
     ],
 )
 def test_well_known_checkpoints_have_the_size_that_is_known_of_them(
@@ -269,7 +279,7 @@ def test_what_cannot_be_run_is_one_line(
 
 KNOWN = [
     *(LLAMA_2, MINISTRAL, PHI_4_MINI, SMOLLM3, OLMO_2, OLMO_3, GRANITE),
-    *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE),
+    *(QWEN3_MOE, GEMMA2, GEMMA3, GPT2, ERNIE, ERNIE_MOE, GPT_OSS),
 ]
 READ = ("layer_types", "sliding_window", "use_sliding_window", "no_rope_layer_interval", "rope_parameters")
 JUNK: tuple[Any, ...] = (

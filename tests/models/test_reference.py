@@ -6,6 +6,7 @@
 import os
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -45,13 +46,28 @@ norms = st.builds(
     rounds_last=st.booleans(),
 )
 maybe_norms = st.none() | norms
-feeds = st.builds(
-    FeedForward,
-    size=st.sampled_from([8, 12]),
-    activation=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]),
-    gated=st.booleans(),
-    bias=st.booleans(),
-)
+
+
+def feeds_of(*sizes: int, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[FeedForward]:
+    """Any feed-forward of these sizes, with any of what `more` says."""
+    return st.builds(
+        FeedForward,
+        size=st.sampled_from(sizes),
+        activation=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]),
+        gated=st.booleans(),
+        bias=st.booleans(),
+        **more,
+    )
+
+
+feeds = feeds_of(
+    8,
+    12,
+    gain=st.sampled_from([1.0, 1.7]),
+    limit=st.none() | st.sampled_from([0.1, 1.0]),
+    up_offset=st.sampled_from([0.0, 1.0]),
+).map(lambda feed: feed if feed.activation == "silu" else replace(feed, gain=1.0))
+windows = st.none() | st.integers(1, 8)
 
 
 @st.composite
@@ -73,8 +89,13 @@ def experts(draw: st.DrawFn) -> Experts:
     )
 
 
+any_feeds = feeds | experts()
+
+
 @st.composite
-def attentions(draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int) -> Attention:
+def attentions(
+    draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int, windows: st.SearchStrategy[int | None]
+) -> Attention:
     """Attention with any features, over heads of this shape."""
     dims = draw(st.sampled_from([None, *range(2, head_dim + 1, 2)]))
     factors = st.lists(
@@ -97,7 +118,7 @@ def attentions(draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int) -> Att
         out_bias=draw(st.booleans()),
         head_norm=head_norm and replace(head_norm, bias=False),
         rope=draw(st.none() | st.just(rope)),
-        window=draw(st.none() | st.integers(1, 8)),
+        window=draw(windows),
         scale=draw(st.none() | st.sampled_from([0.05, 1.0])),
         score_cap=draw(st.none() | st.sampled_from([0.5, 5.0])),
         norms_all_heads=head_norm is not None and draw(st.booleans()),
@@ -106,14 +127,21 @@ def attentions(draw: st.DrawFn, heads: int, kv_heads: int, head_dim: int) -> Att
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> ModelSpec:
+def specs(
+    draw: st.DrawFn,
+    hidden: tuple[int, ...] = (8, 20),
+    head_dims: tuple[int, ...] = (8, 12),
+    feeds: st.SearchStrategy[FeedForward | Experts] = any_feeds,
+    windows: st.SearchStrategy[int | None] = windows,
+    positions: int = POSITIONS,
+) -> ModelSpec:
     """A network of up to three layers, each different from the others."""
-    kv_heads, head_dim = draw(st.sampled_from([1, 2])), draw(st.sampled_from([8, 12]))
+    kv_heads, head_dim = draw(st.sampled_from([1, 2])), draw(st.sampled_from(head_dims))
     heads = kv_heads * draw(st.sampled_from([1, 2, 3]))
     layers = st.builds(
         Layer,
-        attentions(heads, kv_heads, head_dim),
-        feeds | experts(),
+        attentions(heads, kv_heads, head_dim, windows),
+        feeds,
         maybe_norms,
         maybe_norms,
         maybe_norms,
@@ -123,8 +151,8 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     return ModelSpec(
         "Random",
         VOCAB,
-        draw(st.sampled_from([8, 20])),
-        POSITIONS,
+        draw(st.sampled_from(hidden)),
+        positions,
         tuple(draw(st.lists(layers, min_size=1, max_size=3))),
         final_norm=draw(norms),
         tied=draw(st.booleans()),

@@ -68,7 +68,7 @@ class Reference:
             parts = zip(pieces, *(x.split(counts) for x in (q, k, v)), strict=True)
             return torch.cat(
                 [
-                    self._held.setdefault(piece.text, PlainAttention(self.model.spec))(layer_index, *qkv)
+                    self._held.setdefault(piece.text, PlainAttention(self.model.network))(layer_index, *qkv)
                     for piece, *qkv in parts
                 ]
             )

@@ -47,6 +47,21 @@ def test_a_folder_named_like_a_hub_id_is_the_folder(tmp_path: Path, monkeypatch:
     assert resolve(name).folder == Path(name)
 
 
+@pytest.mark.parametrize("holds_model", [True, False])
+def test_a_catalogue_name_tells_of_the_folder_that_it_hides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds_model: bool
+) -> None:
+    monkeypatch.setattr(catalogue, "fetch", lambda source, on_progress: tmp_path / "fetched.gguf")
+    monkeypatch.chdir(tmp_path)
+    folder_with(tmp_path, "config.json", *(["model.safetensors"] if holds_model else [])).rename("smollm2")
+    found = resolve("smollm2")
+    assert found.gguf == tmp_path / "fetched.gguf"
+    told = "smollm2 is the model of the catalogue. For the one in the folder smollm2 here, write ./smollm2."
+    assert found.note == (told if holds_model else None)
+    if holds_model:
+        assert resolve("./smollm2") == ModelFiles("smollm2", folder=Path("smollm2"))
+
+
 def test_a_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     path.write_bytes(b"GGUF....")

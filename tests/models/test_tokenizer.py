@@ -21,7 +21,7 @@ from models.text.folder_tokenizer import generation_defaults, parts_from_folder
 from models.text.gguf_tokenizer import parts_from_gguf
 from models.text.pieces import Piece
 from models.text.tokenizer import Tokenizer, load_tokenizer
-from models.text.tokenizer_parts import END_OF_TURN, TokenizerParts
+from models.text.tokenizer_parts import END_OF_TURN, TO_THE_ANSWER, TokenizerParts
 from tests.counting import calls_in, until
 from tests.models.tokenizer_data import golden, smollm2_file, smollm2_metadata, tiny, tiny_tokenizer
 
@@ -300,13 +300,22 @@ def test_tokens_that_end_a_turn_do_so_where_they_are_special(end: str) -> None:
         assert made.stop_ids == ({1} if special else set())
 
 
-def test_in_the_harmony_format_one_message_is_no_turn() -> None:
-    texts = ["<|channel|>", "<|message|>", "<|return|>", "<|call|>", "<|end|>"]
-    backend = tokenizers.Tokenizer(BPE({"a": 0}, []))
-    backend.add_special_tokens([AddedToken(text, special=True) for text in texts])
-    made = Tokenizer(TokenizerParts(backend_with_decoder(backend), {}, frozenset({5}), None))
-    assert made.has_channels
-    assert {made.decode([id], skip_special=False) for id in made.stop_ids} == {"<|return|>", "<|call|>"}
+@pytest.mark.parametrize("special", [True, False])
+def test_in_the_harmony_format_one_message_is_no_turn(special: bool) -> None:
+    texts = ["<|start|>", "<|channel|>", "<|message|>", "<|return|>", "<|call|>", "<|end|>"]
+    backend = tokenizers.Tokenizer(BPE({letter: at for at, letter in enumerate("asitnfl")}, []))
+    for missing in ("<|start|>", None):
+        added = [AddedToken(text, special=special) for text in texts if text != missing]
+        (backend.add_special_tokens if special else backend.add_tokens)(added)
+        end = backend.token_to_id("<|end|>")
+        made = Tokenizer(TokenizerParts(backend_with_decoder(backend), {}, frozenset({end}), None))
+        assert (made.channels is None) == (end in made.stop_ids) == (missing is not None)
+    assert made.channels is not None
+    assert made.decode(made.channels.answer) == "final"
+    assert made.decode(made.channels.closing, skip_special=False) == TO_THE_ANSWER
+    assert not set(made.encode_plain(TO_THE_ANSWER)) & set(made.channels.steering)
+    ends = {made.decode([id], skip_special=False) for id in made.stop_ids}
+    assert ends == ({"<|return|>", "<|call|>"} if special else set())
 
 
 @pytest.mark.parametrize(

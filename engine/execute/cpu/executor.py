@@ -20,6 +20,7 @@ from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
 from models.network import (
     PLAIN,
+    AttentionWeights,
     ExpertWeights,
     FeedForwardWeights,
     LayerWeights,
@@ -28,7 +29,7 @@ from models.network import (
     NormWeights,
     Weight,
 )
-from models.spec import Experts, FeedForward, Layer, ModelSpec
+from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
 
 PORTABLE = 0
 """The number of the first variant."""
@@ -49,23 +50,25 @@ class NativeDecoder:
         self._functions = pool.library.functions
         # Everything whose address the library gets.
         self._alive: list[object] = [network, cache]
-        spec, attention = network.spec, network.spec.attention
-        rotary = network.layers[0].attention.rotary
-        assert rotary is not None
+        self._tables: dict[int, int] = {}
+        spec, attention, learned = network.spec, network.spec.attention, network.position_embedding
+        layers = [self._layer(*pair) for pair in zip(spec.layers, network.layers, strict=True)]
         described = native.Model(
-            layers=(native.Layer * len(network.layers))(*map(self._layer, spec.layers, network.layers)),
-            final_norm=self._numbers(network.final_norm.weight),
-            rotary=self._numbers(rotary),
+            layers=(native.Layer * len(layers))(*layers),
+            # What scales the logits may as well scale what the head multiplies.
+            final_norm=self._norm(spec.final_norm, network.final_norm, spec.logit_scale),
             embedding=self._matrix(network.embedding),
+            learned=native.Matrix() if learned is None else self._matrix(Weight.plain(learned)),
             head=self._linear(network.head),
-            layer_count=len(network.layers),
+            layer_count=len(layers),
             hidden=spec.hidden_size,
-            inner=max(size for layer in spec.layers for size in _sizes(layer.feed_forward)),
             q_heads=attention.heads,
             kv_heads=attention.kv_heads,
             head_dim=attention.head_dim,
             positions=network.positions,
-            eps=spec.final_norm.eps,
+            # Rounded to the dtype, as checkpoints were trained.
+            embedding_scale=torch.tensor(spec.embedding_scale, dtype=network.dtype).item(),
+            logit_cap=spec.logit_cap or 0.0,
         )
         if cache.kv.dtype not in PLAIN or cache.kv.device.type != "cpu":
             raise NativeError(f"the KV cache is {cache.kv.dtype} on {cache.kv.device}")
@@ -115,24 +118,45 @@ class NativeDecoder:
         return logits
 
     def _layer(self, spec: Layer, layer: LayerWeights) -> native.Layer:
-        attention, feed = layer.attention, layer.feed_forward
         found = native.Layer(
-            input_norm=self._norm(layer.attention_norm),
-            head_norm=None if attention.head_norm is None else self._numbers(attention.head_norm),
-            mlp_norm=self._norm(layer.feed_forward_norm),
-            qkv=self._linear(attention.qkv),
-            output=self._linear(attention.out),
+            input_norm=self._norm(spec.attention_norm, layer.attention_norm),
+            attention_post_norm=self._norm(spec.attention_post_norm, layer.attention_post_norm),
+            mlp_norm=self._norm(spec.feed_forward_norm, layer.feed_forward_norm),
+            mlp_post_norm=self._norm(spec.feed_forward_post_norm, layer.feed_forward_post_norm),
+            attention=self._attention(spec.attention, layer.attention),
+            qkv=self._linear(layer.attention.qkv),
+            output=self._linear(layer.attention.out),
+            residual_scale=spec.residual_scale,
         )
-        if isinstance(feed, FeedForwardWeights):
-            found.gate_up, found.down = self._linear(feed.gate_up), self._linear(feed.down)
+        feed, weights = spec.feed_forward, layer.feed_forward
+        if isinstance(feed, Experts):
+            assert isinstance(weights, ExpertWeights)
+            found.experts = ctypes.pointer(self._experts(feed, weights))
         else:
-            assert isinstance(spec.feed_forward, Experts)
-            found.experts = ctypes.pointer(self._experts(spec.feed_forward, feed))
+            assert isinstance(weights, FeedForwardWeights)
+            found.feed = self._feed(feed, weights)
         return found
 
+    def _attention(self, spec: Attention, weights: AttentionWeights) -> native.Attention:
+        heads = None if weights.head_norm is None else NormWeights(weights.head_norm)
+        return native.Attention(
+            head_norm=self._norm(spec.head_norm, heads),
+            rotary=None if weights.rotary is None else self._table(weights.rotary),
+            sinks=None if weights.sinks is None else self._numbers(weights.sinks),
+            together=spec.norms_all_heads,
+            rotated=spec.rotated,
+            interleaved=spec.rope is not None and spec.rope.interleaved,
+            window=spec.window or 0,
+            scale=spec.softmax_scale,
+            cap=spec.score_cap or 0.0,
+        )
+
     def _experts(self, spec: Experts, weights: ExpertWeights) -> native.Experts:
-        experts = (native.Feed * spec.count)(*map(self._feed, weights.experts))
-        shared = None if weights.shared is None else self._feed(weights.shared)
+        experts = (native.Feed * spec.count)(*(self._feed(spec.expert, each) for each in weights.experts))
+        shared = None
+        if spec.shared is not None:
+            assert weights.shared is not None
+            shared = self._feed(spec.shared, weights.shared)
         found = native.Experts(
             router=self._router(weights),
             selection_bias=None if weights.selection_bias is None else self._numbers(weights.selection_bias),
@@ -157,8 +181,9 @@ class NativeDecoder:
         ]
         return self._linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
 
-    def _feed(self, feed: FeedForwardWeights) -> native.Feed:
-        return native.Feed(self._linear(feed.gate_up), self._linear(feed.down))
+    def _feed(self, spec: FeedForward, weights: FeedForwardWeights) -> native.Feed:
+        activation = native.ACTIVATIONS.index(spec.activation)
+        return native.Feed(self._linear(weights.gate_up), self._linear(weights.down), activation, spec.gated)
 
     def _linear(self, linear: Linear) -> native.Linear:
         matrices = [self._matrix(weight) for weight in linear.parts]
@@ -170,9 +195,13 @@ class NativeDecoder:
         self._alive.append(weight)
         return matrix
 
-    def _norm(self, norm: NormWeights | None) -> int:
-        assert norm is not None
-        return self._numbers(norm.weight)
+    def _norm(self, spec: Norm | None, norm: NormWeights | None, scale: float = 1.0) -> native.Norm:
+        """`scale` times a norm, or none."""
+        if spec is None or norm is None:
+            return native.Norm()
+        weight = self._numbers((norm.weight.float() + spec.offset) * scale)
+        bias = None if norm.bias is None else self._numbers(norm.bias.float() * scale)
+        return native.Norm(weight, bias, spec.eps, spec.kind == "layer")
 
     def _numbers(self, numbers: Tensor) -> int:
         """The address of an fp32 copy."""
@@ -180,12 +209,9 @@ class NativeDecoder:
         self._alive.append(copy)
         return copy.data_ptr()
 
-
-def _sizes(feed: FeedForward | Experts) -> list[int]:
-    """Of all feed-forwards of a layer."""
-    if isinstance(feed, FeedForward):
-        return [feed.size]
-    return [feed.expert.size] + ([] if feed.shared is None else [feed.shared.size])
+    def _table(self, numbers: Tensor) -> int:
+        """The same for what layers share."""
+        return self._tables.get(id(numbers)) or self._tables.setdefault(id(numbers), self._numbers(numbers))
 
 
 def matrix_of(weight: Weight) -> native.Matrix:

@@ -12,6 +12,7 @@ from engine.execute.cuda.tiles import FEW, MOST_CHUNKS, Chunking, most_chunks
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.shared_prefix import shared_tile_kernel
+from models.spec import Attention
 
 SHARED_ROWS = 256
 """Rows of a program of the shared part, or of a chunk where that is longer."""
@@ -21,12 +22,8 @@ SHARED_ROWS = 256
 class AttentionShape:
     """What the kernels are compiled for."""
 
-    q_heads: int
-    kv_heads: int
-    dim: int
+    spec: Attention
     block_size: int
-    norm_eps: float | None
-    """None: no norm of the heads."""
     pdl: bool
     multiprocessors: int = 1
     shared_bytes: int = 0
@@ -35,7 +32,12 @@ class AttentionShape:
     @property
     def group(self) -> int:
         """Query heads of a KV head, made a power of two."""
-        return int(triton.next_power_of_2(self.q_heads // self.kv_heads))
+        return int(triton.next_power_of_2(self.spec.groups))
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a head, made a power of two."""
+        return int(triton.next_power_of_2(self.spec.head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class AttentionInput:
 
     heads: Tensor
     norm_weight: Tensor | None
-    rotary: Tensor
+    rotary: Tensor | None
     k: Tensor
     v: Tensor
     active: Tensor
@@ -52,6 +54,21 @@ class AttentionInput:
     counters: Tensor
     partial: Tensor
     lse: Tensor
+
+
+def rotation(spec: Attention) -> dict[str, Any]:
+    """How kernels norm and rotate the heads of q and k."""
+    rope, norm = spec.rope, spec.head_norm
+    return {
+        "ROTATED": spec.rotated,
+        "PAIRS": rope is not None and rope.interleaved,
+        "EXACT": rope is not None and rope.exact,
+        "EPS": norm.eps if norm is not None else 0.0,
+        "NORM": norm is not None,
+        "TOGETHER": norm is not None and spec.norms_all_heads,
+        "OFFSET": norm.offset if norm is not None else 0.0,
+        "ONCE": norm is not None and norm.rounds_last,
+    }
 
 
 def attend(
@@ -70,14 +87,15 @@ def attend(
     With `sharing`, for more than FEW rows, `shared` int32 [rows] and `members` int32 [tiles, members] on the device say
     who reads what together (`share`); they may change from step to step, and all 0 and -1 is nothing. Then every
     sequence has less than `own` rows before its newest token's that it does not share. `cuts` is of
-    `choose_chunkings`: one for more than FEW rows.
+    `choose_chunkings`: one for more than FEW rows. A sequence in a window shares nothing.
     """
-    assert sharing is None or (rows > FEW and len(cuts) == 1)
+    assert sharing is None or (rows > FEW and len(cuts) == 1 and shape.spec.window is None)
+    spec, dim = shape.spec, shape.dim
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
     tensors = (
         given.heads,
         given.norm_weight if given.norm_weight is not None else given.heads,
-        given.rotary,
+        given.rotary if given.rotary is not None else given.heads,
         given.k,
         given.v,
         given.active,
@@ -85,20 +103,23 @@ def attend(
         given.counters,
         given.partial,
         given.lse,
-        shape.dim**-0.5 * math.log2(math.e),
+        spec.softmax_scale * math.log2(math.e),
         given.tables.shape[1],
     )
     constants: dict[str, Any] = {
         "CHUNKS": chunks,
-        "HQ": shape.q_heads,
-        "HKV": shape.kv_heads,
-        "D": shape.dim,
-        "EPS": shape.norm_eps or 0.0,
-        "NORM": shape.norm_eps is not None,
+        "HQ": spec.heads,
+        "HKV": spec.kv_heads,
+        "D": dim,
+        "DIM": spec.head_dim,
+        **rotation(spec),
+        "CAP_LOG2": (spec.score_cap or 0.0) * math.log2(math.e),
         "BLOCK": shape.block_size,
         "PDL": shape.pdl,
         "launch_pdl": shape.pdl,
     }
+    window = spec.window or 0
+    wide = max(dim // 128, 1)  # the wider a head is, the fewer rows a thread can hold at once
     if sharing is None:
         shared = None
     per = 1
@@ -107,7 +128,7 @@ def attend(
         apart = cut.chunks if sharing is None else min(cut.chunks, -(-own // cut.rows) + 1)
         if sharing is not None:
             per = max(SHARED_ROWS // cut.rows, 1)
-            kernel = shared_tile_kernel[(shape.kv_heads, -(-cut.chunks // per), sharing.tiles)](
+            kernel = shared_tile_kernel[(spec.kv_heads, -(-cut.chunks // per), sharing.tiles)](
                 *tensors,
                 shared,
                 members,
@@ -116,17 +137,18 @@ def attend(
                 CHUNK=cut.rows,
                 PER=per,
                 MEMBERS=sharing.members,
-                num_warps=4,
+                num_warps=4 * wide,
                 num_stages=3,
             )
             split_alike(kernel)
-        groups = cut.warps * 256 // shape.dim
-        stages, held = min(cut.tiles, 3), cut.tile // groups
-        line = groups * shape.dim * given.k.element_size()
-        beside = -(-shape.kv_heads * apart * rows // shape.multiprocessors)
+        groups = cut.warps * 256 // dim
+        tiles, held = cut.tiles * wide, cut.tile // (groups * wide)
+        stages = min(tiles, 3)
+        line = groups * dim * given.k.element_size()
+        beside = -(-spec.kv_heads * apart * rows // shape.multiprocessors)
         spare = shape.shared_bytes // (beside + 1) - 2 * stages * held * line
         # After the shared rows, since it loads rows of its own while it waits.
-        kernel = attention_kernel[(shape.kv_heads, apart, rows)](
+        kernel = attention_kernel[(spec.kv_heads, apart, rows)](
             *tensors,
             cut.first,
             cut.end,
@@ -134,22 +156,24 @@ def attend(
             SOME=cut.end > 0,
             WARPS=cut.warps,
             R=held,
-            TILES=cut.tiles,
+            TILES=tiles,
             STAGES=stages,
             SPARE=max(-(-spare // line), 0),
             num_warps=cut.warps,
             shared=shared,
+            WINDOW=window,
         )
         split_alike(kernel)
     shortest, longest = cuts[0], cuts[-1]
-    kernel = combine_kernel[(shape.q_heads, rows)](
+    kernel = combine_kernel[(spec.heads, rows)](
         given.partial,
         given.lse,
         given.active,
         given.counters,
         out,
-        HQ=shape.q_heads,
-        D=shape.dim,
+        HQ=spec.heads,
+        D=dim,
+        DIM=spec.head_dim,
         CHUNK=shortest.rows,
         DOUBLINGS=(longest.rows // shortest.rows).bit_length() - 1,
         CHUNKS=chunks,
@@ -157,7 +181,8 @@ def attend(
         PDL=shape.pdl,
         shared=shared,
         PER=per,
-        num_warps=4,
+        WINDOW=window,
+        num_warps=4 * wide,
         launch_pdl=shape.pdl,
     )
     split_alike(kernel)

@@ -162,7 +162,7 @@ class DecodeRunner(Generic[S]):
         taken = [seat.slot for seat in seats]
         for seat in seats:
             assert seat.sequence.table is not None
-            self.slots.show(seat.slot, seat.sequence.table.blocks)
+            self.slots.show(seat.slot, seat.sequence.table.blocks, seat.sequence.table.first)
         self.step(taken, max(seat.row for seat in seats), self._own_rows(seats))
         for seat in seats:
             seat.row += 1

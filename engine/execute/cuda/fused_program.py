@@ -9,6 +9,11 @@ Up to eight rows, six launches a layer, weights read once, and every row gets th
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
+A norm of what a product gives is computed by the next one (`linear_kernel`), which adds it to x, too: x lies in one
+of two buffers, then in the other.
+
+In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
+
 More rows: rows that several sequences share are attended to once (`shared_prefix.py`), before those that each has
 alone. From 17 rows on, products are those of a prompt's layers, with its kernels between them.
 
@@ -16,23 +21,23 @@ The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/refere
 the same KV cache.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
-from engine.execute.compatibility import not_fused
+from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
-from engine.execute.cuda.prefill import product, run_layers
+from engine.execute.cuda.experts import ExpertStep, apart
+from engine.execute.cuda.prefill import Normed, normed, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
     FEW,
     FUSED,
     MOST_CHUNKS,
-    Chunking,
     choose_chunkings,
     choose_tile,
     most_chunks,
@@ -40,8 +45,9 @@ from engine.execute.cuda.tiles import (
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
-from models.network import FeedForwardWeights, Linear, Network, NormWeights
-from models.spec import FeedForward
+from models.network import ExpertWeights, Linear, Network, NormWeights
+from models.reference.decoder import Decoder
+from models.spec import Activation, Experts, FeedForward, ModelSpec, Norm
 
 
 def unsupported(network: Network) -> str | None:
@@ -50,7 +56,21 @@ def unsupported(network: Network) -> str | None:
         return "there are no fused kernels for quantised weights"
     if network.dtype != torch.bfloat16 and network.device.type == "cuda":
         return f"there are no fused kernels for {str(network.dtype).removeprefix('torch.')} weights"
-    return not_fused(network.spec)
+    reason = not_fused(network.spec)
+    if reason is None and apart(network):
+        return "the fused kernels do not know experts that do not lie in one tensor"
+    return reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """The norm of what a product gave, to be added to x by the next one."""
+
+    norm: Norm
+    weights: NormWeights
+    scale: float
+    parts: int
+    """Programs that left sums of squares."""
 
 
 class FusedDecoder:
@@ -64,10 +84,10 @@ class FusedDecoder:
         """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: many rows are steps of
         FEW, so that each gets what it gets alone."""
         spec, heads = network.spec, network.spec.attention
-        feed = spec.layers[0].feed_forward
-        assert isinstance(feed, FeedForward)
         self._network = network
-        self._eps = spec.final_norm.eps
+        self._reference = Decoder(network)
+        scale = torch.tensor(spec.embedding_scale, dtype=network.dtype)  # rounded as there
+        self._embedding_scale = float(scale)
         self._cache = cache
         self._given = given
         self._pdl = pdl
@@ -88,9 +108,13 @@ class FusedDecoder:
             return torch.zeros(shape, dtype=dtype, device=network.device)
 
         self._x = buffer(most, size)
+        self._total = buffer(few, size)
+        self._out = buffer(few, size)
+        self._squares = buffer(triton.cdiv(size, 8), 16, dtype=torch.float32)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
-        self._inner = buffer(few, feed.size)
+        self._inner = buffer(few * _largest(spec))
+        self._experts = ExpertStep(network, few, pdl) if has_experts(spec) else None
         self._logits = buffer(most if deterministic else few, vocab)
         parts = max(
             rows * (most_chunks(rows) if rows > FEW else MOST_CHUNKS)
@@ -114,44 +138,81 @@ class FusedDecoder:
             self._x,
             SIZE=size,
             BLOCK=1024,
+            SCALE=self._embedding_scale,
         )
         split_alike(kernel)
         if rows > FUSED and not self._deterministic:
-            return self._many(rows, choose_chunkings(rows, limit), own)
+            return self._many(rows, limit, own)
         given = self._given
         if rows <= FEW or not self._deterministic:
-            self._few(given, self._x, self._logits, rows, choose_chunkings(rows, limit), own)
+            self._few(given, self._x, self._logits, rows, limit, own)
         else:  # every eight rows are a step of their own: what they get does not depend on who is beside them
             for first in range(0, rows, FEW):
                 group = replace(given, active=given.active[first:])
-                self._few(group, self._x[first:], self._logits[first:], FEW, choose_chunkings(FEW, limit))
+                self._few(group, self._x[first:], self._logits[first:], FEW, limit)
         return self._logits[:rows]
 
-    def _few(
-        self,
-        given: StepInput,
-        x: Tensor,
-        logits: Tensor,
-        rows: int,
-        cuts: tuple[Chunking, ...],
-        own: int = 0,
-    ) -> None:
-        for index, layer in enumerate(self._network.layers):
-            attention, feed = layer.attention, layer.feed_forward
-            assert isinstance(feed, FeedForwardWeights)
-            self._linear(rows, x, attention.qkv, self._heads, norm=layer.attention_norm)
-            self._attend(given, rows, index, self._heads, cuts, own)
-            self._linear(rows, self._mixed, attention.out, x, residual=x)
-            self._linear(rows, x, feed.gate_up, self._inner, norm=layer.feed_forward_norm, gated=True)
-            self._linear(rows, self._inner, feed.down, x, residual=x)
-        self._linear(rows, x, self._network.head, logits, norm=self._network.final_norm)
+    def _few(self, given: StepInput, x: Tensor, logits: Tensor, rows: int, limit: int, own: int = 0) -> None:
+        network, post, other = self._network, None, self._total
+        for index, (spec, layer) in enumerate(zip(network.spec.layers, network.layers, strict=True)):
+            attention, feed, weights = layer.attention, spec.feed_forward, layer.feed_forward
+            norm = normed(spec.attention_norm, layer.attention_norm)
+            self._linear(rows, x, attention.qkv, self._heads, norm=norm, post=post, total=other)
+            x, other = (x, other) if post is None else (other, x)
+            self._attend(given, rows, index, self._heads, limit, own)
+            after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
+            post = self._add(rows, self._mixed, attention.out, x, after, scale)
+            norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
+            if isinstance(weights, ExpertWeights):
+                assert isinstance(feed, Experts)
+                assert norm is not None
+                self._mix(given, x, rows, feed, weights, norm)
+                continue
+            assert isinstance(feed, FeedForward)
+            inner = self._inner[: rows * feed.size].view(rows, feed.size)
+            self._linear(
+                rows, x, weights.gate_up, inner, norm=norm, post=post, total=other, activation=feed.activation
+            )
+            x, other = (x, other) if post is None else (other, x)
+            after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
+            post = self._add(rows, inner, weights.down, x, after, scale)
+        whole = network.spec
+        norm, cap = (whole.final_norm, network.final_norm), whole.logit_cap or 0.0
+        self._linear(
+            rows, x, network.head, logits, norm=norm, post=post, total=other, scale=whole.logit_scale, cap=cap
+        )
 
-    def _many(self, rows: int, cuts: tuple[Chunking, ...], own: int) -> Tensor:
+    def _mix(
+        self, given: StepInput, x: Tensor, rows: int, spec: Experts, weights: ExpertWeights, norm: Normed
+    ) -> None:
+        """The feed-forward of a layer with experts: what the shared one gives is added last."""
+        shared, experts, eps = weights.shared, self._experts, norm[0].eps
+        assert experts is not None
+        experts.route(spec, weights, norm[1], eps, given.active, x, rows)
+        if shared is None or spec.shared is None:
+            experts.multiply(spec, weights, norm[1], eps, x, rows)
+            return
+        inner = self._inner[: rows * spec.shared.size].view(rows, spec.shared.size)
+        self._linear(rows, x, shared.gate_up, inner, norm=norm, activation=spec.shared.activation)
+        experts.multiply(spec, weights, norm[1], eps, x, rows)
+        self._linear(rows, inner, shared.down, x, residual=x)
+
+    def _many(self, rows: int, limit: int, own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
-            self._attend(self._given, rows, index, projected, cuts, own)
+            self._attend(self._given, rows, index, projected, limit, own)
             return self._mixed[:rows]
 
-        return product(self._network.head, run_layers(self._network, self._x[:rows], attend))
+        return self._reference.logits(run_layers(self._network, self._x[:rows], attend))
+
+    def _add(
+        self, rows: int, given: Tensor, layer: Linear, x: Tensor, after: Normed | None, scale: float
+    ) -> _Post | None:
+        """Add the product, times `scale`, to x; where it is normed before, leave that to the next one."""
+        if after is None:
+            self._linear(rows, given, layer, x, residual=x, scale=scale)
+            return None
+        parts = self._linear(rows, given, layer, self._out, squares=self._squares)
+        return _Post(*after, scale, parts)
 
     def _linear(
         self,
@@ -159,24 +220,45 @@ class FusedDecoder:
         x: Tensor,
         layer: Linear,
         out: Tensor,
-        norm: NormWeights | None = None,
+        *,
+        norm: Normed | None = None,
         residual: Tensor | None = None,
-        gated: bool = False,
-    ) -> None:
-        weight, bias = layer.weight, layer.bias
+        activation: Activation | None = None,
+        scale: float = 1.0,
+        cap: float = 0.0,
+        squares: Tensor | None = None,
+        post: _Post | None = None,
+        total: Tensor | None = None,
+    ) -> int:
+        """See `linear_kernel`; gated where there is an `activation`. Returns the number of programs."""
+        weight, bias, gated = layer.weight, layer.bias, activation is not None
         outputs, inputs = out.shape[1], weight.shape[1]
-        tile = choose_tile(outputs, inputs, gated)
-        kernel = linear_kernel[(triton.cdiv(outputs, tile.outputs(gated)),)](
+        tile = choose_tile(outputs, inputs, gated, post is not None)
+        programs = int(triton.cdiv(outputs, tile.outputs(gated)))
+        added = {}
+        if post is not None:
+            added = {
+                "post": self._out,
+                "post_weight": post.weights.weight,
+                "post_squares": self._squares,
+                "total": total,
+                "POST_PARTS": post.parts,
+                "POST_PADDED": triton.next_power_of_2(post.parts),
+                "POST_EPS": post.norm.eps,
+                "POST_OFFSET": post.norm.offset,
+                "POST_SCALE": post.scale,
+            }
+        kernel = linear_kernel[(programs,)](
             x,
             weight,
             bias if bias is not None else weight,
-            norm.weight if norm is not None else weight,
+            norm[1].weight if norm is not None else weight,
             residual if residual is not None else x,
             out,
             COUNT=rows,
             N=outputs,
             K=inputs,
-            EPS=self._eps,
+            EPS=norm[0].eps if norm is not None else 0.0,
             NORM=norm is not None,
             BIAS=bias is not None,
             GATED=gated,
@@ -186,36 +268,27 @@ class FusedDecoder:
             TILES=tile.tiles,
             AHEAD=tile.ahead,
             PDL=self._pdl,
+            OFFSET=norm[0].offset if norm is not None else 0.0,
+            ACTIVATION=activation or "silu",
+            SCALE=scale,
+            CAP=cap,
+            squares_out=squares,
+            **added,
             num_warps=tile.warps,
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
+        return programs
 
     def _attend(
-        self,
-        given: StepInput,
-        rows: int,
-        index: int,
-        heads: Tensor,
-        cuts: tuple[Chunking, ...],
-        own: int = 0,
+        self, given: StepInput, rows: int, index: int, heads: Tensor, limit: int, own: int = 0
     ) -> None:
         """heads [rows, ...] -> `_mixed`; the K and V of the new tokens go into the cache."""
-        layer = self._network.layers[index].attention
-        norm = layer.head_norm
-        assert layer.rotary is not None
-        shape = AttentionShape(
-            self._q_heads,
-            self._kv_heads,
-            self._dim,
-            self._cache.block_size,
-            self._eps if norm is not None else None,
-            self._pdl,
-            *self._machine,
-        )
+        spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
+        shape = AttentionShape(spec, self._cache.block_size, self._pdl, *self._machine)
         step = AttentionInput(
             heads,
-            norm,
+            layer.head_norm,
             layer.rotary,
             self._cache.k[index],
             self._cache.v[index],
@@ -225,5 +298,15 @@ class FusedDecoder:
             self._partial,
             self._lse,
         )
-        sharing = choose_sharing(rows, self.kv.group) if own and self.kv is not None else None
+        cuts = choose_chunkings(rows, limit, spec.window)
+        sharing = None
+        if own and self.kv is not None and spec.window is None:
+            sharing = choose_sharing(rows, self.kv.group)
         attend(shape, step, self._mixed, rows, cuts, sharing, own, given.shared, given.members)
+
+
+def _largest(spec: ModelSpec) -> int:
+    """The size of the largest dense feed-forward, shared experts among them; 0 without one."""
+    feeds = (layer.feed_forward for layer in spec.layers)
+    dense = (feed.shared if isinstance(feed, Experts) else feed for feed in feeds)
+    return max((feed.size for feed in dense if feed is not None), default=0)

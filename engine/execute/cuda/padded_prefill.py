@@ -34,6 +34,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.kernels.triton.prefill import write_kernel
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
+from models.spec import Attention
 
 SLAB = 1024
 """Rows of a deterministic step."""
@@ -74,6 +75,7 @@ class PaddedPrefill:
         from engine.execute.cuda.prefill import FusedPrefill
 
         device = cache.kv.device
+        self._network = network
         self._model = FusedPrefill(network)
         self._cache = cache
         self._flash = flash
@@ -172,7 +174,8 @@ class PaddedPrefill:
         write = _Write(self._cache, slots)
         attention: _Alone | Ragged
         if self._flash is None or spans == 1:
-            attention = _Alone(self._cache, self._flash, write, span_rows, table)
+            specs = [layer.attention for layer in self._network.spec.layers]
+            attention = _Alone(self._cache, specs, self._flash, write, span_rows, table)
         else:
             q_ends, k_ends = q_ends[: spans + 1], k_ends[: spans + 1]
             attention = self._flash.ragged(write, q_ends, k_ends, table, shape.longest, self._rows)
@@ -210,13 +213,15 @@ class _Alone:
     def __init__(
         self,
         cache: KVCache,
+        specs: list[Attention],
         flash: FlashBackend | None,
         write: Callable[[int, Tensor, Tensor], None],
         span: Tensor,
         table: Tensor,
     ) -> None:
-        """span int32 [3]: see `prompt_attention`; table int32 [1, blocks]. Both are read on the device."""
+        """specs: of each layer; span int32 [3]: see `prompt_attention`; table int32 [1, blocks]."""
         self._cache = cache
+        self._specs = specs
         self._flash = flash
         self._write = write
         self._span = span
@@ -227,7 +232,8 @@ class _Alone:
         keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
         if self._flash is None:
             size = self._cache.block_size
-            return prompt_attention(q, keys, values, self._span, self._table[0], block_size=size)
+            spec, table = self._specs[layer_index], self._table[0]
+            return prompt_attention(q, keys, values, self._span, table, spec=spec, block_size=size)
         pages = (-1, self._cache.block_size, *k.shape[1:])
         out = self._flash.attend(
             q.unsqueeze(0),

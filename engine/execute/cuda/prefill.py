@@ -11,27 +11,40 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from engine.kernels.triton.prefill import gate_kernel, norm_kernel, position_kernel
-from models.network import FeedForwardWeights, Linear, Network, NormWeights
+from engine.execute.cuda.attend import rotation
+from engine.execute.cuda.experts import mix
+from engine.kernels.triton.prefill import (
+    gate_kernel,
+    norm_kernel,
+    position_kernel,
+    unusual_position_kernel,
+)
+from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
+from models.spec import Activation, Experts, FeedForward, Norm
+from models.spec import Attention as AttentionSpec
 
+Normed = tuple[Norm, NormWeights]
 Attend = Callable[[int, Tensor], Tensor]
 """(layer, q, k and v as projected [T, numbers]) -> what the output is made of [T, q numbers]"""
 
 
 def run_layers(network: Network, x: Tensor, attend: Attend) -> Tensor:
     """Embedded tokens [T, hidden] -> the same shape after the final norm."""
-    eps = network.spec.final_norm.eps
+    spec = network.spec
     residual: Tensor | None = None
-    for index, layer in enumerate(network.layers):
-        feed = layer.feed_forward
-        assert isinstance(feed, FeedForwardWeights)
-        normed, residual = _add_norm(x, residual, layer.attention_norm, eps)
-        x = product(layer.attention.out, attend(index, product(layer.attention.qkv, normed)))
-        normed, residual = _add_norm(x, residual, layer.feed_forward_norm, eps)
-        x = product(feed.down, _gate(product(feed.gate_up, normed)))
-    return _add_norm(x, residual, network.final_norm, eps)[0]
+    post, scale = None, 1.0
+    for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
+        norm = normed(layer.attention_norm, weights.attention_norm)
+        given, residual = _add_norm(x, residual, post, scale, norm)
+        x = product(weights.attention.out, attend(index, product(weights.attention.qkv, given)))
+        post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
+        norm = normed(layer.feed_forward_norm, weights.feed_forward_norm)
+        given, residual = _add_norm(x, residual, post, scale, norm)
+        x = _feed(layer.feed_forward, weights.feed_forward, given)
+        post = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm)
+    return _add_norm(x, residual, post, scale, (spec.final_norm, network.final_norm))[0]
 
 
 class FusedPrefill:
@@ -47,7 +60,7 @@ class FusedPrefill:
         def attend(index: int, projected: Tensor) -> Tensor:
             return self._attend(index, projected, positions, attention)
 
-        return run_layers(self._network, self._network.embedding.data.index_select(0, token_ids), attend)
+        return run_layers(self._network, self._reference.embed(token_ids, positions), attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Decoder.logits`."""
@@ -56,23 +69,45 @@ class FusedPrefill:
     def _attend(self, index: int, projected: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         spec, layer = self._network.spec.layers[index].attention, self._network.layers[index].attention
         heads = projected.view(projected.shape[0], -1, spec.head_dim)
-        norm, count = layer.head_norm, spec.heads + spec.kv_heads
-        block = min(8, triton.next_power_of_2(count))
+        count = spec.heads + spec.kv_heads
+        position(spec, heads, layer.head_norm, layer.rotary, positions)
+        mixed = attention(index, heads[:, : spec.heads], heads[:, spec.heads : count], heads[:, count:])
+        return mixed.reshape(-1, spec.heads * spec.head_dim)
+
+
+def position(
+    spec: AttentionSpec, heads: Tensor, weight: Tensor | None, rotary: Tensor | None, positions: Tensor
+) -> None:
+    """Norm and rotate q and k of heads [T, all heads, head_dim] in place."""
+    norm, rope, count = spec.head_norm, spec.rope, spec.heads + spec.kv_heads
+    if norm is None and rope is None:
+        return
+    tensors = heads, heads if weight is None else weight, heads if rotary is None else rotary, positions
+    shape = {"HEADS": count, "ALL": heads.shape[1], "D": spec.head_dim}
+    block = min(8, triton.next_power_of_2(count))
+    dim = triton.next_power_of_2(spec.head_dim)
+    usual = rope is not None and (spec.rotated, rope.interleaved, rope.exact) == (dim, False, False)
+    if usual and (norm is None or not (spec.norms_all_heads or norm.offset or norm.rounds_last)):
         position_kernel[(heads.shape[0], triton.cdiv(count, block))](
-            heads,
-            norm if norm is not None else heads,
-            layer.rotary,
-            positions,
-            HEADS=count,
-            ALL=heads.shape[1],
-            D=spec.head_dim,
+            *tensors,
+            **shape,
             BLOCK=block,
-            EPS=spec.head_norm.eps if spec.head_norm is not None else 0.0,
+            EPS=norm.eps if norm is not None else 0.0,
             NORM=norm is not None,
             num_warps=2,
         )
-        mixed = attention(index, heads[:, : spec.heads], heads[:, spec.heads : count], heads[:, count:])
-        return mixed.reshape(-1, spec.heads * spec.head_dim)
+        return
+    if spec.norms_all_heads:
+        block = triton.next_power_of_2(count)
+    unusual_position_kernel[(heads.shape[0], triton.cdiv(count, block))](
+        *tensors,
+        **shape,
+        Q_HEADS=spec.heads,
+        PADDED=dim,
+        BLOCK=block,
+        **rotation(spec),
+        num_warps=max(2, min(16, block * dim // 512)),
+    )
 
 
 def product(linear: Linear, x: Tensor) -> Tensor:
@@ -80,34 +115,64 @@ def product(linear: Linear, x: Tensor) -> Tensor:
     return F.linear(x, linear.weight, linear.bias)
 
 
+def _feed(spec: FeedForward | Experts, weights: FeedForwardWeights | ExpertWeights, given: Tensor) -> Tensor:
+    """[T, hidden] -> the same shape"""
+    if isinstance(weights, FeedForwardWeights):
+        assert isinstance(spec, FeedForward)
+        return product(weights.down, _gate(product(weights.gate_up, given), spec.activation))
+    assert isinstance(spec, Experts)
+    beside = None
+    if spec.shared is not None and weights.shared is not None:
+        beside = _feed(spec.shared, weights.shared, given)
+    return mix(spec, weights, given, beside)
+
+
+def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:
+    """None where there is no norm."""
+    return None if norm is None or weights is None else (norm, weights)
+
+
 def _add_norm(
-    x: Tensor, residual: Tensor | None, norm: NormWeights | None, eps: float
+    x: Tensor, residual: Tensor | None, post: Normed | None, scale: float, norm: Normed | None
 ) -> tuple[Tensor, Tensor]:
-    """x and residual [T, size] -> (the norm of their sum, their sum)"""
-    assert norm is not None
+    """x and residual [T, size] -> (`norm` of the sum, the sum) of residual and scale times `post` of x"""
     rows, size = x.shape
-    out = torch.empty_like(x)
+    if residual is None and norm is None:
+        return x, x
     total = x if residual is None else torch.empty_like(x)
+    out = total if norm is None else torch.empty_like(x)
     block = triton.next_power_of_2(size)
+    added = {}
+    if post is not None:
+        kind, weights = post
+        added = {"post_weight": weights.weight, "POST_EPS": kind.eps}
+        added |= {"POST_OFFSET": kind.offset, "POST_ONCE": kind.rounds_last}
     norm_kernel[(rows,)](
         x,
         x if residual is None else residual,
-        norm.weight,
+        x if norm is None else norm[1].weight,
         out,
         total,
         SIZE=size,
         BLOCK=block,
-        EPS=eps,
+        EPS=0.0 if norm is None else norm[0].eps,
         ADD=residual is not None,
+        NORM=norm is not None,
+        OFFSET=0.0 if norm is None else norm[0].offset,
+        ONCE=norm is not None and norm[0].rounds_last,
+        SCALE=scale,
+        **added,
         num_warps=max(1, min(8, block // 512)),
     )
     return out, total
 
 
-def _gate(gate_up: Tensor) -> Tensor:
-    """[T, 2 size] -> [T, size]: silu of the first half times the second"""
+def _gate(gate_up: Tensor, activation: Activation) -> Tensor:
+    """[T, 2 size] -> [T, size]: the activation of the first half times the second"""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     inner = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(2048, triton.next_power_of_2(size))
-    gate_kernel[(rows, triton.cdiv(size, block))](gate_up, inner, SIZE=size, BLOCK=block, num_warps=4)
+    gate_kernel[(rows, triton.cdiv(size, block))](
+        gate_up, inner, SIZE=size, BLOCK=block, ACTIVATION=activation, num_warps=4
+    )
     return inner

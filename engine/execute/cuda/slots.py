@@ -65,13 +65,20 @@ class Slots:
         self._places[2 * slot + 1] = position
         self._tables[slot] = []
 
-    def show(self, slot: int, blocks: Items[int]) -> None:
-        """The block table of `slot`: blocks come at the end, and the last full one may be replaced."""
+    def show(self, slot: int, blocks: Items[int], first: int = 0) -> None:
+        """The block table of `slot`: blocks come at the end, and the last full one may be replaced.
+
+        Those before number `first` are let go of, one after the other.
+        """
         known = self._tables[slot]
+        at = self._start + slot * self.given.tables.shape[1]
+        for index in reversed(range(min(first, len(known)))):
+            if known[index] == blocks[index]:
+                break
+            self._changes[at + index] = known[index] = blocks[index]
         start = max(len(known) - 2, 0)
         if known[start:] == blocks[start:]:
             return
-        at = self._start + slot * self.given.tables.shape[1]
         for index in range(start, len(blocks)):
             if index >= len(known) or known[index] != blocks[index]:
                 self._changes[at + index] = blocks[index]

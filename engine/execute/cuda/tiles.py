@@ -1,6 +1,6 @@
 """How the work of a decode step is cut among the programs of its kernels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FEW = 8
 """Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
@@ -27,11 +27,14 @@ class Tile:
         return 16 * self.tiles // (self.folds * (2 if gated else 1))
 
 
-def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
+def choose_tile(outputs: int, inputs: int, gated: bool, joined: bool = False) -> Tile:
     """What was fastest on an H200 for so many rows (pairs of rows where gated) of so many columns.
 
     Measured in whole steps of Qwen3-0.6B and 8B: alone a product says little of how it gets on with its neighbours.
+    One that is `joined` with the norm before it holds more numbers of a row, so it has few weights; not measured.
     """
+    if joined:
+        return replace(choose_tile(outputs, inputs, gated), folds=1, tiles=1)
     if inputs > 3072:
         return Tile(1, 4 if not gated and 4096 < outputs <= 8192 else 8, 1, 3)
     if gated:
@@ -79,11 +82,19 @@ def choose_chunking(limit: int) -> Chunking:
     return Chunking(warps, tile, tiles, _parts(limit, tile * tiles))
 
 
-def choose_chunkings(rows: int, limit: int) -> tuple[Chunking, ...]:
+def choose_chunkings(rows: int, limit: int, window: int | None = None) -> tuple[Chunking, ...]:
     """The launches of the attention of so many sequences of up to `limit` rows.
 
     Few sequences are each cut as alone, which depends on how long they are. Of many, each is cut into few large parts.
+    With a window they are cut as if they were twice as long as that at most, and only chunks in the window count.
     """
+    if window is not None:
+        *cuts, last = choose_chunkings(rows, min(limit, context_limit(2 * window)))
+        cuts.append(replace(last, end=limit) if last.end else last)
+        return tuple(
+            replace(cut, chunks=min(_parts(cut.end or limit, cut.rows), _parts(window - 1, cut.rows) + 1))
+            for cut in cuts
+        )
     if rows == 1:
         return (choose_chunking(limit),)
     if rows > FEW:

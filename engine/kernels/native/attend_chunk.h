@@ -160,8 +160,10 @@ void attend_chunk_as(const AttendChunk& a) {
     widen<Type>(a, count, k, v, row);
     multiply_floats<true>(a.q, a.dim, a.keys, ATTEND_ROWS, a.queries, a.dim, ATTEND_ROWS, a.scores, ATTEND_ROWS);
     for (int32_t i = 0; i < a.queries; ++i) {
-      const int32_t newer = (a.queries - 1 - i) / a.heads;  // rows that the query must not see
-      const float kept = weigh(a.scores + i * ATTEND_ROWS, a.newest + 1 - newer - first, a.most[i], a.sum[i]);
+      const int32_t seen = a.newest + 1 - (a.queries - 1 - i) / a.heads - first;  // up to the query's own row
+      if (a.cap > 0.0f) cap(a.scores + i * ATTEND_ROWS, ATTEND_ROWS, a.cap);
+      const float kept =
+          weigh(a.scores + i * ATTEND_ROWS, a.window > 0 ? seen - a.window : 0, seen, a.most[i], a.sum[i]);
       if (kept != 1.0f) {
         for (int32_t d = 0; d < row; ++d) a.out[i * row + d] *= kept;
       }

@@ -1,6 +1,7 @@
 // The attention of a group: rows of different sequences and parts of a long context are tasks of their own. A query's
 // sums are kept apart for every PART_ROWS rows of its context and put together in their order, so that they depend
-// neither on the tasks nor on what else is attended.
+// neither on the tasks nor on what else is attended. Parts before the window of a row are not read; within the first one
+// that is, rows before it have no weight.
 #include <cstring>
 
 #include "group.h"
@@ -13,50 +14,57 @@ constexpr int32_t LEAST_QUERIES = 4;
 
 int32_t parts_of(int32_t rows) { return (rows + PART_ROWS - 1) / PART_ROWS; }
 
+// The first row that a row sees.
+int32_t first_seen(int32_t row, int32_t window) { return window > 0 && row >= window ? row + 1 - window : 0; }
+
 int32_t within(int32_t value, int32_t least, int32_t most) {
   return value < least ? least : value > most ? most : value;
 }
 
-// Threads share K and V rather than the queries of few rows, for each task makes numbers of all K and V it sees.
-bool apart(const Queries& span) { return span.count <= MOST_QUERIES && parts_of(span.row + span.count) > 1; }
+// `count` rows from row `from` of a stretch on. Threads share K and V rather than the queries of few rows, for each task
+// makes numbers of all K and V it sees.
+Queries queries_of(const Stretch& span, int32_t from, int32_t count, int32_t window) {
+  const int32_t row = span.row + from, part = first_seen(row, window) / PART_ROWS, end = parts_of(row + count);
+  const bool apart = span.count <= MOST_QUERIES && end - part > 1;
+  return {{span.table, row, span.first + from, count}, part, end, apart, 0};
+}
 
 }  // namespace
 
-// Cuts the spans in `space.queries` into rows that are attended together, and all into tasks: the largest come first.
-void Group::share_attention() {
-  const std::vector<Queries> spans(space.queries);
+// Cuts the stretches into rows that are attended together, and all into tasks: the largest come first.
+void Group::share_attention(Plan& plan) {
+  const std::vector<Stretch>& spans = space.stretches;
   const int32_t working = decoder.pool.working(), most_tasks = TASKS_A_THREAD * decoder.pool.size();
   int32_t single = 0, several = 0;  // heads and parts to share, of single rows and of others
-  for (const Queries& span : spans) {
-    const int32_t parts = parts_of(span.row + span.count);
-    (span.count == 1 ? single : several) += span.count * sizes.kv_heads * (apart(span) ? parts : 1);
+  for (const Stretch& span : spans) {
+    const Queries all = queries_of(span, 0, span.count, plan.window);
+    (span.count == 1 ? single : several) += span.count * sizes.kv_heads * (all.apart ? all.parts() : 1);
   }
   // So many queries together that every thread finds some; heads that lie side by side are read together, unless
   // threads would find too little.
   const int32_t together = within(several / (TASKS_A_THREAD * working), LEAST_QUERIES, MOST_QUERIES);
   const int32_t side_by_side = within((single + most_tasks - 1) / most_tasks, 1, sizes.kv_heads);
-  space.queries.clear();
-  space.tasks.clear();
+  plan.queries.clear();
+  plan.tasks.clear();
+  plan.of_row.resize(size_t(count));
   size_t shared = 0, own = 0;
   for (bool alone : {false, true}) {
-    for (const Queries& span : spans) {
+    for (const Stretch& span : spans) {
       if (alone != (span.count == 1)) continue;
       // The last rows see most: they come first.
       for (int32_t first = (span.count - 1) / together * together; first >= 0; first -= together) {
         const int32_t rows = span.count - first < together ? span.count - first : together;
-        const int32_t parts = parts_of(span.row + first + rows);
-        const size_t sums = size_t(parts) * size_t(rows * sizes.groups);
-        const Queries some{span.table, span.row + first, span.first + first, rows, parts, apart(span), shared};
-        for (int32_t r = 0; r < rows; ++r) {
-          space.given[size_t(some.first + r)].queries = int32_t(space.queries.size());
-        }
+        Queries some = queries_of(span, first, rows, plan.window);
+        some.sums = shared;
+        const size_t sums = size_t(some.parts()) * size_t(rows * sizes.groups);
+        for (int32_t r = 0; r < rows; ++r) plan.of_row[size_t(some.first + r)] = int32_t(plan.queries.size());
         if (some.apart) {
           shared += sums * size_t(sizes.kv_heads);
         } else if (const size_t needed = sums * size_t(alone ? side_by_side : 1); needed > own) {
           own = needed;
         }
-        space.queries.push_back(some);
-        add_tasks(int32_t(space.queries.size()) - 1, alone ? side_by_side : 1);
+        plan.queries.push_back(some);
+        add_tasks(plan, int32_t(plan.queries.size()) - 1, alone ? side_by_side : 1);
       }
     }
   }
@@ -65,34 +73,53 @@ void Group::share_attention() {
 }
 
 // The part with the newest row comes first: where there is one row, whoever attends it also writes it.
-void Group::add_tasks(int32_t index, int32_t heads) {
-  const Queries& some = space.queries[size_t(index)];
-  const int32_t pieces = some.apart ? some.parts : 1, parts = some.apart ? 1 : some.parts;
+void Group::add_tasks(Plan& plan, int32_t index, int32_t heads) {
+  const Queries& some = plan.queries[size_t(index)];
+  const int32_t pieces = some.apart ? some.parts() : 1, parts = some.apart ? 1 : some.parts();
   for (int32_t piece = pieces - 1; piece >= 0; --piece) {
     for (int32_t head = 0; head < sizes.kv_heads; head += heads) {
       const int32_t here = sizes.kv_heads - head < heads ? sizes.kv_heads - head : heads;
-      space.tasks.push_back({index, head, here, piece * parts, (piece + 1) * parts});
+      plan.tasks.push_back({index, head, here, some.part + piece * parts, some.part + (piece + 1) * parts});
     }
   }
 }
 
+namespace {
+
+// The norm of what lies from a number on.
+ct_norm from_number(const ct_norm& norm, int32_t number) {
+  ct_norm part = norm;
+  part.weight += number;
+  return part;
+}
+
+}  // namespace
+
 // One head of the projection, normed and rotated.
 void Group::position_head(int32_t layer, int32_t r, int32_t which, float* out) const {
   const float* from = heads(r) + which * sizes.dim;
-  const float* weight = decoder.layers[size_t(layer)].head_norm;
-  if (weight != nullptr) {
-    decoder.kernels.norm(from, weight + which * sizes.dim, sizes.dim, decoder.model.eps, out);
+  const ct_attention& how = decoder.layers[size_t(layer)].attention;
+  if (how.head_norm.weight != nullptr && !how.together) {
+    decoder.kernels.norm(from, from_number(how.head_norm, which * sizes.dim), sizes.dim, out);
   } else if (out != from) {
     std::memcpy(out, from, size_t(sizes.dim) * sizeof(float));
   }
-  decoder.kernels.rotate(out, decoder.model.rotary + int64_t(space.given[size_t(r)].position) * sizes.dim, sizes.dim);
+  if (how.rotary == nullptr) return;
+  const float* turns = how.rotary + int64_t(space.given[size_t(r)].position) * how.rotated;
+  decoder.kernels.rotate(out, turns, how.rotated, how.interleaved != 0);
 }
 
 // Norms and rotates q and k in place, and writes K and V.
 void Group::position(int32_t layer) {
   const ct_cache& cache = decoder.cache;
+  const ct_attention& how = decoder.layers[size_t(layer)].attention;
   auto from = [&](int32_t r) { return heads(r); };
   claim_rows(count, sizes.heads(), from, [&](int32_t r) {
+    if (how.together && how.head_norm.weight != nullptr) {
+      float *q = heads(r), *own = q + sizes.q_size;
+      decoder.kernels.norm(q, how.head_norm, sizes.q_size, q);
+      decoder.kernels.norm(own, from_number(how.head_norm, sizes.q_size), sizes.kv_size, own);
+    }
     for (int32_t h = 0; h < sizes.q_heads + sizes.kv_heads; ++h) position_head(layer, r, h, heads(r) + h * sizes.dim);
     const int64_t place = space.given[size_t(r)].slot * decoder.slot_bytes;
     const float *k = heads(r) + sizes.q_size, *v = k + sizes.kv_size;
@@ -102,30 +129,33 @@ void Group::position(int32_t layer) {
 }
 
 void Group::attention(int32_t layer, Bench& bench) {
-  claim(int32_t(space.tasks.size()), [&](int32_t n) { attend(layer, space.tasks[size_t(n)], bench); });
+  const std::vector<Task>& tasks = plan_of(layer).tasks;
+  claim(int32_t(tasks.size()), [&](int32_t n) { attend(layer, tasks[size_t(n)], bench); });
 }
 
 void Group::attend(int32_t layer, const Task& task, Bench& bench) {
-  const Queries& some = space.queries[size_t(task.queries)];
+  const Queries& some = plan_of(layer).queries[size_t(task.queries)];
+  const ct_attention& how = decoder.layers[size_t(layer)].attention;
+  const bool positioned = positions_first(decoder.layers[size_t(layer)]);
   const ct_cache& cache = decoder.cache;
   const Kernels& kernels = decoder.kernels;
   const int32_t dim = sizes.dim, groups = sizes.groups, queries = task.heads * groups, rows = some.row + some.count;
   const int32_t first_head = task.head * groups;
   float* query = bench.query.as<float>();
-  const float scale = 1.0f / __builtin_sqrtf(float(dim));
+  const float* sinks = how.sinks == nullptr ? nullptr : how.sinks + first_head;
   for (int32_t r = 0; r < some.count; ++r) {
     float* out = query + r * queries * dim;
-    if (count == 1) {
+    if (!positioned) {
       for (int32_t g = 0; g < queries; ++g) position_head(layer, 0, first_head + g, out + g * dim);
     } else {
       std::memcpy(out, heads(some.first + r) + first_head * dim, size_t(queries * dim) * sizeof(float));
     }
-    for (int32_t i = 0; i < queries * dim; ++i) out[i] *= scale;
+    for (int32_t i = 0; i < queries * dim; ++i) out[i] *= how.scale;
   }
   const int64_t stride = decoder.slot_bytes;
   const int64_t offset = int64_t(task.head) * dim * (stride / sizes.kv_size);
   uint8_t *k = cached(cache.k, layer) + offset, *v = cached(cache.v, layer) + offset;
-  if (count == 1 && task.end == some.parts) {
+  if (!positioned && task.end == some.end) {
     float* keys = query + queries * dim;
     const int64_t place = space.given[0].slot * stride;
     for (int32_t h = 0; h < task.heads; ++h) position_head(layer, 0, sizes.q_heads + task.head + h, keys + h * dim);
@@ -135,32 +165,36 @@ void Group::attend(int32_t layer, const Task& task, Bench& bench) {
   }
   const Sums all = some.apart ? space.sums.from(some.sums, dim) : bench.sums.from(0, dim);
   const int32_t kept_heads = some.apart ? sizes.kv_heads : task.heads, kept_head = some.apart ? task.head : 0;
+  const int32_t seen = first_seen(some.row, how.window);
   for (int32_t part = task.part; part < task.end; ++part) {
-    const int32_t first = part * PART_ROWS, end = first + PART_ROWS < rows ? first + PART_ROWS : rows;
-    const int64_t place = (int64_t(part) * kept_heads + kept_head) * some.count * groups;
+    const int32_t start = part * PART_ROWS, end = start + PART_ROWS < rows ? start + PART_ROWS : rows;
+    const int32_t before = seen > start ? seen - start : 0, first = start + before / ATTEND_ROWS * ATTEND_ROWS;
+    const int32_t hidden = before % ATTEND_ROWS;
+    const int64_t place = (int64_t(part - some.part) * kept_heads + kept_head) * some.count * groups;
     const Sums sums{all.out + place * padded(dim), all.most + place, all.sum + place};
     if (some.count == 1) {
       kernels.attend({query, k, v, some.table, stride, cache.type, cache.block_size, task.heads, groups, dim, first,
-                      end, bench.scores.as<float>(), sums.out, sums.most, sums.sum});
+                      end, hidden, how.cap, bench.scores.as<float>(), sums.out, sums.most, sums.sum});
     } else {
       kernels.attend_chunk({query, k, v, some.table, stride, cache.type, cache.block_size, some.count * groups, groups,
-                            dim, rows - 1, first, end, bench.keys.as<float>(), bench.values.as<float>(),
-                            bench.scores.as<float>(), sums.out, sums.most, sums.sum});
+                            dim, rows - 1, first, end, hidden, how.window, how.cap, bench.keys.as<float>(),
+                            bench.values.as<float>(), bench.scores.as<float>(), sums.out, sums.most, sums.sum});
     }
   }
   for (int32_t r = 0; r < some.count && !some.apart; ++r) {
-    combine(some, r, all, kept_heads, task.heads, mixed(some.first + r) + first_head * dim);
+    combine(some, r, all, sinks, kept_heads, task.heads, mixed(some.first + r) + first_head * dim);
   }
 }
 
-// The sums of `heads` KV heads of a row, which lie as those of `kept_heads`.
-void Group::combine(const Queries& some, int32_t r, const Sums& sums, int32_t kept_heads, int32_t heads,
-                    float* out) const {
+// The sums of `heads` KV heads of a row, which lie as those of `kept_heads`; with the sinks of their queries.
+void Group::combine(const Queries& some, int32_t r, const Sums& sums, const float* sinks, int32_t kept_heads,
+                    int32_t heads, float* out) const {
   const int32_t dim = sizes.dim, groups = sizes.groups, stride = kept_heads * some.count * groups;
   for (int32_t h = 0; h < heads; ++h) {
     const int64_t place = int64_t(h * some.count + r) * groups;
-    decoder.kernels.combine(sums.out + place * padded(dim), sums.most + place, sums.sum + place, some.parts, stride,
-                            groups, dim, out + h * groups * dim);
+    const float* own = sinks == nullptr ? nullptr : sinks + h * groups;
+    decoder.kernels.combine(sums.out + place * padded(dim), sums.most + place, sums.sum + place, own, some.parts(),
+                            stride, groups, dim, out + h * groups * dim);
   }
 }
 

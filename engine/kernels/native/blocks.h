@@ -12,7 +12,11 @@ struct Block {
   static constexpr int SIZE = shape_of(TYPE).numbers, BYTES = shape_of(TYPE).bytes;
   static constexpr int GROUP = TYPE == CT_Q6_K ? 16 : 32, GROUPS = SIZE / GROUP;
   // The digit that stands for 0, in formats without minima.
-  static constexpr int ZERO = TYPE == CT_Q4_0 ? 8 : TYPE == CT_Q8_0 ? 128 : TYPE == CT_Q6_K ? 32 : 0;
+  static constexpr int ZERO = TYPE == CT_MXFP4  ? MXFP4_ZERO
+                              : TYPE == CT_Q4_0 ? 8
+                              : TYPE == CT_Q8_0 ? 128
+                              : TYPE == CT_Q6_K ? 32
+                                                : 0;
   uint8_t digits[SIZE];
   float scale[GROUPS], low[GROUPS];
 
@@ -28,6 +32,12 @@ struct Block {
     } else if constexpr (TYPE == CT_Q8_0) {
       scale[0] = load_half(block);
       for (int i = 0; i < 32; ++i) digits[i] = block[2 + i] ^ 0x80;
+    } else if constexpr (TYPE == CT_MXFP4) {
+      scale[0] = mxfp4_scale(block[0]);
+      for (int i = 0; i < 16; ++i) {
+        digits[i] = MXFP4_DIGITS[block[1 + i] & 15];
+        digits[i + 16] = MXFP4_DIGITS[block[1 + i] >> 4];
+      }
     } else if constexpr (TYPE == CT_Q6_K) {
       q6_k_digits(block, digits);
       const float d = load_half(block + 208);

@@ -19,7 +19,8 @@ enum ct_type : int32_t {
   CT_Q5_K = 13,
   CT_Q6_K = 14,
   CT_BF16 = 30,
-  CT_TYPES = 31,
+  CT_MXFP4 = 39,
+  CT_TYPES = 40,
 };
 
 // [rows, columns], a row at every row_bytes. Any address, read-only, nothing is read past the last row.
@@ -40,10 +41,36 @@ struct ct_linear {
   int32_t unused;
 };
 
-// down(activation(gate) * up), gate above up in one layer.
+// Weight and bias are fp32. The weight is null where nothing is normed, the bias where there is none.
+struct ct_norm {
+  const float* weight;
+  const float* bias;
+  float eps;
+  int32_t centred;  // LayerNorm, which takes the mean off first; else RMSNorm
+};
+
+// What is a layer's own in its attention.
+struct ct_attention {
+  ct_norm head_norm;    // weight [q heads + kv heads, head_dim], no bias
+  const float* rotary;  // [positions, rotated]: cos of the half, sin of the half; null: heads are not rotated
+  const float* sinks;   // [q heads]: a score each that has no value; null: there are none
+  int32_t together;     // whether head_norm is of all q heads together and of all k heads together, not of each
+  int32_t rotated;      // numbers of a head, its first ones
+  int32_t interleaved;  // whether neighbours are rotated together, and not the two halves
+  int32_t window;       // rows that a row sees, itself among them; 0: all before it
+  float scale;          // of the scores
+  float cap;            // scores become cap * tanh(score / cap); 0: they stay
+};
+
+enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3 };
+
+// down(activation(gate) * up), gate above up in one layer, or down(activation(up)) where it is not gated. down tells the
+// inner size.
 struct ct_feed {
   ct_linear gate_up;
   ct_linear down;
+  int32_t activation;
+  int32_t gated;
 };
 
 // A mixture of experts. The router, of plain weights, has an output for each expert and, with shared_gate, one more: the
@@ -61,33 +88,36 @@ struct ct_experts {
   int32_t unused;
 };
 
-// Norm weights are fp32. head_norm is [q heads + kv heads, head_dim], or null where heads are not normed. Where there are
-// experts, gate_up and down are not read.
+// x += residual_scale * post_norm(part(norm(x))) for both parts: attention, then the feed-forward, or where there are
+// experts these; then `feed` is zeros.
 struct ct_layer {
-  const float* input_norm;
-  const float* head_norm;
-  const float* mlp_norm;
+  ct_norm input_norm;
+  ct_norm attention_post_norm;
+  ct_norm mlp_norm;
+  ct_norm mlp_post_norm;
+  ct_attention attention;
   ct_linear qkv;
   ct_linear output;
-  ct_linear gate_up;
-  ct_linear down;
+  ct_feed feed;
   const ct_experts* experts;  // or null
+  float residual_scale;
+  int32_t unused;
 };
 
 struct ct_model {
   const ct_layer* layers;
-  const float* final_norm;
-  const float* rotary;  // [positions, head_dim]: cos of the half, sin of the half
+  ct_norm final_norm;
   ct_matrix embedding;
+  ct_matrix learned;  // [positions, hidden], added to the embedding; its data is null where there is none
   ct_linear head;
   int32_t layer_count;
   int32_t hidden;
-  int32_t inner;  // size of the largest feed-forward
   int32_t q_heads;
   int32_t kv_heads;
   int32_t head_dim;
   int32_t positions;
-  float eps;
+  float embedding_scale;
+  float logit_cap;  // logits become cap * tanh(logit / cap); 0: they stay
 };
 
 // K and V: [layers, slots, kv_heads, head_dim] of `type` (CT_F32, CT_BF16 or CT_F16) each; a block is block_size slots.
@@ -150,6 +180,19 @@ void ct_multiplier_destroy(ct_multiplier* multiplier);
 // What a quantised weight is multiplied with is rounded to int8 by 32 numbers. False for what cannot be multiplied; one
 // call at a time for a pool.
 int32_t ct_multiplier_run(ct_multiplier* multiplier, const ct_linear* linear, int32_t count, const float* x, float* out);
+
+// How a token is drawn: top_k 0, top_p 1 and min_p 0 leave everything. chance lies in [0, 1).
+struct ct_sampling {
+  double chance;
+  float temperature;
+  float top_p;
+  float min_p;
+  int32_t top_k;
+};
+enum ct_no_token : int32_t { CT_NO_NUMBERS = -1, CT_IMPOSSIBLE = -2 };
+// The token that a chance falls on, of fp32 logits [count]; `room` is fp32 [count]. CT_NO_NUMBERS where the largest logit
+// is not finite or one is no number, CT_IMPOSSIBLE when memory is short or this machine does not run the variant.
+int32_t ct_sample(int32_t variant, const float* logits, int32_t count, const ct_sampling* how, float* room);
 
 // For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
 // false for what cannot be multiplied.

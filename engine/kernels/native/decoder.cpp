@@ -15,9 +15,9 @@ bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
   return rows_of(linear) == rows;
 }
 
-bool fits(const ct_linear& gate_up, const ct_linear& down, const Sizes& sizes) {
-  const int32_t size = down.count == 1 ? down.parts[0].columns : 0;
-  return size > 0 && size <= sizes.inner && fits(gate_up, sizes.hidden, 2 * size) && fits(down, size, sizes.hidden);
+bool fits(const ct_feed& feed, const Sizes& sizes) {
+  const int32_t inner = inner_of(feed);
+  return fits(feed.gate_up, sizes.hidden, feed.gated ? 2 * inner : inner) && fits(feed.down, inner, sizes.hidden);
 }
 
 namespace {
@@ -25,8 +25,7 @@ namespace {
 constexpr int32_t MOST_DIM = 512;  // of a head
 
 bool is_plain(const ct_layer& layer) {
-  const int32_t feed =
-      layer.experts != nullptr ? forms_of(*layer.experts) : forms_of(layer.gate_up) | forms_of(layer.down);
+  const int32_t feed = layer.experts != nullptr ? forms_of(*layer.experts) : forms_of(layer.feed);
   return (forms_of(layer.qkv) | forms_of(layer.output) | feed) & FORM_FLOAT;
 }
 
@@ -37,8 +36,24 @@ bool has_plain(const ct_model& model) {
   return forms_of(model.head) & FORM_FLOAT;
 }
 
+bool has_norms_after(const ct_model& model) {
+  for (int32_t i = 0; i < model.layer_count; ++i) {
+    const ct_layer& layer = model.layers[i];
+    if (layer.attention_post_norm.weight != nullptr || layer.mlp_post_norm.weight != nullptr) return true;
+  }
+  return false;
+}
+
+bool fits_together(const ct_layer& layer, const Sizes& sizes) {
+  const ct_attention& attention = layer.attention;
+  return fits(layer.qkv, sizes.hidden, sizes.heads()) && fits(layer.output, sizes.q_size, sizes.hidden) &&
+         (layer.experts != nullptr || fits(layer.feed, sizes)) && attention.rotated >= 0 &&
+         attention.rotated <= sizes.dim && attention.rotated % 2 == 0 && attention.window >= 0 &&
+         layer.residual_scale != 0.0f;
+}
+
 const char* misfit(const ct_model& model, const ct_cache& cache) {
-  if (model.layer_count < 0 || model.hidden < 1 || model.inner < 1 || model.kv_heads < 1 || model.positions < 1) {
+  if (model.layer_count < 0 || model.hidden < 1 || model.kv_heads < 1 || model.positions < 1) {
     return "the sizes of the model are impossible";
   }
   if (model.q_heads < 1 || model.q_heads % model.kv_heads) return "the query heads are no multiple of the KV heads";
@@ -50,8 +65,7 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   const Sizes sizes(model);
   for (int32_t i = 0; i < model.layer_count; ++i) {
     const ct_layer& layer = model.layers[i];
-    if (!fits(layer.qkv, sizes.hidden, sizes.heads()) || !fits(layer.output, sizes.q_size, sizes.hidden) ||
-        (layer.experts == nullptr && !fits(layer.gate_up, layer.down, sizes))) {
+    if (!fits_together(layer, sizes)) {
       return "the weights of a layer do not fit together, or have a type without kernels";
     }
     if (layer.experts != nullptr) {
@@ -61,6 +75,11 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   if (!is_sound(model.embedding) || model.embedding.columns != model.hidden ||
       !fits(model.head, model.hidden, model.embedding.rows)) {
     return "the embedding or the head does not fit the model, or has a type without kernels";
+  }
+  const ct_matrix& learned = model.learned;
+  if (learned.data != nullptr &&
+      (!is_sound(learned) || learned.columns != model.hidden || learned.rows < model.positions)) {
+    return "the learned positions do not fit the model, or have a type without kernels";
   }
   return nullptr;
 }
@@ -90,14 +109,22 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
       kernels(chosen),
       layers(given.layers, given.layers + given.layer_count),
       slot_bytes(int64_t(sizes.kv_size) * (kv.type == CT_F32 ? 4 : 2)),
-      plain(has_plain(given)) {
+      plain(has_plain(given)),
+      norms_after(has_norms_after(given)) {
+  for (const ct_layer& layer : layers) {
+    size_t number = 0;
+    while (number < windows.size() && windows[number] != layer.attention.window) ++number;
+    if (number == windows.size()) windows.push_back(layer.attention.window);
+    plans.push_back(number);
+  }
   reserve(TILE);
 }
 
 void Decoder::reserve(int32_t rows) {
   if (space != nullptr && rows <= space->rows) return;
   const int32_t most = few(rows) ? TILE : most_rows();
-  space = std::make_unique<Workspace>(kernels, sizes, mixture, pool.size(), most, plain);
+  space = std::make_unique<Workspace>(kernels, sizes, mixture, pool.size(), most, plain, norms_after);
+  for (const int32_t window : windows) space->plans.push_back({window, {}, {}, {}});
 }
 
 }  // namespace chatterm

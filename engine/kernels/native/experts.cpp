@@ -38,8 +38,8 @@ MixtureSizes::MixtureSizes(const ct_model& model) {
     grow(experts, visitors(*layer));
     grow(taken, taken_by_a_row(*layer));
     grow(outputs, rows_of(layer->router));
-    for (int32_t e = 0; e < layer->count; ++e) grow(inner, layer->experts[e].down.parts[0].columns);
-    if (layer->shared != nullptr) grow(inner, layer->shared->down.parts[0].columns);
+    for (int32_t e = 0; e < layer->count; ++e) grow(inner, inner_of(layer->experts[e]));
+    if (layer->shared != nullptr) grow(inner, inner_of(*layer->shared));
   }
 }
 
@@ -97,7 +97,7 @@ void Visits::arrange(const ct_experts& layer, const Choice* taken, int32_t rows)
     const int32_t here = counts[size_t(e)];
     if (here == 0) continue;
     const ct_feed* expert = e < layer.count ? layer.experts + e : layer.shared;
-    const int32_t size = expert->down.parts[0].columns, wide = wide_of(here);
+    const int32_t size = inner_of(*expert), wide = wide_of(here);
     for (int32_t r = 0; r < here; r += wide) {
       gatherings.push_back({int32_t(all.size()), r, here - r < wide ? here - r : wide});
     }
@@ -125,22 +125,19 @@ MixtureRoom::MixtureRoom(const MixtureSizes& sizes, int32_t hidden, int32_t rows
       taken(size_t(rows) * size_t(sizes.taken)) {}
 
 const char* misfit(const ct_experts& layer, const Sizes& sizes) {
-  auto fits_all = [&](const ct_feed& feed) { return fits(feed.gate_up, feed.down, sizes); };
   if (layer.count < 1 || layer.chosen < 1 || layer.chosen > layer.count) return "so many experts cannot be chosen";
   if (!fits(layer.router, sizes.hidden, layer.count + (layer.shared_gate != 0)) ||
       forms_of(layer.router) != FORM_FLOAT || (layer.shared_gate && layer.shared == nullptr)) {
     return "the router does not fit the experts, or is quantised";
   }
-  bool good = layer.shared == nullptr || fits_all(*layer.shared);
-  for (int32_t e = 0; e < layer.count; ++e) good = good && fits_all(layer.experts[e]);
+  bool good = layer.shared == nullptr || fits(*layer.shared, sizes);
+  for (int32_t e = 0; e < layer.count; ++e) good = good && fits(layer.experts[e], sizes);
   return good ? nullptr : "the experts of a layer do not fit together, or have a type without kernels";
 }
 
 int32_t forms_of(const ct_experts& layer) {
-  int32_t forms = 0;
-  auto add = [&](const ct_feed& feed) { forms |= forms_of(feed.gate_up) | forms_of(feed.down); };
-  for (int32_t e = 0; e < layer.count; ++e) add(layer.experts[e]);
-  if (layer.shared != nullptr) add(*layer.shared);
+  int32_t forms = layer.shared != nullptr ? forms_of(*layer.shared) : 0;
+  for (int32_t e = 0; e < layer.count; ++e) forms |= forms_of(layer.experts[e]);
   return forms;
 }
 

@@ -8,7 +8,8 @@
 //   gate_up  products, activation, rounding gathered -> gated
 //   down     products, weighted sum         gated -> x
 //
-// A barrier follows each part. One row is not gathered, and all threads choose for it.
+// A barrier follows each part. One row is not gathered, and all threads choose for it. Where a norm follows, sums go to
+// `added` and are normed there.
 #pragma once
 
 #include <vector>

@@ -9,7 +9,11 @@
 namespace {
 
 constexpr int Q4_0_BYTES = 18, Q4_1_BYTES = 20, Q8_0_BYTES = 34, Q4_K_BYTES = 144, Q5_K_BYTES = 176,
-              Q6_K_BYTES = 210;
+              Q6_K_BYTES = 210, MXFP4_BYTES = 17;
+
+// The digits of MXFP4, to which 12 is added so that none is negative, by what is stored.
+constexpr int MXFP4_ZERO = 12;
+alignas(16) constexpr uint8_t MXFP4_DIGITS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 // Numbers and bytes of a block; 0 for a type without kernels.
 struct BlockShape {
@@ -35,6 +39,8 @@ constexpr BlockShape shape_of(int32_t type) {
       return {256, Q5_K_BYTES};
     case CT_Q6_K:
       return {256, Q6_K_BYTES};
+    case CT_MXFP4:
+      return {32, MXFP4_BYTES};
     default:
       return {0, 0};
   }
@@ -59,6 +65,8 @@ inline auto by_blocks(int32_t type, const Part& part) {
       return part(Constant<CT_Q4_K>{});
     case CT_Q5_K:
       return part(Constant<CT_Q5_K>{});
+    case CT_MXFP4:
+      return part(Constant<CT_MXFP4>{});
     default:
       return part(Constant<CT_Q6_K>{});
   }
@@ -86,6 +94,11 @@ inline uint32_t as_bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
+}
+
+// 2 to the power of a stored exponent less 128: the scale of a block of MXFP4.
+inline float mxfp4_scale(uint8_t exponent) {
+  return as_float(exponent < 2 ? 0x00200000u << exponent : uint32_t(exponent - 1) << 23);
 }
 
 inline float half_to_float(uint16_t half) {

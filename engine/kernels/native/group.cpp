@@ -16,7 +16,7 @@ Group::Group(Decoder& given, float* out)
       sizes(given.sizes),
       count(int32_t(given.space->given.size())),
       logits(out) {
-  share_attention();
+  for (Plan& plan : space.plans) share_attention(plan);
 }
 
 const uint8_t* Group::begin(const ct_linear& linear, int32_t outputs, int32_t grain, int32_t thread) const {
@@ -43,32 +43,49 @@ Inputs Group::inputs(int32_t rows, int32_t columns, int32_t forms, float* plain,
   return all;
 }
 
-// The norms of all rows, or of `some`.
-Inputs Group::normed(const float* weight, int32_t forms, const std::vector<int32_t>* some, Bench& bench) {
+void Group::embed(int32_t r, float* spare) const {
+  const ct_matrix &embedding = decoder.model.embedding, &learned = decoder.model.learned;
+  const Row& row = space.given[size_t(r)];
+  const float scale = decoder.model.embedding_scale;
+  dequantize_row(embedding.type, embedding.data + row.token * embedding.row_bytes, embedding.columns, x(r));
+  for (int32_t i = 0; scale != 1.0f && i < sizes.hidden; ++i) x(r)[i] *= scale;
+  if (learned.data == nullptr) return;
+  dequantize_row(learned.type, learned.data + row.position * learned.row_bytes, learned.columns, spare);
+  for (int32_t i = 0; i < sizes.hidden; ++i) x(r)[i] += spare[i];
+}
+
+// The norms of all rows, or of `some`; where there is none, the rows.
+Inputs Group::normed(const ct_norm& norm, int32_t forms, const std::vector<int32_t>* some, Bench& bench) {
   auto from = [&](int32_t r) { return x(some == nullptr ? r : (*some)[size_t(r)]); };
   const int32_t rows = some == nullptr ? count : int32_t(some->size());
+  if (norm.weight == nullptr) {
+    return inputs(rows, sizes.hidden, forms, x(0), bench, from, [&](int32_t r, float*) { return x(r); });
+  }
   return inputs(rows, sizes.hidden, forms, space.normed.as<float>(), bench, from, [&](int32_t r, float* spare) {
-    decoder.kernels.norm(from(r), weight, sizes.hidden, decoder.model.eps, spare);
+    decoder.kernels.norm(from(r), norm, sizes.hidden, spare);
     return spare;
   });
 }
 
-Inputs Group::put_together(int32_t forms, Bench& bench) {
+Inputs Group::put_together(int32_t layer, int32_t forms, Bench& bench) {
+  const Plan& plan = plan_of(layer);
+  const float* sinks = decoder.layers[size_t(layer)].attention.sinks;
   auto from = [&](int32_t r) { return mixed(r); };
   return inputs(count, sizes.q_size, forms, mixed(0), bench, from, [&](int32_t r, float* spare) {
-    const Queries& some = space.queries[size_t(space.given[size_t(r)].queries)];
+    const Queries& some = plan.queries[size_t(plan.of_row[size_t(r)])];
     if (!some.apart) return mixed(r);
     float* out = count == 1 ? spare : mixed(r);
-    combine(some, r - some.first, space.sums.from(some.sums, sizes.dim), sizes.kv_heads, sizes.kv_heads, out);
+    combine(some, r - some.first, space.sums.from(some.sums, sizes.dim), sinks, sizes.kv_heads, sizes.kv_heads, out);
     return out;
   });
 }
 
 // Outputs first..end of a feed-forward between gate_up and down, for the rows of x; the thread reads `later` after them.
 // What it computes it rounds at once, so pieces are as long as what has one scale.
-void Group::gate_some(const ct_linear& linear, const ct_linear& down, int32_t first, int32_t end, const Inputs& given,
-                      const Inputs& out, const uint8_t* later, Bench& bench) const {
-  const int32_t size = out.columns, forms = forms_of(down), rows = given.rows;
+void Group::gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inputs& given, const Inputs& out,
+                      const uint8_t* later, Bench& bench) const {
+  const ct_linear& linear = feed.gate_up;
+  const int32_t size = out.columns, forms = forms_of(feed.down), rows = given.rows;
   const int32_t unit = few(rows) ? piece_of(rows) / QUANTIZED * QUANTIZED : PANEL;
   const int32_t piece = few(rows) ? unit : QUANTIZED;
   float *gate = bench.tile.as<float>(), *up = bench.other.as<float>();
@@ -78,10 +95,11 @@ void Group::gate_some(const ct_linear& linear, const ct_linear& down, int32_t fi
       const int32_t stop = at + unit < to ? at + unit : to;
       float* here = gate + at - from;
       const uint8_t* next = stop < end ? row_of(linear, stop) : later;
-      bench.multiplier.multiply(linear, at, stop, given, here, piece, row_of(linear, size + at));
-      bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
+      bench.multiplier.multiply(linear, at, stop, given, here, piece, feed.gated ? row_of(linear, size + at) : next);
+      if (feed.gated) bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
       for (int32_t r = 0; r < rows; ++r) {
-        decoder.kernels.gate(here + r * piece, up + r * unit, stop - at, here + r * piece);
+        const float* other = feed.gated ? up + r * unit : nullptr;
+        decoder.kernels.gate(feed.activation, here + r * piece, other, stop - at, here + r * piece);
       }
     }
     for (int32_t r = 0; r < rows; ++r) {
@@ -93,65 +111,88 @@ void Group::gate_some(const ct_linear& linear, const ct_linear& down, int32_t fi
   }
 }
 
-Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread) {
-  const ct_linear& linear = layer.gate_up;
-  const int32_t size = layer.down.parts[0].columns;
+Inputs Group::gate_up(const ct_feed& feed, const Inputs& given, int32_t thread) {
+  const int32_t size = inner_of(feed);
   Bench& bench = space.benches[size_t(thread)];
   Inputs all = space.gated.of(count, size);
   all.x = space.inner.as<float>();
-  const uint8_t* later = begin(layer.down, sizes.hidden, GRAIN, thread);
+  const uint8_t* later = begin(feed.down, sizes.hidden, GRAIN, thread);
   Deal deal(decoder.pool, thread, size, QUANTIZED, few(count));
   for (int32_t first, end, after; deal.next(first, end, after);) {
-    gate_some(linear, layer.down, first, end, given, all, after < 0 ? later : row_of(linear, after), bench);
+    gate_some(feed, first, end, given, all, after < 0 ? later : row_of(feed.gate_up, after), bench);
   }
   return all;
+}
+
+void Group::multiply(const ct_linear& linear, const Inputs& x, const uint8_t* later, float* out, float scale,
+                     int32_t thread) {
+  Bench& bench = space.benches[size_t(thread)];
+  multiply_share(decoder.pool, bench.multiplier, linear, x, thread, later, bench.tile.as<float>(), out, scale);
+  decoder.pool.barrier();
+}
+
+void Group::add(const ct_linear& linear, const Inputs& given, const uint8_t* later, const ct_norm& norm, float scale,
+                int32_t thread) {
+  if (norm.weight == nullptr) return multiply(linear, given, later, x(0), scale, thread);
+  multiply(linear, given, later, added(0), 0.0f, thread);
+  add_normed(norm, scale);
+}
+
+void Group::add_normed(const ct_norm& norm, float scale) {
+  claim_rows(count, sizes.hidden, [&](int32_t r) { return added(r); }, [&](int32_t r) {
+    decoder.kernels.norm(added(r), norm, sizes.hidden, added(r));
+    for (int32_t i = 0; i < sizes.hidden; ++i) x(r)[i] += scale * added(r)[i];
+  });
+  decoder.pool.barrier();
+}
+
+void Group::cap_logits() {
+  constexpr int32_t SOME = 8192;
+  const int32_t columns = rows_of(decoder.model.head), pieces = (columns + SOME - 1) / SOME;
+  claim(int32_t(space.wanted.size()) * pieces, [&](int32_t n) {
+    const int32_t first = n % pieces * SOME, left = columns - first;
+    float* some = logits + int64_t(n / pieces) * columns + first;
+    decoder.kernels.cap(some, left < SOME ? left : SOME, decoder.model.logit_cap);
+  });
+  decoder.pool.barrier();
 }
 
 void Group::run(int32_t thread) {
   const ct_model& model = decoder.model;
   Bench& bench = space.benches[size_t(thread)];
-  auto products = [&](const ct_linear& linear, const Inputs& x, const uint8_t* later, float* out, bool add) {
-    multiply_share(decoder.pool, bench.multiplier, linear, x, thread, later, bench.tile.as<float>(), out, add);
-  };
-  claim(count, [&](int32_t r) {
-    const ct_matrix& embedding = model.embedding;
-    const int32_t token = space.given[size_t(r)].token;
-    dequantize_row(embedding.type, embedding.data + token * embedding.row_bytes, embedding.columns, x(r));
-  });
+  claim(count, [&](int32_t r) { embed(r, bench.row.as<float>()); });
   decoder.pool.barrier();
   for (int32_t index = 0; index < model.layer_count; ++index) {
     const ct_layer& layer = decoder.layers[size_t(index)];
     const bool last = index + 1 == model.layer_count;
     const ct_linear& later = last ? model.head : decoder.layers[size_t(index) + 1].qkv;
     Inputs given = normed(layer.input_norm, forms_of(layer.qkv), nullptr, bench);
-    products(layer.qkv, given, begin(layer.output, sizes.hidden, GRAIN, thread), heads(0), false);
-    decoder.pool.barrier();
-    if (count > 1) {
+    multiply(layer.qkv, given, begin(layer.output, sizes.hidden, GRAIN, thread), heads(0), 0.0f, thread);
+    if (positions_first(layer)) {
       position(index);
       decoder.pool.barrier();
     }
     attention(index, bench);
     decoder.pool.barrier();
-    given = put_together(forms_of(layer.output), bench);
+    given = put_together(index, forms_of(layer.output), bench);
     const ct_experts* experts = layer.experts;
     const uint8_t* feed = experts != nullptr ? row_of(experts->router, 0)
-                                             : begin(layer.gate_up, layer.down.parts[0].columns, QUANTIZED, thread);
-    products(layer.output, given, feed, x(0), true);
-    decoder.pool.barrier();
+                                             : begin(layer.feed.gate_up, inner_of(layer.feed), QUANTIZED, thread);
+    add(layer.output, given, feed, layer.attention_post_norm, layer.residual_scale, thread);
     if (experts != nullptr) {
       mix(layer, thread, begin(later, rows_of(later), GRAIN, thread));
       continue;
     }
-    given = normed(layer.mlp_norm, forms_of(layer.gate_up), nullptr, bench);
-    given = gate_up(layer, given, thread);
+    given = normed(layer.mlp_norm, forms_of(layer.feed.gate_up), nullptr, bench);
+    given = gate_up(layer.feed, given, thread);
     decoder.pool.barrier();
-    products(layer.down, given, begin(later, rows_of(later), GRAIN, thread), x(0), true);
-    decoder.pool.barrier();
+    add(layer.feed.down, given, begin(later, rows_of(later), GRAIN, thread), layer.mlp_post_norm, layer.residual_scale,
+        thread);
   }
   if (space.wanted.empty()) return;
   const Inputs given = normed(model.final_norm, forms_of(model.head), &space.wanted, bench);
-  products(model.head, given, row_of(model.head, 0), logits, false);
-  decoder.pool.barrier();
+  multiply(model.head, given, row_of(model.head, 0), logits, 0.0f, thread);
+  if (model.logit_cap > 0.0f) cap_logits();
 }
 
 void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits) {
@@ -164,14 +205,14 @@ void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* log
     Workspace& space = *decoder.space;
     space.given.clear();
     space.wanted.clear();
-    space.queries.clear();
+    space.stretches.clear();
     for (int32_t free = most; left > 0 && free > 0;) {
       const int32_t some = spans->count - done < free ? spans->count - done : free;
       const int32_t first = int32_t(space.given.size()), row = spans->row + done, size = decoder.cache.block_size;
-      space.queries.push_back({spans->table, row, first, some, 0, false, 0});
+      space.stretches.push_back({spans->table, row, first, some});
       for (int32_t i = 0; i < some; ++i) {
         const int64_t slot = int64_t(spans->table[(row + i) / size]) * size + (row + i) % size;
-        space.given.push_back({spans->tokens[done + i], spans->positions[done + i], slot, 0});
+        space.given.push_back({spans->tokens[done + i], spans->positions[done + i], slot});
       }
       done += some;
       left -= some;

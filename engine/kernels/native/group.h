@@ -4,13 +4,15 @@
 // each thread computes and rounds for itself, and so the threads position the heads that they attend with.
 //
 //   qkv        norm, products                  x -> heads
-//   attention  head norm, RoPE, KV write       heads -> heads, cache
+//   attention  head norms, RoPE, KV write      heads -> heads, cache
 //              attention                       heads -> mixed, or sums of parts
 //   output     sums put together               sums -> mixed
 //              products, residual              mixed -> x
-//   gate_up    norm, products, SiLU, rounding  x -> gated
+//   gate_up    norm, products, activation,     x -> gated
+//              rounding
 //   down       products, residual              gated -> x
 //
+// A norm after a part takes one barrier more: products -> added, and then its rows, normed, -> x.
 // Where there are experts, experts.h says what comes in place of the last two.
 #pragma once
 
@@ -22,13 +24,14 @@ constexpr int32_t SOME_ROWS = 8;  // rows of activations that a thread takes at 
 
 class Group {
  public:
-  // The rows are those that were added to `space.given` and `space.queries`. Throws std::bad_alloc.
+  // The rows are those that were added to `space.given` and `space.stretches`. Throws std::bad_alloc.
   Group(Decoder& decoder, float* logits);
   void run(int32_t thread);
 
  private:
   float* x(int32_t r) const { return space.x.as<float>() + int64_t(r) * sizes.hidden; }
   float* heads(int32_t r) const { return space.heads.as<float>() + int64_t(r) * sizes.heads(); }
+  float* added(int32_t r) const { return space.added.as<float>() + int64_t(r) * sizes.hidden; }
   float* mixed(int32_t r) const { return space.mixed.as<float>() + int64_t(r) * sizes.q_size; }
   uint8_t* cached(void* numbers, int32_t layer) const {
     return static_cast<uint8_t*>(numbers) + layer * decoder.cache.slots * decoder.slot_bytes;
@@ -66,27 +69,41 @@ class Group {
   template <typename From, typename Make>
   Inputs inputs(int32_t rows, int32_t columns, int32_t forms, float* plain, Bench& bench, From from, Make make);
 
-  Inputs normed(const float* weight, int32_t forms, const std::vector<int32_t>* some, Bench& bench);
-  Inputs put_together(int32_t forms, Bench& bench);
-  Inputs gate_up(const ct_layer& layer, const Inputs& x, int32_t thread);
-  void gate_some(const ct_linear& linear, const ct_linear& down, int32_t first, int32_t end, const Inputs& x,
-                 const Inputs& out, const uint8_t* later, Bench& bench) const;
+  void embed(int32_t r, float* spare) const;
+  Inputs normed(const ct_norm& norm, int32_t forms, const std::vector<int32_t>* some, Bench& bench);
+  Inputs put_together(int32_t layer, int32_t forms, Bench& bench);
+  Inputs gate_up(const ct_feed& feed, const Inputs& x, int32_t thread);
+  void gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inputs& x, const Inputs& out,
+                 const uint8_t* later, Bench& bench) const;
+  // out[r][i] = row r of the inputs times row i of a layer, or with `scale` is increased by so many times that.
+  void multiply(const ct_linear& linear, const Inputs& x, const uint8_t* later, float* out, float scale,
+                int32_t thread);
+  // x += scale * norm(the product).
+  void add(const ct_linear& linear, const Inputs& given, const uint8_t* later, const ct_norm& norm, float scale,
+           int32_t thread);
+  // x += scale * norm(added), row by row.
+  void add_normed(const ct_norm& norm, float scale);
+  void cap_logits();
 
   void mix(const ct_layer& layer, int32_t thread, const uint8_t* later);
   Inputs route(const ct_layer& layer, int32_t thread);
   void gather(const Visits& visits) const;
   void gate_up_visits(const Inputs& x, int32_t thread);
-  void down_visits(int32_t thread, const uint8_t* later);
+  void down_visits(const ct_layer& layer, int32_t thread, const uint8_t* later);
   Inputs visitors(const Visit& visit) const;
   Inputs gated(const Visit& visit) const;
 
-  void share_attention();
-  void add_tasks(int32_t index, int32_t heads);
+  // Whether q and k are normed and rotated before they are attended with, not by who does.
+  bool positions_first(const ct_layer& layer) const { return count > 1 || layer.attention.together; }
+  Plan& plan_of(int32_t layer) const { return space.plans[decoder.plans[size_t(layer)]]; }
+  void share_attention(Plan& plan);
+  void add_tasks(Plan& plan, int32_t index, int32_t heads);
   void position(int32_t layer);
   void position_head(int32_t layer, int32_t r, int32_t which, float* out) const;
   void attention(int32_t layer, Bench& bench);
   void attend(int32_t layer, const Task& task, Bench& bench);
-  void combine(const Queries& some, int32_t r, const Sums& sums, int32_t kept_heads, int32_t heads, float* out) const;
+  void combine(const Queries& some, int32_t r, const Sums& sums, const float* sinks, int32_t kept_heads, int32_t heads,
+               float* out) const;
 
   Decoder& decoder;
   Workspace& space;
@@ -95,7 +112,7 @@ class Group {
   float* logits;
 };
 
-// All rows of the spans, MOST_ROWS at a time. Throws std::bad_alloc.
+// All rows of the spans, so many at a time as are computed together. Throws std::bad_alloc.
 void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits);
 
 }  // namespace chatterm

@@ -63,6 +63,8 @@ struct Attend {
   int32_t dim;
   int32_t first;
   int32_t end;
+  int32_t hidden;  // rows from `first` on that lie before the window: they are neither read nor seen
+  float cap;       // of scores; 0: none
   float* scores;  // [heads, groups, ATTEND_ROWS] of scratch
   float* out;     // [heads, groups, padded(dim)], not divided by the sum
   float* most;    // [heads, groups]: the largest score
@@ -76,7 +78,7 @@ constexpr int32_t PART_ROWS = 128;
 constexpr int32_t TOGETHER_ROWS = 8;
 
 // One KV head of a layer: the queries of the newest rows, the last of them at `newest`, over rows first..end - 1, each
-// up to its own row.
+// up to its own row, of a window the last ones up to it.
 struct AttendChunk {
   const float* q;  // [queries, dim], scaled; `heads` for each row
   const uint8_t* k;
@@ -91,6 +93,9 @@ struct AttendChunk {
   int32_t newest;
   int32_t first;
   int32_t end;
+  int32_t hidden;  // rows from `first` on that lie before the windows of all: they are not read
+  int32_t window;  // 0: none
+  float cap;
   float* keys;    // scratch: [dim, ATTEND_ROWS]
   float* values;  // scratch: [ATTEND_ROWS, padded(dim)]
   float* scores;  // scratch: [queries, ATTEND_ROWS]
@@ -102,6 +107,9 @@ struct AttendChunk {
 // What a row of so many numbers takes in whole vectors.
 constexpr int32_t padded(int32_t numbers) { return (numbers + 15) / 16 * 16; }
 
+// Logits whose weights are added up together before one of them is drawn.
+constexpr int32_t PIECE_OF_LOGITS = 512;
+
 struct Kernels {
   const char* name;
   Product (*product_of)(int32_t type);  // of one that has kernels
@@ -112,15 +120,25 @@ struct Kernels {
   // out[r * stride + i] = row r of more than TILE inputs times row i of the panel, for all PANEL rows and r rounded up
   // to TILE
   void (*multiply_panel)(const Panel& panel, const Inputs& x, float* out, int32_t stride);
-  void (*norm)(const float* x, const float* weight, int32_t n, float eps, float* out);
-  void (*rotate)(float* head, const float* cos_sin, int32_t dim);
-  void (*gate)(const float* gate, const float* up, int32_t n, float* out);
+  // `out` may be x.
+  void (*norm)(const float* x, const ct_norm& norm, int32_t n, float* out);
+  // The first `rotated` numbers of a head.
+  void (*rotate)(float* head, const float* cos_sin, int32_t rotated, bool interleaved);
+  // activation(gate) * up, or activation(gate) where `up` is null; `out` may be one of them.
+  void (*gate)(int32_t activation, const float* gate, const float* up, int32_t n, float* out);
+  // x = most * tanh(x / most)
+  void (*cap)(float* x, int32_t n, float most);
   void (*attend)(const Attend& given);
   void (*attend_chunk)(const AttendChunk& given);
-  // Parts of the context with their `most` and `sum`, part i of head h at [i * stride + h] -> out [heads, dim]
-  void (*combine)(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride,
-                  int32_t heads, int32_t dim, float* out);
+  // Parts of the context with their `most` and `sum`, part i of head h at [i * stride + h] -> out [heads, dim]; sinks
+  // [heads] or null
+  void (*combine)(const float* parts, const float* most, const float* sum, const float* sinks, int32_t count,
+                  int32_t stride, int32_t heads, int32_t dim, float* out);
   void (*store)(const float* x, int32_t n, int32_t type, uint8_t* out);
+  // The largest of n numbers; no number if one of them is none.
+  float (*largest)(const float* x, int32_t n);
+  // out = exp((x - most) / temperature), 0 where that is under e^-87; for every PIECE_OF_LOGITS their sum and the largest
+  void (*soften)(const float* x, int32_t n, float most, float temperature, float* out, double* sums, float* peaks);
 };
 
 // The form of the activation that a type is multiplied with; 0 for a type without kernels.

@@ -148,19 +148,42 @@ void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inp
 namespace chatterm {
 namespace {
 
-void norm(const float* x, const float* weight, int32_t n, float eps, float* out) {
+// out = x without its mean
+void centre(const float* x, int32_t n, float* out) {
+  Floats sums{};
+  int32_t i = 0;
+  for (; i + 8 <= n; i += 8) sums += load(x + i);
+  float sum = sum_of(sums);
+  for (; i < n; ++i) sum += x[i];
+  const float mean = sum / float(n);
+  for (i = 0; i < n; ++i) out[i] = x[i] - mean;
+}
+
+void norm(const float* x, const ct_norm& how, int32_t n, float* out) {
+  if (how.centred) {
+    centre(x, n, out);
+    x = out;
+  }
+  const float* weight = how.weight;
   Floats squares{};
   int32_t i = 0;
   for (; i + 8 <= n; i += 8) squares += load(x + i) * load(x + i);
   float sum = sum_of(squares);
   for (; i < n; ++i) sum += x[i] * x[i];
-  const float factor = 1.0f / __builtin_sqrtf(sum / float(n) + eps);
+  const float factor = 1.0f / __builtin_sqrtf(sum / float(n) + how.eps);
   for (i = 0; i + 8 <= n; i += 8) store(out + i, load(x + i) * factor * load(weight + i));
   for (; i < n; ++i) out[i] = x[i] * factor * weight[i];
+  for (i = 0; how.bias != nullptr && i < n; ++i) out[i] += how.bias[i];
 }
 
-void rotate(float* head, const float* cos_sin, int32_t dim) {
-  const int32_t half = dim / 2;
+void rotate(float* head, const float* cos_sin, int32_t rotated, bool interleaved) {
+  const int32_t half = rotated / 2;
+  for (int32_t i = 0; interleaved && i < half; ++i) {
+    const float low = head[2 * i], high = head[2 * i + 1], c = cos_sin[i], s = cos_sin[i + half];
+    head[2 * i] = low * c - high * s;
+    head[2 * i + 1] = high * c + low * s;
+  }
+  if (interleaved) return;
   for (int32_t i = 0; i < half; ++i) {
     const float low = head[i], high = head[i + half], c = cos_sin[i], s = cos_sin[i + half];
     head[i] = low * c - high * s;
@@ -168,13 +191,55 @@ void rotate(float* head, const float* cos_sin, int32_t dim) {
   }
 }
 
-void gate(const float* given, const float* up, int32_t n, float* out) {
+struct Silu {
+  static Floats of(Floats x) { return x / (1.0f + exponential(-x)); }
+};
+
+struct Gelu {
+  static Floats of(Floats x) {
+    for (int i = 0; i < 8; ++i) x[i] *= 0.5f * (1.0f + __builtin_erff(x[i] * 0.70710678f));
+    return x;
+  }
+};
+
+// x / 2 * (1 + tanh(u)) is x / (1 + exp(-2 u)).
+struct GeluTanh {
+  static Floats of(Floats x) { return x / (1.0f + exponential((x + 0.044715f * x * x * x) * -1.59576912f)); }
+};
+
+struct Relu {
+  static Floats of(Floats x) { return x < 0.0f ? Floats{} : x; }
+};
+
+template <typename Activation, bool GATED>
+void gate_as(const float* given, const float* up, int32_t n, float* out) {
   int32_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    const Floats g = load(given + i);
-    store(out + i, g / (1.0f + exponential(-g)) * load(up + i));
+    const Floats active = Activation::of(load(given + i));
+    store(out + i, GATED ? active * load(up + i) : active);
   }
-  for (; i < n; ++i) out[i] = given[i] / (1.0f + exponential(splat(-given[i]))[0]) * up[i];
+  for (; i < n; ++i) {
+    const float active = Activation::of(splat(given[i]))[0];
+    out[i] = GATED ? active * up[i] : active;
+  }
+}
+
+template <typename Activation>
+void gate_by(const float* given, const float* up, int32_t n, float* out) {
+  (up == nullptr ? gate_as<Activation, false> : gate_as<Activation, true>)(given, up, n, out);
+}
+
+void gate(int32_t activation, const float* given, const float* up, int32_t n, float* out) {
+  switch (activation) {
+    case CT_GELU:
+      return gate_by<Gelu>(given, up, n, out);
+    case CT_GELU_TANH:
+      return gate_by<GeluTanh>(given, up, n, out);
+    case CT_RELU:
+      return gate_by<Relu>(given, up, n, out);
+    default:
+      return gate_by<Silu>(given, up, n, out);
+  }
 }
 
 // scores[g][r] of G query heads and ROWS rows
@@ -265,7 +330,8 @@ inline void by_groups(int32_t groups, const Part& part) {
   }
 }
 
-// Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are.
+// Where the rows from `row` on lie, at most ATTEND_ROWS; returns how many there are. For those that are hidden, the
+// first one that is not is read: it gets no weight.
 template <typename Attention>
 inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const uint8_t** v) {
   const int32_t count = a.end - row < ATTEND_ROWS ? a.end - row : ATTEND_ROWS;
@@ -276,6 +342,7 @@ inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const 
     v[i] = a.v + offset;
     if (++within == a.block_size) ++block, within = 0;
   }
+  for (int32_t i = 0; row == a.first && i < a.hidden; ++i) k[i] = k[a.hidden], v[i] = v[a.hidden];
   return count;
 }
 
@@ -320,7 +387,9 @@ void attend_rows(const Attend& a) {
       });
     });
     for (int32_t g = 0; g < queries; ++g) {
-      const float kept = weigh(a.scores + g * ATTEND_ROWS, count, a.most[g], a.sum[g]);
+      if (a.cap > 0.0f) cap(a.scores + g * ATTEND_ROWS, ATTEND_ROWS, a.cap);
+      const float kept =
+          weigh(a.scores + g * ATTEND_ROWS, row == a.first ? a.hidden : 0, count, a.most[g], a.sum[g]);
       if (kept != 1.0f) {
         for (int32_t d = 0; d < a.dim; ++d) a.out[g * wide + d] *= kept;
       }
@@ -355,17 +424,19 @@ void attend(const Attend& given) {
 }  // namespace chatterm
 
 #include "attend_chunk.h"
+#include "sampling.h"
 
 namespace chatterm {
 namespace {
 
-void combine(const float* parts, const float* most, const float* sum, int32_t count, int32_t stride, int32_t heads,
-             int32_t dim, float* out) {
+void combine(const float* parts, const float* most, const float* sum, const float* sinks, int32_t count,
+             int32_t stride, int32_t heads, int32_t dim, float* out) {
   const int32_t row = padded(dim);
   for (int32_t h = 0; h < heads; ++h) {
     float top = most[h];
     for (int32_t i = 1; i < count; ++i) top = most[i * stride + h] > top ? most[i * stride + h] : top;
-    float total = 0.0f;
+    if (sinks != nullptr && sinks[h] > top) top = sinks[h];
+    float total = sinks == nullptr ? 0.0f : exponential(splat(sinks[h] - top))[0];
     for (int32_t i = 0; i < count; ++i) {
       const float weight = exponential(splat(most[i * stride + h] - top))[0];
       total += weight * sum[i * stride + h];
@@ -403,8 +474,9 @@ Product product_of(int32_t type) {
 #define CT_TEXT_(x) #x
 #define CT_TEXT(x) CT_TEXT_(x)
 extern const Kernels CT_KERNELS = {
-    CT_TEXT(CT_NAME), product_of, quantize, unpack,  multiply_panel, norm, rotate, gate, attend, attend_chunk,
-    combine,          store_row,
+    CT_TEXT(CT_NAME), product_of, quantize, unpack,       multiply_panel, norm,      rotate,
+    gate,             cap,        attend,   attend_chunk, combine,        store_row,
+    largest,          soften,
 };
 
 }  // namespace chatterm

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from engine.errors import EngineError
 from engine.kernels.native import compile as compiling
+from models.spec import Activation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER = Path(__file__).parent
 VARIANT_NAMES = {
@@ -27,8 +31,10 @@ VARIANT_NAMES = {
 }
 """Variants of the kernels for people."""
 
+IMPOSSIBLE = -2
+"""CT_IMPOSSIBLE"""
 
-_Pointer, _Int, _Long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_Pointer, _Int, _Long, _Float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
 def _of(kind: Any, *names: str) -> list[tuple[str, Any]]:
@@ -52,10 +58,31 @@ class Linear(ctypes.Structure):
     _fields_: ClassVar = [("parts", Matrix * 3), ("bias", _Pointer), *_of(_Int, "count", "unused")]
 
 
+class Norm(ctypes.Structure):
+    """ct_norm: what is zero stands for no norm."""
+
+    _fields_: ClassVar = [*_of(_Pointer, "weight", "bias"), ("eps", _Float), ("centred", _Int)]
+
+
+class Attention(ctypes.Structure):
+    """ct_attention: what is a layer's own in it."""
+
+    _fields_: ClassVar = [
+        ("head_norm", Norm),
+        *_of(_Pointer, "rotary", "sinks"),
+        *_of(_Int, "together", "rotated", "interleaved", "window"),
+        *_of(_Float, "scale", "cap"),
+    ]
+
+
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu")
+"""In the order of ct_activation."""
+
+
 class Feed(ctypes.Structure):
     """ct_feed: a feed-forward."""
 
-    _fields_: ClassVar = _of(Linear, "gate_up", "down")
+    _fields_: ClassVar = [*_of(Linear, "gate_up", "down"), *_of(_Int, "activation", "gated")]
 
 
 class Experts(ctypes.Structure):
@@ -73,9 +100,13 @@ class Layer(ctypes.Structure):
     """ct_layer"""
 
     _fields_: ClassVar = [
-        *_of(_Pointer, "input_norm", "head_norm", "mlp_norm"),
-        *_of(Linear, "qkv", "output", "gate_up", "down"),
+        *_of(Norm, "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
+        ("attention", Attention),
+        *_of(Linear, "qkv", "output"),
+        ("feed", Feed),
         ("experts", ctypes.POINTER(Experts)),
+        ("residual_scale", _Float),
+        ("unused", _Int),
     ]
 
 
@@ -84,11 +115,11 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("layers", ctypes.POINTER(Layer)),
-        *_of(_Pointer, "final_norm", "rotary"),
-        ("embedding", Matrix),
+        ("final_norm", Norm),
+        *_of(Matrix, "embedding", "learned"),
         ("head", Linear),
-        *_of(_Int, "layer_count", "hidden", "inner", "q_heads", "kv_heads", "head_dim", "positions"),
-        ("eps", ctypes.c_float),
+        *_of(_Int, "layer_count", "hidden", "q_heads", "kv_heads", "head_dim", "positions"),
+        *_of(_Float, "embedding_scale", "logit_cap"),
     ]
 
 
@@ -104,6 +135,16 @@ class Span(ctypes.Structure):
     _fields_: ClassVar = [
         *_of(_Pointer, "table", "tokens", "positions"),
         *_of(_Int, "blocks", "row", "count", "wanted"),
+    ]
+
+
+class Sampling(ctypes.Structure):
+    """ct_sampling"""
+
+    _fields_: ClassVar = [
+        ("chance", ctypes.c_double),
+        *_of(ctypes.c_float, "temperature", "top_p", "min_p"),
+        ("top_k", _Int),
     ]
 
 
@@ -125,6 +166,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_multiplier_create": (_Pointer, (_Pointer, _Int, _Int, _Int)),
     "ct_multiplier_destroy": (None, (_Pointer,)),
     "ct_multiplier_run": (_Int, (_Pointer, ctypes.POINTER(Linear), _Int, _Pointer, _Pointer)),
+    "ct_sample": (_Int, (_Int, _Pointer, _Int, ctypes.POINTER(Sampling), _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
 }
@@ -191,6 +233,18 @@ def problem() -> str | None:
     except NativeError as error:
         return str(error)
     return None
+
+
+def sample(logits: "Tensor", how: Sampling, room: "Tensor") -> int:
+    """The token that a chance falls on, of fp32 logits [vocab]; -1 where they are no numbers. `room` is fp32 [vocab].
+
+    Raises NativeError when memory is short.
+    """
+    given, found = logits.contiguous(), library()
+    token = int(found.functions.ct_sample(found.best, given.data_ptr(), len(given), how, room.data_ptr()))
+    if token == IMPOSSIBLE:
+        raise NativeError("memory is short")
+    return token
 
 
 class Pool:

@@ -1,4 +1,5 @@
 // The feed-forward of a group by experts: see experts.h.
+#include <algorithm>
 #include <cstring>
 
 #include "group.h"
@@ -23,8 +24,9 @@ void Group::mix(const ct_layer& layer, int32_t thread, const uint8_t* later) {
   if (count > 1) gather(space.benches[size_t(thread)].visits);
   gate_up_visits(x, thread);
   decoder.pool.barrier();
-  down_visits(thread, later);
+  down_visits(layer, thread, later);
   decoder.pool.barrier();
+  if (layer.mlp_post_norm.weight != nullptr) add_normed(layer.mlp_post_norm, layer.residual_scale);
 }
 
 // Has the thread know the visits of this layer; returns what all of them read where there is one row.
@@ -55,7 +57,12 @@ Inputs Group::route(const ct_layer& layer, int32_t thread) {
     some.rows = end - first;
     some.columns = sizes.hidden;
     for (int32_t r = first; r < end; ++r) {
-      decoder.kernels.norm(x(r), layer.mlp_norm, sizes.hidden, decoder.model.eps, rows + int64_t(r) * sizes.hidden);
+      float* row = rows + int64_t(r) * sizes.hidden;
+      if (layer.mlp_norm.weight != nullptr) {
+        decoder.kernels.norm(x(r), layer.mlp_norm, sizes.hidden, row);
+      } else {
+        std::memcpy(row, x(r), size_t(sizes.hidden) * sizeof(float));
+      }
     }
     float* here = found + int64_t(first) * outputs;
     bench.multiplier.multiply(router, 0, outputs, some, here, outputs, row_of(router, 0));
@@ -112,8 +119,8 @@ void Group::gate_up_visits(const Inputs& one, int32_t thread) {
         const Visit& other = visits[visit_of(visits, v, then)];
         next = row_of(other.expert->gate_up, then - other.first);
       }
-      gate_some(expert.gate_up, expert.down, first - visit.first, stop - visit.first, count == 1 ? one : visitors(visit),
-                gated(visit), next, bench);
+      gate_some(expert, first - visit.first, stop - visit.first, count == 1 ? one : visitors(visit), gated(visit), next,
+                bench);
       first = stop;
     }
     --v;
@@ -121,12 +128,15 @@ void Group::gate_up_visits(const Inputs& one, int32_t thread) {
 }
 
 // Every output is one thread's: it adds what the visits give in their order.
-void Group::down_visits(int32_t thread, const uint8_t* later) {
+void Group::down_visits(const ct_layer& layer, int32_t thread, const uint8_t* later) {
+  const bool apart = layer.mlp_post_norm.weight != nullptr;
+  const float scale = apart ? 1.0f : layer.residual_scale;
   Bench& bench = space.benches[size_t(thread)];
   const std::vector<Visit>& visits = bench.visits.all;
   float* tile = bench.tile.as<float>();
   Deal deal(decoder.pool, thread, sizes.hidden, few(count) ? GRAIN : DOWN, few(count));
   for (int32_t first, end, after; deal.next(first, end, after);) {
+    for (int32_t r = 0; apart && r < count; ++r) std::fill(added(r) + first, added(r) + end, 0.0f);
     for (size_t v = 0; v < visits.size(); ++v) {
       const Visit& visit = visits[v];
       const ct_linear& down = visit.expert->down;
@@ -139,9 +149,10 @@ void Group::down_visits(int32_t thread, const uint8_t* later) {
         const int32_t to = from + piece < end ? from + piece : end;
         bench.multiplier.multiply(down, from, to, given, tile, piece, to < end ? row_of(down, to) : then);
         for (int32_t i = 0; i < visit.rows; ++i) {
-          float* out = x(bench.visits.row[size_t(visit.place + i)]) + from;
+          const int32_t r = bench.visits.row[size_t(visit.place + i)];
+          float* out = (apart ? added(r) : x(r)) + from;
           const float* found = tile + i * piece;
-          const float share = bench.visits.share[size_t(visit.place + i)];
+          const float share = scale * bench.visits.share[size_t(visit.place + i)];
           for (int32_t k = 0; k < to - from; ++k) out[k] += share * found[k];
         }
       }

@@ -56,7 +56,7 @@ void Multiplier::multiply_panel(const ct_matrix& part, int32_t first, int32_t co
 }
 
 void multiply_share(Pool& pool, Multiplier& multiplier, const ct_linear& linear, const Inputs& x, int32_t thread,
-                    const uint8_t* later, float* tile, float* out, bool add) {
+                    const uint8_t* later, float* tile, float* out, float scale) {
   const int32_t outputs = rows_of(linear), piece = piece_of(x.rows);
   Deal deal(pool, thread, outputs, GRAIN, few(x.rows));
   for (int32_t first, end, after; deal.next(first, end, after);) {
@@ -68,8 +68,8 @@ void multiply_share(Pool& pool, Multiplier& multiplier, const ct_linear& linear,
       multiplier.multiply(linear, from, to, x, tile, piece, next);
       for (int32_t r = 0; r < x.rows; ++r, here += outputs) {
         const float* found = tile + r * piece;
-        if (add) {
-          for (int32_t i = 0; i < to - from; ++i) here[i] += found[i];
+        if (scale != 0.0f) {
+          for (int32_t i = 0; i < to - from; ++i) here[i] += scale * found[i];
         } else {
           std::memcpy(here, found, size_t(to - from) * sizeof(float));
         }

@@ -49,9 +49,9 @@ class Multiplier {
   Panel panel_;
 };
 
-// A thread's share of out[r][i] = row r of the inputs times row i of a layer, or of what it is increased by. A `tile`
-// has room for what is multiplied at once; `later` is what the thread reads next.
+// A thread's share of out[r][i] = row r of the inputs times row i of a layer, or with `scale` of out[r][i] += scale times
+// that. A `tile` has room for what is multiplied at once; `later` is what the thread reads next.
 void multiply_share(Pool& pool, Multiplier& multiplier, const ct_linear& linear, const Inputs& x, int32_t thread,
-                    const uint8_t* later, float* tile, float* out, bool add);
+                    const uint8_t* later, float* tile, float* out, float scale);
 
 }  // namespace chatterm

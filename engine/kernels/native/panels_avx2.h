@@ -101,6 +101,7 @@ inline Groups groups_of(int32_t type) {
     case CT_Q8_0:
       return multiply_groups<32, 1, SIGNED_BYTES>;
     case CT_Q5_K:
+    case CT_MXFP4:
       return multiply_groups<32, 4, false>;  // 4 * 2 * 31 * 127 < 2^15
     case CT_Q6_K:
       return multiply_groups<16, 2, false>;  // 2 * 2 * 63 * 127

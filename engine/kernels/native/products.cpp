@@ -42,7 +42,7 @@ void multiply(void* given, int32_t thread) {
   }
   means.pool.barrier();
   multiply_share(means.pool, means.multipliers[size_t(thread)], job.linear, job.x, thread, row_of(job.linear, 0),
-                 means.tiles[size_t(thread)].as<float>(), job.out, false);
+                 means.tiles[size_t(thread)].as<float>(), job.out, 0.0f);
 }
 
 bool fits(const ct_linear& linear, int32_t widest) {

@@ -159,6 +159,29 @@ struct Lanes<CT_Q8_0> {
   LaneFloats low(int) const { return step * -128.0f; }
 };
 
+inline __m256i mxfp4_digits(__m256i nibbles) {
+  const __m128i table = _mm_load_si128((const __m128i*)MXFP4_DIGITS);
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles);
+}
+
+template <>
+struct Lanes<CT_MXFP4> {
+  static constexpr int PARTS = 1, BYTES = MXFP4_BYTES, GROUP = 32, DEPTH = 4;  // 4 * 2 * 24 * 127 < 2^15
+  LaneFloats step;
+  void open(LaneRows rows, ptrdiff_t at) {
+    const LaneInts e{rows[0][at], rows[1][at], rows[2][at], rows[3][at],
+                     rows[4][at], rows[5][at], rows[6][at], rows[7][at]};
+    step = (LaneFloats)(e < 2 ? 0x00200000 + (e & 1) * 0x00200000 : (e - 1) << 23);  // mxfp4_scale
+  }
+  void digits(LaneRows rows, ptrdiff_t at, int, LaneBits* out) const {
+    nibbles_of(rows, at + 1, out);
+    CT_UNROLL
+    for (int i = 0; i < 8; ++i) out[i] = (LaneBits)mxfp4_digits((__m256i)out[i]);
+  }
+  LaneFloats scale(int) const { return step; }
+  LaneFloats low(int) const { return step * float(-MXFP4_ZERO); }
+};
+
 // Q4_K, and Q5_K where FIFTH.
 template <bool FIFTH>
 struct LanesK {

@@ -76,6 +76,16 @@ struct Format<CT_Q8_0> {
   }
 };
 
+template <>
+struct Format<CT_MXFP4> {
+  static constexpr int PARTS = 1, BYTES = MXFP4_BYTES;
+  static __m256i digits(const uint8_t* block, int) { return mxfp4_digits(nibbles(block + 1)); }
+  static void scales(const uint8_t* block, int32_t b, int32_t r, Panel& out) {
+    const float scale = mxfp4_scale(block[0]);
+    place_scale(scale, float(-MXFP4_ZERO) * scale, b, r, out);
+  }
+};
+
 // Q4_K and Q5_K
 template <int FIRST_BYTE, int SIZE>
 struct KFormat {

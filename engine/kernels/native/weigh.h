@@ -34,8 +34,19 @@ inline Floats fold(Wide v, Merge merge) {
   return parts[0];
 }
 
-// The scores of a query become weights; returns what its sum and output so far are multiplied with.
-inline float weigh(float* scores, int32_t seen, float& most, float& sum) {
+// x = most * tanh(x / most)
+inline void cap(float* x, int32_t n, float most) {
+  int32_t i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) {
+    store_wide(x + i, hyperbolic_tangent<Wide, WideInts>(load_wide(x + i) / most) * most);
+  }
+  for (; i < n; ++i) x[i] = hyperbolic_tangent<Floats, Ints>(splat(x[i] / most))[0] * most;
+}
+
+// The scores of a query become weights, those of rows first..seen - 1; returns what its sum and output so far are
+// multiplied with.
+inline float weigh(float* scores, int32_t first, int32_t seen, float& most, float& sum) {
+  for (int32_t r = 0; r < first && r < ATTEND_ROWS; ++r) scores[r] = -__builtin_inff();
   for (int32_t r = seen > 0 ? seen : 0; r < ATTEND_ROWS; ++r) scores[r] = -__builtin_inff();
   Wide peaks = Wide{} + most;
   for (int32_t r = 0; r < ATTEND_ROWS; r += WIDTH) {

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
 
 
 @jit
@@ -29,14 +30,19 @@ def _fetch(
     head,
     first,
     end,
+    oldest,
     R: tl.constexpr,
     W: tl.constexpr,
     D: tl.constexpr,
+    DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     HKV: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Begin to copy rows of K and V from row `first` of a block table on, R times W; zeros from row `end` on."""
+    """Begin to copy rows of K and V from row `first` of a block table on, R times W; zeros from row `end` on.
+
+    And before row `oldest`, unless it is None.
+    """
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
     if BLOCK % (W * R) == 0:  # all rows lie in one block
         block = gl.load(table + first // BLOCK, mask=first < end, other=0).to(tl.int64)
@@ -50,25 +56,52 @@ def _fetch(
             blocks = gl.load(table + rows // BLOCK, mask=rows < end, other=0).to(tl.int64)
             places += (blocks * BLOCK + rows % BLOCK,)
     for i in tl.static_range(R):
-        at = (gl.expand_dims(places[i], 1) * HKV + head) * D + columns
+        at = (gl.expand_dims(places[i], 1) * HKV + head) * DIM + columns
         seen = gl.expand_dims(group + i * W < end, 1)
+        if oldest is not None:
+            seen = seen & gl.expand_dims(group + i * W >= oldest, 1)
+        if DIM < D:
+            seen = seen & (columns < DIM)
         async_copy.async_copy_global_to_shared(keys[i].index(stage), cache_k + at, mask=seen)
         async_copy.async_copy_global_to_shared(values[i].index(stage), cache_v + at, mask=seen)
     async_copy.commit_group()
 
 
 @triton.jit
-def norm_heads(x, mean_of, weight, D: tl.constexpr, EPS: tl.constexpr):
-    """RMSNorm by the mean square of `mean_of`: normalise in fp32, cast, then multiply by the weight."""
-    scale = tl.rsqrt(tl.sum(mean_of * mean_of, 1, keep_dims=True) / D + EPS)
-    unit = (x * scale).to(weight.dtype).to(tl.float32)
-    return (unit * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
+def norm_heads(
+    x,
+    mean_of,
+    weight,
+    DIM: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr = 0.0,
+    ONCE: tl.constexpr = False,
+):
+    """RMSNorm of heads of DIM numbers by the mean square of `mean_of`, rounded as `weighed` says."""
+    scale = tl.rsqrt(tl.sum(mean_of * mean_of, 1, keep_dims=True) / DIM + EPS)
+    return weighed(x, scale, weight, OFFSET, ONCE).to(tl.float32)
 
 
-@triton.jit
-def rotate(x, other, cosine, sine, dtype: tl.constexpr):
-    """x and the other half of it, rotated in the model's dtype."""
-    return ((x * cosine).to(dtype).to(tl.float32) + (other * sine).to(dtype).to(tl.float32)).to(dtype)
+@jit
+def _line(at, columns, place, D: tl.constexpr, DIM: tl.constexpr):
+    """For each place of D in a head the number in that column of it; zeros in places beyond its DIM."""
+    return gl.load(at + columns) if DIM == D else gl.load(at + columns, mask=place < DIM, other=0.0)
+
+
+@jit
+def _scale_of_all(
+    heads, first: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr,
+    W: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What RMSNorm multiplies COUNT heads by, from head `first` on, where one norm is of all of them."""
+    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
+    group = gl.expand_dims(gl.arange(0, W, layout=gl.SliceLayout(1, ROWS)), 1)
+    squares = gl.zeros([W, D], tl.float32, layout=ROWS)
+    for i in tl.static_range((COUNT + W - 1) // W):
+        there = (i * W + group < COUNT) & (columns < DIM)
+        line = gl.load(heads + (first + i * W + group) * DIM + columns, mask=there, other=0.0).to(tl.float32)
+        squares += line * line
+    return gl.rsqrt(gl.sum(gl.sum(squares, 1), 0) / (COUNT * DIM) + EPS)
 
 
 @jit
@@ -78,16 +111,19 @@ def _attend(
     values,
     stage,
     left,
+    before,
     high,
     total,
     sums,
     scale_log2,
+    CAP_LOG2: tl.constexpr,
     R: tl.constexpr,
     W: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """One step of the online softmax: of each query head [W, D] with R times W rows of K and V, `left` rows in all.
 
+    The first `before` of them are not seen, unless it is None.
     State, for each query head: the highest score and the sum of the weights [W], that of the weighted values [W, D].
     """
     G: tl.constexpr = len(q)
@@ -96,8 +132,11 @@ def _attend(
     for i in tl.static_range(R):
         k = keys[i].index(stage).load(ROWS).to(tl.float32)
         for g in tl.static_range(G):
-            score = gl.sum(q[g] * k, 1) * scale_log2
-            scores += (gl.where(i * W + group < left, score, float("-inf")),)
+            score = capped(gl.sum(q[g] * k, 1) * scale_log2, CAP_LOG2)
+            seen = i * W + group < left
+            if before is not None:
+                seen = seen & (i * W + group >= before)
+            scores += (gl.where(seen, score, float("-inf")),)
     bases, new_high, new_total, new_sums = (), (), (), ()
     for g in tl.static_range(G):
         highest = high[g]
@@ -142,6 +181,8 @@ def attention_kernel(
     HQ: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
+    DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
     EPS: tl.constexpr,
     NORM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -152,16 +193,23 @@ def attention_kernel(
     SPARE: tl.constexpr,
     PDL: tl.constexpr,
     shared=None,
+    PAIRS: tl.constexpr = False,
+    EXACT: tl.constexpr = False,
+    WINDOW: tl.constexpr = 0,
+    CAP_LOG2: tl.constexpr = 0.0,
+    TOGETHER: tl.constexpr = False,
+    OFFSET: tl.constexpr = 0.0,
+    ONCE: tl.constexpr = False,
 ):
     """Write K and V of each new token and attend with its query heads to the rows of its sequence up to it.
 
-    heads [rows, HQ + 2 HKV, D]: q, k and v as projected; norm_weight [HQ + HKV, D]; rotary [positions, D]: cos
-    beside sin; cache_k and cache_v [places, HKV, D]; active int32 [rows]: the slot of each, -1 for none; tables
+    heads [rows, HQ + 2 HKV, DIM]: q, k and v as projected; norm_weight [HQ + HKV, DIM]; rotary [positions, ROTATED]:
+    cos beside sin; cache_k and cache_v [places, HKV, DIM]; active int32 [rows]: the slot of each, -1 for none; tables
     int32 [slots, table_stride]; counters int64 [slots, 2]: the row of the token in its sequence, then its position.
     Programs [HKV, chunks, rows]; one takes a chunk: TILES tiles of R rows for every group of a sequence, STAGES of
     them in shared memory. SPARE times as much as a group row of all groups takes is taken and not used, so that no more
-    programs fit on a multiprocessor than have to. A program leaves its output in partial fp32 [rows, CHUNKS, HQ, D] and
-    log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ]; programs beyond the last row leave nothing.
+    programs fit on a multiprocessor than have to. A program leaves its output in partial fp32 [rows, CHUNKS, HQ, DIM]
+    and log2 of the sum of its weights in lse fp32 [rows, CHUNKS, HQ]; programs beyond the last row leave nothing.
     `combine_kernel` puts the chunks together.
 
     With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
@@ -169,6 +217,11 @@ def attention_kernel(
 
     shared int32 [rows]: the chunks that lie wholly in so many first rows are left to `shared_prefix.py`; the first
     program of a sequence takes the one behind them.
+
+    D is the power of two from DIM on. The first ROTATED numbers of q and k are rotated (0: none), PAIRS: neighbours
+    together, EXACT: in fp32. NORM: their heads are normed before, or TOGETHER of q and all of k; OFFSET and ONCE as in
+    `weighed`. WINDOW: a token sees so many rows, its own among them, and the first program of a sequence takes the
+    chunk of the oldest one; 0: all of them. CAP_LOG2: scores are capped by it, in units of log2.
     """
     gdc_launch_dependents(PDL)
     head = gl.program_id(0)
@@ -184,8 +237,13 @@ def attention_kernel(
     PLAIN: tl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
     if shared is not None:
         chunk += gl.load(shared + batch) // (TILE * TILES)
+    place_of_part = chunk
     slot = gl.load(active + batch)
     row = gl.load(counters + 2 * slot, mask=slot >= 0, other=-1).to(tl.int32)
+    oldest = None
+    if WINDOW > 0:
+        oldest = gl.maximum(row - (WINDOW - 1), 0)
+        chunk += oldest // (TILE * TILES)
     first = chunk * TILE * TILES
     idle = first > row
     if SOME:
@@ -197,7 +255,7 @@ def attention_kernel(
         return
     position = gl.load(counters + 2 * slot + 1)
     table = tables + slot.to(tl.int64) * table_stride
-    heads += batch * (HQ + 2 * HKV) * D
+    heads += batch * (HQ + 2 * HKV) * DIM
     end_of_chunk = tl.minimum(row, first + TILE * TILES)
     keys = (gl.allocate_shared_memory(cache_k.dtype.element_ty, [STAGES + SPARE, W, D], PLAIN),)
     for _ in tl.static_range(R - 1):
@@ -216,9 +274,11 @@ def attention_kernel(
             head,
             first + i * TILE,
             end_of_chunk,
+            oldest,
             R,
             W,
             D,
+            DIM,
             BLOCK,
             HKV,
             ROWS,
@@ -228,31 +288,47 @@ def attention_kernel(
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0) + gl.zeros(
         [W, 1], tl.int32, layout=ROWS
     )
-    others = (columns + D // 2) % D
-    cosine = gl.load(rotary + position * D + columns % (D // 2)).to(tl.float32)
-    sine = gl.load(rotary + position * D + D // 2 + columns % (D // 2)).to(tl.float32)
-    sine = gl.where(columns < D // 2, -sine, sine)
+    others = partners(columns, ROTATED, DIM, PAIRS)
+    if ROTATED > 0:
+        cosine, sine = angles(rotary + position * ROTATED, columns, ROTATED, DIM, PAIRS)
     # Query heads, then the key head: where they are, and their weights.
     weights, other_weights = (), ()
     for g in tl.static_range(GROUP + 1):
-        at = (head * GROUP + g if g < GROUP else HQ + head) * D
+        at = (head * GROUP + g if g < GROUP else HQ + head) * DIM
         if NORM:
-            weights += (gl.load(norm_weight + at + columns),)
-            other_weights += (gl.load(norm_weight + at + others),)
+            weights += (_line(norm_weight + at, columns, columns, D, DIM),)
+            if ROTATED > 0:
+                other_weights += (_line(norm_weight + at, others, columns, D, DIM),)
     # What was loaded so far are weights and rows of earlier steps.
     gdc_wait(PDL)
-    new_v = gl.load(heads + (HQ + HKV + head) * D + columns)
+    new_v = _line(heads + (HQ + HKV + head) * DIM, columns, columns, D, DIM)
     lines, other_lines, placed = (), (), ()
     for g in tl.static_range(GROUP + 1):
-        at = (head * GROUP + g if g < GROUP else HQ + head) * D
-        lines += (gl.load(heads + at + columns),)
-        other_lines += (gl.load(heads + at + others),)
+        at = (head * GROUP + g if g < GROUP else HQ + head) * DIM
+        lines += (_line(heads + at, columns, columns, D, DIM),)
+        if ROTATED > 0:
+            other_lines += (_line(heads + at, others, columns, D, DIM),)
+    if TOGETHER:
+        q_scale = _scale_of_all(heads, 0, HQ, D, DIM, EPS, W, ROWS)
+        k_scale = _scale_of_all(heads, HQ, HKV, D, DIM, EPS, W, ROWS)
     for g in tl.static_range(GROUP + 1):
-        x, other = lines[g].to(tl.float32), other_lines[g].to(tl.float32)
-        if NORM:
-            other = norm_heads(other, x, other_weights[g], D, EPS)
-            x = norm_heads(x, x, weights[g], D, EPS)
-        placed += (rotate(x, other, cosine, sine, dtype),)
+        x = lines[g].to(tl.float32)
+        if ROTATED > 0:
+            other = other_lines[g].to(tl.float32)
+            if TOGETHER:
+                other = weighed(other, q_scale if g < GROUP else k_scale, other_weights[g], OFFSET, ONCE).to(
+                    tl.float32
+                )
+            elif NORM:
+                other = norm_heads(other, x, other_weights[g], DIM, EPS, OFFSET, ONCE)
+        if TOGETHER:
+            x = weighed(x, q_scale if g < GROUP else k_scale, weights[g], OFFSET, ONCE).to(tl.float32)
+        elif NORM:
+            x = norm_heads(x, x, weights[g], DIM, EPS, OFFSET, ONCE)
+        if ROTATED > 0:
+            placed += (rotate(x, other, cosine, sine, dtype, EXACT),)
+        else:
+            placed += (x.to(dtype),)
     new_k = placed[GROUP]
 
     # The new row is the first that group 0 of its chunk sees.
@@ -262,21 +338,29 @@ def attention_kernel(
     q, high, total, sums = (), (), (), ()
     for g in tl.static_range(GROUP):
         x = placed[g].to(tl.float32)
-        score = gl.sum(x * new_k.to(tl.float32), 1) * scale_log2
+        score = capped(gl.sum(x * new_k.to(tl.float32), 1) * scale_log2, CAP_LOG2)
         q += (x,)
         high += (gl.where(mine, score, float("-inf")),)
         total += (gl.where(mine, 1.0, 0.0),)
         sums += (gl.where(gl.expand_dims(mine, 1), new_v.to(tl.float32), 0.0),)
     if here:
-        target = (place * HKV + head) * D + columns
-        gl.store(cache_k + target, new_k, mask=gl.expand_dims(group, 1) == 0)
-        gl.store(cache_v + target, new_v, mask=gl.expand_dims(group, 1) == 0)
+        target = (place * HKV + head) * DIM + columns
+        written = gl.expand_dims(group, 1) == 0
+        if DIM < D:
+            written = written & (columns < DIM)
+        gl.store(cache_k + target, new_k, mask=written)
+        gl.store(cache_v + target, new_v, mask=written)
     for i in range(TILES):
         async_copy.wait_group(STAGES - 1)
         start = first + i * TILE
+        before = None
+        if WINDOW > 0:
+            before = oldest - start
+        # fmt: off
         high, total, sums = _attend(
-            q, keys, values, i % STAGES, row - start, high, total, sums, scale_log2, R, W, ROWS
+            q, keys, values, i % STAGES, row - start, before, high, total, sums, scale_log2, CAP_LOG2, R, W, ROWS,
         )
+        # fmt: on
         if TILES > STAGES:
             _fetch(
                 keys,
@@ -288,9 +372,11 @@ def attention_kernel(
                 head,
                 start + STAGES * TILE,
                 end_of_chunk,
+                oldest,
                 R,
                 W,
                 D,
+                DIM,
                 BLOCK,
                 HKV,
                 ROWS,
@@ -313,9 +399,13 @@ def attention_kernel(
         shrink = gl.exp2(own - highest)
         weight_sum = gl.sum(met[3 * g + 1].load(gl.SliceLayout(1, MERGE)) * shrink, 0)
         result = gl.sum(met[3 * g + 2].load(MERGE) * gl.expand_dims(shrink, 1), 0) / weight_sum
-        part = (batch * CHUNKS + chunk) * HQ + head * GROUP + g
+        part = (batch * CHUNKS + place_of_part) * HQ + head * GROUP + g
         gl.store(lse + part, highest + gl.log2(weight_sum))
-        gl.store(partial + part * D + gl.arange(0, D, layout=gl.SliceLayout(0, MERGE)), result)
+        if DIM == D:
+            gl.store(partial + part * D + gl.arange(0, D, layout=gl.SliceLayout(0, MERGE)), result)
+        else:
+            column = gl.arange(0, D, layout=gl.SliceLayout(0, MERGE))
+            gl.store(partial + part * DIM + column, result, mask=column < DIM)
 
 
 @triton.jit
@@ -327,6 +417,7 @@ def combine_kernel(
     out,
     HQ: tl.constexpr,
     D: tl.constexpr,
+    DIM: tl.constexpr,
     CHUNK: tl.constexpr,
     DOUBLINGS: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -334,8 +425,9 @@ def combine_kernel(
     PDL: tl.constexpr,
     shared=None,
     PER: tl.constexpr = 1,
+    WINDOW: tl.constexpr = 0,
 ):
-    """out [rows, HQ, D] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
+    """out [rows, HQ, DIM] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
 
     A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
     sequence does not have adds exact zeros. Programs [HQ, rows]. PER chunks in `shared` rows have one part.
@@ -350,7 +442,10 @@ def combine_kernel(
     size = CHUNK
     for _ in tl.static_range(DOUBLINGS):
         size = tl.where(row >= size * CHUNKS, 2 * size, size)
-    there = chunks <= row // size
+    last = row // size
+    if WINDOW > 0:
+        last -= tl.maximum(row - (WINDOW - 1), 0) // size
+    there = chunks <= last
     if shared is not None:
         common = tl.load(shared + batch) // size
         there = there & ((chunks < tl.cdiv(common, PER)) | (chunks >= common))
@@ -358,7 +453,14 @@ def combine_kernel(
     if slot >= 0:
         part = (batch * CHUNKS + chunks) * HQ + head
         logs = tl.load(lse + part, mask=there, other=-float("inf"))
-        values = tl.load(partial + part[:, None] * D + columns[None, :], mask=there[:, None], other=0.0)
+        inside = there[:, None]
+        if DIM < D:
+            inside = inside & (columns < DIM)[None, :]
+        values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
         share = tl.exp2(logs - tl.max(logs, 0))
         mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
-        tl.store(out + (batch * HQ + head) * D + columns, mixed.to(out.dtype.element_ty))
+        at = out + (batch * HQ + head) * DIM + columns
+        if DIM == D:
+            tl.store(at, mixed.to(out.dtype.element_ty))
+        else:
+            tl.store(at, mixed.to(out.dtype.element_ty), mask=columns < DIM)

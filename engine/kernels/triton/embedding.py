@@ -9,8 +9,10 @@ import triton.language as tl
 
 
 @triton.jit
-def embedding_kernel(active, token, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """out [rows, SIZE] = of each row the embedding of token[slot] (int64 [slots]) in weight [vocab, SIZE].
+def embedding_kernel(
+    active, token, weight, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr = 1.0
+):
+    """out [rows, SIZE] = of each row the embedding of token[slot] (int64 [slots]) in weight [vocab, SIZE] times SCALE.
 
     active int32 [rows]: the slot, -1 for none. It never starts before the kernel before it has ended, so that nothing
     of the step overtakes the one before. Programs [cdiv(SIZE, BLOCK), rows].
@@ -21,6 +23,8 @@ def embedding_kernel(active, token, weight, out, SIZE: tl.constexpr, BLOCK: tl.c
     if slot >= 0:
         row = tl.maximum(tl.load(token + slot), 0).to(tl.int64)
         inside = columns < SIZE
-        tl.store(
-            out + batch * SIZE + columns, tl.load(weight + row * SIZE + columns, mask=inside), mask=inside
-        )
+        target = out + batch * SIZE + columns
+        x = tl.load(weight + row * SIZE + columns, mask=inside)
+        if SCALE != 1.0:
+            x = (x.to(tl.float32) * SCALE).to(x.dtype)
+        tl.store(target, x, mask=inside)

@@ -74,7 +74,8 @@ if knobs.runtime.interpret:
         async_copy_global_to_shared=_copy, commit_group=_nothing, wait_group=_nothing
     )
     _same = (
-        *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum", "program_id"),
+        *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum"),
+        *("program_id", "num_programs"),
         *("exp", "exp2", "log2", "rsqrt", "split", "where", "reshape", "permute"),
     )
     gl = SimpleNamespace(

@@ -8,6 +8,8 @@ The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.pointwise import activate, angles, partners, rotate, times, unit, weighed
+
 
 @triton.jit
 def norm_kernel(
@@ -20,24 +22,40 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     EPS: tl.constexpr,
     ADD: tl.constexpr,
+    NORM: tl.constexpr = True,
+    OFFSET: tl.constexpr = 0.0,
+    ONCE: tl.constexpr = False,
+    SCALE: tl.constexpr = 1.0,
+    post_weight=None,
+    POST_EPS: tl.constexpr = 0.0,
+    POST_OFFSET: tl.constexpr = 0.0,
+    POST_ONCE: tl.constexpr = False,
 ):
-    """out = RMSNorm(total) with total = x + residual, or x where not ADD; all [T, SIZE], weight [SIZE].
+    """out = RMSNorm(total) with total = x * SCALE + residual, or x where not ADD; all [T, SIZE], weight [SIZE].
 
-    One program a row; BLOCK is the power of two from SIZE on.
+    With post_weight [SIZE], x is normed first, and that needs ADD. Without NORM there is only the total. OFFSET and
+    ONCE as in `weighed`. One program a row; BLOCK is the power of two from SIZE on.
     """
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + columns
     value = tl.load(x + at, mask=inside, other=0.0)
+    if post_weight is not None:
+        given = value.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(given * given, 0) / SIZE + POST_EPS)
+        post = tl.load(post_weight + columns, mask=inside, other=0.0)
+        value = weighed(given, scale, post, POST_OFFSET, POST_ONCE)
     if ADD:
-        value = (value.to(tl.float32) + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)).to(
-            value.dtype
-        )
+        given = value.to(tl.float32)
+        if SCALE != 1.0:
+            given *= SCALE
+        value = (given + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)).to(value.dtype)
         tl.store(total + at, value, mask=inside)
-    wide = value.to(tl.float32)
-    unit = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + EPS)).to(value.dtype).to(tl.float32)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, (unit * scale).to(value.dtype), mask=inside)
+    if NORM:
+        wide = value.to(tl.float32)
+        normed = unit(wide, tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + EPS), value.dtype, OFFSET, ONCE)
+        own = tl.load(weight + columns, mask=inside, other=0.0)
+        tl.store(out + at, times(normed, own, OFFSET), mask=inside)
 
 
 @triton.jit
@@ -84,8 +102,50 @@ def position_kernel(
 
 
 @triton.jit
-def gate_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """out [T, SIZE] = silu(gate) * up of gate_up [T, 2 SIZE]; programs [T, cdiv(SIZE, BLOCK)]."""
+def unusual_position_kernel(
+    heads, norm_weight, rotary, positions,
+    Q_HEADS: tl.constexpr, HEADS: tl.constexpr, ALL: tl.constexpr, D: tl.constexpr, PADDED: tl.constexpr,
+    ROTATED: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
+    NORM: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr,
+):  # fmt: skip
+    """`position_kernel` with everything that `attention_kernel` knows, and with its names.
+
+    PADDED is the power of two from D on. TOGETHER: one program takes all heads of a token.
+    """
+    tl.static_assert(BLOCK >= HEADS or not TOGETHER)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    columns = tl.arange(0, PADDED)[None, :]
+    there = (head < HEADS) & (columns < D)
+    others = partners(columns, ROTATED, D, PAIRS)
+    at = heads + (token * ALL + head) * D
+    stored = tl.load(at + columns, mask=there, other=0.0)
+    dtype: tl.constexpr = stored.dtype
+    x, other = stored.to(tl.float32), tl.load(at + others, mask=there, other=0.0).to(tl.float32)
+    if NORM:
+        squares = tl.sum(x * x, 1, keep_dims=True)
+        if TOGETHER:
+            of_q = tl.sum(tl.where(head < Q_HEADS, squares, 0.0), 0, keep_dims=True) / (Q_HEADS * D)
+            of_k = tl.sum(tl.where(head < Q_HEADS, 0.0, squares), 0, keep_dims=True) / ((HEADS - Q_HEADS) * D)
+            scale = tl.rsqrt(tl.where(head < Q_HEADS, of_q, of_k) + EPS)
+        else:
+            scale = tl.rsqrt(squares / D + EPS)
+        weight = norm_weight + head * D
+        own = tl.load(weight + columns, mask=there, other=0.0)
+        x = weighed(x, scale, own, OFFSET, ONCE).to(tl.float32)
+        own = tl.load(weight + others, mask=there, other=0.0)
+        other = weighed(other, scale, own, OFFSET, ONCE).to(tl.float32)
+    placed = x.to(dtype)
+    if ROTATED > 0:
+        cosine, sine = angles(rotary + tl.load(positions + token) * ROTATED, columns, ROTATED, D, PAIRS)
+        placed = rotate(x, other, cosine, sine, dtype, EXACT)
+    tl.debug_barrier()  # what is overwritten now, other threads have read
+    tl.store(at + columns, placed, mask=there)
+
+
+@triton.jit
+def gate_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr = "silu"):
+    """out [T, SIZE] = activation(gate) * up of gate_up [T, 2 SIZE]; programs [T, cdiv(SIZE, BLOCK)]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -93,7 +153,7 @@ def gate_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     gate = tl.load(at, mask=inside, other=0.0)
     up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
     wide = gate.to(tl.float32)
-    tl.store(out + row * SIZE + columns, (wide / (1.0 + tl.exp(-wide)) * up).to(gate.dtype), mask=inside)
+    tl.store(out + row * SIZE + columns, (activate(wide, ACTIVATION) * up).to(gate.dtype), mask=inside)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.paged_attention import attend_tile
+from models.spec import Attention
 
 QUERIES = 128
 """Tokens of a program."""
@@ -24,10 +25,11 @@ TILE = 64
 @triton.jit
 def _prompt_kernel(
     q, keys, values, span, table, out, scale_log2,
-    STRIDE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr, TILE: tl.constexpr,
+    STRIDE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr,
+    BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr = 0,
+    CAP_LOG2: tl.constexpr = 0.0,
 ):  # fmt: skip
-    """Arguments as in `prompt_attention`; STRIDE numbers from token to token of q."""
+    """Arguments as in `prompt_attention`; STRIDE numbers from token to token of q, D: the power of two from DIM on."""
     # The last tokens see most: they begin first.
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * QUERIES
     head = tl.program_id(0)
@@ -35,41 +37,57 @@ def _prompt_kernel(
     token = first + tl.arange(0, QUERIES)
     dim = tl.arange(0, D)
     row = base + token
-    queries = tl.load(q + token[:, None] * STRIDE + head * D + dim[None, :])
+    here = q + token[:, None] * STRIDE + head * DIM + dim[None, :]
+    queries = tl.load(here) if DIM == D else tl.load(here, (dim < DIM)[None, :], 0.0)
     m = tl.full([QUERIES], float("-inf"), tl.float32)
     l = tl.zeros([QUERIES], tl.float32)  # noqa: E741
     acc = tl.zeros([QUERIES, D], tl.float32)
     end = tl.minimum(base + first + QUERIES, stop)
     end = tl.where(end > start, end, 0).to(tl.int32)  # of padding alone: nothing
-    for begin in range(0, end, TILE):
+    oldest = 0
+    if WINDOW > 0:  # of the first token
+        oldest = tl.maximum(base + first - (WINDOW - 1), 0) // TILE * TILE
+    for begin in range(oldest, end, TILE):
         seen = begin + tl.arange(0, TILE)
         there = seen < end
         block = tl.load(table + seen // BLOCK, there, 0).to(tl.int64)
         slot = block * BLOCK + seen % BLOCK
-        at = slot[:, None] * (KV_HEADS * D) + (head // GROUP) * D + dim[None, :]
-        k = tl.load(keys + at, there[:, None], 0.0)
-        v = tl.load(values + at, there[:, None], 0.0)
-        m, l, acc = attend_tile(queries, k, v, seen[None, :] <= row[:, None], m, l, acc, scale_log2)  # noqa: E741
+        at = slot[:, None] * (KV_HEADS * DIM) + (head // GROUP) * DIM + dim[None, :]
+        inside = there[:, None]
+        if DIM < D:
+            inside = inside & (dim < DIM)[None, :]
+        k = tl.load(keys + at, inside, 0.0)
+        v = tl.load(values + at, inside, 0.0)
+        visible = seen[None, :] <= row[:, None]
+        if WINDOW > 0:
+            visible = visible & (seen[None, :] > row[:, None] - WINDOW)
+        m, l, acc = attend_tile(queries, k, v, visible, m, l, acc, scale_log2, CAP_LOG2)  # noqa: E741
     mixed = acc / tl.where(l > 0.0, l, 1.0)[:, None]
     heads = tl.num_programs(0)
-    tl.store(out + token[:, None] * (heads * D) + head * D + dim[None, :], mixed.to(out.dtype.element_ty))
+    target = out + token[:, None] * (heads * DIM) + head * DIM + dim[None, :]
+    if DIM == D:
+        tl.store(target, mixed.to(out.dtype.element_ty))
+    else:
+        tl.store(target, mixed.to(out.dtype.element_ty), (dim < DIM)[None, :])
 
 
 def prompt_attention(
-    q: Tensor, keys: Tensor, values: Tensor, span: Tensor, table: Tensor, *, block_size: int
+    q: Tensor, keys: Tensor, values: Tensor, span: Tensor, table: Tensor, *, spec: Attention, block_size: int
 ) -> Tensor:
     """Causal attention of tokens that lie in consecutive rows; their K and V are written already.
 
-    q [T, Hq, D], T a multiple of QUERIES and D a power of two, heads side by side; keys and values [slots, Hkv, D] of
-    one layer, contiguous. span int32 [3]: the row of token 0, the first row that there is a token of, the row after
-    the last; tokens before and after are padding, whose output is finite and means nothing. table int32 [blocks]. Both
-    are read on the device. Returns [T, Hq, D].
+    q [T, Hq, D], T a multiple of QUERIES, heads side by side; keys and values [slots, Hkv, D] of one layer, contiguous.
+    Scale, cap and window are those of `spec`. span int32 [3]: the row of token 0, the first row that there is a token
+    of, the row after the last; tokens before and after are padding, whose output is finite and means nothing. table
+    int32 [blocks]. Both are read on the device. Returns [T, Hq, D].
     """
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     _prompt_kernel[(heads, tokens // QUERIES)](
-        q, keys, values, span, table, out, dim**-0.5 * math.log2(math.e),
-        STRIDE=q.stride(0), GROUP=heads // keys.shape[1], D=dim, KV_HEADS=keys.shape[1], BLOCK=block_size,
-        QUERIES=QUERIES, TILE=TILE, num_warps=8, num_stages=2,
+        q, keys, values, span, table, out, spec.softmax_scale * math.log2(math.e),
+        STRIDE=q.stride(0), GROUP=heads // keys.shape[1], DIM=dim, D=triton.next_power_of_2(dim),
+        KV_HEADS=keys.shape[1], BLOCK=block_size, QUERIES=QUERIES, TILE=TILE, WINDOW=spec.window or 0,
+        CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
+        num_warps=8, num_stages=2,
     )  # fmt: skip
     return out

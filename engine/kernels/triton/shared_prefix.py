@@ -11,9 +11,10 @@ Shared Prefixes" (Juravsky et al. 2024).
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention import norm_heads, rotate
+from engine.kernels.triton.attention import norm_heads
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.paged_attention import attend_tile
+from engine.kernels.triton.pointwise import angles, partners, rotate, weighed
 
 TILE = tl.constexpr(64)
 """Rows that a program reads at once; chunks are a multiple of it."""
@@ -40,6 +41,8 @@ def shared_tile_kernel(
     HKV: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
+    DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
     EPS: tl.constexpr,
     NORM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -47,6 +50,12 @@ def shared_tile_kernel(
     PER: tl.constexpr,
     MEMBERS: tl.constexpr,
     PDL: tl.constexpr,
+    PAIRS: tl.constexpr = False,
+    EXACT: tl.constexpr = False,
+    CAP_LOG2: tl.constexpr = 0.0,
+    TOGETHER: tl.constexpr = False,
+    OFFSET: tl.constexpr = 0.0,
+    ONCE: tl.constexpr = False,
 ):
     """The parts of PER shared chunks together, for every member of a tile; MEMBERS * G is a power of two from 16 on.
 
@@ -80,20 +89,36 @@ def shared_tile_kernel(
     lane = head * GROUP + lane % G
 
     columns = tl.arange(0, D)[None, :]
-    others = (columns + D // 2) % D
-    cosine = tl.load(rotary + position * D + columns % (D // 2)).to(tl.float32)
-    sine = tl.load(rotary + position * D + D // 2 + columns % (D // 2)).to(tl.float32)
-    sine = tl.where(columns < D // 2, -sine, sine)
+    inside = real
+    if DIM < D:
+        inside = real & (columns < DIM)
+    others = partners(columns, ROTATED, DIM, PAIRS)
+    if ROTATED > 0:
+        cosine, sine = angles(rotary + position * ROTATED, columns, ROTATED, DIM, PAIRS)
     gdc_wait(PDL)
-    at = (batch * (HQ + 2 * HKV) + lane) * D
-    q = tl.load(heads + at + columns, mask=real, other=0.0).to(tl.float32)
-    other = tl.load(heads + at + others, mask=real, other=0.0).to(tl.float32)
+    at = (batch * (HQ + 2 * HKV) + lane) * DIM
+    q = tl.load(heads + at + columns, mask=inside, other=0.0).to(tl.float32)
+    if ROTATED > 0:
+        other = tl.load(heads + at + others, mask=inside, other=0.0).to(tl.float32)
+    if TOGETHER:
+        squares = tl.zeros([LANES, D], tl.float32)
+        for g in tl.range(HQ):
+            line = batch * (HQ + 2 * HKV) + g
+            numbers = tl.load(heads + line * DIM + columns, mask=inside, other=0.0).to(tl.float32)
+            squares += numbers * numbers
+        scale = tl.rsqrt(tl.sum(squares, 1, keep_dims=True) / (HQ * DIM) + EPS)
     if NORM:
-        weight = tl.load(norm_weight + lane * D + columns, mask=real, other=0.0)
-        other_weight = tl.load(norm_weight + lane * D + others, mask=real, other=0.0)
-        other = norm_heads(other, q, other_weight, D, EPS)
-        q = norm_heads(q, q, weight, D, EPS)
-    q = rotate(q, other, cosine, sine, heads.dtype.element_ty)
+        weight = tl.load(norm_weight + lane * DIM + columns, mask=inside, other=0.0)
+        if ROTATED > 0:
+            other_weight = tl.load(norm_weight + lane * DIM + others, mask=inside, other=0.0)
+        if TOGETHER:
+            other = weighed(other, scale, other_weight, OFFSET, ONCE).to(tl.float32) if ROTATED > 0 else q
+            q = weighed(q, scale, weight, OFFSET, ONCE).to(tl.float32)
+        else:
+            other = norm_heads(other, q, other_weight, DIM, EPS, OFFSET, ONCE) if ROTATED > 0 else q
+            q = norm_heads(q, q, weight, DIM, EPS, OFFSET, ONCE)
+    dtype: tl.constexpr = heads.dtype.element_ty
+    q = rotate(q, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else q.to(dtype)
 
     m = tl.full([LANES], float("-inf"), tl.float32)
     l = tl.zeros([LANES], tl.float32)  # noqa: E741 - the names of the paper
@@ -105,10 +130,14 @@ def shared_tile_kernel(
             places = tl.load(table + start // BLOCK).to(tl.int64) * BLOCK + seen % BLOCK
         else:
             places = tl.load(table + seen // BLOCK).to(tl.int64) * BLOCK + seen % BLOCK
-        rows = (places[:, None] * HKV + head) * D + columns
-        k = tl.load(cache_k + rows)
-        v = tl.load(cache_v + rows)
-        m, l, acc = attend_tile(q, k, v, everything, m, l, acc, scale_log2)  # noqa: E741
+        rows = (places[:, None] * HKV + head) * DIM + columns
+        if DIM == D:
+            k = tl.load(cache_k + rows)
+            v = tl.load(cache_v + rows)
+        else:
+            k = tl.load(cache_k + rows, mask=columns < DIM, other=0.0)
+            v = tl.load(cache_v + rows, mask=columns < DIM, other=0.0)
+        m, l, acc = attend_tile(q, k, v, everything, m, l, acc, scale_log2, CAP_LOG2)  # noqa: E741
     at = (batch * CHUNKS + part) * HQ + lane
     tl.store(lse + at, (m + tl.log2(l))[:, None], mask=real)
-    tl.store(partial + at * D + columns, acc / l[:, None], mask=real)
+    tl.store(partial + at * DIM + columns, acc / l[:, None], mask=inside)

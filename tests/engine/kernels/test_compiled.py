@@ -4,73 +4,135 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
 
-COMPILE = """
-import json, re
+COMPILER = """
+import inspect, json, re
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from engine.execute.cuda.tiles import choose_chunking, choose_tile
-from engine.kernels.triton.attention import attention_kernel
-from engine.kernels.triton.linear import linear_kernel
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
-    "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32"}
+    "post_squares": "*fp32", "squares_out": "*fp32",
+    "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
+    "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
+    "counts": "*i32", "pairs": "i32", "most": "i32"}
 
-def ptx(kernel, warps, constants):
+POST = {name: "pointer" for name in ("post", "post_weight", "post_squares", "total", "squares_out")} | {
+    "POST_PARTS": 144, "POST_PADDED": 256, "POST_EPS": 1e-6, "POST_OFFSET": 1.0}
+
+def ptx(kernel, warps, constants, language=GluonASTSource, **options):
     names = kernel.arg_names
+    given = inspect.signature(kernel.fn).parameters.values()
+    constants = {p.name: p.default for p in given if p.default is not p.empty} | constants
+    constants = {name: value for name, value in constants.items() if value != "pointer"}
     signature = {n: "constexpr" if n in constants else TYPES.get(n, "*bf16") for n in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"}
     values = {(names.index(n),): value for n, value in constants.items()}
-    source = GluonASTSource(kernel, signature, values, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    source = language(kernel, signature, values, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps} | options)
     return made.asm["ptx"], made.metadata.shared
+"""
+DENSE = """
+from engine.kernels.triton.attention import attention_kernel
+from engine.kernels.triton.linear import linear_kernel
 
 def linear(outputs, inputs, **flags):
-    tile = choose_tile(outputs, inputs, flags.get("GATED", False))
+    joined = "post" in flags
+    tile = choose_tile(outputs, inputs, flags.get("GATED", False), joined)
     constants = dict(COUNT=8, N=outputs, K=inputs, EPS=1e-6, NORM=False, BIAS=False, GATED=False, RESIDUAL=False)
     cut = dict(FOLDS=tile.folds, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     text, shared = ptx(linear_kernel, tile.warps, constants | cut | flags)
     before = text[: text.index("griddepcontrol.wait;")]
     spans = -(-inputs // (tile.warps * tile.folds * 128))
+    unrolled = spans * tile.folds * (1 + joined) <= 6
     early = re.findall(r"cp\\.async\\.cg\\S* \\[[^,]*, \\[[^,]*, 0x10", before)
     return {"early": len(early), "held": 8 * tile.tiles * min(tile.ahead, spans), "ldmatrix": text.count("ldmatrix"),
-            "read": len(re.findall(r"ld\\.shared\\.v4", text)), "spans": spans if spans * tile.folds <= 6 else 1,
+            "read": len(re.findall(r"ld\\.shared\\.v4", text)), "spans": spans if unrolled else 1,
             "tiles": tile.tiles, "products": text.count("mma.sync"), "folds": tile.folds}
 
-def attention(limit, group, dim):
-    cut = choose_chunking(limit)
-    constants = dict(SOME=False, CHUNKS=80, HQ=8 * group, HKV=8, D=dim, EPS=1e-6, NORM=True, BLOCK=256, PDL=True)
-    held = cut.tile * dim // (256 * cut.warps)
-    constants |= dict(WARPS=cut.warps, R=held, TILES=cut.tiles, STAGES=min(cut.tiles, 3), SPARE=20, shared=None)
+def attention(limit, group, dim, **features):
+    cut, width = choose_chunking(limit), triton.next_power_of_2(dim)
+    constants = dict(SOME=False, CHUNKS=80, HQ=8 * group, HKV=8, D=width, DIM=dim, ROTATED=dim, EPS=1e-6, NORM=True)
+    constants |= dict(BLOCK=256, PDL=True)
+    wide = max(width // 128, 1)
+    held, tiles = cut.tile * width // (256 * cut.warps * wide), cut.tiles * wide
+    constants |= dict(WARPS=cut.warps, R=held, TILES=tiles, STAGES=min(tiles, 3), SPARE=20, shared=None) | features
     text, shared = ptx(attention_kernel, cut.warps, constants)
     before = text[: text.rindex("griddepcontrol.wait;")]
     needed = shared - 20 * cut.warps * 512
-    return {"early": before.count("cp.async.cg"), "held": 2 * held * min(cut.tiles, 3), "shared": needed}
+    return {"early": before.count("cp.async.cg"), "held": 2 * held * min(tiles, 3), "shared": needed}
 
 print(json.dumps([
     linear(4096, 1024, NORM=True), linear(3072, 1024, NORM=True, GATED=True),
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
+    linear(1536, 1152, NORM=True, OFFSET=1.0, **POST), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh", **POST),
     attention(640, 2, 128), attention(40960, 3, 64),
+    attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
+    attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
 ]))
 """
+EXPERTS = """
+from engine.execute.cuda.experts import choose_group_tile
+from engine.kernels.triton.experts import down_kernel, gate_up_kernel
+from engine.kernels.triton.groups import group_kernel, place_kernel
+from engine.kernels.triton.routing import router_kernel
+
+tile = choose_tile(768, 2048, True)
+cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
+gate, _ = ptx(gate_up_kernel, tile.warps, cut | dict(CHOSEN=8, N=768, K=2048, EPS=1e-6, TILES=tile.tiles))
+tile = choose_tile(2048, 8 * 768, False)
+cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
+down, _ = ptx(down_kernel, tile.warps, cut | dict(CHOSEN=8, N=2048, K=768))
+odd, _ = ptx(down_kernel, 4, dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True))
+flags = dict(BIAS=True, SELECTION_BIAS=True, SIGMOID=False, RENORMALISE=True)
+ptx(router_kernel, 4, flags | dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True), ASTSource)
+ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
+fits = []
+for pairs, gated, n, k, limit in ((32_768, True, 768, 2048, 99), (128, False, 2048, 768, 227)):
+    tile = choose_group_tile(pairs, 128)
+    shape = dict(CHOSEN=8, HEIGHT=tile.height, WIDTH=tile.width, DEPTH=tile.depth, N=n, K=k, GATED=gated)
+    stages = tile.stages(gated, limit * 1024)
+    fits.append(ptx(group_kernel, tile.warps, shape, ASTSource, num_stages=stages)[1] <= limit * 1024)
+early = [text[: text.index("griddepcontrol.wait;")].count("cp.async.cg") for text in (down, odd)]
+print(json.dumps({
+    "fits": all(fits), "early": early, "ldmatrix": sum(text.count("ldmatrix") for text in (gate, down, odd)),
+    "trigger": gate.index("griddepcontrol.wait") < gate.index("griddepcontrol.launch_dependents")}))
+"""
+
+
+def made(program: str) -> Any:
+    """What a program prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILER + program]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return json.loads(ran.stdout)
+
+
+def test_kernels_of_experts_compile_and_the_last_one_loads_early() -> None:
+    found = made(EXPERTS)
+    assert found["early"] == [24, 8]  # a thread's copies: three spans of eight, and the only one there is
+    assert found["ldmatrix"] == 0, "a thread would read what another one copied"
+    assert found["trigger"], "what comes after reads the ids before it waits"
+    assert found["fits"]
 
 
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:
     """Weights are copied 16 bytes at a time before the wait, and a thread reads what it copied."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    *products, short, long = json.loads(ran.stdout)
+    found = made(DENSE)
+    products, attentions = found[:6], found[6:]
     for found in products:
         assert found["early"] == found["held"]
         assert found["ldmatrix"] == 0, "a thread would read what another one copied"
         assert found["read"] >= 8 * found["tiles"] * found["spans"]
         assert found["products"] == 8 * found["folds"] * found["tiles"] * found["spans"]
-    for found in (short, long):
+    for found in attentions:
         assert found["early"] == found["held"]
         assert found["shared"] <= 113 * 1024, "two programs must fit on a multiprocessor"

@@ -77,6 +77,41 @@ def test_a_product_with_what_stands_around_it(
     assert (out[3:] == 7.0).all()  # of rows that are not of the step, nothing is written
 
 
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "relu"])
+def test_a_gated_product_with_another_activation_a_scale_and_a_cap(kind: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(shape, generator=generator) for shape in ((2, 256), (32, 256)))
+    out = torch.empty(2, 16)
+    linear_kernel[(2,)](
+        *(x, weight, weight, weight, x, out),
+        COUNT=2,
+        N=16,
+        K=256,
+        EPS=0.0,
+        NORM=False,
+        BIAS=False,
+        GATED=True,
+        RESIDUAL=False,
+        FOLDS=1,
+        WARPS=1,
+        TILES=1,
+        AHEAD=2,
+        PDL=False,
+        ACTIVATION=kind,
+        SCALE=0.1,
+        CAP=5.0,
+        num_warps=1,
+    )
+    gate, up = F.linear(x, weight).chunk(2, -1)
+    activated = {
+        "gelu": F.gelu(gate),
+        "gelu_tanh": F.gelu(gate, approximate="tanh"),
+        "relu": F.relu(gate),
+    }
+    expected = 5.0 * torch.tanh(activated[kind] * up * 0.1 / 5.0)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "config",
     [

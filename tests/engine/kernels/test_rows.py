@@ -10,7 +10,7 @@ from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.sharing import choose_sharing
 from engine.execute.cuda.slots import Slots
-from engine.execute.cuda.tiles import SMALLEST, Tile, choose_chunkings, context_limit
+from engine.execute.cuda.tiles import SMALLEST, Tile, choose_chunkings, context_limit, most_chunks
 from engine.kernels.triton.linear import linear_kernel
 from models.load import load_model
 from models.network import Network
@@ -197,6 +197,22 @@ def test_many_rows_that_share_a_prefix_give_what_they_give_without_sharing(model
     logits, cache = case.run(decoder, slots, 16, own=SMALLEST)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(cache, written)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
+@pytest.mark.parametrize("window", [1, 12, 639, 640, 4096, 10_240, 40_000])
+def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(rows: int, window: int) -> None:
+    for limit in (640 << i for i in range(9)):
+        cuts = choose_chunkings(rows, limit, window)
+        assert all(cut.chunks <= most_chunks(rows) for cut in cuts)
+        for row in {0, 1, window - 1, window, 2 * window + 63, 10239, 10240, limit - 1}:
+            if row >= limit:
+                continue
+            (cut,) = (cut for cut in cuts if not cut.end or cut.first <= row < cut.end)
+            assert row // cut.rows - max(row - window + 1, 0) // cut.rows < cut.chunks
+            if 1 < rows <= 8:  # as alone, in a step of the context that it needs by itself
+                (alone,) = choose_chunkings(1, context_limit(row), window)
+                assert (cut.warps, cut.tile, cut.tiles) == (alone.warps, alone.tile, alone.tiles)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])

@@ -1,6 +1,5 @@
 """Sampling on the device against the plain sampler: the same tokens kept, and the draw that its noise decides."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -24,7 +23,6 @@ IS_GPU = DEVICE.type == "cuda"
 DRAWS = 3000 if IS_GPU else 24
 FEW = 12 if IS_GPU else 4
 """Draws, where one wrong token would be a failure: Triton's interpreter takes 0.1 s for each."""
-Expected = Callable[[Tensor, SamplingParams], tuple[Tensor, Tensor]]
 
 SETTINGS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -78,34 +76,22 @@ def draws(params: SamplingParams, logits: Tensor, count: int, seed: int = 1) -> 
     return [draw(sampler, logits) for _ in range(count)]
 
 
-@pytest.fixture
-def expected(monkeypatch: pytest.MonkeyPatch) -> Expected:
+def expected(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """The token ids that the plain sampler keeps after PROMPT and GENERATED, and their probabilities."""
-    seen: list[Tensor] = []
-
-    def keep(probabilities: Tensor, _: object) -> Tensor:
-        seen.append(probabilities)
-        return torch.arange(len(probabilities))
-
-    def plain(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-        state = SamplerState.create(params, PROMPT, len(logits), torch.device("cpu"))
-        for token in GENERATED:
-            state.note(token)
-        ids = plain_sampler.sample(logits, state)
-        if not ids.ndim:
-            return ids[None], torch.ones(1)
-        chances = seen.pop()
-        return ids[chances > 0], chances[chances > 0]
-
-    monkeypatch.setattr(plain_sampler, "draw", keep)
-    return plain
+    state = SamplerState.create(params, PROMPT, len(logits), torch.device("cpu"))
+    for token in GENERATED:
+        state.note(token)
+    penalised = plain_sampler.penalise(logits.float(), state)
+    if params.temperature == 0.0:
+        return torch.tensor([plain_sampler.likeliest(penalised)]), torch.ones(1)
+    chances, ids = plain_sampler.choices(penalised, params)
+    ids = torch.arange(len(chances)) if ids is None else ids
+    return ids[chances > 0], chances[chances > 0]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("vocab", [1000, 3079])
-def test_takes_the_token_of_the_plain_filters_and_the_noise(
-    name: str, vocab: int, expected: Expected
-) -> None:
+def test_takes_the_token_of_the_plain_filters_and_the_noise(name: str, vocab: int) -> None:
     params, sampler, found = SETTINGS[name], DeviceSampler(vocab, 1, DEVICE), set()
     for seed in range(6 if IS_GPU else 3):
         logits = logits_of(vocab, seed)
@@ -118,7 +104,7 @@ def test_takes_the_token_of_the_plain_filters_and_the_noise(
 
 
 @pytest.mark.parametrize("name", ["greedy, penalties", "min_p", "all narrow", "all wide"])
-def test_a_vocabulary_of_many_blocks(name: str, expected: Expected) -> None:
+def test_a_vocabulary_of_many_blocks(name: str) -> None:
     vocab, params = 151_936 if IS_GPU else 20_003, SETTINGS[name]
     logits, sampler = logits_of(vocab), DeviceSampler(vocab, 1, DEVICE)
     ids, chances = expected(logits, params)
@@ -169,7 +155,7 @@ def test_going_on_with_an_answer_goes_on_with_its_noise() -> None:
     assert [draw(sampler, logits) for _ in range(3)] == whole[3:]
 
 
-def test_min_p_searches_a_block_again_where_its_winner_fails(expected: Expected) -> None:
+def test_min_p_searches_a_block_again_where_its_winner_fails() -> None:
     """Blocks whose own likeliest lets much pass that the likeliest of all does not."""
     logits = torch.full((5003,), -3.0)
     logits[::9] = 2.0

@@ -1,6 +1,7 @@
 """Sequences that read a common prefix together get what each gets alone; in Triton's interpreter, or on a GPU."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from engine.execute.cuda.sharing import (
     share,
 )
 from engine.execute.cuda.tiles import FEW, Chunking, most_chunks
+from models.spec import Attention, Norm, Rope
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK, DIM = 32, 64
@@ -41,7 +43,7 @@ class Case:
         self, cuts: tuple[Chunking, ...], sharing: Sharing | None, shared: list[int], members: list[list[int]]
     ) -> Tensor:
         rows = len(self.tables)
-        out = torch.full((rows, self.shape.q_heads * DIM), torch.nan, device=DEVICE)
+        out = torch.full((rows, self.shape.spec.heads * DIM), torch.nan, device=DEVICE)
         self.given.partial.fill_(torch.nan)
         on_device = [torch.tensor(numbers, dtype=torch.int32, device=DEVICE) for numbers in (shared, members)]
         common = [*shared, *[0] * (rows - len(shared))]
@@ -50,16 +52,16 @@ class Case:
         return out
 
     def plain(self) -> Tensor:
-        given, shape = self.given, self.shape
+        given, spec = self.given, self.shape.spec
         out = []
         for index, (table, row) in enumerate(zip(self.tables, self.rows, strict=True)):
             heads = given.heads[index].view(-1, DIM)
-            q, k, v = torch.split(heads, [shape.q_heads, shape.kv_heads, shape.kv_heads])
+            q, k, v = torch.split(heads, [spec.heads, spec.kv_heads, spec.kv_heads])
             if given.norm_weight is not None:
-                assert shape.norm_eps is not None
-                weights = torch.split(given.norm_weight, [shape.q_heads, shape.kv_heads])
-                q = F.rms_norm(q, (DIM,), eps=shape.norm_eps) * weights[0]
-                k = F.rms_norm(k, (DIM,), eps=shape.norm_eps) * weights[1]
+                assert spec.head_norm is not None
+                weights = torch.split(given.norm_weight, [spec.heads, spec.kv_heads])
+                q = F.rms_norm(q, (DIM,), eps=spec.head_norm.eps) * weights[0]
+                k = F.rms_norm(k, (DIM,), eps=spec.head_norm.eps) * weights[1]
             cosine, sine = given.rotary[given.counters[index, 1]].chunk(2)
             q, k = (
                 torch.cat([x[:, : DIM // 2] * cosine - x[:, DIM // 2 :] * sine,
@@ -115,9 +117,8 @@ def case(groups: list[tuple[int, list[int]]], heads: tuple[int, int], norm: bool
         partial=torch.empty(len(rows) * chunks * q_heads * DIM, device=DEVICE),
         lse=torch.empty(len(rows) * chunks * q_heads, device=DEVICE),
     )
-    return Case(
-        AttentionShape(q_heads, kv_heads, DIM, BLOCK, 1e-6 if norm else None, False), given, tables, rows
-    )
+    spec = Attention(q_heads, kv_heads, DIM, head_norm=Norm() if norm else None, rope=Rope())
+    return Case(AttentionShape(spec, BLOCK, False), given, tables, rows)
 
 
 @pytest.fixture
@@ -142,6 +143,33 @@ def test_many_sequences_share_a_tile(
     assert len(made.rows) > FEW
     assert most_chunks(len(made.rows)) <= 80
     torch.testing.assert_close(made.run(cuts, sharing, shared, members), made.plain(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"rope": Rope(dims=32, interleaved=True, exact=True), "score_cap": 2.0, "scale": 0.3},
+        {"rope": None, "head_norm": Norm(offset=1.0)},
+        {"norms_all_heads": True, "head_norm": Norm(rounds_last=True)},
+    ],
+    ids=["rotation and cap", "no rotation", "one norm"],
+)
+def test_what_families_ask_for_is_shared_too(features: dict[str, Any]) -> None:
+    """Against the same step without sharing, which has tests against the plain modules."""
+    usual = case([(64, [70, 64, 80]), (0, [30, 5, 7, 9, 1, 2])], (2, 1), norm=True)
+    spec = replace(usual.shape.spec, **features)
+    rotary = usual.given.rotary
+    assert rotary is not None
+    given = replace(usual.given, rotary=rotary[:, : spec.rotated].contiguous())
+    made = replace(usual, shape=replace(usual.shape, spec=spec), given=given)
+    cuts, sharing = (Chunking(1, 16, 4, 2),), choose_sharing(FEW + 8, 2)
+    assert sharing is not None
+    shared, members = share(made.tables, made.rows, KVShape(2, BLOCK, 1), sharing)
+    assert sum(shared) == 3 * 64
+    together, alone = made.run(cuts, sharing, shared, members), made.run(cuts, None, [], [])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(alone, usual.plain(), rtol=1e-2)
 
 
 def test_nothing_shared_is_what_it_was() -> None:

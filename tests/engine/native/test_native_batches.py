@@ -39,11 +39,11 @@ class Sequence:
     blocks: list[int]
 
     @classmethod
-    def random(cls, random: Random, length: int, free: list[int]) -> "Sequence":
+    def random(cls, random: Random, length: int, free: list[int], vocab: int = 160) -> "Sequence":
         gap = random.randrange(length)
         positions = [row + 5 * (row > gap) for row in range(length)]
         blocks = [free.pop(random.randrange(len(free))) for _ in range(-(-length // BLOCK))]
-        return cls([random.randrange(160) for _ in range(length)], positions, blocks)
+        return cls([random.randrange(vocab) for _ in range(length)], positions, blocks)
 
     def span(self, start: int, end: int, *, wanted: bool = True) -> Span:
         return a_span(self.ids[start:end], start, self.positions[start:end], self.blocks, wanted)

@@ -46,8 +46,8 @@ CONFIGS = {
 class RoundedAttention(PlainAttention):
     """What a cache of `dtype` keeps of k and v."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
+    def __init__(self, dtype: torch.dtype, network: Network | None = None) -> None:
+        super().__init__(network)
         self.dtype = dtype
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -160,8 +160,8 @@ def errors(
 ) -> list[float]:
     """The relative error of the logits of steps at `rows`, against one pass of `truth` over the whole sequence.
 
-    Before each step the cache holds what that pass gave for the rows before; what the step writes is checked here.
-    The positions have a gap in them, and the blocks lie in no order.
+    Before each step the cache holds what that pass gave for the rows before, as far as the window of a layer reaches;
+    what the step writes is checked here. The positions have a gap in them, and the blocks lie in no order.
     """
     cache = cache_for(model, dtype)
     decoder = NativeDecoder(model, cache, pool, variant)
@@ -171,7 +171,7 @@ def errors(
     ids = torch.randint(model.spec.vocab_size, (length,), generator=generator)
     positions = torch.arange(length) + 7 * (torch.arange(length) > length // 2)
     slots = torch.tensor([table[row // BLOCK] * BLOCK + row % BLOCK for row in range(length)])
-    attention = RoundedAttention(dtype)
+    attention = RoundedAttention(dtype, model)
     with torch.inference_mode():
         plain = truth or Decoder(model)
         expected = plain.logits(plain.forward(ids, positions, attention))
@@ -179,7 +179,9 @@ def errors(
     found = []
     for row in rows:
         cache.kv.fill_(float("nan"))
-        cache.kv[:, :, slots[:row]] = exact[:, :, :row].to(dtype)
+        for layer, spec in enumerate(model.spec.layers):
+            seen = slice(0 if (window := spec.attention.window) is None else max(0, row + 1 - window), row)
+            cache.kv[:, layer, slots[seen]] = exact[:, layer, seen].to(dtype)
         logits = step(decoder, int(ids[row]), row, int(positions[row]), table[: row // BLOCK + 1])
         found.append(float((logits - expected[row]).norm() / expected[row].norm()))
         written = cache.kv[:, :, slots[row]].float() - exact[:, :, row]

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.execute.compatibility import not_native
+from engine.execute.compatibility import has_experts, not_native
 from engine.execute.cpu.executor import NativeDecoder
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.load import load_model
@@ -28,7 +28,6 @@ from models.spec import (
     ModelSpec,
     Norm,
     Rope,
-    each_attention,
     each_layer,
     uniform,
 )
@@ -39,9 +38,12 @@ from tests.engine.native.test_native_decode import BLOCK, CPU, cache_for, errors
 from tests.engine.test_compatibility import a_network
 from tests.models.checkpoints import files_of, random_model, write_checkpoint, write_gguf
 from tests.models.families import tiny_ernie_moe, tiny_qwen3_moe
+from tests.models.test_reference import checkpoint, feeds_of, network_of, specs
 
 EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "3"))
 DENSE = FeedForward(96)
+POSITIONS = 256
+WINDOWS = st.none() | st.sampled_from((1, 5, 64, 100))
 
 
 def a_spec(*mixtures: Experts | None, hidden: int = 64) -> ModelSpec:
@@ -64,30 +66,36 @@ def a_spec(*mixtures: Experts | None, hidden: int = 64) -> ModelSpec:
 def mixtures(draw: st.DrawFn, size: int) -> Experts:
     """Everything that there may be in a mixture whose sizes are multiples of `size`."""
     count = draw(st.sampled_from((1, 2, 5, 16, 33)))
-    shared = draw(st.sampled_from((None, 1, 3)))
+    shared = draw(st.booleans())
     flag = st.booleans()
+    feeds = feeds_of(size, 2 * size, 3 * size)
     return Experts(
         count=count,
         chosen=draw(st.integers(1, min(count, 9))),
-        expert=FeedForward(size * draw(st.integers(1, 3)), bias=draw(flag)),
+        expert=draw(feeds),
         renormalise=draw(flag),
         scoring=draw(st.sampled_from(("softmax", "sigmoid"))),
         router_bias=draw(flag),
         exact_router=draw(flag),
         selection_bias=draw(flag),
-        shared=None if shared is None else FeedForward(size * shared, bias=draw(flag)),
-        shared_gate=shared is not None and draw(flag),
+        shared=draw(feeds) if shared else None,
+        shared_gate=shared and draw(flag),
     )
 
 
 @st.composite
 def networks(draw: st.DrawFn) -> Network:
-    """Up to three layers, of which one at least has experts; plain, or in blocks of formats that fit."""
+    """Up to three layers with whatever there may be, of which one at least has experts; plain, or in blocks."""
     quantised = draw(st.booleans())
-    mixture = draw(mixtures(32 if quantised else 20))
-    others = draw(st.lists(st.sampled_from((None, mixture)), max_size=2))
-    hidden = draw(st.sampled_from((64, 256))) if quantised else draw(st.sampled_from((40, 64)))
-    plain = a_network(a_spec(*draw(st.permutations([mixture, *others])), hidden=hidden))
+    size, hidden, dims = (32, (64, 256), (32, 64)) if quantised else (20, (40, 64), (8, 32))
+    spec = draw(
+        specs(hidden, dims, feeds_of(size, 3 * size) | mixtures(size), WINDOWS, POSITIONS).filter(has_experts)
+    )
+    tensors, names = checkpoint(spec, draw(st.integers(0, 2**16)))
+    for name, tensor in tensors.items():
+        if name.endswith("router.weight"):
+            tensor.div_(spec.hidden_size)  # else sigmoids are all 1, and no expert is before another
+    plain = network_of(spec, tensors, names)
     return in_blocks(plain) if quantised else plain
 
 
@@ -120,7 +128,7 @@ def test_a_row_has_the_same_bits_in_any_company(
 ) -> None:
     blocks = sum(-(-length // BLOCK) for length in lengths)
     free = list(range(blocks))
-    sequences = [Sequence.random(random, length, free) for length in lengths]
+    sequences = [Sequence.random(random, length, free, model.spec.vocab_size) for length in lengths]
     several = Pool(threads, library)
     for variant in library.variants.values():
         caches = [cache_for(model, torch.bfloat16, blocks) for _ in range(2)]
@@ -186,11 +194,6 @@ def test_a_family_with_experts_in_blocks(
     model = load_model(
         files_of(path), dtype=torch.float32, device=CPU, quantize="auto" if source == "gguf" else "int8"
     )
-    # Both executors rotate halves then: how it is done otherwise is no matter of experts.
-    plain = each_attention(
-        model.spec, lambda _, a: replace(a, rope=replace(a.rope or Rope(), interleaved=False, exact=False))
-    )
-    model = replace(model, spec=plain)
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertWeights)]
     assert mixtures
     assert all(not expert.down.is_plain for mixture in mixtures for expert in mixture.experts)

@@ -16,16 +16,18 @@ from models.network import ExpertWeights, Linear
 from models.reference.decoder import Decoder
 from tests.engine.tiny import TinyEngine, tiny_tokenizer
 from tests.models.checkpoints import files_of, run, write_checkpoint
-from tests.models.families import tiny_ernie_moe, tiny_gemma2, tiny_gpt2, tiny_qwen3_moe
+from tests.models.families import tiny_ernie_moe, tiny_gemma2, tiny_gpt2, tiny_gpt_oss, tiny_qwen3_moe
+from tests.models.test_gpt_oss import write_quantised
 
 CPU = torch.device("cpu")
 HEADS: dict[str, Any] = {"head_dim": 12, "num_attention_heads": 8, "num_key_value_heads": 4}
 """No native kernels attend with these."""
 CONFIGS = {
-    "gemma2": tiny_gemma2(hidden_size=64, intermediate_size=96),
-    "gpt2": tiny_gpt2(n_embd=64),
+    "gemma2": tiny_gemma2(hidden_size=64, intermediate_size=96, num_attention_heads=8, head_dim=12),
+    "gpt2": tiny_gpt2(n_embd=96, n_head=8),
     "qwen3 moe": tiny_qwen3_moe(hidden_size=64, intermediate_size=96, moe_intermediate_size=64, **HEADS),
     "ernie moe": tiny_ernie_moe(hidden_size=64, intermediate_size=96, moe_intermediate_size=64, **HEADS),
+    "gpt-oss moe": tiny_gpt_oss(),
 }
 TOKENS = torch.randint(150, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -36,9 +38,9 @@ def pool() -> Pool:
 
 
 def a_network(config: Any, folder: Path) -> Any:
-    network = load_model(
-        files_of(write_checkpoint(folder, config)), dtype=torch.float32, device=CPU, quantize="int8"
-    )
+    in_mxfp4 = config.model_type == "gpt_oss"
+    files = files_of(write_quantised(folder) if in_mxfp4 else write_checkpoint(folder, config))
+    network = load_model(files, dtype=torch.float32, device=CPU, quantize="auto" if in_mxfp4 else "int8")
     assert not_native(network.spec) is not None
     return network
 

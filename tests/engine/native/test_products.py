@@ -21,8 +21,8 @@ from gguf import GGMLQuantizationType as Kind
 from engine.kernels.native.library import Library, Matrix, Pool
 
 Array = np.ndarray[Any, np.dtype[Any]]
-KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.F32, Kind.F16, Kind.BF16)
 PLAIN = (Kind.F32, Kind.F16, Kind.BF16)
+KINDS = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.MXFP4, *PLAIN)
 TYPICAL = {kind: 1e-6 if kind in PLAIN else 0.0075 for kind in KINDS}
 """The most that the relative error (of norms) of a product of random numbers may be."""
 
@@ -63,7 +63,9 @@ def random_weight(kind: Kind, rows: int, columns: int, seed: int = 0, offset: in
         block, size = gguf.GGML_QUANT_SIZES[kind]
         blocks = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
         halves = 0.1 * random.standard_normal((rows, columns // block, 2)).astype(np.float32)
-        where = {Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,)}.get(kind, (0, 2))
+        if kind == Kind.MXFP4:
+            blocks[..., 0] = random.integers(121, 125, blocks.shape[:2])
+        where = {Kind.MXFP4: (), Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,)}.get(kind, (0, 2))
         for index, at in enumerate(where):
             half = halves[..., index : index + 1].astype(np.float16)
             blocks[..., at : at + 2] = np.ascontiguousarray(half).view(np.uint8)

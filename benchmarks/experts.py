@@ -1,0 +1,185 @@
+"""A mixture of experts on a GPU at the shapes of Qwen3-30B-A3B, random weights, bf16, batch 1 and more.
+
+    python -m benchmarks.experts [--layers 48] [--rows 1,8] [--context 512] [--prompts 4096] [--profile] [--plain]
+
+A decode step and prompts, by our kernels and, with --plain, by plain PyTorch in the same run. Bytes of a step are those
+that one token must read: attention, routers, the chosen experts, the head, and K and V of the context; their rate is
+compared with that of a large copy, read plus written. With fewer layers a shallower network tells what a layer costs,
+and the time of all of them is worked out from that and said to be so.
+`--shape tiny --device cpu` tries the program out, in Triton's interpreter: TRITON_INTERPRET=1.
+"""
+
+import argparse
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from benchmarks.decode_rows import BLOCK, STEPS, kernel_times, step_seconds
+from benchmarks.machine import copy_bandwidth, describe
+from benchmarks.prefill import warm_seconds
+from benchmarks.shapes import kv_bytes, random_engine, random_model, random_prompt, weight_bytes
+from engine.cache.kv_cache import KVCache
+from engine.execute.cuda.decode_runner import make_decode_runner
+from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.slots import Slots
+from engine.machine.expected import not_chosen
+from engine.machine.shapes import shape_of
+from engine.params import SamplingParams
+from models.network import Network
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
+
+DTYPE = torch.bfloat16
+SHAPES = {
+    "30B-A3B": shape_of("qwen3:30b-a3b"),
+    "tiny": uniform(
+        "Qwen3MoeForCausalLM",
+        layers=2,
+        vocab_size=64,
+        hidden_size=64,
+        max_positions=4096,
+        attention=Attention(2, 1, 64, head_norm=Norm(), rope=Rope(1e6)),
+        feed_forward=Experts(4, 2, FeedForward(32)),
+        norm=Norm(),
+        tied=False,
+    ),
+}
+
+
+def read_bytes(spec: ModelSpec, context: int) -> float:
+    """Bytes that a token reads after so many others."""
+    weights = weight_bytes(spec, DTYPE) - not_chosen(spec) * DTYPE.itemsize
+    return weights + kv_bytes(spec, DTYPE) * (context + STEPS / 2)
+
+
+def shallower(network: Network, layers: int) -> Network:
+    """Its first layers, and its head."""
+    return replace(
+        network,
+        spec=replace(network.spec, layers=network.spec.layers[:layers]),
+        layers=network.layers[:layers],
+    )
+
+
+def a_cache(network: Network, rows: int, context: int) -> KVCache:
+    """Room for so many sequences."""
+    heads = network.spec.attention
+    blocks = rows * -(-(context + STEPS) // BLOCK)
+    cache = KVCache(
+        len(network.layers), blocks, BLOCK, heads.kv_heads, heads.head_dim, network.dtype, network.device
+    )
+    cache.kv.zero_()
+    return cache
+
+
+def decode_seconds(network: Network, rows: int, context: int, fused: bool, profile: bool) -> float:
+    """Seconds of a decode step; the median of some rounds. Plain PyTorch waits for the host: no graph records it."""
+    cache = a_cache(network, rows, context)
+    runner = make_decode_runner(
+        network, cache, "triton", context + STEPS, rows, Graphs() if fused else None, fused
+    )
+    times = step_seconds(runner, rows, context, SamplingParams(temperature=0.0))
+    if profile:
+        print(kernel_times(runner, rows, context), flush=True)
+    return times[len(times) // 2]
+
+
+def decode(
+    network: Network, whole: int, rows: int, context: int, copied: float, fused: bool, profile: bool
+) -> None:
+    """Measure and print a step."""
+    layers, name = len(network.layers), "ours" if fused else "plain PyTorch"
+    spent = decode_seconds(network, rows, context, fused, profile)
+    line = f"{name}: {layers} layers, {rows} rows, context {context}: {spent * 1e6:,.0f} us a step"
+    line += f", {rows / spent:,.0f} tokens/s"
+    if rows == 1:
+        rate = read_bytes(network.spec, context) / spent
+        line += f", {read_bytes(network.spec, context) / 1e9:.2f} GB read, {rate / 1e12:.2f} TB/s"
+        line += f" = {rate / copied:.1%} of a copy"
+    print(line, flush=True)
+    if layers < whole and rows == 1 and layers > 1:
+        half = decode_seconds(shallower(network, layers // 2), rows, context, fused, False)
+        a_layer = (spent - half) / (layers - layers // 2)
+        spec = replace(network.spec, layers=network.spec.layers[:1] * whole)
+        full = spent + a_layer * (whole - layers)
+        share = read_bytes(spec, context) / full / copied
+        print(
+            f"    worked out from {layers // 2} and {layers} layers, not measured: {whole} layers take "
+            f"{full * 1e6:,.0f} us, {1 / full:,.0f} tokens/s, {share:.1%} of a copy"
+        )
+
+
+def prompts(network: Network, lengths: list[int], repeats: int, fused: bool, device: torch.device) -> None:
+    """Measure and print prompts, each of them new."""
+    options = {"context": max(lengths) + 64, "offload": 0, "fused": fused}
+    with random_engine(network.spec, device=device, dtype=network.dtype, network=network, **options) as (
+        engine,
+        _,
+    ):
+        for length in lengths:
+            times = []
+            for seed in range(repeats + 1):
+                times.append(warm_seconds(engine, random_prompt(network.spec, length, 100 * length + seed)))
+            spent, name = sorted(times[1:])[repeats // 2], "ours" if fused else "plain PyTorch"
+            print(
+                f"{name}: {len(network.layers)} layers, a prompt of {length:,}: {spent * 1e3:,.1f} ms, "
+                f"{length / spent:,.0f} tokens/s",
+                flush=True,
+            )
+
+
+def try_out(network: Network, context: int) -> None:
+    """A step where there is no GPU: nothing is measured."""
+    slots = Slots(1, 1, -(-(context + STEPS) // BLOCK), torch.zeros(1, dtype=torch.int64))
+    slots.put(0, context, context)
+    slots.show(0, list(range(-(-(context + STEPS) // BLOCK))))
+    slots.activate([0], 1)
+    slots.send()
+    began = perf_counter()
+    program = FusedDecoder(network, a_cache(network, 1, context), slots.given, pdl=False)
+    with torch.inference_mode():
+        logits = program.run(1, 640)
+    print(f"a step on a CPU, {perf_counter() - began:.1f} s: logits {list(logits.shape)}, {logits.std():.3f}")
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=list(SHAPES), default="30B-A3B")
+    parser.add_argument("--layers", type=int, help="default: all")
+    parser.add_argument("--rows", default="1,2,8,16,64")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--prompts", default="512,4096")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--plain", action="store_true", help="plain PyTorch, too")
+    parser.add_argument("--profile", action="store_true", help="which kernels of a step take how long")
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args()
+    rows, lengths = ([int(x) for x in text.split(",") if x] for text in (given.rows, given.prompts))
+    device, spec = torch.device(given.device), SHAPES[given.shape]
+    whole = len(spec.layers)
+    spec = replace(spec, layers=spec.layers[: given.layers])
+    positions = max([given.context + STEPS, *(length + 64 for length in lengths)])
+    if device.type != "cuda":
+        try_out(random_model(spec, torch.float32, device, positions), given.context)
+        return
+    told = describe(device)
+    print(f"{told['device']}, driver {told['driver']}, {told['versions']}", flush=True)
+    copied = copy_bandwidth(device)
+    torch.cuda.empty_cache()
+    print(f"a copy: {copied / 1e12:.2f} TB/s", flush=True)
+    network = random_model(spec, DTYPE, device, positions)
+    for fused in (True, False) if given.plain else (True,):
+        for count in rows:
+            decode(network, whole, count, given.context, copied, fused, given.profile)
+            torch.cuda.empty_cache()
+        if lengths:
+            prompts(network, lengths, given.repeats, fused, device)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

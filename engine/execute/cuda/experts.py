@@ -1,0 +1,290 @@
+"""Feed-forwards with experts on a GPU, for decode steps of few rows and for many tokens at once.
+
+The host knows neither which experts are chosen nor how often, and never waits for it.
+
+    few rows, four launches a layer, and two for a shared expert:
+        norm, router, choice          router_kernel   x -> ids, shares
+        (norm, shared gate and up)    linear_kernel   x -> inner
+        norm, gate and up, SiLU       gate_up_kernel  ids, x -> inner
+        down, shares, sum, residual   down_kernel     ids, shares, inner, x -> x
+        (shared down, residual)       linear_kernel   inner, x -> x
+    many tokens: see `engine/kernels/triton/groups.py`
+
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. All experts of a layer lie in one tensor, of which
+each is a view (`ExpertWeights`), so the first one's address is that of all.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from engine.execute.cuda.tiles import choose_tile
+from engine.kernels.triton.experts import down_kernel, gate_up_kernel
+from engine.kernels.triton.groups import count_kernel, group_kernel, place_kernel, sum_kernel
+from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.routing import choose_kernel, router_kernel
+from models.network import ExpertWeights, Linear, Network, NormWeights
+from models.spec import Experts
+
+PER = 2
+"""Logits that a program of the router computes."""
+SCANNED = 4096
+"""Pairs of tokens and choices that are looked at together."""
+SUMMED = 1024
+"""Numbers of a token that are summed by one program."""
+MOST_TOKENS = 4096
+"""Tokens that are multiplied together: experts have enough to do with them, and what they give takes memory."""
+
+
+def apart(network: Network) -> bool:
+    """Whether the experts of some layer do not lie one behind the other in one tensor, as the kernels read them."""
+    feeds = (layer.feed_forward for layer in network.layers)
+    return any(
+        weight.data_ptr() != weights[0].data_ptr() + number * weights[0].nbytes or not weight.is_contiguous()
+        for feed in feeds
+        if isinstance(feed, ExpertWeights)
+        for weights in (
+            [expert.gate_up.weight for expert in feed.experts],
+            [expert.down.weight for expert in feed.experts],
+        )
+        for number, weight in enumerate(weights)
+    )
+
+
+class ExpertStep:
+    """The experts of a decode step of few rows. What it keeps between two launches serves all layers."""
+
+    def __init__(self, network: Network, rows: int, pdl: bool) -> None:
+        """For steps of up to `rows` rows, of a network some of whose layers have experts."""
+        found = [
+            layer.feed_forward for layer in network.spec.layers if isinstance(layer.feed_forward, Experts)
+        ]
+        self._pdl = pdl
+
+        def buffer(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=network.device)
+
+        chosen = max(experts.chosen for experts in found)
+        inner = max(experts.chosen * experts.expert.size for experts in found)
+        self._logits = buffer(rows, max(experts.count for experts in found), dtype=torch.float32)
+        self._arrived = buffer(rows, dtype=torch.int32)
+        self._ids = buffer(rows, chosen, dtype=torch.int32)
+        self._shares = buffer(rows, chosen, dtype=torch.float32)
+        self._inner = buffer(rows, inner, dtype=network.dtype)
+
+    def route(
+        self,
+        spec: Experts,
+        weights: ExpertWeights,
+        norm: NormWeights,
+        eps: float,
+        active: Tensor,
+        x: Tensor,
+        rows: int,
+    ) -> None:
+        """Choose the experts of x [rows, hidden], which is normed for that; rows that are not `active` have none."""
+        router, bias = weights.router.weight, weights.router.bias
+        hidden = x.shape[1]
+        kernel = router_kernel[(triton.cdiv(spec.count, PER), rows)](
+            x,
+            router,
+            bias if bias is not None else router,
+            norm.weight,
+            weights.selection_bias if weights.selection_bias is not None else self._logits,
+            active,
+            self._logits,
+            self._arrived,
+            self._ids,
+            self._shares,
+            COUNT=spec.count,
+            CHOSEN=spec.chosen,
+            K=hidden,
+            EPS=eps,
+            BIAS=bias is not None,
+            SELECTION_BIAS=weights.selection_bias is not None,
+            SIGMOID=spec.scoring == "sigmoid",
+            RENORMALISE=spec.renormalise,
+            PER=PER,
+            PDL=self._pdl,
+            num_warps=4 if hidden <= 4096 else 8,
+            launch_pdl=self._pdl,
+        )
+        split_alike(kernel)
+
+    def multiply(
+        self, spec: Experts, weights: ExpertWeights, norm: NormWeights, eps: float, x: Tensor, rows: int
+    ) -> None:
+        """Add to x [rows, hidden] what the experts give that `route` chose."""
+        first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
+        tile = choose_tile(size, hidden, True)
+        kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
+            x,
+            self._ids,
+            first.gate_up.weight,
+            norm.weight,
+            self._inner,
+            CHOSEN=spec.chosen,
+            N=size,
+            K=hidden,
+            EPS=eps,
+            FOLDS=tile.folds,
+            WARPS=tile.warps,
+            TILES=tile.tiles,
+            AHEAD=tile.ahead,
+            PDL=self._pdl,
+            num_warps=tile.warps,
+            launch_pdl=self._pdl,
+        )
+        split_alike(kernel)
+        tile = choose_tile(hidden, spec.chosen * size, False)
+        kernel = down_kernel[(triton.cdiv(hidden, 16 // tile.folds), rows)](
+            self._inner,
+            self._ids,
+            self._shares,
+            first.down.weight,
+            x,
+            x,
+            CHOSEN=spec.chosen,
+            N=hidden,
+            K=size,
+            FOLDS=tile.folds,
+            WARPS=tile.warps,
+            AHEAD=tile.ahead,
+            PDL=self._pdl,
+            num_warps=tile.warps,
+            launch_pdl=self._pdl,
+        )
+        split_alike(kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTile:
+    """How the product of a group is cut (see `group_kernel`)."""
+
+    height: int
+    width: int
+    depth: int
+    warps: int
+
+    def stages(self, gated: bool, shared_bytes: int) -> int:
+        """Steps along the columns that are loaded ahead, in bf16, in so much shared memory."""
+        return max(1, min(4, shared_bytes // (2 * self.depth * (self.height + self.width * (1 + gated)))))
+
+
+def choose_group_tile(pairs: int, experts: int) -> GroupTile:
+    """For so many pairs of tokens and choices: a tile is about as high as an expert has tokens. Not yet measured."""
+    if pairs <= 16 * experts:
+        return GroupTile(16, 64, 128, 4)
+    if pairs <= 64 * experts:
+        return GroupTile(64, 128, 64, 4)
+    return GroupTile(128, 128, 64, 8)
+
+
+def mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None) -> Tensor:
+    """What the experts of x [T, hidden] give, which is normed already, and `beside` with it: [T, hidden]."""
+    out = torch.empty_like(x)
+    for start in range(0, len(x), MOST_TOKENS):
+        part = slice(start, start + MOST_TOKENS)
+        _mix(spec, weights, x[part], beside[part] if beside is not None else None, out[part])
+    return out
+
+
+def _mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None, out: Tensor) -> None:
+    tokens, hidden = x.shape
+    pairs = tokens * spec.chosen
+    ids = torch.empty(tokens, spec.chosen, dtype=torch.int32, device=x.device)
+    shares = torch.empty(tokens, spec.chosen, dtype=torch.float32, device=x.device)
+    logits = _logits(weights.router, x)
+    choose_kernel[(tokens,)](
+        logits,
+        weights.selection_bias if weights.selection_bias is not None else logits,
+        ids,
+        shares,
+        COUNT=spec.count,
+        CHOSEN=spec.chosen,
+        SELECTION_BIAS=weights.selection_bias is not None,
+        SIGMOID=spec.scoring == "sigmoid",
+        RENORMALISE=spec.renormalise,
+        num_warps=4,
+    )
+    tile = choose_group_tile(pairs, spec.count)
+    order, tiles = _sorted(ids, spec.count, tile.height)
+    first = weights.experts[0]
+    inner = torch.empty(pairs, spec.expert.size, dtype=x.dtype, device=x.device)
+    _multiply(x, first.gate_up, order, tiles, inner, spec.chosen, tile, True)
+    found = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
+    _multiply(inner, first.down, order, tiles, found, spec.chosen, tile, False)
+    block = min(SUMMED, triton.next_power_of_2(hidden))
+    sum_kernel[(tokens, triton.cdiv(hidden, block))](
+        found,
+        shares,
+        beside if beside is not None else x,
+        out,
+        CHOSEN=spec.chosen,
+        N=hidden,
+        BESIDE=beside is not None,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+def _logits(router: Linear, x: Tensor) -> Tensor:
+    """fp32 [T, experts], computed in fp32: rounded ones would be alike too often."""
+    bias = router.bias.float() if router.bias is not None else None
+    return F.linear(x.float(), router.weight.float(), bias)
+
+
+def _sorted(ids: Tensor, experts: int, height: int) -> tuple[Tensor, Tensor]:
+    """The pairs of ids [T, chosen] by expert, and tiles of them; see `place_kernel`."""
+    pairs = ids.numel()
+    most = min(pairs, pairs // height + experts)
+    words = torch.empty(experts + pairs + 3 * most, dtype=torch.int32, device=ids.device)
+    counts, order, tiles = torch.split(words, [experts, pairs, 3 * most])
+    block = min(SCANNED, triton.next_power_of_2(pairs))
+    count_kernel[(experts,)](ids, counts, pairs, BLOCK=block, num_warps=8)
+    place_kernel[(experts,)](
+        ids, counts, order, tiles, pairs, most, COUNT=experts, HEIGHT=height, BLOCK=block, num_warps=8
+    )
+    return order, tiles.view(most, 3)
+
+
+def _multiply(
+    x: Tensor,
+    linear: Linear,
+    order: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    chosen: int,
+    tile: GroupTile,
+    gated: bool,
+) -> None:
+    """`linear` is the first expert's."""
+    outputs = out.shape[1]
+    group_kernel[(triton.cdiv(outputs, tile.width), len(tiles))](
+        x,
+        linear.weight,
+        order,
+        tiles,
+        out,
+        CHOSEN=chosen,
+        N=outputs,
+        K=x.shape[1],
+        GATED=gated,
+        HEIGHT=tile.height,
+        WIDTH=tile.width,
+        DEPTH=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages(gated, _shared_bytes(x.device)),
+    )
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may take."""
+    if device.type != "cuda":
+        return 96 * 1024
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024

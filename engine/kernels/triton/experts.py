@@ -1,0 +1,267 @@
+"""Products with the experts that the rows of a decode step chose, one row at a time: 1 to 16 rows.
+
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. Which experts they are is known only on the device:
+they are read where `router_kernel` (`routing.py`) wrote them. Each row reads the weights of its own experts, so that it
+gets the bits that it gets alone, and rows of the same expert meet in the cache of the GPU.
+
+    ids, x      -> gate_up_kernel -> inner      one product for each row and choice: `linear_kernel` of that expert
+    ids, shares, inner, x -> down_kernel -> x   the chosen experts side by side are one matrix: one sum in one order
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
+import triton.language as tl
+
+from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, own_layout
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+from engine.kernels.triton.linear import SPAN, UNROLLED, _added, _along, _columns, linear_kernel
+
+
+@jit
+def gate_up_kernel(
+    x,
+    ids,
+    weight,
+    norm_weight,
+    out,
+    CHOSEN: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EPS: tl.constexpr,
+    FOLDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    TILES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [rows, CHOSEN, N] = silu(gate) * up of the chosen experts of x [rows, K], which is normed first.
+
+    weight [experts, 2 N, K], gate above up; ids int32 [rows, CHOSEN], -1 where a row has no sequence: nothing is
+    written there. Programs [tiles, CHOSEN, rows].
+    """
+    # What comes after may start only when the ids can be seen: it reads them before it waits.
+    gdc_wait(PDL)
+    gdc_launch_dependents(PDL)
+    place = gl.program_id(2) * CHOSEN + gl.program_id(1)
+    expert = gl.load(ids + place)
+    if expert >= 0:
+        linear_kernel(
+            x + gl.program_id(2) * K,
+            weight + expert.to(tl.int64) * (2 * N * K),
+            weight,
+            norm_weight,
+            x,
+            out + place * N,
+            COUNT=1,
+            N=N,
+            K=K,
+            EPS=EPS,
+            NORM=True,
+            BIAS=False,
+            GATED=True,
+            RESIDUAL=False,
+            FOLDS=FOLDS,
+            WARPS=WARPS,
+            TILES=TILES,
+            AHEAD=AHEAD,
+            PDL=False,
+        )
+
+
+@jit
+def _choice(i, layout: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr, WIDTH: tl.constexpr):
+    """Of span i [warps, 1, 1]: which of the chosen experts its columns belong to."""
+    return (i * WARPS + _along(0, WARPS, layout)) * (FOLDS * SPAN) // WIDTH
+
+
+@jit
+def _of(numbers, choice, CHOSEN: tl.constexpr):
+    """The number of each choice. (To load them so would be a load for every register that a tensor core reads.)"""
+    found = gl.where(choice == 0, numbers[0], numbers[CHOSEN - 1])
+    for j in tl.static_range(1, CHOSEN - 1):
+        found = gl.where(choice == j, numbers[j], found)
+    return found
+
+
+@jit
+def _copy_chosen(
+    held,
+    weight,
+    experts,
+    line,
+    i,
+    CHOSEN: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FOLDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Begin to copy span i of the lines of the chosen experts, zeros where there is nothing."""
+    choice = _choice(i, W, WARPS, FOLDS, WIDTH)
+    fold = _along(1, 16, W) % FOLDS
+    column = i * (WARPS * FOLDS * SPAN) + _columns(fold, 2, W, WARPS, FOLDS) - choice * WIDTH
+    at = weight + _of(experts, choice, CHOSEN).to(tl.int64) * (N * K) + line * K + column
+    place = held.index(i - i // STAGES * STAGES)
+    if WHOLE and N % (16 // FOLDS) == 0:
+        async_copy.async_copy_global_to_shared(place, at)
+    else:
+        there = (column < K) & (choice < CHOSEN) & (line < N)
+        async_copy.async_copy_global_to_shared(place, at, mask=there)
+
+
+@jit
+def _load_chosen(
+    inner,
+    shares,
+    i,
+    CHOSEN: tl.constexpr,
+    K: tl.constexpr,
+    FOLDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    X: tl.constexpr,
+):
+    """Span i of the row that is multiplied, by fold, each times the share of its expert."""
+    choice = _choice(i, X, WARPS, FOLDS, WIDTH)
+    there = (choice < CHOSEN) & (_along(2, 8, X) == 0)
+    share = _of(shares, choice, CHOSEN)
+    parts = ()
+    for fold in tl.static_range(FOLDS):
+        column = i * (WARPS * FOLDS * SPAN) + _columns(fold, 1, X, WARPS, FOLDS) - choice * WIDTH
+        part = gl.load(inner + choice * K + column, mask=there & (column < K), other=0.0)
+        parts += ((part.to(tl.float32) * share).to(inner.dtype.element_ty),)
+    return parts
+
+
+@jit
+def _span(
+    i,
+    held,
+    source,
+    row,
+    sums,
+    parts,
+    CHOSEN: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FOLDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPANS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    MMA: tl.constexpr,
+    W: tl.constexpr,
+    X: tl.constexpr,
+):
+    """Multiply span i. While that is done, the row's next one is loaded, and weights of a later one copied."""
+    after = i + 1 - (i + 1) // SPANS  # of the last one it is that one again, and nobody looks at it
+    inner, shares = row
+    coming = _load_chosen(inner, shares, after, CHOSEN, K, FOLDS, WARPS, WIDTH, X)
+    async_copy.wait_group(STAGES - 1)
+    nothing = gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA)
+    tile = held.index(i - i // STAGES * STAGES).load(W)
+    added = ()
+    for fold in tl.static_range(FOLDS):
+        added += (sums[fold] + mma_v2(tile, parts[fold], nothing),)
+    if STAGES < SPANS:  # noqa: SIM102 - this is known when the kernel is compiled
+        if i + STAGES < SPANS:
+            weight, experts, line = source
+            _copy_chosen(
+                held, weight, experts, line, i + STAGES, CHOSEN, N, K, FOLDS, WARPS, WIDTH, STAGES, WHOLE, W
+            )
+    async_copy.commit_group()  # also of nothing: the wait counts groups
+    return added, coming
+
+
+@jit
+def down_kernel(
+    inner,
+    ids,
+    shares,
+    weight,
+    residual,
+    out,
+    CHOSEN: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FOLDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [rows, N] = residual [rows, N] + the sum over the chosen experts of share * (inner @ down transposed).
+
+    inner [rows, CHOSEN, K]; ids int32 and shares fp32 [rows, CHOSEN], ids -1 where a row has no sequence: nothing is
+    written there; weight [experts, N, K]; residual may be `out` itself. Programs [cdiv(N, 16 / FOLDS), rows].
+
+    As `linear_kernel` of one matrix: the chosen experts stand side by side in it, each WIDTH columns wide, of which the
+    last ones may be empty so that the columns of a warp belong to one expert.
+    """
+    gdc_launch_dependents(PDL)
+    dtype: tl.constexpr = weight.dtype.element_ty
+    MMA: tl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
+    )
+    W: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=8)
+    X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=8)
+    OUTPUTS: tl.constexpr = 16 // FOLDS
+    SUMS: tl.constexpr = gl.BlockedLayout(
+        [WARPS, FOLDS, 1], [1, OUTPUTS, 32 // OUTPUTS], [1, 1, WARPS], [1, 2, 0]
+    )
+    STEP: tl.constexpr = WARPS * FOLDS * SPAN
+    WIDTH: tl.constexpr = (K + FOLDS * SPAN - 1) // (FOLDS * SPAN) * (FOLDS * SPAN)
+    SPANS: tl.constexpr = (CHOSEN * WIDTH + STEP - 1) // STEP
+    WHOLE: tl.constexpr = SPANS * STEP == CHOSEN * K
+    STAGES: tl.constexpr = AHEAD if AHEAD < SPANS else SPANS
+
+    first, row = gl.program_id(0) * OUTPUTS, gl.program_id(1)
+    # The kernel before did not write the ids, and what this multiprocessor has kept of them may be of another layer.
+    experts = ()
+    for j in tl.static_range(CHOSEN):
+        experts += (gl.load(ids + row * CHOSEN + j, cache_modifier=".cg"),)
+    there = experts[0] >= 0
+    held = gl.allocate_shared_memory(dtype, [STAGES, WARPS, 16, SPAN], own_layout(WARPS))
+    line = first + _along(1, 16, W) // FOLDS
+    # fmt: off
+    if there:
+        for i in tl.static_range(STAGES):
+            _copy_chosen(held, weight, experts, line, i, CHOSEN, N, K, FOLDS, WARPS, WIDTH, STAGES, WHOLE, W)
+            async_copy.commit_group()
+    like = _added(gl.zeros([WARPS, 16, 8], tl.float32, layout=SUMS), OUTPUTS, 1, FOLDS, 8)
+    DONE: tl.constexpr = layout_of(like.type)
+    n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
+    b = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(0, DONE)), 0)
+    place, only = row * N + n + b, (b == 0) & (n < N)
+    gdc_wait(PDL)
+    if there:
+        carried = gl.load(residual + place, mask=only, other=0.0).to(tl.float32)
+        source = weight, experts, line
+        sums, weights = (), ()
+        for j in tl.static_range(CHOSEN):
+            weights += (gl.load(shares + row * CHOSEN + j),)
+        given = inner + row * (CHOSEN * K), weights
+        for _ in tl.static_range(FOLDS):
+            sums += (gl.zeros([WARPS, 16, 8], tl.float32, layout=MMA),)
+        parts = _load_chosen(given[0], given[1], 0, CHOSEN, K, FOLDS, WARPS, WIDTH, X)
+        if SPANS * FOLDS <= UNROLLED:
+            for i in tl.static_range(SPANS):
+                sums, parts = _span(
+                    i, held, source, given, sums, parts,
+                    CHOSEN, N, K, FOLDS, WARPS, WIDTH, SPANS, STAGES, WHOLE, MMA, W, X,
+                )
+        else:
+            for i in range(SPANS):
+                sums, parts = _span(
+                    i, held, source, given, sums, parts,
+                    CHOSEN, N, K, FOLDS, WARPS, WIDTH, SPANS, STAGES, WHOLE, MMA, W, X,
+                )
+        own = sums[0]
+        for fold in tl.static_range(1, FOLDS):
+            own = gl.where(_along(1, 16, MMA) % FOLDS == fold, sums[fold], own)
+        y = _added(gl.convert_layout(own, SUMS), OUTPUTS, 1, FOLDS, 8)
+        gl.store(out + place, (y + carried).to(dtype), mask=only)
+    # fmt: on

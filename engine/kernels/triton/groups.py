@@ -1,0 +1,150 @@
+"""Products of many tokens with the experts that they chose: tokens in groups by expert, each group one product.
+
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. A token and one of its choices are a pair; pairs are
+sorted by expert, cut into tiles that belong to one expert each, and multiplied tile by tile. How many tiles there are
+is known only on the device: there are programs for as many as there could be, and those without a tile end at once.
+
+    ids     -> count_kernel, place_kernel -> order, tiles
+    x       -> group_kernel (gather, gated) -> inner, in the order of the groups
+    inner   -> group_kernel                 -> found, in the order of the pairs
+    found   -> sum_kernel                   -> the sum of a token's choices, in their order
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
+    """counts int32 [experts]: how many of ids int32 [pairs] are each; programs [experts]."""
+    expert = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    found = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, pairs, BLOCK):
+        at = start + place
+        found += (tl.load(ids + at, mask=at < pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(found, 0))
+
+
+@triton.jit(do_not_specialize=["pairs", "most"])
+def place_kernel(
+    ids, counts, order, tiles, pairs, most, COUNT: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sort the pairs by expert, those of an expert in their order; programs [experts].
+
+    order int32 [pairs]: the pairs, sorted. tiles int32 [most, 3]: the expert of each tile of up to HEIGHT of them,
+    where it begins and where the expert ends; -1 for an expert where there are no more tiles.
+    """
+    expert = tl.program_id(0)
+    index = tl.arange(0, triton.next_power_of_2(COUNT))
+    every = tl.load(counts + index, mask=index < COUNT, other=0)
+    before = index < expert
+    first = tl.sum(tl.where(before, every, 0), 0)
+    own = tl.sum(tl.where(index == expert, every, 0), 0)
+    tile = tl.sum(tl.where(before, (every + HEIGHT - 1) // HEIGHT, 0), 0)
+    for start in range(0, own, HEIGHT):
+        at = tiles + 3 * (tile + start // HEIGHT)
+        tl.store(at, expert)
+        tl.store(at + 1, first + start)
+        tl.store(at + 2, first + own)
+    if expert == COUNT - 1:
+        for rest in range(tile + (own + HEIGHT - 1) // HEIGHT, most):
+            tl.store(tiles + 3 * rest, -1)
+    place = tl.arange(0, BLOCK)
+    for start in range(0, pairs, BLOCK):
+        at = start + place
+        is_own = tl.load(ids + at, mask=at < pairs, other=-1) == expert
+        number = tl.cumsum(is_own.to(tl.int32), 0)
+        tl.store(order + first + number - 1, at, mask=is_own)
+        first += tl.max(number, 0)
+
+
+@triton.jit
+def group_kernel(
+    x,
+    weight,
+    order,
+    tiles,
+    out,
+    CHOSEN: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GATED: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """The rows of each tile times the weights of its expert; programs [cdiv(N, WIDTH), tiles].
+
+    GATED: x [T, K] by token, weight [experts, 2 N, K], and out [pairs, N] = silu(gate) * up in the order of the groups.
+    Else: x [pairs, K] in that order, weight [experts, N, K], and out [pairs, N] in the order of the pairs.
+    """
+    tile = tiles + 3 * tl.program_id(1)
+    expert = tl.load(tile)
+    if expert < 0:
+        return
+    at = tl.load(tile + 1) + tl.arange(0, HEIGHT)
+    given = at < tl.load(tile + 2)
+    pair = tl.load(order + at, mask=given, other=0)
+    source = pair // CHOSEN if GATED else at
+    n = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    # What is beyond the last row or column is multiplied, too, and not written.
+    line = n % N if N % WIDTH != 0 else n
+    depth = tl.arange(0, DEPTH)
+    rows = x + source.to(tl.int64)[:, None] * K + depth[None, :]
+    columns = (
+        weight + expert.to(tl.int64) * ((2 if GATED else 1) * N * K) + line[None, :] * K + depth[:, None]
+    )
+    sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    ups = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for k in range(0, K, DEPTH):
+        if K % DEPTH == 0:
+            row = tl.load(rows + k, mask=given[:, None], other=0.0)
+            gate = tl.load(columns + k)
+            if GATED:
+                up = tl.load(columns + N * K + k)
+        else:
+            inside = k + depth < K
+            row = tl.load(rows + k, mask=given[:, None] & inside[None, :], other=0.0)
+            gate = tl.load(columns + k, mask=inside[:, None], other=0.0)
+            if GATED:
+                up = tl.load(columns + N * K + k, mask=inside[:, None], other=0.0)
+        sums = tl.dot(row, gate, sums, input_precision="ieee")
+        if GATED:
+            ups = tl.dot(row, up, ups, input_precision="ieee")
+    if GATED:
+        sums = sums / (1.0 + tl.exp(-sums)) * ups
+    target = at if GATED else pair
+    tl.store(
+        out + target.to(tl.int64)[:, None] * N + n[None, :],
+        sums.to(out.dtype.element_ty),
+        mask=given[:, None] & (n < N)[None, :],
+    )
+
+
+@triton.jit
+def sum_kernel(
+    found,
+    shares,
+    beside,
+    out,
+    CHOSEN: tl.constexpr,
+    N: tl.constexpr,
+    BESIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out [T, N] = the sum of share * found [T, CHOSEN, N], best choice first; programs [T, cdiv(N, BLOCK)].
+
+    shares fp32 [T, CHOSEN]. BESIDE: and of beside [T, N], what the shared expert gives.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < N
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(CHOSEN):
+        share = tl.load(shares + token * CHOSEN + j)
+        total += share * tl.load(found + (token * CHOSEN + j) * N + n, mask=inside, other=0.0).to(tl.float32)
+    if BESIDE:
+        total += tl.load(beside + token * N + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * N + n, total.to(out.dtype.element_ty), mask=inside)

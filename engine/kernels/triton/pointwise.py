@@ -1,0 +1,96 @@
+"""What kernels compute of one number at a time, and of the columns of a head.
+
+The plain twins: the activations and `_norm` in `models/reference/decoder.py`, `rotate` in `models/reference/rope.py`.
+Flags that a network does not need leave nothing of themselves in a kernel.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """The activation KIND of `models.spec.Activation`, of fp32."""
+    if KIND == "silu":
+        result = x / (1.0 + tl.exp(-x))
+    elif KIND == "gelu_tanh":
+        result = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif KIND == "gelu":
+        result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        tl.static_assert(KIND == "relu")
+        result = tl.where(x < 0.0, 0.0, x)  # what is not a number stays so
+    return result
+
+
+@triton.jit
+def capped(x, CAP: tl.constexpr):
+    """CAP * tanh(x / CAP) of fp32, or x where CAP is 0."""
+    if CAP != 0.0:
+        x = CAP - 2.0 * CAP / (1.0 + tl.exp(x * (2.0 / CAP)))
+    return x
+
+
+@triton.jit
+def unit(x, scale, dtype: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr):
+    """x * scale, both fp32: what a norm multiplies by its weight. Rounded to `dtype` unless ONCE or with an OFFSET."""
+    x *= scale
+    if not ONCE and OFFSET == 0.0:
+        x = x.to(dtype).to(tl.float32)
+    return x
+
+
+@triton.jit
+def times(x, weight, OFFSET: tl.constexpr):
+    """x * (weight + OFFSET), rounded to the dtype of the weight; x is fp32."""
+    wide = weight.to(tl.float32)
+    if OFFSET != 0.0:
+        wide += OFFSET
+    return (x * wide).to(weight.dtype)
+
+
+@triton.jit
+def weighed(x, scale, weight, OFFSET: tl.constexpr, ONCE: tl.constexpr):
+    """`times` the weight of the `unit`."""
+    return times(unit(x, scale, weight.dtype, OFFSET, ONCE), weight, OFFSET)
+
+
+@triton.jit
+def partners(columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """The column that each of a head's DIM is rotated with, of the first ROTATED; the others have themselves.
+
+    PAIRS: neighbours are rotated together, and not the two halves.
+    """
+    if ROTATED == 0:
+        others = columns
+    elif PAIRS:
+        others = columns ^ 1
+    else:
+        others = (columns + ROTATED // 2) % ROTATED
+    if ROTATED > 0 and ROTATED < DIM:
+        others = tl.where(columns < ROTATED, others, columns)
+    return others
+
+
+@triton.jit
+def angles(rotary, columns, ROTATED: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr):
+    """cos and signed sin of each column of a head at rotary, a row of ROTATED numbers: cos beside sin."""
+    at = columns // 2 if PAIRS else columns % (ROTATED // 2)
+    if ROTATED == DIM and not PAIRS:
+        cosine = tl.load(rotary + at).to(tl.float32)
+        sine = tl.load(rotary + ROTATED // 2 + at).to(tl.float32)
+    else:
+        turns = columns < ROTATED
+        cosine = tl.load(rotary + at, mask=turns, other=1.0).to(tl.float32)
+        sine = tl.load(rotary + ROTATED // 2 + at, mask=turns, other=0.0).to(tl.float32)
+    first = columns % 2 == 0 if PAIRS else columns < ROTATED // 2
+    return cosine, tl.where(first, -sine, sine)
+
+
+@triton.jit
+def rotate(x, other, cosine, sine, dtype: tl.constexpr, EXACT: tl.constexpr = False):
+    """x and what it is rotated with, rotated in the model's dtype; EXACT: in fp32, and rounded then."""
+    if EXACT:
+        return (x * cosine + other * sine).to(dtype)
+    return ((x * cosine).to(dtype).to(tl.float32) + (other * sine).to(dtype).to(tl.float32)).to(dtype)

@@ -1,0 +1,163 @@
+"""Which experts a token takes, and with which share: the router of a mixture of experts.
+
+The plain twin is `Decoder._mix` in `models/reference/decoder.py`. Sums are made in fp32 and not rounded, in whatever
+dtype the router is kept; of experts that score alike, the first ones are taken.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+import triton
+import triton.language as tl
+
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+
+COMPARED = tl.constexpr(16384)
+"""Pairs of experts that are compared at once."""
+
+
+@triton.jit
+def _choose(
+    logits,
+    selection_bias,
+    ids,
+    shares,
+    COUNT: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    SELECTION_BIAS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+):
+    """ids int32 [CHOSEN] and shares fp32 [CHOSEN] of logits fp32 [COUNT], best first. Every id is one of an expert."""
+    PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
+    BLOCK: tl.constexpr = min(PADDED, COMPARED // PADDED)
+    index = tl.arange(0, PADDED)
+    inside = index < COUNT
+    # Other programs of this kernel wrote them: what the multiprocessor has kept from an earlier layer is not read.
+    score = tl.load(logits + index, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    top, total = 0.0, 1.0
+    if not SIGMOID:
+        top = tl.max(score, 0)
+        total = tl.sum(tl.exp(score - top), 0)
+    share = _share(score, top, total, SIGMOID)
+    mine = _ranked(share, selection_bias, index, COUNT, SELECTION_BIAS)
+    rank = tl.zeros([PADDED], tl.int32)
+    for start in range(0, PADDED, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        given = tl.load(logits + other, mask=other < COUNT, other=float("-inf"), cache_modifier=".cg")
+        shared = _share(given, top, total, SIGMOID)
+        theirs = _ranked(shared, selection_bias, other, COUNT, SELECTION_BIAS)[None, :]
+        before = (theirs == mine[:, None]) & (other[None, :] < index[:, None])
+        rank += tl.sum(((theirs > mine[:, None]) | before).to(tl.int32), 1)
+    taken = rank < CHOSEN
+    if RENORMALISE:
+        share = share / tl.maximum(tl.sum(tl.where(taken, share, 0.0), 0), 1e-12)
+    tl.store(ids + rank, index, mask=taken)
+    tl.store(shares + rank, share, mask=taken)
+
+
+@triton.jit
+def _share(score, top, total, SIGMOID: tl.constexpr):
+    return 1.0 / (1.0 + tl.exp(-score)) if SIGMOID else tl.exp(score - top) / total
+
+
+@triton.jit
+def _ranked(share, selection_bias, index, COUNT: tl.constexpr, SELECTION_BIAS: tl.constexpr):
+    """What experts are chosen by. No numbers come last, before the padding: each expert has a rank of its own."""
+    if SELECTION_BIAS:
+        share += tl.load(selection_bias + index, mask=index < COUNT, other=0.0)
+    return tl.where((index < COUNT) & (share == share), share, float("-inf"))
+
+
+@triton.jit
+def router_kernel(
+    x,
+    weight,
+    bias,
+    norm_weight,
+    selection_bias,
+    active,
+    logits,
+    arrived,
+    ids,
+    shares,
+    COUNT: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    K: tl.constexpr,
+    EPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    SELECTION_BIAS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    PER: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """ids int32 [rows, CHOSEN] and shares fp32 [rows, CHOSEN] of x [rows, K], which is normed first.
+
+    weight [COUNT, K] and bias [COUNT] in any dtype; selection_bias fp32 [COUNT]; active int32 [rows]: -1 where a row
+    has no sequence, and its ids are -1 then. logits fp32 [rows, COUNT] and arrived int32 [rows], zeros, are this
+    kernel's own: programs [cdiv(COUNT, PER), rows] compute PER logits each, and the last one of a row to be done
+    chooses.
+    """
+    gdc_launch_dependents(PDL)
+    row = tl.program_id(1)
+    expert = tl.program_id(0) * PER + tl.arange(0, PER)[:, None]
+    column = tl.arange(0, triton.next_power_of_2(K))[None, :]
+    inside = column < K
+    matrix = tl.load(weight + expert * K + column, mask=inside & (expert < COUNT), other=0.0)
+    scale = tl.load(norm_weight + column, mask=inside, other=0.0)
+    there = tl.load(active + row) >= 0
+    gdc_wait(PDL)
+    if there:
+        given = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
+        square = tl.sum(given * given, 1)
+        y = tl.sum(given * scale.to(tl.float32) * matrix.to(tl.float32), 1) * tl.rsqrt(square / K + EPS)
+        at = tl.program_id(0) * PER + tl.arange(0, PER)
+        if BIAS:
+            y += tl.load(bias + at, mask=at < COUNT, other=0.0).to(tl.float32)
+        tl.store(logits + row * COUNT + at, y, mask=at < COUNT)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        before = tl.atomic_add(arrived + row, 1, sem="acq_rel")
+        if before == tl.num_programs(0) - 1:
+            tl.store(arrived + row, 0)
+            first = row * CHOSEN
+            _choose(
+                logits + row * COUNT,
+                selection_bias,
+                ids + first,
+                shares + first,
+                COUNT,
+                CHOSEN,
+                SELECTION_BIAS,
+                SIGMOID,
+                RENORMALISE,
+            )
+    elif tl.program_id(0) == 0:
+        place = tl.arange(0, triton.next_power_of_2(CHOSEN))
+        tl.store(ids + row * CHOSEN + place, tl.full(place.shape, -1, tl.int32), mask=place < CHOSEN)
+
+
+@triton.jit
+def choose_kernel(
+    logits,
+    selection_bias,
+    ids,
+    shares,
+    COUNT: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    SELECTION_BIAS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+):
+    """The same choice for tokens whose logits fp32 [T, COUNT] are known; programs [T]."""
+    token = tl.program_id(0)
+    first = token * CHOSEN
+    _choose(
+        logits + token * COUNT,
+        selection_bias,
+        ids + first,
+        shares + first,
+        COUNT,
+        CHOSEN,
+        SELECTION_BIAS,
+        SIGMOID,
+        RENORMALISE,
+    )

@@ -1,0 +1,67 @@
+"""MXFP4 in safetensors files: a tensor of digits and a tensor of scales make one of blocks, as in GGUF files."""
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+import torch
+from torch import Tensor
+
+from models.weights.block_formats import Kind
+from models.weights.checkpoint import Blocks, StoredTensor
+from models.weights.dequantize import chunks
+
+_DIGITS, _SCALES = "_blocks", "_scales"
+_BLOCK = Kind.MXFP4.block
+
+
+def with_blocks(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
+    """`tensors` with one of blocks for every pair `NAME_blocks` and `NAME_scales`, called NAME."""
+    tensors = list(tensors)
+    named = {tensor.name: tensor for tensor in tensors}
+    joined, used = [], set[str]()
+    for digits in [tensor for tensor in tensors if tensor.name.endswith(_DIGITS)]:
+        name = digits.name.removesuffix(_DIGITS)
+        scales = named.get(name + _SCALES)
+        if scales is not None and digits.shape == (*scales.shape, _BLOCK // 2):
+            *rows, groups = scales.shape
+            joined.append(_joined(name, (*rows, groups * _BLOCK), digits, scales))
+            used |= {digits.name, scales.name}
+    return [*(tensor for tensor in tensors if tensor.name not in used), *joined]
+
+
+def _joined(name: str, shape: tuple[int, ...], digits: StoredTensor, scales: StoredTensor) -> StoredTensor:
+    """Numbers of this shape."""
+    groups = shape[-1] // _BLOCK
+    count = prod(shape[:-1])
+
+    def rows() -> Tensor:
+        packed, exponents = (torch.empty(part.shape, dtype=torch.uint8) for part in (digits, scales))
+        digits.copy_into(packed)
+        scales.copy_into(exponents)
+        blocks = torch.cat((exponents.view(-1, 1), _reordered(packed.view(-1, _BLOCK // 2))), dim=-1)
+        return blocks.view(count, -1)
+
+    def parts() -> Iterator[tuple[int, Tensor]]:
+        return chunks(rows().numpy(), Kind.MXFP4)
+
+    def copy_into(out: Tensor) -> None:
+        near = torch.empty(count, shape[-1], dtype=out.dtype)
+        for start, numbers in parts():
+            near[start : start + len(numbers)] = numbers
+        out.copy_(near.view(shape))
+
+    def cut(start: int, some: int) -> StoredTensor:
+        assert digits.cut is not None
+        assert scales.cut is not None
+        own = digits.cut(start * groups, some * groups), scales.cut(start, some)
+        return _joined(name, (some, shape[-1]), *own)
+
+    nbytes = digits.nbytes + scales.nbytes
+    return StoredTensor(name, shape, nbytes, copy_into, None, parts, Blocks(Kind.MXFP4, rows), cut)
+
+
+def _reordered(packed: Tensor) -> Tensor:
+    """uint8 [blocks, 16] whose bytes hold numbers 2 j and 2 j + 1 -> those that hold j and j + 16, low half first."""
+    digits = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+    first, second = digits.chunk(2, dim=-1)
+    return first | second << 4

@@ -1,0 +1,160 @@
+"""What families ask of the fused kernels, against the plain modules: in fp32 and in Triton's interpreter."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from engine.attention.sdpa import SdpaBackend
+from engine.attention.unusual import unusual_layers
+from engine.batch import Span, StepBatch
+from engine.cache.kv_cache import KVCache
+from engine.execute.compatibility import not_fused
+from engine.execute.cuda import padded_prefill
+from engine.execute.cuda.fused_program import FusedDecoder
+from engine.execute.cuda.padded_prefill import PaddedPrefill
+from engine.execute.cuda.prefill import FusedPrefill
+from engine.execute.cuda.slots import Slots
+from engine.execute.cuda.tiles import context_limit
+from engine.kernels.triton import prompt_attention
+from models.load import load_model
+from models.network import Network
+from models.reference.decoder import Decoder
+from tests.models.checkpoints import files_of, write_checkpoint
+from tests.models.families import FUSED
+
+CPU = torch.device("cpu")
+BLOCK, LENGTHS = 16, [170, 40, 3]
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="tests/gpu runs them; fp32 is known in the interpreter only"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network, its plain modules' cache with three texts in it, and their tables."""
+
+    network: Network
+    cache: KVCache
+    tables: list[tuple[int, ...]]
+    texts: list[list[int]]
+    last: Tensor
+    """Logits of the last token of each text, whose rows are not in the cache."""
+    rows: Tensor
+    """What it would write there."""
+
+
+@pytest.fixture(scope="module", params=list(FUSED))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("families")
+    network = load_model(
+        files_of(write_checkpoint(folder, FUSED[request.param])), dtype=torch.float32, device=CPU
+    )
+    heads, random = network.spec.attention, torch.Generator().manual_seed(1)
+    blocks = iter(torch.randperm(48, generator=random).tolist())
+    tables = [tuple(next(blocks) for _ in range(length // BLOCK + 1)) for length in LENGTHS]
+    texts = [torch.randint(40, (length + 1,), generator=random).tolist() for length in LENGTHS]
+    layers = len(network.spec.layers)
+    cache = KVCache(layers, 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU)
+    cache.kv.fill_(float("nan"))  # rows that were never written must not matter
+    backend = SdpaBackend(cache, heads.groups, unusual_layers(network))
+    model, last = Decoder(network), []
+    with torch.inference_mode():
+        for table, text in zip(tables, texts, strict=True):
+            count = len(text) - 1
+            for start, stop in ((0, count), (count, count + 1)):
+                step = backend.plan(StepBatch((Span(table, start, stop - start),)))
+                hidden = model.forward(torch.tensor(text[start:stop]), torch.arange(start, stop), step)
+            last.append(model.logits(hidden[-1:])[0])
+    ends = [table[-1] * BLOCK + length % BLOCK for table, length in zip(tables, LENGTHS, strict=True)]
+    rows = cache.kv[:, :, ends].clone()
+    cache.kv[:, :, ends] = float("nan")
+    return Case(network, cache, tables, texts, torch.stack(last), rows)
+
+
+def decoded(case: Case, slots: list[int], rows: int) -> tuple[Tensor, Tensor]:
+    """Logits of the last tokens of some texts, and the rows that were written."""
+    heads, layers = case.network.spec.attention, len(case.network.spec.layers)
+    cache = KVCache(layers, 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU)
+    cache.kv.copy_(case.cache.kv)
+    held = Slots(3, 32, 12, torch.tensor([text[-1] for text in case.texts]))
+    for slot, (table, length) in enumerate(zip(case.tables, LENGTHS, strict=True)):
+        held.put(slot, length, length)
+        held.show(slot, table)
+    held.activate(slots, rows)
+    held.send()
+    with torch.inference_mode():
+        program = FusedDecoder(case.network, cache, held.given, pdl=False)
+        logits = program.run(rows, context_limit(max(LENGTHS)))[: len(slots)].clone()
+    ends = [case.tables[slot][-1] * BLOCK + LENGTHS[slot] % BLOCK for slot in slots]
+    return logits, cache.kv[:, :, ends]
+
+
+def test_a_step_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
+    assert not_fused(case.network.spec) is None
+    slots = [0, 2, 1]
+    logits, written = decoded(case, slots, 4)
+    torch.testing.assert_close(logits, case.last[slots], rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(written, case.rows[:, :, slots], rtol=1e-4, atol=1e-4)
+    alone, _ = decoded(case, [2], 1)
+    assert torch.equal(alone[0], logits[1])  # bit for bit
+
+
+@pytest.mark.parametrize("case", ["gemma3", "olmo3"], indirect=True)
+def test_a_large_step_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
+    slots = [1, 0, 2]
+    logits, written = decoded(case, slots, 32)
+    torch.testing.assert_close(logits, case.last[slots], rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(written, case.rows[:, :, slots], rtol=1e-4, atol=1e-4)
+
+
+def test_a_prompt_of_families_gives_what_the_plain_modules_give(case: Case) -> None:
+    spec, network = case.network.spec, case.network
+    ids = torch.tensor(case.texts[1])
+    positions = torch.arange(len(ids)) + 5  # not the row, as behind a masked think span
+    hidden, caches = [], []
+    for program in (Decoder(network), FusedPrefill(network)):
+        cache = KVCache(
+            len(spec.layers), 4, 16, spec.attention.kv_heads, spec.attention.head_dim, torch.float32, CPU
+        )
+        cache.kv.zero_()
+        backend = SdpaBackend(cache, spec.attention.groups, unusual_layers(network))
+        with torch.inference_mode():
+            parts = [
+                program.forward(
+                    ids[start:stop],
+                    positions[start:stop],
+                    backend.plan(StepBatch((Span((3, 1, 2), start, stop - start),))),
+                )
+                for start, stop in ((0, 25), (25, len(ids)))
+            ]
+            hidden.append(torch.cat(parts))
+        caches.append(cache.kv)
+    torch.testing.assert_close(hidden[1], hidden[0], rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(caches[1], caches[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["phi3", "gemma2", "olmo3"], indirect=True)
+def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_cut(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, size in ((padded_prefill, "SLAB"), (prompt_attention, "QUERIES"), (prompt_attention, "TILE")):
+        monkeypatch.setattr(module, size, 16)  # the interpreter is slow
+    monkeypatch.setattr(padded_prefill, "ALONE", (16,))
+    spec, text = case.network.spec, case.texts[1]
+    found = []
+    for cuts in ((len(text),), (7, 30, len(text))):
+        cache = KVCache(
+            len(spec.layers), 5, 16, spec.attention.kv_heads, spec.attention.head_dim, torch.float32, CPU
+        )
+        cache.kv.fill_(float("nan"))
+        padded = PaddedPrefill(case.network, cache, None, len(text), graphs=None)
+        for start, stop in zip((0, *cuts), cuts, strict=False):
+            span = Span((4, 1, 3), start, stop - start, text[start:stop], range(start, stop), True)
+            (last,) = padded.run((span,))
+        found.append(last.clone())
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], case.last[1], rtol=1e-4, atol=2e-4)

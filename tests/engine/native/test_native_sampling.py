@@ -1,0 +1,94 @@
+"""Tokens that the native kernels draw, beside the plain sampler."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.kernels.native import library as native
+from engine.params import SamplingParams
+from engine.sampling.sampler import SamplerState, choices, sample
+
+pytestmark = pytest.mark.skipif(native.problem() is not None, reason="there are no native kernels here")
+
+
+def token(variant: int, logits: Tensor, params: SamplingParams, chance: float) -> int:
+    how = native.Sampling(chance, max(params.temperature, 1e-30), params.top_p, params.min_p, params.top_k)
+    functions, room = native.library().functions, torch.empty(len(logits))
+    return int(functions.ct_sample(variant, logits.data_ptr(), len(logits), how, room.data_ptr()))
+
+
+@given(
+    vocab=st.sampled_from((1, 7, 500, 512, 513, 1031, 4096)),
+    spread=st.sampled_from((0.0, 0.3, 3.0, 30.0)),
+    seed=st.integers(0, 2**31),
+    chance=st.floats(0, 1, exclude_max=True),
+    temperature=st.sampled_from((0.01, 0.6, 1.0, 3.0, 1e6)),
+    top_k=st.sampled_from((0, 1, 2, 20, 600)),
+    top_p=st.sampled_from((1.0, 0.999, 0.9, 0.3, 1e-6)),
+    min_p=st.sampled_from((0.0, 0.0, 0.05, 0.9)),
+    hidden=st.booleans(),
+)
+def test_a_chance_falls_on_the_token_that_it_falls_on_in_the_plain_sampler(
+    vocab: int,
+    spread: float,
+    seed: int,
+    chance: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    hidden: bool,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(vocab, generator=generator) * spread
+    if hidden:
+        logits[torch.rand(vocab, generator=generator) < 0.5] = -torch.inf
+        logits[vocab // 2] = 1.0
+    if not spread:  # of tokens alike the first ones are taken, and the plain sampler takes any
+        logits -= torch.arange(vocab) * 1e-3
+    params = SamplingParams(temperature, top_k, top_p, min_p)
+    exact, ids = choices(logits.double(), params)
+    # What is left may differ by tokens at the very bound, which rounding decides.
+    wider = SamplingParams(temperature, top_k, min(top_p + 1e-5, 1.0), min_p * (1 - 1e-5))
+    narrower = SamplingParams(temperature, top_k, top_p * (1 - 1e-5), min(min_p * (1 + 1e-5), 1.0))
+    most, of_most = choices(logits.double(), wider)
+    allowed = torch.arange(vocab)[most > 0] if of_most is None else of_most[most > 0]
+    is_clear = int((most > 0).sum()) == int((choices(logits.double(), narrower)[0] > 0).sum())
+    ends = (exact / exact.sum()).cumsum(0)
+    for variant in native.library().variants.values():
+        found = token(variant, logits, params, chance)
+        assert found in allowed
+        if not is_clear:
+            continue
+        place = found if ids is None else int((ids == found).nonzero()[0])
+        assert (float(ends[place - 1]) if place else 0.0) - 1e-4 <= chance <= float(ends[place]) + 1e-4
+
+
+def test_of_tokens_alike_the_first_ones_are_taken() -> None:
+    logits = torch.zeros(3000)
+    logits[1000:] = 1.0
+    for variant in native.library().variants.values():
+        params = SamplingParams(top_k=700)
+        found = {token(variant, logits, params, i / 700 + 1e-6) for i in range(700)}
+        assert found == set(range(1000, 1700))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_gives_no_token(value: float) -> None:
+    for at in (0, 5, 514, 1029):
+        logits = torch.zeros(1030)
+        logits[at] = value
+        for variant in native.library().variants.values():
+            assert token(variant, logits, SamplingParams(), 0.5) == -1
+        for temperature in (0.0, 0.7):
+            state = SamplerState.create(SamplingParams(temperature), [], 1030, torch.device("cpu"))
+            assert sample(logits, state) == -1
+
+
+def test_nothing_but_minus_infinity_gives_no_token() -> None:
+    for variant in native.library().variants.values():
+        assert token(variant, torch.full((9,), -torch.inf), SamplingParams(), 0.5) == -1

@@ -1,0 +1,100 @@
+"""Families whose features the fused kernels know, on a GPU in bf16: against transformers in fp32, and bit by bit."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.stepping import forced_logits
+from engine import SamplingParams
+from tests.gpu.engines import an_engine, random_tokens
+from tests.gpu.test_logits import errors, logits_of, prefilled_logits
+from tests.models.checkpoints import reference_model, write_checkpoint
+from tests.models.families import FUSED
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytest.importorskip("triton")
+
+BF16 = torch.bfloat16
+COUNT = 24
+TEXTS = [random_tokens(60 + 67 * n % 401, n) for n in range(20)]
+"""Longer than the windows, and than a window and a chunk of the attention."""
+
+
+@pytest.fixture(scope="module", params=list(FUSED))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = deepcopy(FUSED[request.param])
+    config.vocab_size, config.max_position_embeddings = 272, 2048
+    return write_checkpoint(tmp_path_factory.mktemp(request.param.replace(" ", "_")), config, dtype=BF16)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> tuple[list[Tensor], list[Tensor]]:
+    """Of every text the logits of its last tokens in fp32, and the errors of transformers in bf16."""
+    exact, rounded = reference_model(folder).cuda(), reference_model(folder, BF16).cuda()
+    wanted = [logits_of(exact, text)[-COUNT:] for text in TEXTS]
+    found = [
+        errors(logits_of(rounded, text)[-COUNT:], logits) for text, logits in zip(TEXTS, wanted, strict=True)
+    ]
+    return wanted, found
+
+
+def engine_of(folder: Path, **options: Any) -> Any:
+    return an_engine(folder, BF16, num_blocks=600, streams=len(TEXTS), **options)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 20])
+def test_no_error_of_families_is_larger_than_that_of_transformers(
+    folder: Path, reference: tuple[list[Tensor], list[Tensor]], rows: int
+) -> None:
+    with engine_of(folder) as engine:
+        assert engine.figures().decode.startswith("fused kernels"), engine.figures().notes
+        groups = [TEXTS[first : first + rows] for first in range(0, len(TEXTS), rows)]
+        found = torch.cat([forced_logits(engine, texts, COUNT) for texts in groups])
+    wanted, theirs = (torch.stack(each) for each in reference)
+    ours = errors(found, wanted)
+    print(f"{folder.name}, {rows} rows: median {ours.median():.3e} of {theirs.median():.3e}, ", end="")
+    print(f"maximum {ours.max():.3e} of {theirs.max():.3e}")
+    assert ours.median() <= 1.05 * theirs.median()  # of 480 positions
+    assert ours.max() <= 1.5 * theirs.max()
+
+
+@pytest.mark.parametrize("rows", [2, 5, 8])
+def test_up_to_eight_rows_of_families_have_the_bits_that_each_has_alone(folder: Path, rows: int) -> None:
+    with engine_of(folder) as engine:
+        alone = torch.cat([forced_logits(engine, [text], COUNT) for text in TEXTS[:rows]])
+        assert torch.equal(forced_logits(engine, TEXTS[:rows], COUNT), alone)
+
+
+def test_no_error_of_prompts_of_families_is_larger_either(folder: Path) -> None:
+    text = random_tokens(400, 77)
+    wanted = logits_of(reference_model(folder).cuda(), text)
+    theirs = errors(logits_of(reference_model(folder, BF16).cuda(), text), wanted)
+    with engine_of(folder) as engine:
+        ours = errors(prefilled_logits(engine, text, [0, 170, 300]), wanted)
+    print(f"{folder.name}, prompt: median {ours.median():.3e} of {theirs.median():.3e}")
+    assert ours.median() <= 1.05 * theirs.median()
+    assert ours.max() <= 1.5 * theirs.max()
+
+
+@pytest.mark.parametrize("options", [{"graphs": False}, {"deterministic": True}], ids=str)
+def test_answers_of_families_are_those_of_other_ways_but_for_ties(
+    folder: Path, reference: tuple[list[Tensor], list[Tensor]], options: dict[str, Any]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=200)
+    prompt = TEXTS[3]
+    with engine_of(folder) as engine:
+        answer = [event.token_id for event in engine.stream(prompt, params)]
+        assert [event.token_id for event in engine.stream(prompt, params)] == answer  # from a cached prefix
+    with engine_of(folder, **options) as engine:
+        other = [event.token_id for event in engine.stream(prompt, params)]
+    if "graphs" in options:
+        assert other == answer
+    elif other != answer:
+        common = next(i for i, pair in enumerate(zip(answer, other, strict=True)) if pair[0] != pair[1])
+        row = logits_of(reference_model(folder).cuda(), prompt + answer[:common])[-1]
+        worst = max(float(error.max()) for error in reference[1])
+        assert row[answer[common]] - row[other[common]] <= 2 * worst * row.norm()
