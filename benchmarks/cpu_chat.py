@@ -1,14 +1,15 @@
 """chatterm on a CPU beside llama.cpp: the same file, the same threads, in turns.
 
-    python -m benchmarks.cpu_chat --llama-python PYTHON [--models smollm2 q8_0 q4_0] [--repeats 5] [--quick]
+    python -m benchmarks.cpu_chat --llama-python PYTHON [--models smollm2 moe_q4_0] [--repeats 5] [--quick]
                                   [--threads 2] [--variant avx2] [--json benchmarks/results/cpu_chat.json]
 
-The models are SmolLM2-135M-Instruct Q4_1 and random ones with the shapes of Qwen3-0.6B, in Q8_0 and in Q4_0. Each side
-has a process of its own; they take turns, the idle one waits for a line and computes nothing. Quoted are medians, and
-the median of the ratios of the rounds. Of chatterm everything is counted that a stream does (scheduling, sampling,
-text), of llama.cpp (llama-cpp-python) its `eval` alone. Loading is counted in fresh processes, imports not included,
-with the file in memory; the memory is the largest resident set, mapped weights included, with room for the longest
-context in the KV cache. Other programs on the same cores spoil the figures: the load before is printed.
+The models are SmolLM2-135M-Instruct Q4_1 and random ones in Q8_0 and in Q4_0: with the shapes of Qwen3-0.6B, and a
+small mixture of experts (16, of which a token takes 4) that is built like Qwen3-30B-A3B. Each side has a process of
+its own; they take turns, the idle one waits for a line and computes nothing. Quoted are medians, and the median of the
+ratios of the rounds. Of chatterm everything is counted that a stream does (scheduling, sampling, text), of llama.cpp
+(llama-cpp-python) its `eval` alone. Loading is counted in fresh processes, imports not included, with the file in
+memory; the memory is the largest resident set, mapped weights included, with room for the longest context in the KV
+cache. Other programs on the same cores spoil the figures: the load before is printed.
 `--llama-python` is an interpreter with llama-cpp-python where this one has none; without any only chatterm is measured.
 `--variant` has chatterm use kernels for an older CPU; llama.cpp uses what it was built for, which is printed.
 """
@@ -38,7 +39,7 @@ PREFILLS = (32, 512, 2048)
 DECODE_TOKENS = 32
 PAUSE = 0.1
 """Seconds between two turns: threads of the side before may spin for some milliseconds more."""
-MODELS = ("smollm2", "q8_0", "q4_0")
+MODELS = ("smollm2", "q8_0", "q4_0", "moe_q8_0", "moe_q4_0")
 
 
 def use_variant(name: str | None) -> None:
@@ -171,12 +172,14 @@ def model_file(name: str) -> Iterator[Path]:
         return
     from gguf import GGMLQuantizationType
 
-    from benchmarks.random_gguf import write_random_qwen3
+    from benchmarks.random_gguf import MOE, write_random_qwen3
     from benchmarks.shapes import SHAPES
 
+    is_moe, kind = name.startswith("moe_"), name.removeprefix("moe_")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"qwen3-0.6b-{name}.gguf"
-        write_random_qwen3(path, SHAPES["0.6B"], GGMLQuantizationType[name.upper()], 4096)
+        path = Path(folder) / f"qwen3-{'moe' if is_moe else '0.6b'}-{kind}.gguf"
+        spec = MOE if is_moe else SHAPES["0.6B"]
+        write_random_qwen3(path, spec, GGMLQuantizationType[kind.upper()], 4096)
         yield path
 
 

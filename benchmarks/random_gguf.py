@@ -1,4 +1,5 @@
-"""A GGUF file with the shapes of Qwen3 and random quantised weights, which any program that reads GGUF can run."""
+"""A GGUF file with the shapes of Qwen3, dense or with experts, and random quantised weights, which any program that
+reads GGUF can run."""
 
 from pathlib import Path
 from typing import Any
@@ -7,23 +8,42 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from models.spec import FeedForward, ModelSpec
+from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
 
 _STD = 0.02
 _SCALES = {Kind.Q8_0: _STD / 74, Kind.Q4_0: _STD / 4.6}
 """What a block's scale must be for uniform digits to have the deviation of a fresh layer."""
 
+MOE = uniform(
+    "Qwen3MoeForCausalLM",
+    layers=16,
+    vocab_size=49_152,
+    hidden_size=1024,
+    max_positions=40_960,
+    attention=Attention(16, 4, 128, head_norm=Norm(), rope=Rope(1e6)),
+    feed_forward=Experts(16, 4, FeedForward(768)),
+    norm=Norm(),
+    tied=True,
+)
+"""A small mixture of experts: 0.74 billion weights, of which a token reads 0.29 billion."""
+
 
 def write_random_qwen3(path: Path, spec: ModelSpec, kind: Kind, context: int) -> None:
-    """Write a model of `spec` (tied embeddings) whose matrices are all of `kind`, Q8_0 or Q4_0."""
-    feed_forward = spec.layers[0].feed_forward
-    assert isinstance(feed_forward, FeedForward)
-    writer = gguf.GGUFWriter(path, "qwen3")
+    """Write a model of `spec` (tied embeddings, layers alike) whose matrices are of `kind`, Q8_0 or Q4_0. A router is
+    random, too, so that experts are chosen by what is in a row."""
+    feed = spec.layers[0].feed_forward
+    experts = feed if isinstance(feed, Experts) else None
+    inner = feed.size if isinstance(feed, FeedForward) else feed.expert.size
+    writer = gguf.GGUFWriter(path, "qwen3" if experts is None else "qwen3moe")
     writer.add_name("random")
     writer.add_block_count(len(spec.layers))
     writer.add_context_length(context)
     writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(feed_forward.size)
+    writer.add_feed_forward_length(inner)
+    if experts is not None:
+        writer.add_expert_count(experts.count)
+        writer.add_expert_used_count(experts.chosen)
+        writer.add_expert_feed_forward_length(inner)
     writer.add_head_count(spec.attention.heads)
     writer.add_head_count_kv(spec.attention.kv_heads)
     writer.add_key_length(spec.attention.head_dim)
@@ -33,13 +53,14 @@ def write_random_qwen3(path: Path, spec: ModelSpec, kind: Kind, context: int) ->
     _add_tokenizer(writer, spec.vocab_size)
     random = np.random.default_rng(0)
 
-    def matrix(name: str, rows: int, columns: int) -> None:
-        writer.add_tensor(f"{name}.weight", _blocks(random, kind, rows, columns), raw_dtype=kind)
+    def matrix(name: str, rows: int, columns: int, count: int | None = None) -> None:
+        shape = (rows, columns) if count is None else (count, rows, columns)
+        writer.add_tensor(f"{name}.weight", _blocks(random, kind, *shape), raw_dtype=kind)
 
     def norm(name: str, size: int) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(size, dtype=np.float32))
 
-    hidden, inner, head = spec.hidden_size, feed_forward.size, spec.attention.head_dim
+    hidden, head = spec.hidden_size, spec.attention.head_dim
     q, kv = spec.attention.heads * head, spec.attention.kv_heads * head
     matrix("token_embd", spec.vocab_size, hidden)
     for layer in range(len(spec.layers)):
@@ -50,9 +71,16 @@ def write_random_qwen3(path: Path, spec: ModelSpec, kind: Kind, context: int) ->
             matrix(at + name, rows, columns)
         matrix(at + "attn_output", hidden, q)
         norm(at + "ffn_norm", hidden)
-        for name, rows, columns in (("ffn_gate", inner, hidden), ("ffn_up", inner, hidden)):
-            matrix(at + name, rows, columns)
-        matrix(at + "ffn_down", hidden, inner)
+        count, each = (None, "") if experts is None else (experts.count, "_exps")
+        if experts is not None:
+            router = random.standard_normal((experts.count, hidden), dtype=np.float32) * _STD
+            writer.add_tensor(f"{at}ffn_gate_inp.weight", router)
+        for name, rows, columns in (
+            ("ffn_gate", inner, hidden),
+            ("ffn_up", inner, hidden),
+            ("ffn_down", hidden, inner),
+        ):
+            matrix(f"{at}{name}{each}", rows, columns, count)
     norm("output_norm", hidden)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -60,12 +88,12 @@ def write_random_qwen3(path: Path, spec: ModelSpec, kind: Kind, context: int) ->
     writer.close()
 
 
-def _blocks(random: np.random.Generator, kind: Kind, rows: int, columns: int) -> Any:
-    """uint8 [rows, bytes a row]: random digits, one scale."""
+def _blocks(random: np.random.Generator, kind: Kind, *shape: int) -> Any:
+    """uint8 [..., rows, bytes a row] for a shape in numbers: random digits, one scale."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    data = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    data = random.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
     data[..., :2] = np.frombuffer(np.float16(_SCALES[kind]).tobytes(), dtype=np.uint8)
-    return data.reshape(rows, -1)
+    return data.reshape(*shape[:-1], -1)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:

@@ -21,6 +21,10 @@ NATIVE = frozenset(
         Feature.EXACT_ROPE,
         Feature.NO_ROPE,
         Feature.LEARNED_POSITIONS,
+        Feature.EXPERTS,
+        Feature.EXACT_ROUTER,
+        Feature.ROUTER_BIAS,
+        Feature.SELECTION_BIAS,
         Feature.ACTIVATION,
         Feature.UNGATED,
         Feature.FEED_FORWARD_BIAS,
@@ -38,12 +42,7 @@ NATIVE = frozenset(
 )
 """What the native kernels of a CPU compute. What is not listed is refused, so that a new feature is."""
 
-FUSED = (NATIVE - {Feature.SINKS, Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}) | {
-    Feature.EXPERTS,
-    Feature.EXACT_ROUTER,
-    Feature.ROUTER_BIAS,
-    Feature.SELECTION_BIAS,
-}
+FUSED = NATIVE - {Feature.SINKS, Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
 """What the fused kernels of a GPU compute."""
 
 FUSED_HEADS = (64, 96, 128, 256)

@@ -89,8 +89,16 @@ def parameters(spec: ModelSpec) -> int:
 
 
 def layer_parameters(spec: ModelSpec) -> int:
-    """The same without the embedding and the head."""
-    return sum(prod(slot.shape) for slot in slots(spec) if slot.part not in ("embedding", "head"))
+    """Those of them that compute a row: without the embedding and the head, and of experts so many as a row takes."""
+    chosen = [feed.chosen if isinstance(feed := layer.feed_forward, Experts) else 0 for layer in spec.layers]
+
+    def computes(slot: Slot) -> bool:
+        if slot.expert is not None:
+            assert slot.layer is not None
+            return slot.expert < chosen[slot.layer]  # one is as large as another
+        return slot.part not in ("embedding", "position_embedding", "head")
+
+    return sum(prod(slot.shape) for slot in slots(spec) if computes(slot))
 
 
 def _layer(layer: Layer, hidden: int) -> Iterator[Slot]:

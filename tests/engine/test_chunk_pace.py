@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from engine.batch import StepBatch
 from engine.schedule.chunk_pace import DELAY_S, FEWEST, ChunkPace, ChunkTimer, RowCost
 from engine.schedule.step import EngineStep
+from models.spec import Attention, Experts, FeedForward, Norm, Rope, uniform
+from models.weights.slots import layer_parameters, parameters
 
 
 def settled(cost: Callable[[int], float]) -> list[tuple[int, float]]:
@@ -87,6 +89,32 @@ def test_the_later_a_chunk_comes_in_a_long_prompt_the_fewer_rows_it_has() -> Non
 def test_without_weights_per_row_of_context_all_rows_cost_the_same() -> None:
     assert RowCost().cost(10_000, 7) == 7
     assert RowCost().rows(10_000, 7.5) == 7
+
+
+@pytest.mark.parametrize("shared", [None, FeedForward(48)])
+def test_a_row_costs_what_the_experts_that_it_takes_cost(shared: FeedForward | None) -> None:
+    """And not what all of them would: a chunk of an MoE prompt has far more rows of context than that says."""
+    size, few, many = 24, 2, 16
+    mixture = Experts(many, few, FeedForward(size), shared=shared)
+    specs = [
+        uniform(
+            "Qwen3MoeForCausalLM",
+            layers=3,
+            vocab_size=32,
+            hidden_size=16,
+            max_positions=64,
+            attention=Attention(2, 1, 8, rope=Rope()),
+            feed_forward=feed,
+            norm=Norm(),
+            tied=True,
+        )
+        for feed in (mixture, FeedForward(few * size + (0 if shared is None else shared.size)))
+    ]
+    router = many * 16
+    assert layer_parameters(specs[0]) == layer_parameters(specs[1]) + 3 * router
+    numbers = 3 * 2 * 8
+    assert RowCost.of(specs[0]).even == pytest.approx(RowCost.of(specs[1]).even + 3 * router / (2 * numbers))
+    assert layer_parameters(specs[0]) < parameters(specs[0]) / 2
 
 
 class FakeEvent:

@@ -21,6 +21,7 @@ from engine.kernels.native.library import NativeError, Pool
 from models.network import (
     PLAIN,
     AttentionWeights,
+    ExpertWeights,
     FeedForwardWeights,
     LayerWeights,
     Linear,
@@ -28,7 +29,7 @@ from models.network import (
     NormWeights,
     Weight,
 )
-from models.spec import Attention, FeedForward, Layer, ModelSpec, Norm
+from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
 
 PORTABLE = 0
 """The number of the first variant."""
@@ -117,10 +118,7 @@ class NativeDecoder:
         return logits
 
     def _layer(self, spec: Layer, layer: LayerWeights) -> native.Layer:
-        feed, weights = spec.feed_forward, layer.feed_forward
-        assert isinstance(feed, FeedForward)
-        assert isinstance(weights, FeedForwardWeights)
-        return native.Layer(
+        found = native.Layer(
             input_norm=self._norm(spec.attention_norm, layer.attention_norm),
             attention_post_norm=self._norm(spec.attention_post_norm, layer.attention_post_norm),
             mlp_norm=self._norm(spec.feed_forward_norm, layer.feed_forward_norm),
@@ -128,12 +126,16 @@ class NativeDecoder:
             attention=self._attention(spec.attention, layer.attention),
             qkv=self._linear(layer.attention.qkv),
             output=self._linear(layer.attention.out),
-            gate_up=self._linear(weights.gate_up),
-            down=self._linear(weights.down),
-            activation=native.ACTIVATIONS.index(feed.activation),
-            gated=feed.gated,
             residual_scale=spec.residual_scale,
         )
+        feed, weights = spec.feed_forward, layer.feed_forward
+        if isinstance(feed, Experts):
+            assert isinstance(weights, ExpertWeights)
+            found.experts = ctypes.pointer(self._experts(feed, weights))
+        else:
+            assert isinstance(weights, FeedForwardWeights)
+            found.feed = self._feed(feed, weights)
+        return found
 
     def _attention(self, spec: Attention, weights: AttentionWeights) -> native.Attention:
         heads = None if weights.head_norm is None else NormWeights(weights.head_norm)
@@ -148,6 +150,40 @@ class NativeDecoder:
             scale=spec.softmax_scale,
             cap=spec.score_cap or 0.0,
         )
+
+    def _experts(self, spec: Experts, weights: ExpertWeights) -> native.Experts:
+        experts = (native.Feed * spec.count)(*(self._feed(spec.expert, each) for each in weights.experts))
+        shared = None
+        if spec.shared is not None:
+            assert weights.shared is not None
+            shared = self._feed(spec.shared, weights.shared)
+        found = native.Experts(
+            router=self._router(weights),
+            selection_bias=None if weights.selection_bias is None else self._numbers(weights.selection_bias),
+            experts=experts,
+            shared=None if shared is None else ctypes.pointer(shared),
+            count=spec.count,
+            chosen=spec.chosen,
+            sigmoid=spec.scoring == "sigmoid",
+            renormalise=spec.renormalise,
+            shared_gate=weights.shared_gate is not None,
+        )
+        self._alive += [experts, shared, found]
+        return found
+
+    def _router(self, weights: ExpertWeights) -> native.Linear:
+        """The router, and the gate of the shared expert below it."""
+        router, gate = weights.router, weights.shared_gate
+        if gate is None:
+            return self._linear(router)
+        biases = [
+            torch.zeros(each.rows) if each.bias is None else each.bias.float() for each in (router, gate)
+        ]
+        return self._linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
+
+    def _feed(self, spec: FeedForward, weights: FeedForwardWeights) -> native.Feed:
+        activation = native.ACTIVATIONS.index(spec.activation)
+        return native.Feed(self._linear(weights.gate_up), self._linear(weights.down), activation, spec.gated)
 
     def _linear(self, linear: Linear) -> native.Linear:
         matrices = [self._matrix(weight) for weight in linear.parts]

@@ -64,8 +64,32 @@ struct ct_attention {
 
 enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3 };
 
-// x += residual_scale * post_norm(part(norm(x))) for both parts: attention, then down(activation(gate) * up), or
-// down(activation(up)) where it is not gated. down tells the inner size.
+// down(activation(gate) * up), gate above up in one layer, or down(activation(up)) where it is not gated. down tells the
+// inner size.
+struct ct_feed {
+  ct_linear gate_up;
+  ct_linear down;
+  int32_t activation;
+  int32_t gated;
+};
+
+// A mixture of experts. The router, of plain weights, has an output for each expert and, with shared_gate, one more: the
+// logit of the share of the shared expert, which else is 1. selection_bias is fp32 [count] or null, shared may be null.
+struct ct_experts {
+  ct_linear router;
+  const float* selection_bias;
+  const ct_feed* experts;
+  const ct_feed* shared;
+  int32_t count;
+  int32_t chosen;
+  int32_t sigmoid;  // of each output by itself; else shares are the softmax of all
+  int32_t renormalise;
+  int32_t shared_gate;
+  int32_t unused;
+};
+
+// x += residual_scale * post_norm(part(norm(x))) for both parts: attention, then the feed-forward, or where there are
+// experts these; then `feed` is zeros.
 struct ct_layer {
   ct_norm input_norm;
   ct_norm attention_post_norm;
@@ -74,10 +98,8 @@ struct ct_layer {
   ct_attention attention;
   ct_linear qkv;
   ct_linear output;
-  ct_linear gate_up;
-  ct_linear down;
-  int32_t activation;
-  int32_t gated;
+  ct_feed feed;
+  const ct_experts* experts;  // or null
   float residual_scale;
   int32_t unused;
 };

@@ -7,12 +7,26 @@
 
 namespace chatterm {
 
+bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
+  if (linear.count < 1 || linear.count > 3) return false;
+  for (int32_t p = 0; p < linear.count; ++p) {
+    if (!is_sound(linear.parts[p]) || linear.parts[p].columns != columns) return false;
+  }
+  return rows_of(linear) == rows;
+}
+
+bool fits(const ct_feed& feed, const Sizes& sizes) {
+  const int32_t inner = inner_of(feed);
+  return fits(feed.gate_up, sizes.hidden, feed.gated ? 2 * inner : inner) && fits(feed.down, inner, sizes.hidden);
+}
+
 namespace {
 
 constexpr int32_t MOST_DIM = 512;  // of a head
 
 bool is_plain(const ct_layer& layer) {
-  return ((forms_of(layer.qkv) | forms_of(layer.output) | forms_of(layer.gate_up) | forms_of(layer.down)) & FORM_FLOAT);
+  const int32_t feed = layer.experts != nullptr ? forms_of(*layer.experts) : forms_of(layer.feed);
+  return (forms_of(layer.qkv) | forms_of(layer.output) | feed) & FORM_FLOAT;
 }
 
 bool has_plain(const ct_model& model) {
@@ -30,22 +44,12 @@ bool has_norms_after(const ct_model& model) {
   return false;
 }
 
-bool fits(const ct_linear& linear, int32_t columns, int32_t rows) {
-  if (linear.count < 1 || linear.count > 3) return false;
-  for (int32_t p = 0; p < linear.count; ++p) {
-    if (!is_sound(linear.parts[p]) || linear.parts[p].columns != columns) return false;
-  }
-  return rows_of(linear) == rows;
-}
-
-bool fits(const ct_layer& layer, const ct_model& model) {
-  const Sizes sizes(model);
+bool fits_together(const ct_layer& layer, const Sizes& sizes) {
   const ct_attention& attention = layer.attention;
-  const int32_t inner = inner_of(layer), parts = layer.gated ? 2 : 1;
   return fits(layer.qkv, sizes.hidden, sizes.heads()) && fits(layer.output, sizes.q_size, sizes.hidden) &&
-         fits(layer.gate_up, sizes.hidden, parts * inner) && fits(layer.down, inner, sizes.hidden) &&
-         attention.rotated >= 0 && attention.rotated <= sizes.dim && attention.rotated % 2 == 0 &&
-         attention.window >= 0 && layer.residual_scale != 0.0f;
+         (layer.experts != nullptr || fits(layer.feed, sizes)) && attention.rotated >= 0 &&
+         attention.rotated <= sizes.dim && attention.rotated % 2 == 0 && attention.window >= 0 &&
+         layer.residual_scale != 0.0f;
 }
 
 const char* misfit(const ct_model& model, const ct_cache& cache) {
@@ -58,9 +62,14 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   }
   if (cache.type != CT_F32 && cache.type != CT_BF16 && cache.type != CT_F16) return "the KV cache has another dtype";
   if (cache.block_size < 1 || cache.slots < 1) return "the KV cache is empty";
+  const Sizes sizes(model);
   for (int32_t i = 0; i < model.layer_count; ++i) {
-    if (!fits(model.layers[i], model)) {
+    const ct_layer& layer = model.layers[i];
+    if (!fits_together(layer, sizes)) {
       return "the weights of a layer do not fit together, or have a type without kernels";
+    }
+    if (layer.experts != nullptr) {
+      if (const char* wrong = misfit(*layer.experts, sizes)) return wrong;
     }
   }
   if (!is_sound(model.embedding) || model.embedding.columns != model.hidden ||
@@ -95,6 +104,7 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
     : model(given),
       cache(kv),
       sizes(given),
+      mixture(given),
       pool(team),
       kernels(chosen),
       layers(given.layers, given.layers + given.layer_count),
@@ -112,8 +122,8 @@ Decoder::Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Ke
 
 void Decoder::reserve(int32_t rows) {
   if (space != nullptr && rows <= space->rows) return;
-  const int32_t most = few(rows) ? TILE : MOST_ROWS;
-  space = std::make_unique<Workspace>(kernels, sizes, pool.size(), most, plain, norms_after);
+  const int32_t most = few(rows) ? TILE : most_rows();
+  space = std::make_unique<Workspace>(kernels, sizes, mixture, pool.size(), most, plain, norms_after);
   for (const int32_t window : windows) space->plans.push_back({window, {}, {}, {}});
 }
 

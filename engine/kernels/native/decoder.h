@@ -4,17 +4,19 @@
 #include <memory>
 #include <vector>
 
+#include "experts.h"
 #include "multiply.h"
 #include "team.h"
 
 namespace chatterm {
 
-constexpr int32_t MOST_ROWS = 128;     // more share the unpacking no better, and their numbers leave the cache
-constexpr int32_t MOST_QUERIES = 32;   // rows whose queries read K and V together
-constexpr int32_t TASKS_A_THREAD = 4;  // of attention, that the threads finish together
-constexpr int32_t QUANTIZED = 32;      // numbers that are rounded to int8 together
+constexpr int32_t MOST_ROWS = 128;             // more share the unpacking no better, and their numbers leave the cache
+constexpr int32_t MOST_ROWS_OF_EXPERTS = 512;  // each is read by some of the rows only
+constexpr int32_t MOST_QUERIES = 32;           // rows whose queries read K and V together
+constexpr int32_t TASKS_A_THREAD = 4;          // of attention, that the threads finish together
+constexpr int32_t QUANTIZED = 32;              // numbers that are rounded to int8 together
 
-inline int32_t inner_of(const ct_layer& layer) { return layer.down.parts[0].columns; }
+inline int32_t inner_of(const ct_feed& feed) { return feed.down.parts[0].columns; }
 
 // The sizes that memory depends on; `inner` is the largest of all layers.
 struct Sizes {
@@ -30,7 +32,10 @@ struct Sizes {
         q_size(model.q_heads * model.head_dim),
         kv_size(model.kv_heads * model.head_dim) {
     for (int32_t i = 0; i < model.layer_count; ++i) {
-      if (const int32_t own = inner_of(model.layers[i]); own > inner) inner = own;
+      const ct_experts* experts = model.layers[i].experts;
+      grow(inner_of(model.layers[i].feed));
+      for (int32_t e = 0; experts != nullptr && e < experts->count; ++e) grow(inner_of(experts->experts[e]));
+      if (experts != nullptr && experts->shared != nullptr) grow(inner_of(*experts->shared));
     }
   }
   int32_t heads() const { return q_size + 2 * kv_size; }
@@ -38,6 +43,9 @@ struct Sizes {
     const int32_t most = hidden > inner ? hidden : inner;
     return most > q_size ? most : q_size;
   }
+
+ private:
+  void grow(int32_t own) { inner = own > inner ? own : inner; }
 };
 
 // What one thread has for itself, where up to `rows` rows are computed together.
@@ -46,8 +54,9 @@ struct Bench {
   Buffer row, tile, other, query, scores, keys, values;
   SumsRoom sums;
   Multiplier multiplier;
+  Visits visits;
 
-  Bench(const Kernels& kernels, const Sizes& sizes, int32_t rows)
+  Bench(const Kernels& kernels, const Sizes& sizes, const MixtureSizes& mixture, int32_t rows)
       : own(1, sizes.widest()),
         row(room<float>(size_t(sizes.widest()))),
         tile(room<float>(tile_of(rows))),
@@ -56,7 +65,8 @@ struct Bench {
         scores(room<float>(queries(sizes, rows) * ATTEND_ROWS)),
         keys(room<float>(size_t(sizes.dim) * ATTEND_ROWS)),
         values(room<float>(size_t(padded(sizes.dim)) * ATTEND_ROWS)),
-        multiplier(kernels, sizes.widest(), rows) {}
+        multiplier(kernels, sizes.widest(), rows),
+        visits(mixture, rows) {}
 
  private:
   static size_t tile_of(int32_t rows) { return few(rows) ? PIECE : up_to(rows, TILE) * QUANTIZED; }
@@ -119,18 +129,21 @@ struct Workspace {
   std::vector<int32_t> wanted;  // rows whose logits are
   std::vector<Stretch> stretches;
   std::vector<Plan> plans;  // by the number of their window in Decoder
+  MixtureRoom mixture;
 
-  Workspace(const Kernels& kernels, const Sizes& sizes, int32_t threads, int32_t most, bool plain, bool norms_after)
+  Workspace(const Kernels& kernels, const Sizes& sizes, const MixtureSizes& experts, int32_t threads, int32_t most,
+            bool plain, bool norms_after)
       : rows(most),
         x(floats(sizes.hidden)),
         heads(floats(sizes.heads())),
         mixed(floats(sizes.q_size)),
-        normed(floats(plain ? sizes.hidden : 0)),
+        normed(floats(plain || experts.taken ? sizes.hidden : 0)),
         inner(floats(plain ? sizes.inner : 0)),
         added(floats(norms_after ? sizes.hidden : 0)),
         shared(most, sizes.widest()),
-        gated(most, sizes.inner) {
-    for (int32_t t = 0; t < threads; ++t) benches.emplace_back(kernels, sizes, most);
+        gated(most, sizes.inner),
+        mixture(experts, sizes.hidden, most, plain) {
+    for (int32_t t = 0; t < threads; ++t) benches.emplace_back(kernels, sizes, experts, most);
   }
 
  private:
@@ -141,6 +154,7 @@ struct Decoder {
   const ct_model model;
   const ct_cache cache;
   const Sizes sizes;
+  const MixtureSizes mixture;
   Pool& pool;
   const Kernels& kernels;
   const std::vector<ct_layer> layers;
@@ -151,10 +165,20 @@ struct Decoder {
   std::vector<size_t> plans;     // of every layer: the number of its window
   std::unique_ptr<Workspace> space;
 
+  // Rows that are computed together.
+  int32_t most_rows() const { return mixture.taken ? MOST_ROWS_OF_EXPERTS : MOST_ROWS; }
+
   Decoder(const ct_model& given, const ct_cache& kv, Pool& team, const Kernels& chosen);
   // Have room for `rows` rows. Throws std::bad_alloc.
   void reserve(int32_t rows);
 };
+
+inline int32_t forms_of(const ct_feed& feed) { return forms_of(feed.gate_up) | forms_of(feed.down); }
+
+bool fits(const ct_linear& linear, int32_t columns, int32_t rows);
+bool fits(const ct_feed& feed, const Sizes& sizes);
+// What is wrong with a mixture, null for nothing.
+const char* misfit(const ct_experts& layer, const Sizes& sizes);
 
 }  // namespace chatterm
 

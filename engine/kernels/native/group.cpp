@@ -80,40 +80,46 @@ Inputs Group::put_together(int32_t layer, int32_t forms, Bench& bench) {
   });
 }
 
-// What a thread computes it rounds at once, so pieces are as long as what has one scale.
-Inputs Group::gate_up(const ct_layer& layer, const Inputs& given, int32_t thread) {
-  const ct_linear& linear = layer.gate_up;
-  const int32_t size = inner_of(layer), forms = forms_of(layer.down);
-  const int32_t unit = few(count) ? piece_of(count) / QUANTIZED * QUANTIZED : PANEL;
-  const int32_t piece = few(count) ? unit : QUANTIZED;
-  Bench& bench = space.benches[size_t(thread)];
+// Outputs first..end of a feed-forward between gate_up and down, for the rows of x; the thread reads `later` after them.
+// What it computes it rounds at once, so pieces are as long as what has one scale.
+void Group::gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inputs& given, const Inputs& out,
+                      const uint8_t* later, Bench& bench) const {
+  const ct_linear& linear = feed.gate_up;
+  const int32_t size = out.columns, forms = forms_of(feed.down), rows = given.rows;
+  const int32_t unit = few(rows) ? piece_of(rows) / QUANTIZED * QUANTIZED : PANEL;
+  const int32_t piece = few(rows) ? unit : QUANTIZED;
   float *gate = bench.tile.as<float>(), *up = bench.other.as<float>();
-  Inputs all = space.gated.of(count, size);
-  float* plain = space.inner.as<float>();
-  all.x = plain;
-  const uint8_t* later = begin(layer.down, sizes.hidden, GRAIN, thread);
-  Deal deal(decoder.pool, thread, size, QUANTIZED, few(count));
-  for (int32_t first, end, after; deal.next(first, end, after);) {
-    for (int32_t from = first; from < end; from += piece) {
-      const int32_t to = from + piece < end ? from + piece : end;
-      const uint8_t* next = to < end ? row_of(linear, to) : after < 0 ? later : row_of(linear, after);
-      for (int32_t at = from; at < to; at += unit) {
-        const int32_t stop = at + unit < to ? at + unit : to;
-        float* here = gate + at - from;
-        const uint8_t* gated = layer.gated ? row_of(linear, size + at) : next;
-        bench.multiplier.multiply(linear, at, stop, given, here, piece, gated);
-        if (layer.gated) bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
-        for (int32_t r = 0; r < count; ++r) {
-          const float* other = layer.gated ? up + r * unit : nullptr;
-          decoder.kernels.gate(layer.activation, here + r * piece, other, stop - at, here + r * piece);
-        }
-      }
-      for (int32_t r = 0; r < count; ++r) {
-        const float* found = gate + r * piece;
-        if (forms & FORM_FLOAT) std::memcpy(plain + int64_t(r) * size + from, found, size_t(to - from) * sizeof(float));
-        if (forms & FORM_INT8) decoder.kernels.quantize(found, r, from, to - from, all);
+  for (int32_t from = first; from < end; from += piece) {
+    const int32_t to = from + piece < end ? from + piece : end;
+    for (int32_t at = from; at < to; at += unit) {
+      const int32_t stop = at + unit < to ? at + unit : to;
+      float* here = gate + at - from;
+      const uint8_t* next = stop < end ? row_of(linear, stop) : later;
+      bench.multiplier.multiply(linear, at, stop, given, here, piece, feed.gated ? row_of(linear, size + at) : next);
+      if (feed.gated) bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
+      for (int32_t r = 0; r < rows; ++r) {
+        const float* other = feed.gated ? up + r * unit : nullptr;
+        decoder.kernels.gate(feed.activation, here + r * piece, other, stop - at, here + r * piece);
       }
     }
+    for (int32_t r = 0; r < rows; ++r) {
+      const float* found = gate + r * piece;
+      float* plain = const_cast<float*>(out.x) + int64_t(r) * size + from;
+      if (forms & FORM_FLOAT) std::memcpy(plain, found, size_t(to - from) * sizeof(float));
+      if (forms & FORM_INT8) decoder.kernels.quantize(found, r, from, to - from, out);
+    }
+  }
+}
+
+Inputs Group::gate_up(const ct_feed& feed, const Inputs& given, int32_t thread) {
+  const int32_t size = inner_of(feed);
+  Bench& bench = space.benches[size_t(thread)];
+  Inputs all = space.gated.of(count, size);
+  all.x = space.inner.as<float>();
+  const uint8_t* later = begin(feed.down, sizes.hidden, GRAIN, thread);
+  Deal deal(decoder.pool, thread, size, QUANTIZED, few(count));
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    gate_some(feed, first, end, given, all, after < 0 ? later : row_of(feed.gate_up, after), bench);
   }
   return all;
 }
@@ -129,6 +135,10 @@ void Group::add(const ct_linear& linear, const Inputs& given, const uint8_t* lat
                 int32_t thread) {
   if (norm.weight == nullptr) return multiply(linear, given, later, x(0), scale, thread);
   multiply(linear, given, later, added(0), 0.0f, thread);
+  add_normed(norm, scale);
+}
+
+void Group::add_normed(const ct_norm& norm, float scale) {
   claim_rows(count, sizes.hidden, [&](int32_t r) { return added(r); }, [&](int32_t r) {
     decoder.kernels.norm(added(r), norm, sizes.hidden, added(r));
     for (int32_t i = 0; i < sizes.hidden; ++i) x(r)[i] += scale * added(r)[i];
@@ -165,12 +175,18 @@ void Group::run(int32_t thread) {
     attention(index, bench);
     decoder.pool.barrier();
     given = put_together(index, forms_of(layer.output), bench);
-    add(layer.output, given, begin(layer.gate_up, inner_of(layer), QUANTIZED, thread), layer.attention_post_norm,
-        layer.residual_scale, thread);
-    given = normed(layer.mlp_norm, forms_of(layer.gate_up), nullptr, bench);
-    given = gate_up(layer, given, thread);
+    const ct_experts* experts = layer.experts;
+    const uint8_t* feed = experts != nullptr ? row_of(experts->router, 0)
+                                             : begin(layer.feed.gate_up, inner_of(layer.feed), QUANTIZED, thread);
+    add(layer.output, given, feed, layer.attention_post_norm, layer.residual_scale, thread);
+    if (experts != nullptr) {
+      mix(layer, thread, begin(later, rows_of(later), GRAIN, thread));
+      continue;
+    }
+    given = normed(layer.mlp_norm, forms_of(layer.feed.gate_up), nullptr, bench);
+    given = gate_up(layer.feed, given, thread);
     decoder.pool.barrier();
-    add(layer.down, given, begin(later, rows_of(later), GRAIN, thread), layer.mlp_post_norm, layer.residual_scale,
+    add(layer.feed.down, given, begin(later, rows_of(later), GRAIN, thread), layer.mlp_post_norm, layer.residual_scale,
         thread);
   }
   if (space.wanted.empty()) return;
@@ -184,12 +200,13 @@ void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* log
   for (int32_t i = 0; i < count; ++i) left += spans[i].count;
   int32_t done = 0;  // rows of the first of the spans that are left
   while (left > 0) {
-    decoder.reserve(left < MOST_ROWS ? int32_t(left) : MOST_ROWS);
+    const int32_t most = decoder.most_rows();
+    decoder.reserve(left < most ? int32_t(left) : most);
     Workspace& space = *decoder.space;
     space.given.clear();
     space.wanted.clear();
     space.stretches.clear();
-    for (int32_t free = MOST_ROWS; left > 0 && free > 0;) {
+    for (int32_t free = most; left > 0 && free > 0;) {
       const int32_t some = spans->count - done < free ? spans->count - done : free;
       const int32_t first = int32_t(space.given.size()), row = spans->row + done, size = decoder.cache.block_size;
       space.stretches.push_back({spans->table, row, first, some});

@@ -13,6 +13,7 @@
 //   down       products, residual              gated -> x
 //
 // A norm after a part takes one barrier more: products -> added, and then its rows, normed, -> x.
+// Where there are experts, experts.h says what comes in place of the last two.
 #pragma once
 
 #include "decoder.h"
@@ -43,10 +44,10 @@ class Group {
   void claim(int32_t parts, Part part) const {
     for (int32_t n = decoder.pool.claim(); n < parts; n = decoder.pool.claim()) part(n);
   }
-  // Calls part(r) for every row, which reads `columns` numbers at from(r). A thread takes some at once, and asks for what
-  // another one has in its cache.
+  // Calls part(first, end) for some rows at once until it was called for all, which read `columns` numbers at from(r)
+  // each. The thread asks for what another one has in its cache.
   template <typename From, typename Part>
-  void claim_rows(int32_t rows, int32_t columns, From from, Part part) const {
+  void claim_some(int32_t rows, int32_t columns, From from, Part part) const {
     const int32_t fair = rows / (4 * decoder.pool.working());
     const int32_t some = fair < 1 ? 1 : fair < SOME_ROWS ? fair : SOME_ROWS;
     claim((rows + some - 1) / some, [&](int32_t n) {
@@ -55,6 +56,13 @@ class Group {
         const float* numbers = from(r);
         for (int32_t i = 0; i < columns; i += 16) __builtin_prefetch(numbers + i);
       }
+      part(first, end);
+    });
+  }
+  // Calls part(r) for every row.
+  template <typename From, typename Part>
+  void claim_rows(int32_t rows, int32_t columns, From from, Part part) const {
+    claim_some(rows, columns, from, [&](int32_t first, int32_t end) {
       for (int32_t r = first; r < end; ++r) part(r);
     });
   }
@@ -64,14 +72,26 @@ class Group {
   void embed(int32_t r, float* spare) const;
   Inputs normed(const ct_norm& norm, int32_t forms, const std::vector<int32_t>* some, Bench& bench);
   Inputs put_together(int32_t layer, int32_t forms, Bench& bench);
-  Inputs gate_up(const ct_layer& layer, const Inputs& x, int32_t thread);
+  Inputs gate_up(const ct_feed& feed, const Inputs& x, int32_t thread);
+  void gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inputs& x, const Inputs& out,
+                 const uint8_t* later, Bench& bench) const;
   // out[r][i] = row r of the inputs times row i of a layer, or with `scale` is increased by so many times that.
   void multiply(const ct_linear& linear, const Inputs& x, const uint8_t* later, float* out, float scale,
                 int32_t thread);
   // x += scale * norm(the product).
   void add(const ct_linear& linear, const Inputs& given, const uint8_t* later, const ct_norm& norm, float scale,
            int32_t thread);
+  // x += scale * norm(added), row by row.
+  void add_normed(const ct_norm& norm, float scale);
   void cap_logits();
+
+  void mix(const ct_layer& layer, int32_t thread, const uint8_t* later);
+  Inputs route(const ct_layer& layer, int32_t thread);
+  void gather(const Visits& visits) const;
+  void gate_up_visits(const Inputs& x, int32_t thread);
+  void down_visits(const ct_layer& layer, int32_t thread, const uint8_t* later);
+  Inputs visitors(const Visit& visit) const;
+  Inputs gated(const Visit& visit) const;
 
   // Whether q and k are normed and rotated before they are attended with, not by who does.
   bool positions_first(const ct_layer& layer) const { return count > 1 || layer.attention.together; }
@@ -92,7 +112,7 @@ class Group {
   float* logits;
 };
 
-// All rows of the spans, MOST_ROWS at a time. Throws std::bad_alloc.
+// All rows of the spans, so many at a time as are computed together. Throws std::bad_alloc.
 void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits);
 
 }  // namespace chatterm

@@ -79,14 +79,32 @@ ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu")
 """In the order of ct_activation."""
 
 
+class Feed(ctypes.Structure):
+    """ct_feed: a feed-forward."""
+
+    _fields_: ClassVar = [*_of(Linear, "gate_up", "down"), *_of(_Int, "activation", "gated")]
+
+
+class Experts(ctypes.Structure):
+    """ct_experts: a mixture of experts."""
+
+    _fields_: ClassVar = [
+        ("router", Linear),
+        ("selection_bias", _Pointer),
+        *_of(ctypes.POINTER(Feed), "experts", "shared"),
+        *_of(_Int, "count", "chosen", "sigmoid", "renormalise", "shared_gate", "unused"),
+    ]
+
+
 class Layer(ctypes.Structure):
     """ct_layer"""
 
     _fields_: ClassVar = [
         *_of(Norm, "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
         ("attention", Attention),
-        *_of(Linear, "qkv", "output", "gate_up", "down"),
-        *_of(_Int, "activation", "gated"),
+        *_of(Linear, "qkv", "output"),
+        ("feed", Feed),
+        ("experts", ctypes.POINTER(Experts)),
         ("residual_scale", _Float),
         ("unused", _Int),
     ]

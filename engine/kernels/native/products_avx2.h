@@ -45,6 +45,7 @@ inline __m256i nibbles(const uint8_t* p) {
 }
 
 constexpr int LANES = 8;
+constexpr size_t LANES_AHEAD = 4096;  // the AHEAD of these products
 typedef Floats LaneFloats;
 typedef Ints LaneInts;
 typedef uint32_t LaneBits __attribute__((vector_size(32)));  // four bytes of each row
@@ -332,8 +333,8 @@ template <int TYPE, int N>
 void multiply_some(const Rows& rows, const Inputs& x, float* out, int32_t stride) {
   const size_t bytes = rows.row_bytes;
   const uintptr_t begin = uintptr_t(rows.data), group = LANES * bytes;
-  // At least the next rows are there before they are read.
-  Fetch fetch{begin + (AHEAD > group * 5 / 4 ? AHEAD : group * 5 / 4), begin + size_t(rows.count) * bytes,
+  // The next rows are there before they are read, and not long before: 16 KB ahead was 15% slower.
+  Fetch fetch{begin + (LANES_AHEAD > group * 5 / 4 ? LANES_AHEAD : group * 5 / 4), begin + size_t(rows.count) * bytes,
               uintptr_t(rows.next)};
   if (fetch.at >= fetch.end) fetch.at += fetch.next - fetch.end, fetch.end = UINTPTR_MAX;
   for (int32_t first = 0; first < rows.count; first += LANES) {

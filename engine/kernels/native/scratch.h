@@ -69,6 +69,10 @@ class SumsRoom {
   Buffer out_{0}, most_{0}, sum_{0};
 };
 
+// How many of so many rows of inputs lie side by side, and how many there is room for in all.
+inline int32_t wide_of(int32_t rows) { return rows < 3 ? rows : rows < 5 ? 4 : TILE; }
+inline int32_t with_padding(int32_t rows) { return int32_t(up_to(rows, wide_of(rows))); }
+
 // Memory for up to `rows` rows of inputs of up to `columns` columns, but for what plain weights read.
 class InputsRoom {
  public:
@@ -77,9 +81,16 @@ class InputsRoom {
         scale_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
         low_(room<float>(up_to(rows, TILE) * size_t(columns / 32))),
         low_16_(room<float>(up_to(rows, TILE) * size_t(columns / 16))) {}
-  Inputs of(int32_t rows, int32_t columns) const {
-    const int32_t wide = rows < 3 ? rows : rows < 5 ? 4 : TILE;
-    return {nullptr, q_.as<uint32_t>(), scale_.as<float>(), low_.as<float>(), low_16_.as<float>(), rows, columns, wide};
+  // Those from number `first` on, a multiple of 32 where they are rounded.
+  Inputs of(int32_t rows, int32_t columns, size_t first = 0) const {
+    return {nullptr,
+            q_.as<uint32_t>() + first / 4,
+            scale_.as<float>() + first / 32,
+            low_.as<float>() + first / 32,
+            low_16_.as<float>() + first / 16,
+            rows,
+            columns,
+            wide_of(rows)};
   }
 
  private:

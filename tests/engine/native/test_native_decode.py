@@ -102,27 +102,34 @@ def random_blocks(kind: int, rows: int, columns: int, seed: int) -> Weight:
 
 def quantized_model(folder: Path, config: PretrainedConfig) -> Network:
     """Norms and biases of the checkpoint, random blocks of all types, another one for every matrix."""
-    plain = plain_model(folder, config)
+    return in_blocks(plain_model(folder, config))
+
+
+def in_blocks(plain: Network) -> Network:
+    """The same with random blocks: of all types that fit, another one for every matrix; a router stays as it is."""
     kinds = cycle((Kind.Q4_K, Kind.Q8_0, Kind.Q6_K, Kind.Q4_1, Kind.Q5_K, Kind.Q4_0))
     seeds, attention = count(), plain.spec.attention
     q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
 
     def blocks(given: Linear, *rows: int) -> Linear:
-        parts = tuple(random_blocks(next(kinds), size, given.columns, next(seeds)) for size in rows)
+        fitting = (kind for kind in kinds if given.columns % gguf.GGML_QUANT_SIZES[kind][0] == 0)
+        parts = tuple(random_blocks(next(fitting), size, given.columns, next(seeds)) for size in rows)
         return Linear(parts, given.bias)
 
-    def layer(given: LayerWeights) -> LayerWeights:
-        feed = given.feed_forward
-        assert isinstance(feed, FeedForwardWeights)
-        weights = given.attention
-        qkv, out = blocks(weights.qkv, q, kv, kv), blocks(weights.out, weights.out.rows)
+    def feed_forward(feed: FeedForwardWeights) -> FeedForwardWeights:
         gate_up = blocks(feed.gate_up, *[feed.gate_up.rows // 2] * 2)
-        down = blocks(feed.down, feed.down.rows)
-        return replace(
-            given,
-            attention=replace(weights, qkv=qkv, out=out),
-            feed_forward=replace(feed, gate_up=gate_up, down=down),
-        )
+        return replace(feed, gate_up=gate_up, down=blocks(feed.down, feed.down.rows))
+
+    def layer(given: LayerWeights) -> LayerWeights:
+        weights, feed = given.attention, given.feed_forward
+        qkv, out = blocks(weights.qkv, q, kv, kv), blocks(weights.out, weights.out.rows)
+        attention = replace(weights, qkv=qkv, out=out)
+        if isinstance(feed, FeedForwardWeights):
+            return replace(given, attention=attention, feed_forward=feed_forward(feed))
+        experts = tuple(map(feed_forward, feed.experts))
+        shared = None if feed.shared is None else feed_forward(feed.shared)
+        mixture = replace(feed, experts=experts, shared=shared)
+        return replace(given, attention=attention, feed_forward=mixture)
 
     head = blocks(plain.head, plain.head.rows)
     tied = plain.head.parts[0] is plain.embedding

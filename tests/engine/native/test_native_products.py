@@ -20,11 +20,13 @@ from tests.models.families import tiny_ernie_moe, tiny_gemma2, tiny_gpt2, tiny_g
 from tests.models.test_gpt_oss import write_quantised
 
 CPU = torch.device("cpu")
-CONFIGS = {  # heads of 12, for which there are no native kernels
+HEADS: dict[str, Any] = {"head_dim": 12, "num_attention_heads": 8, "num_key_value_heads": 4}
+"""No native kernels attend with these."""
+CONFIGS = {
     "gemma2": tiny_gemma2(hidden_size=64, intermediate_size=96, num_attention_heads=8, head_dim=12),
     "gpt2": tiny_gpt2(n_embd=96, n_head=8),
-    "qwen3 moe": tiny_qwen3_moe(hidden_size=64, intermediate_size=96, moe_intermediate_size=64),
-    "ernie moe": tiny_ernie_moe(hidden_size=64, intermediate_size=96, moe_intermediate_size=64),
+    "qwen3 moe": tiny_qwen3_moe(hidden_size=64, intermediate_size=96, moe_intermediate_size=64, **HEADS),
+    "ernie moe": tiny_ernie_moe(hidden_size=64, intermediate_size=96, moe_intermediate_size=64, **HEADS),
     "gpt-oss moe": tiny_gpt_oss(),
 }
 TOKENS = torch.randint(150, (40,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -1,0 +1,163 @@
+// The feed-forward of a group by experts: see experts.h.
+#include <algorithm>
+#include <cstring>
+
+#include "group.h"
+
+namespace chatterm {
+
+namespace {
+
+constexpr int32_t ROUTED = 8;  // outputs of the router that a thread takes at once for one row
+constexpr int32_t DOWN = 64;   // outputs of many rows that a thread takes at once, of all visits
+
+// The first of `visits` from number v on that has output `first`.
+size_t visit_of(const std::vector<Visit>& visits, size_t v, int32_t first) {
+  while (first >= visits[v].first + visits[v].size) ++v;
+  return v;
+}
+
+}  // namespace
+
+void Group::mix(const ct_layer& layer, int32_t thread, const uint8_t* later) {
+  const Inputs x = route(layer, thread);
+  if (count > 1) gather(space.benches[size_t(thread)].visits);
+  gate_up_visits(x, thread);
+  decoder.pool.barrier();
+  down_visits(layer, thread, later);
+  decoder.pool.barrier();
+  if (layer.mlp_post_norm.weight != nullptr) add_normed(layer.mlp_post_norm, layer.residual_scale);
+}
+
+// Has the thread know the visits of this layer; returns what all of them read where there is one row.
+Inputs Group::route(const ct_layer& layer, int32_t thread) {
+  const ct_experts& experts = *layer.experts;
+  const ct_linear& router = experts.router;
+  const int32_t outputs = rows_of(router), each = taken_by_a_row(experts);
+  Bench& bench = space.benches[size_t(thread)];
+  float* found = space.mixture.outputs.as<float>();
+  if (count == 1) {
+    const Inputs one = normed(layer.mlp_norm, FORM_FLOAT, nullptr, bench);
+    claim((outputs + ROUTED - 1) / ROUTED, [&](int32_t n) {
+      const int32_t first = n * ROUTED, end = first + ROUTED < outputs ? first + ROUTED : outputs;
+      bench.multiplier.multiply(router, first, end, one, found + first, ROUTED, row_of(router, first));
+    });
+    decoder.pool.barrier();
+    bench.visits.choose(experts, found, bench.visits.own.data());
+    bench.visits.arrange(experts, bench.visits.own.data(), 1);
+    decoder.kernels.quantize(one.x, 0, 0, sizes.hidden, one);
+    return one;
+  }
+  Choice* taken = space.mixture.taken.data();
+  float* rows = space.normed.as<float>();
+  auto from = [&](int32_t r) { return x(r); };
+  claim_some(count, sizes.hidden, from, [&](int32_t first, int32_t end) {
+    Inputs some{};
+    some.x = rows + int64_t(first) * sizes.hidden;
+    some.rows = end - first;
+    some.columns = sizes.hidden;
+    for (int32_t r = first; r < end; ++r) {
+      float* row = rows + int64_t(r) * sizes.hidden;
+      if (layer.mlp_norm.weight != nullptr) {
+        decoder.kernels.norm(x(r), layer.mlp_norm, sizes.hidden, row);
+      } else {
+        std::memcpy(row, x(r), size_t(sizes.hidden) * sizeof(float));
+      }
+    }
+    float* here = found + int64_t(first) * outputs;
+    bench.multiplier.multiply(router, 0, outputs, some, here, outputs, row_of(router, 0));
+    for (int32_t r = first; r < end; ++r, here += outputs) bench.visits.choose(experts, here, taken + int64_t(r) * each);
+  });
+  decoder.pool.barrier();
+  bench.visits.arrange(experts, taken, count);
+  return {};
+}
+
+void Group::gather(const Visits& visits) const {
+  claim(int32_t(visits.gatherings.size()), [&](int32_t n) {
+    const Gathering& some = visits.gatherings[size_t(n)];
+    const Visit& visit = visits.all[size_t(some.visit)];
+    const int32_t forms = forms_of(visit.expert->gate_up);
+    const Inputs out = visitors(visit);
+    for (int32_t i = some.first; i < some.first + some.count; ++i) {
+      const float* row = space.normed.as<float>() + int64_t(visits.row[size_t(visit.place + i)]) * sizes.hidden;
+      float* plain = const_cast<float*>(out.x) + int64_t(i) * sizes.hidden;
+      if (forms & FORM_FLOAT) std::memcpy(plain, row, size_t(sizes.hidden) * sizeof(float));
+      if (forms & FORM_INT8) decoder.kernels.quantize(row, i, 0, sizes.hidden, out);
+    }
+  });
+  decoder.pool.barrier();
+}
+
+Inputs Group::visitors(const Visit& visit) const {
+  const size_t first = size_t(visit.place) * size_t(sizes.hidden);
+  Inputs found = space.mixture.gathered.of(visit.rows, sizes.hidden, first);
+  found.x = space.mixture.plain.as<float>() + first;
+  return found;
+}
+
+Inputs Group::gated(const Visit& visit) const {
+  Inputs found = space.mixture.gated.of(visit.rows, visit.size, visit.inner);
+  found.x = space.mixture.inner.as<float>() + visit.inner;
+  return found;
+}
+
+void Group::gate_up_visits(const Inputs& one, int32_t thread) {
+  Bench& bench = space.benches[size_t(thread)];
+  const std::vector<Visit>& visits = bench.visits.all;
+  const uint8_t* later = begin(visits[0].expert->down, sizes.hidden, GRAIN, thread);
+  Deal deal(decoder.pool, thread, bench.visits.outputs(), QUANTIZED, few(count));
+  size_t v = 0;
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    for (v = visit_of(visits, v, first); first < end; ++v) {
+      const Visit& visit = visits[v];
+      const ct_feed& expert = *visit.expert;
+      const int32_t stop = end < visit.first + visit.size ? end : visit.first + visit.size;
+      const int32_t then = stop < end ? stop : after;
+      const uint8_t* next = later;
+      if (then >= 0) {
+        const Visit& other = visits[visit_of(visits, v, then)];
+        next = row_of(other.expert->gate_up, then - other.first);
+      }
+      gate_some(expert, first - visit.first, stop - visit.first, count == 1 ? one : visitors(visit), gated(visit), next,
+                bench);
+      first = stop;
+    }
+    --v;
+  }
+}
+
+// Every output is one thread's: it adds what the visits give in their order.
+void Group::down_visits(const ct_layer& layer, int32_t thread, const uint8_t* later) {
+  const bool apart = layer.mlp_post_norm.weight != nullptr;
+  const float scale = apart ? 1.0f : layer.residual_scale;
+  Bench& bench = space.benches[size_t(thread)];
+  const std::vector<Visit>& visits = bench.visits.all;
+  float* tile = bench.tile.as<float>();
+  Deal deal(decoder.pool, thread, sizes.hidden, few(count) ? GRAIN : DOWN, few(count));
+  for (int32_t first, end, after; deal.next(first, end, after);) {
+    for (int32_t r = 0; apart && r < count; ++r) std::fill(added(r) + first, added(r) + end, 0.0f);
+    for (size_t v = 0; v < visits.size(); ++v) {
+      const Visit& visit = visits[v];
+      const ct_linear& down = visit.expert->down;
+      const Inputs given = gated(visit);
+      const int32_t piece = piece_of(visit.rows);
+      const uint8_t* then = v + 1 < visits.size() ? row_of(visits[v + 1].expert->down, first)
+                            : after < 0           ? later
+                                                  : row_of(visits[0].expert->down, after);
+      for (int32_t from = first; from < end; from += piece) {
+        const int32_t to = from + piece < end ? from + piece : end;
+        bench.multiplier.multiply(down, from, to, given, tile, piece, to < end ? row_of(down, to) : then);
+        for (int32_t i = 0; i < visit.rows; ++i) {
+          const int32_t r = bench.visits.row[size_t(visit.place + i)];
+          float* out = (apart ? added(r) : x(r)) + from;
+          const float* found = tile + i * piece;
+          const float share = scale * bench.visits.share[size_t(visit.place + i)];
+          for (int32_t k = 0; k < to - from; ++k) out[k] += share * found[k];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace chatterm

@@ -1,0 +1,261 @@
+"""Mixtures of experts by the native kernels: against the reference executor, and to the bit the same in any company.
+
+Random descriptions and weights; CHATTERM_EXAMPLES says how many to try.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.execute.compatibility import has_experts, not_native
+from engine.execute.cpu.executor import NativeDecoder
+from engine.kernels.native.library import Library, NativeError, Pool
+from models.load import load_model
+from models.network import ExpertWeights, Linear, Network
+from models.reference.decoder import Decoder
+from models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    ModelSpec,
+    Norm,
+    Rope,
+    each_layer,
+    uniform,
+)
+from tests.engine.native.spans import a_span
+from tests.engine.native.test_native_batches import Sequence, alone, together
+from tests.engine.native.test_native_chunks import COUNT, Prompt, run
+from tests.engine.native.test_native_decode import BLOCK, CPU, cache_for, errors, in_blocks, rounded, step
+from tests.engine.test_compatibility import a_network
+from tests.models.checkpoints import files_of, random_model, write_checkpoint, write_gguf
+from tests.models.families import tiny_ernie_moe, tiny_qwen3_moe
+from tests.models.test_reference import checkpoint, feeds_of, network_of, specs
+
+EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "3"))
+DENSE = FeedForward(96)
+POSITIONS = 256
+WINDOWS = st.none() | st.sampled_from((1, 5, 64, 100))
+
+
+def a_spec(*mixtures: Experts | None, hidden: int = 64) -> ModelSpec:
+    """A layer for each of them, dense where there is none."""
+    spec = uniform(
+        "Qwen3MoeForCausalLM",
+        layers=len(mixtures),
+        vocab_size=160,
+        hidden_size=hidden,
+        max_positions=512,
+        attention=Attention(4, 2, 32, rope=Rope()),
+        feed_forward=DENSE,
+        norm=Norm(),
+        tied=False,
+    )
+    return each_layer(spec, lambda i, layer: replace(layer, feed_forward=mixtures[i] or DENSE))
+
+
+@st.composite
+def mixtures(draw: st.DrawFn, size: int) -> Experts:
+    """Everything that there may be in a mixture whose sizes are multiples of `size`."""
+    count = draw(st.sampled_from((1, 2, 5, 16, 33)))
+    shared = draw(st.booleans())
+    flag = st.booleans()
+    feeds = feeds_of(size, 2 * size, 3 * size)
+    return Experts(
+        count=count,
+        chosen=draw(st.integers(1, min(count, 9))),
+        expert=draw(feeds),
+        renormalise=draw(flag),
+        scoring=draw(st.sampled_from(("softmax", "sigmoid"))),
+        router_bias=draw(flag),
+        exact_router=draw(flag),
+        selection_bias=draw(flag),
+        shared=draw(feeds) if shared else None,
+        shared_gate=shared and draw(flag),
+    )
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Network:
+    """Up to three layers with whatever there may be, of which one at least has experts; plain, or in blocks."""
+    quantised = draw(st.booleans())
+    size, hidden, dims = (32, (64, 256), (32, 64)) if quantised else (20, (40, 64), (8, 32))
+    spec = draw(
+        specs(hidden, dims, feeds_of(size, 3 * size) | mixtures(size), WINDOWS, POSITIONS).filter(has_experts)
+    )
+    tensors, names = checkpoint(spec, draw(st.integers(0, 2**16)))
+    for name, tensor in tensors.items():
+        if name.endswith("router.weight"):
+            tensor.div_(spec.hidden_size)  # else sigmoids are all 1, and no expert is before another
+    plain = network_of(spec, tensors, names)
+    return in_blocks(plain) if quantised else plain
+
+
+EXAMPLE = settings(
+    max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES < 100, suppress_health_check=list(HealthCheck)
+)
+
+
+@EXAMPLE
+@given(model=networks())
+def test_a_mixture_gives_what_the_reference_gives(library: Library, pool: Pool, model: Network) -> None:
+    assert not_native(model.spec) is None
+    truth = rounded(model) if model.is_quantized else Decoder(model)
+    for variant in library.variants.values():
+        found = sorted(errors(model, pool, variant, range(12), torch.float32, truth))
+        # A number next to the middle of two int8 steps may go either way, and then another expert may be chosen.
+        assert found[len(found) // 4 if model.is_quantized else -1] < 1e-5
+        assert found[len(found) // 2] < 0.02
+
+
+@EXAMPLE
+@given(
+    model=networks(),
+    lengths=st.lists(st.sampled_from((1, 2, 7, 16, 30, 140)), min_size=2, max_size=9),
+    threads=st.integers(1, 8),
+    random=st.randoms(use_true_random=False),
+)
+def test_a_row_has_the_same_bits_in_any_company(
+    library: Library, pool: Pool, model: Network, lengths: list[int], threads: int, random: Random
+) -> None:
+    blocks = sum(-(-length // BLOCK) for length in lengths)
+    free = list(range(blocks))
+    sequences = [Sequence.random(random, length, free, model.spec.vocab_size) for length in lengths]
+    several = Pool(threads, library)
+    for variant in library.variants.values():
+        caches = [cache_for(model, torch.bfloat16, blocks) for _ in range(2)]
+        expected = alone(NativeDecoder(model, caches[0], pool, variant), sequences)
+        for sequence, row, found in together(
+            NativeDecoder(model, caches[1], several, variant), sequences, random
+        ):
+            assert torch.equal(found, expected[sequence][row])
+        assert not expected[0].isnan().any()
+        assert torch.equal(caches[0].kv.view(torch.int16), caches[1].kv.view(torch.int16))
+
+
+MIXTURE = Experts(8, 3, FeedForward(64), shared=FeedForward(96), shared_gate=True, router_bias=True)
+
+
+@pytest.mark.parametrize("rows", range(1, 10))
+def test_so_many_rows_decode_as_each_alone(library: Library, pool: Pool, rows: int) -> None:
+    model = in_blocks(a_network(a_spec(MIXTURE, None, MIXTURE)))
+    spans = [a_span([3 * row], 0, [0], [row]) for row in range(rows)]
+    for variant in library.variants.values():
+        decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
+        found = decoder.run(spans)
+        for span, row in zip(spans, found, strict=True):
+            assert torch.equal(decoder.run([span])[0], row)
+
+
+def test_a_prompt_longer_than_what_is_computed_at_once(library: Library, pool: Pool) -> None:
+    """Its experts have hundreds of rows; token by token they have one."""
+    model, length = in_blocks(a_network(a_spec(MIXTURE, MIXTURE))), 512 + 40
+    prompt = Prompt(model, 500)
+    prompt.ids, prompt.positions = prompt.ids + prompt.ids[: length - 500], [r % 500 for r in range(length)]
+    prompt.slots = torch.tensor([prompt.table[r // BLOCK] * BLOCK + r % BLOCK for r in range(length)])
+    for variant in library.variants.values():
+        logits, kv = run(model, prompt, pool, variant, torch.bfloat16, [length])
+        again, kv_again = run(model, prompt, pool, variant, torch.bfloat16, [1, 9, 100, 530, 531, length])
+        assert torch.equal(again, logits)
+        assert torch.equal(kv_again, kv)
+
+
+CONFIGS: dict[str, Any] = {
+    name: config(hidden_size=64, intermediate_size=96, moe_intermediate_size=64, head_dim=32, **few)
+    for name, config, few in (
+        (
+            "qwen3 moe",
+            tiny_qwen3_moe,
+            {"num_attention_heads": 4, "num_key_value_heads": 2, "decoder_sparse_step": 1},
+        ),
+        ("ernie moe", tiny_ernie_moe, {"num_attention_heads": 4, "num_key_value_heads": 2}),
+    )
+}
+
+
+@pytest.mark.parametrize("source", ["gguf", "safetensors"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_family_with_experts_in_blocks(
+    name: str, source: str, tmp_path: Path, library: Library, pool: Pool
+) -> None:
+    config = CONFIGS[name]
+    if source == "gguf":
+        path = write_gguf(tmp_path / "model.gguf", random_model(config), Kind.Q8_0)
+    else:
+        path = write_checkpoint(tmp_path, config)
+    model = load_model(
+        files_of(path), dtype=torch.float32, device=CPU, quantize="auto" if source == "gguf" else "int8"
+    )
+    mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertWeights)]
+    assert mixtures
+    assert all(not expert.down.is_plain for mixture in mixtures for expert in mixture.experts)
+    assert not_native(model.spec) is None
+    for variant in library.variants.values():
+        found = sorted(errors(model, pool, variant, range(12), torch.float32, rounded(model)))
+        assert found[len(found) // 4] < 1e-5
+        assert found[len(found) // 2] < 0.02
+        prompt = Prompt(model)
+        logits, kv = run(model, prompt, pool, variant, torch.float32, [COUNT])
+        again, kv_again = run(model, prompt, pool, variant, torch.float32, [1, 9, 40, COUNT])
+        assert torch.equal(again, logits)
+        assert torch.equal(kv_again, kv)
+
+
+def test_equal_scores_choose_the_first_experts(library: Library, pool: Pool) -> None:
+    """As the reference does, where nothing tells experts from each other."""
+    model = a_network(a_spec(Experts(8, 3, FeedForward(64))))
+    feed = model.layers[0].feed_forward
+    assert isinstance(feed, ExpertWeights)
+    feed.router.weight.zero_()
+    for expert in feed.experts[3:]:
+        expert.down.weight.fill_(float("nan"))
+    for variant in library.variants.values():
+        logits = step(NativeDecoder(model, cache_for(model, torch.float32), pool, variant), 1, 0, 0, [0])
+        assert not logits.isnan().any()
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("part", ["router", "expert"])
+def test_weights_that_are_no_numbers_show_in_the_logits(
+    library: Library, pool: Pool, part: str, scoring: Any
+) -> None:
+    model = a_network(a_spec(Experts(8, 3, FeedForward(64), scoring=scoring)))
+    feed = model.layers[0].feed_forward
+    assert isinstance(feed, ExpertWeights)
+    if part == "router":
+        feed.router.weight[7] = float("nan")
+    else:
+        for expert in feed.experts:
+            expert.down.weight[3, 5] = float("nan")
+    for rows in (1, 20):
+        spans = [a_span([row], 0, [0], [row]) for row in range(rows)]
+        for variant in library.variants.values():
+            decoder = NativeDecoder(model, cache_for(model, torch.float32), pool, variant)
+            assert decoder.run(spans).isnan().all()
+
+
+def test_experts_that_do_not_fit_are_refused(pool: Pool) -> None:
+    model = in_blocks(a_network(a_spec(MIXTURE)))
+    cache = cache_for(model, torch.float32)
+    (layer,) = model.layers
+    feed = layer.feed_forward
+    assert isinstance(feed, ExpertWeights)
+
+    def refuse(feed: ExpertWeights, spec: ModelSpec, words: str) -> None:
+        with pytest.raises(NativeError, match=words):
+            NativeDecoder(replace(model, spec=spec, layers=(replace(layer, feed_forward=feed),)), cache, pool)
+
+    refuse(feed, a_spec(replace(MIXTURE, chosen=9)), "so many experts")
+    refuse(feed, a_spec(replace(MIXTURE, chosen=0)), "so many experts")
+    refuse(replace(feed, router=feed.experts[0].gate_up), model.spec, "router")
+    refuse(replace(feed, router=Linear(feed.experts[0].gate_up.parts[:1])), model.spec, "router")
+    other = replace(feed.experts[0], down=feed.experts[0].gate_up)
+    refuse(replace(feed, experts=(*feed.experts[:7], other)), model.spec, "experts of a layer")
