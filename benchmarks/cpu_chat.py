@@ -90,17 +90,6 @@ def chatterm_side(pipe: Connection, path: Path, context: int, threads: int, vari
     )
 
 
-def parts_side(pipe: Connection, path: Path, context: int, threads: int, variant: str | None) -> None:
-    """Serve the times of the parts of a bare step."""
-    from benchmarks.native_kernels import Ours
-    from engine.kernels.native.library import Pool
-
-    use_variant(variant)
-    pool = Pool(threads)
-    bare = Ours(path, pool, pool.library.best, context)
-    serve(pipe, {"parts": lambda length: bare.parts(length, DECODE_TOKENS)})
-
-
 def random_tokens(length: int, seed: int) -> list[int]:
     """Random token ids: no two prompts share a prefix."""
     import torch
@@ -217,9 +206,6 @@ class Bench:
             ready_seconds(self._path) for _ in range(arguments.repeats)
         )
         print(f"{'command to ready, s':19}{found['command to ready, s']:9.2f}")
-        found["a decode step, ms"] = self._steps(
-            {n: found[f"decode at {n}"]["chatterm"] for n in arguments.contexts}
-        )
         return found
 
     def _prefill(self, length: int) -> dict[str, float | None]:
@@ -252,22 +238,6 @@ class Bench:
     def _peer_load_seconds(self) -> float:
         with self._start_peer() as peer:
             return peer.load_s
-
-    def _steps(self, rates: dict[int, float]) -> dict[str, dict[str, float]]:
-        """Where the time of a decode step goes, in ms; `rates` are the tokens/s of the whole engine."""
-        if not self.program.startswith("native"):
-            return {}
-        side = Side(parts_side, self._path, self._context, self._arguments.threads, self._arguments.variant)
-        found = {}
-        for length, rate in rates.items():
-            parts = {name: 1e3 * seconds for name, seconds in side("parts", length).items()}
-            parts["the engine around it"] = 1e3 / rate - sum(parts.values())
-            found[str(length)] = parts
-        side.close()
-        print(f"{'a decode step':24}" + "".join(f"{f'at {length}':>10}" for length in found))
-        for name in next(iter(found.values())):
-            print(f"  {name:22}" + "".join(f"{parts[name]:7.2f} ms" for parts in found.values()))
-        return found
 
 
 def _medians(pairs: list[tuple[float, float | None]]) -> tuple[float, float | None]:
