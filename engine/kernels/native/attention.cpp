@@ -1,7 +1,7 @@
 // The attention of a group: rows of different sequences and parts of a long context are tasks of their own. A query's
 // sums are kept apart for every PART_ROWS rows of its context and put together in their order, so that they depend
-// neither on the tasks nor on what else is attended. Parts before the window of a row are not read; within the first one
-// that is, rows before it have no weight.
+// neither on the tasks nor on what else is attended. Parts before the window of a row are not read; within the first
+// one that is, rows before it have no weight.
 #include <cstring>
 
 #include "group.h"
@@ -21,12 +21,19 @@ int32_t within(int32_t value, int32_t least, int32_t most) {
   return value < least ? least : value > most ? most : value;
 }
 
-// `count` rows from row `from` of a stretch on. Threads share K and V rather than the queries of few rows, for each task
-// makes numbers of all K and V it sees.
+// `count` rows from row `from` of a stretch on. Threads share K and V rather than the queries of few rows, for each
+// task makes numbers of all K and V it sees.
 Queries queries_of(const Stretch& span, int32_t from, int32_t count, int32_t window) {
   const int32_t row = span.row + from, part = first_seen(row, window) / PART_ROWS, end = parts_of(row + count);
   const bool apart = span.count <= MOST_QUERIES && end - part > 1;
   return {{span.table, row, span.first + from, count}, part, end, apart, 0};
+}
+
+// The norm of what lies from a number on.
+ct_norm from_number(const ct_norm& norm, int32_t number) {
+  ct_norm part = norm;
+  part.weight += number;
+  return part;
 }
 
 }  // namespace
@@ -83,17 +90,6 @@ void Group::add_tasks(Plan& plan, int32_t index, int32_t heads) {
     }
   }
 }
-
-namespace {
-
-// The norm of what lies from a number on.
-ct_norm from_number(const ct_norm& norm, int32_t number) {
-  ct_norm part = norm;
-  part.weight += number;
-  return part;
-}
-
-}  // namespace
 
 // One head of the projection, normed and rotated.
 void Group::position_head(int32_t layer, int32_t r, int32_t which, float* out) const {

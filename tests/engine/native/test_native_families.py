@@ -37,7 +37,7 @@ from tests.models.checkpoints import files_of, write_checkpoint
 from tests.models.families import FAMILIES, tiny_gpt2
 from tests.models.test_reference import VOCAB, checkpoint, feeds_of, network_of, specs
 
-EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "5"))
 COUNT = 150
 """Tokens of a prompt: more than the library computes at once."""
 DENSE = {
