@@ -118,6 +118,10 @@ def choices(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | No
         probabilities = keep_top_p(probabilities, params.top_p, ordered=ids is not None)
     if params.min_p > 0.0:
         probabilities = keep_min_p(probabilities, params.min_p)
+    if ids is not None:
+        # In an order that does not turn around where rounding does it to two that are nearly alike.
+        ids, order = ids.sort()
+        probabilities = probabilities[order]
     return probabilities, ids
 
 

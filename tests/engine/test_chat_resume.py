@@ -308,9 +308,13 @@ def cut_off(chat: Chat, count: int, ends_at: int | None) -> list[Turn]:
     return [*before, turn]
 
 
-@pytest.mark.parametrize("seed", [5, 3, 27])  # 27: stray markers of a think span
+@pytest.mark.parametrize("seed", [None, 3, 27])  # 27: stray markers of a think span
 @pytest.mark.parametrize("top_k", [0, 20])
-def test_a_crash_at_any_token_changes_nothing(engine: TinyEngine, seed: int, top_k: int) -> None:
+def test_a_crash_at_any_token_changes_nothing(
+    engine: TinyEngine, monkeypatch: pytest.MonkeyPatch, seed: int | None, top_k: int
+) -> None:
+    # With that one two of the tokens are likely alike but for rounding.
+    monkeypatch.setattr("engine.schedule.sequence.randbits", lambda _: 5333016265608649930)
     params = SamplingParams(
         temperature=0.8, top_k=top_k, seed=seed, presence_penalty=0.5, repetition_penalty=1.1, max_tokens=30
     )

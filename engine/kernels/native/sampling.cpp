@@ -86,7 +86,8 @@ int32_t choose(const Weights& all, const ct_sampling& how) {
   }
   const float bound = how.min_p * left[0].weight;
   while (left.back().weight < bound) left.pop_back();
-  if (!some) std::sort(left.begin(), left.end(), [](const Likely& a, const Likely& b) { return a.id < b.id; });
+  // In an order that does not turn around where rounding does it to two that are nearly alike.
+  std::sort(left.begin(), left.end(), [](const Likely& a, const Likely& b) { return a.id < b.id; });
   double at = how.chance * sum_of(left);
   for (const Likely& one : left) {
     if ((at -= one.weight) < 0.0) return one.id;
