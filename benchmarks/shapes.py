@@ -1,4 +1,4 @@
-"""The shapes of Qwen3 with random weights, and what one token of them moves and computes.
+"""The shapes of Qwen3 and others with random weights, and what one token of them moves and computes.
 
 Speed does not depend on the values of the weights, so no checkpoint is needed: they are drawn on the device.
 """
@@ -38,8 +38,12 @@ SHAPES = {
     "1.7B": shape_of("qwen3:1.7b"),
     "4B": shape_of("qwen3:4b"),
     "8B": shape_of("qwen3:8b"),
+    "Qwen2.5-0.5B": shape_of("qwen2.5:0.5b"),
+    "Gemma-3-1B": shape_of("gemma3:1b"),
+    "Llama-3.2-1B": shape_of("llama3.2:1b"),
+    "Phi-4-mini": shape_of("phi4-mini:3.8b"),
 }
-"""Qwen3's published shapes; "tiny" is for trying a program out."""
+"""Published shapes, Qwen3's by their size alone; "tiny" is for trying a program out."""
 
 
 def random_model(
