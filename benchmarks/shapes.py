@@ -58,16 +58,19 @@ def random_model(
     def one(target: Tensor) -> None:
         target.fill_(1.0)
 
+    names = dict(NAMES)
+    for slot in slots(spec):
+        names.setdefault(slot.part, slot.part + (".{}" if slot.expert is not None else ""))
     tensors = [
         StoredTensor(
-            slot.name(NAMES),
+            slot.name(names),
             slot.shape,
             prod(slot.shape) * dtype.itemsize,
             one if len(slot.shape) == 1 else draw,
         )
         for slot in slots(spec)
     ]
-    return fill_network(spec, tensors, dtype, device, positions=positions)
+    return fill_network(spec, tensors, dtype, device, positions=positions, names=names)
 
 
 def shared_tensors(network: Network) -> dict[str, Tensor]:

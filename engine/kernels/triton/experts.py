@@ -64,6 +64,8 @@ def gate_up_kernel(
             TILES=TILES,
             AHEAD=AHEAD,
             PDL=False,
+            # Triton 3.6 does not take a default that is a string from another kernel.
+            ACTIVATION="silu",
         )
 
 
