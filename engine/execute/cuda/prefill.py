@@ -5,6 +5,7 @@ The plain twin is `models/reference/decoder.py`. Prompts take it, and decode ste
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -136,18 +137,33 @@ def _add_norm(
     x: Tensor, residual: Tensor | None, post: Normed | None, scale: float, norm: Normed | None
 ) -> tuple[Tensor, Tensor]:
     """x and residual [T, size] -> (`norm` of the sum, the sum) of residual and scale times `post` of x"""
-    rows, size = x.shape
     if residual is None and norm is None:
         return x, x
     total = x if residual is None else torch.empty_like(x)
     out = total if norm is None else torch.empty_like(x)
+    add_norm(x, residual, post, scale, norm, out, total)
+    return out, total
+
+
+def add_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    post: Normed | None,
+    scale: float,
+    norm: Normed | None,
+    out: Tensor,
+    total: Tensor,
+    pdl: bool = False,
+) -> Any:
+    """total [T, size] = residual + scale times `post` of x, and out = `norm` of that; T as `out` has. The kernel."""
+    rows, size = out.shape
     block = triton.next_power_of_2(size)
     added = {}
     if post is not None:
         kind, weights = post
         added = {"post_weight": weights.weight, "POST_EPS": kind.eps}
         added |= {"POST_OFFSET": kind.offset, "POST_ONCE": kind.rounds_last}
-    norm_kernel[(rows,)](
+    return norm_kernel[(rows,)](
         x,
         x if residual is None else residual,
         x if norm is None else norm[1].weight,
@@ -162,9 +178,10 @@ def _add_norm(
         ONCE=norm is not None and norm[0].rounds_last,
         SCALE=scale,
         **added,
+        PDL=pdl,
         num_warps=max(1, min(8, block // 512)),
+        launch_pdl=pdl,
     )
-    return out, total
 
 
 def _gate(gate_up: Tensor, activation: Activation) -> Tensor:

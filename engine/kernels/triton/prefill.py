@@ -8,6 +8,7 @@ The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import activate, angles, partners, rotate, times, unit, weighed
 
 
@@ -30,20 +31,23 @@ def norm_kernel(
     POST_EPS: tl.constexpr = 0.0,
     POST_OFFSET: tl.constexpr = 0.0,
     POST_ONCE: tl.constexpr = False,
+    PDL: tl.constexpr = False,
 ):
     """out = RMSNorm(total) with total = x * SCALE + residual, or x where not ADD; all [T, SIZE], weight [SIZE].
 
     With post_weight [SIZE], x is normed first, and that needs ADD. Without NORM there is only the total. OFFSET and
-    ONCE as in `weighed`. One program a row; BLOCK is the power of two from SIZE on.
+    ONCE as in `weighed`. One program a row; BLOCK is the power of two from SIZE on. `total` may be `residual`.
     """
+    gdc_launch_dependents(PDL)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + columns
+    post = tl.load(post_weight + columns, mask=inside, other=0.0) if post_weight is not None else None
+    gdc_wait(PDL)
     value = tl.load(x + at, mask=inside, other=0.0)
     if post_weight is not None:
         given = value.to(tl.float32)
         scale = tl.rsqrt(tl.sum(given * given, 0) / SIZE + POST_EPS)
-        post = tl.load(post_weight + columns, mask=inside, other=0.0)
         value = weighed(given, scale, post, POST_OFFSET, POST_ONCE)
     if ADD:
         given = value.to(tl.float32)

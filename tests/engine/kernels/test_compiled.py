@@ -19,19 +19,14 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from engine.execute.cuda.tiles import choose_chunking, choose_tile
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
-    "post_squares": "*fp32", "squares_out": "*fp32",
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32"}
-
-POST = {name: "pointer" for name in ("post", "post_weight", "post_squares", "total", "squares_out")} | {
-    "POST_PARTS": 144, "POST_PADDED": 256, "POST_EPS": 1e-6, "POST_OFFSET": 1.0}
 
 def ptx(kernel, warps, constants, language=GluonASTSource, **options):
     names = kernel.arg_names
     given = inspect.signature(kernel.fn).parameters.values()
     constants = {p.name: p.default for p in given if p.default is not p.empty} | constants
-    constants = {name: value for name, value in constants.items() if value != "pointer"}
     signature = {n: "constexpr" if n in constants else TYPES.get(n, "*bf16") for n in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"}
     values = {(names.index(n),): value for n, value in constants.items()}
@@ -44,14 +39,13 @@ from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.linear import linear_kernel
 
 def linear(outputs, inputs, **flags):
-    joined = "post" in flags
-    tile = choose_tile(outputs, inputs, flags.get("GATED", False), joined)
+    tile = choose_tile(outputs, inputs, flags.get("GATED", False))
     constants = dict(COUNT=8, N=outputs, K=inputs, EPS=1e-6, NORM=False, BIAS=False, GATED=False, RESIDUAL=False)
     cut = dict(FOLDS=tile.folds, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     text, shared = ptx(linear_kernel, tile.warps, constants | cut | flags)
     before = text[: text.index("griddepcontrol.wait;")]
     spans = -(-inputs // (tile.warps * tile.folds * 128))
-    unrolled = spans * tile.folds * (1 + joined) <= 6
+    unrolled = spans * tile.folds <= 6
     early = re.findall(r"cp\\.async\\.cg\\S* \\[[^,]*, \\[[^,]*, 0x10", before)
     return {"early": len(early), "held": 8 * tile.tiles * min(tile.ahead, spans), "ldmatrix": text.count("ldmatrix"),
             "read": len(re.findall(r"ld\\.shared\\.v4", text)), "spans": spans if unrolled else 1,
@@ -72,7 +66,7 @@ def attention(limit, group, dim, **features):
 print(json.dumps([
     linear(4096, 1024, NORM=True), linear(3072, 1024, NORM=True, GATED=True),
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
-    linear(1536, 1152, NORM=True, OFFSET=1.0, **POST), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh", **POST),
+    linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh"),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
     attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
