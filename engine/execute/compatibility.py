@@ -27,6 +27,7 @@ NATIVE = frozenset(
         Feature.SELECTION_BIAS,
         Feature.ACTIVATION,
         Feature.UNGATED,
+        Feature.CLAMP,
         Feature.FEED_FORWARD_BIAS,
         Feature.LAYER_NORM,
         Feature.NORM_OFFSET,
