@@ -135,8 +135,9 @@ GATED, SHARED = FeedForward(64), FeedForward(24)
     ("experts", "words"),
     [
         (Experts(4, 2, GATED, shared=SHARED, scoring="sigmoid", router_bias=True), None),
-        (Experts(4, 2, FeedForward(64, bias=True)), "only experts that are gated by SiLU and have no biases"),
-        (Experts(4, 2, GATED, shared=FeedForward(24, bias=True)), "only experts that are gated by SiLU"),
+        (Experts(4, 2, FeedForward(64, bias=True, gain=1.7, limit=7.0, up_offset=1.0)), None),
+        (Experts(4, 2, GATED, shared=FeedForward(24, "gelu", bias=True)), None),
+        (Experts(4, 2, FeedForward(64, gated=False)), Feature.UNGATED.value),
         (Experts(4, 2, GATED, shared=SHARED, shared_gate=True), "a shared expert with a gate"),
         (Experts(4, 2, FeedForward(60)), "experts of 64 by 60"),
     ],

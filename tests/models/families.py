@@ -225,6 +225,7 @@ FUSED: dict[str, Any] = {
     "ernie": tiny_ernie(**_HEADS, head_dim=128),
     "qwen3 moe": tiny_qwen3_moe(**_HEADS, head_dim=64),
     "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),
+    "gpt-oss": tiny_gpt_oss(**_HEADS, head_dim=64),
 }
 """With heads of sizes that the fused kernels know, and as many layers as differ from each other."""
 

@@ -245,18 +245,19 @@ def test_equal_scores_choose_the_first_experts(library: Library, pool: Pool) -> 
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("part", ["router", "expert"])
+@pytest.mark.parametrize("part", ["router", "gate", "up", "down"])
 def test_weights_that_are_no_numbers_show_in_the_logits(
     library: Library, pool: Pool, part: str, scoring: Any
 ) -> None:
-    model = a_network(a_spec(Experts(8, 3, FeedForward(64), scoring=scoring)))
+    model = a_network(a_spec(Experts(8, 3, FeedForward(64, limit=0.1), scoring=scoring)))
     feed = model.layers[0].feed_forward
     assert isinstance(feed, ExpertWeights)
     if part == "router":
         feed.router.weight[7] = float("nan")
     else:
         for expert in feed.experts:
-            expert.down.weight[3, 5] = float("nan")
+            weight = expert.down.weight if part == "down" else expert.gate_up.weight
+            weight[{"gate": 3, "up": 64 + 3, "down": 3}[part], 5] = float("nan")
     for rows in (1, 20):
         spans = [a_span([row], 0, [0], [row]) for row in range(rows)]
         for variant in library.variants.values():
