@@ -29,7 +29,7 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
-from engine.execute.cuda.experts import ExpertStep, apart
+from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.prefill import Normed, add_norm, normed, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
@@ -46,7 +46,7 @@ from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
 from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
-from models.spec import Activation, Experts, FeedForward, ModelSpec
+from models.spec import Experts, FeedForward, ModelSpec
 
 
 def unsupported(network: Network) -> str | None:
@@ -154,11 +154,11 @@ class FusedDecoder:
             if isinstance(weights, ExpertWeights):
                 assert isinstance(feed, Experts)
                 assert norm is not None
-                self._mix(given, x, rows, feed, weights, norm)
+                self._mix(given, x, rows, feed, weights, norm, scale)
                 continue
             assert isinstance(feed, FeedForward)
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
-            self._linear(rows, x, weights.gate_up, inner, norm=norm, activation=feed.activation)
+            self._linear(rows, x, weights.gate_up, inner, norm=norm, gate=feed)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
             self._add(rows, inner, weights.down, x, after, scale)
         whole = network.spec
@@ -166,19 +166,26 @@ class FusedDecoder:
         self._linear(rows, x, network.head, logits, norm=norm, scale=whole.logit_scale, cap=cap)
 
     def _mix(
-        self, given: StepInput, x: Tensor, rows: int, spec: Experts, weights: ExpertWeights, norm: Normed
+        self,
+        given: StepInput,
+        x: Tensor,
+        rows: int,
+        spec: Experts,
+        weights: ExpertWeights,
+        norm: Normed,
+        scale: float,
     ) -> None:
         """The feed-forward of a layer with experts: what the shared one gives is added last."""
         shared, experts, eps = weights.shared, self._experts, norm[0].eps
         assert experts is not None
         experts.route(spec, weights, norm[1], eps, given.active, x, rows)
         if shared is None or spec.shared is None:
-            experts.multiply(spec, weights, norm[1], eps, x, rows)
+            experts.multiply(spec, weights, norm[1], eps, x, rows, scale)
             return
         inner = self._inner[: rows * spec.shared.size].view(rows, spec.shared.size)
-        self._linear(rows, x, shared.gate_up, inner, norm=norm, activation=spec.shared.activation)
-        experts.multiply(spec, weights, norm[1], eps, x, rows)
-        self._linear(rows, inner, shared.down, x, residual=x)
+        self._linear(rows, x, shared.gate_up, inner, norm=norm, gate=spec.shared)
+        experts.multiply(spec, weights, norm[1], eps, x, rows, scale)
+        self._linear(rows, inner, shared.down, x, residual=x, scale=scale)
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
@@ -207,12 +214,12 @@ class FusedDecoder:
         *,
         norm: Normed | None = None,
         residual: Tensor | None = None,
-        activation: Activation | None = None,
+        gate: FeedForward | None = None,
         scale: float = 1.0,
         cap: float = 0.0,
     ) -> None:
-        """See `linear_kernel`; gated where there is an `activation`."""
-        weight, bias, gated = layer.weight, layer.bias, activation is not None
+        """See `linear_kernel`; gated as `gate` says, where there is one."""
+        weight, bias, gated = layer.weight, layer.bias, gate is not None
         outputs, inputs = out.shape[1], weight.shape[1]
         tile = choose_tile(outputs, inputs, gated)
         programs = int(triton.cdiv(outputs, tile.outputs(gated)))
@@ -237,7 +244,7 @@ class FusedDecoder:
             AHEAD=tile.ahead,
             PDL=self._pdl,
             OFFSET=norm[0].offset if norm is not None else 0.0,
-            ACTIVATION=activation or "silu",
+            **(activation(gate) if gate is not None else {}),
             SCALE=scale,
             CAP=cap,
             num_warps=tile.warps,
@@ -262,6 +269,7 @@ class FusedDecoder:
             given.counters,
             self._partial,
             self._lse,
+            layer.sinks,
         )
         cuts = choose_chunkings(rows, limit, spec.window)
         sharing = None

@@ -174,7 +174,8 @@ class PaddedPrefill:
         write = _Write(self._cache, slots)
         attention: _Alone | Ragged
         if self._flash is None or spans == 1:
-            specs = [layer.attention for layer in self._network.spec.layers]
+            layers = zip(self._network.spec.layers, self._network.layers, strict=True)
+            specs = [(spec.attention, layer.attention.sinks) for spec, layer in layers]
             attention = _Alone(self._cache, specs, self._flash, write, span_rows, table)
         else:
             q_ends, k_ends = q_ends[: spans + 1], k_ends[: spans + 1]
@@ -213,13 +214,13 @@ class _Alone:
     def __init__(
         self,
         cache: KVCache,
-        specs: list[Attention],
+        specs: list[tuple[Attention, Tensor | None]],
         flash: FlashBackend | None,
         write: Callable[[int, Tensor, Tensor], None],
         span: Tensor,
         table: Tensor,
     ) -> None:
-        """specs: of each layer; span int32 [3]: see `prompt_attention`; table int32 [1, blocks]."""
+        """specs: of each layer, with its sinks; span int32 [3]: see `prompt_attention`; table int32 [1, blocks]."""
         self._cache = cache
         self._specs = specs
         self._flash = flash
@@ -232,8 +233,10 @@ class _Alone:
         keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
         if self._flash is None:
             size = self._cache.block_size
-            spec, table = self._specs[layer_index], self._table[0]
-            return prompt_attention(q, keys, values, self._span, table, spec=spec, block_size=size)
+            (spec, sinks), table = self._specs[layer_index], self._table[0]
+            return prompt_attention(
+                q, keys, values, self._span, table, spec=spec, block_size=size, sinks=sinks
+            )
         pages = (-1, self._cache.block_size, *k.shape[1:])
         out = self._flash.attend(
             q.unsqueeze(0),

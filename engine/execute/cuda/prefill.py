@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.attend import rotation
-from engine.execute.cuda.experts import mix
+from engine.execute.cuda.experts import activation, mix
 from engine.kernels.triton.prefill import (
     gate_kernel,
     norm_kernel,
@@ -23,8 +23,8 @@ from engine.kernels.triton.prefill import (
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
-from models.spec import Activation, Experts, FeedForward, Norm
 from models.spec import Attention as AttentionSpec
+from models.spec import Experts, FeedForward, Norm
 
 Normed = tuple[Norm, NormWeights]
 Attend = Callable[[int, Tensor], Tensor]
@@ -120,7 +120,7 @@ def _feed(spec: FeedForward | Experts, weights: FeedForwardWeights | ExpertWeigh
     """[T, hidden] -> the same shape"""
     if isinstance(weights, FeedForwardWeights):
         assert isinstance(spec, FeedForward)
-        return product(weights.down, _gate(product(weights.gate_up, given), spec.activation))
+        return product(weights.down, _gate(product(weights.gate_up, given), spec))
     assert isinstance(spec, Experts)
     beside = None
     if spec.shared is not None and weights.shared is not None:
@@ -184,12 +184,12 @@ def add_norm(
     )
 
 
-def _gate(gate_up: Tensor, activation: Activation) -> Tensor:
-    """[T, 2 size] -> [T, size]: the activation of the first half times the second"""
+def _gate(gate_up: Tensor, spec: FeedForward) -> Tensor:
+    """[T, 2 size] -> [T, size]: what the gate, the first half, and the second make of it"""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     inner = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(2048, triton.next_power_of_2(size))
     gate_kernel[(rows, triton.cdiv(size, block))](
-        gate_up, inner, SIZE=size, BLOCK=block, ACTIVATION=activation, num_warps=4
+        gate_up, inner, SIZE=size, BLOCK=block, **activation(spec), num_warps=4
     )
     return inner

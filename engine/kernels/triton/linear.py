@@ -22,7 +22,7 @@ import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.pointwise import activate, capped
+from engine.kernels.triton.pointwise import capped, gated
 
 SPAN = tl.constexpr(128)
 """Columns of a tile of weights."""
@@ -199,11 +199,14 @@ def linear_kernel(
     ACTIVATION: tl.constexpr = "silu",
     SCALE: tl.constexpr = 1.0,
     CAP: tl.constexpr = 0.0,
+    GAIN: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,
+    UP_OFFSET: tl.constexpr = 0.0,
 ):
     """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
     NORM: x is normed first, by norm_weight [K] + OFFSET. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias
-    [2 N]), gate above up, and out = activation(gate) * up. What was added up so far is multiplied by SCALE and capped
+    [2 N]), gate above up, and out = `gated` of both. What was added up so far is multiplied by SCALE and capped
     by CAP (0: not). RESIDUAL: residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave
     unused may be anything.
 
@@ -298,7 +301,7 @@ def linear_kernel(
             if BIAS:
                 y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
                 up += gl.load(bias + N + at, mask=at < N, other=0.0).to(tl.float32)
-            y = activate(y, ACTIVATION) * up
+            y = gated(y, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
         elif BIAS:
             y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
         if SCALE != 1.0:

@@ -27,7 +27,7 @@ def _prompt_kernel(
     q, keys, values, span, table, out, scale_log2,
     STRIDE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr = 0,
-    CAP_LOG2: tl.constexpr = 0.0,
+    CAP_LOG2: tl.constexpr = 0.0, sinks=None,
 ):  # fmt: skip
     """Arguments as in `prompt_attention`; STRIDE numbers from token to token of q, D: the power of two from DIM on."""
     # The last tokens see most: they begin first.
@@ -62,6 +62,11 @@ def _prompt_kernel(
         if WINDOW > 0:
             visible = visible & (seen[None, :] > row[:, None] - WINDOW)
         m, l, acc = attend_tile(queries, k, v, visible, m, l, acc, scale_log2, CAP_LOG2)  # noqa: E741
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        top = tl.maximum(m, sink)
+        l = l * tl.exp2(m - top) + tl.exp2(sink - top)  # noqa: E741
+        acc *= tl.exp2(m - top)[:, None]
     mixed = acc / tl.where(l > 0.0, l, 1.0)[:, None]
     heads = tl.num_programs(0)
     target = out + token[:, None] * (heads * DIM) + head * DIM + dim[None, :]
@@ -72,14 +77,22 @@ def _prompt_kernel(
 
 
 def prompt_attention(
-    q: Tensor, keys: Tensor, values: Tensor, span: Tensor, table: Tensor, *, spec: Attention, block_size: int
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    span: Tensor,
+    table: Tensor,
+    *,
+    spec: Attention,
+    block_size: int,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of tokens that lie in consecutive rows; their K and V are written already.
 
     q [T, Hq, D], T a multiple of QUERIES, heads side by side; keys and values [slots, Hkv, D] of one layer, contiguous.
-    Scale, cap and window are those of `spec`. span int32 [3]: the row of token 0, the first row that there is a token
-    of, the row after the last; tokens before and after are padding, whose output is finite and means nothing. table
-    int32 [blocks]. Both are read on the device. Returns [T, Hq, D].
+    Scale, cap and window are those of `spec`, `sinks` [Hq] its sinks. span int32 [3]: the row of token 0, the first row
+    that there is a token of, the row after the last; tokens before and after are padding, whose output is finite and
+    means nothing. table int32 [blocks]. Both are read on the device. Returns [T, Hq, D].
     """
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
@@ -87,7 +100,7 @@ def prompt_attention(
         q, keys, values, span, table, out, spec.softmax_scale * math.log2(math.e),
         STRIDE=q.stride(0), GROUP=heads // keys.shape[1], DIM=dim, D=triton.next_power_of_2(dim),
         KV_HEADS=keys.shape[1], BLOCK=block_size, QUERIES=QUERIES, TILE=TILE, WINDOW=spec.window or 0,
-        CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
+        CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e), sinks=sinks,
         num_warps=8, num_stages=2,
     )  # fmt: skip
     return out

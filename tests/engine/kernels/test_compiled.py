@@ -69,6 +69,7 @@ print(json.dumps([
     linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh"),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
+    attention(640, 8, 64, NORM=False, WINDOW=128),
     attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
 ]))
 """
@@ -81,10 +82,14 @@ from engine.kernels.triton.routing import router_kernel
 tile = choose_tile(768, 2048, True)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
 gate, _ = ptx(gate_up_kernel, tile.warps, cut | dict(CHOSEN=8, N=768, K=2048, EPS=1e-6, TILES=tile.tiles))
+clamped = dict(bias="pointer", GAIN=1.702, LIMIT=7.0, UP_OFFSET=1.0)
+shape = dict(CHOSEN=4, N=2880, K=2880, EPS=1e-6, TILES=tile.tiles)
+ptx(gate_up_kernel, tile.warps, cut | shape | clamped)
 tile = choose_tile(2048, 8 * 768, False)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
 down, _ = ptx(down_kernel, tile.warps, cut | dict(CHOSEN=8, N=2048, K=768))
-odd, _ = ptx(down_kernel, 4, dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True))
+odd = dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True)
+odd, _ = ptx(down_kernel, 4, odd | dict(bias="pointer", SCALE=0.22))
 flags = dict(BIAS=True, SELECTION_BIAS=True, SIGMOID=False, RENORMALISE=True)
 ptx(router_kernel, 4, flags | dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True), ASTSource)
 ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
@@ -92,6 +97,7 @@ fits = []
 for pairs, gated, n, k, limit in ((32_768, True, 768, 2048, 99), (128, False, 2048, 768, 227)):
     tile = choose_group_tile(pairs, 128)
     shape = dict(CHOSEN=8, HEIGHT=tile.height, WIDTH=tile.width, DEPTH=tile.depth, N=n, K=k, GATED=gated)
+    shape |= clamped if gated else {}
     stages = tile.stages(gated, limit * 1024)
     fits.append(ptx(group_kernel, tile.warps, shape, ASTSource, num_stages=stages)[1] <= limit * 1024)
 early = [text[: text.index("griddepcontrol.wait;")].count("cp.async.cg") for text in (down, odd)]

@@ -137,7 +137,7 @@ def test_a_prompt_of_families_gives_what_the_plain_modules_give(case: Case) -> N
     torch.testing.assert_close(caches[1], caches[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["phi3", "gemma2", "olmo3"], indirect=True)
+@pytest.mark.parametrize("case", ["phi3", "gemma2", "olmo3", "gpt-oss"], indirect=True)
 def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_cut(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
