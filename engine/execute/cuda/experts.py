@@ -15,7 +15,6 @@ each is a view (`ExpertWeights`), so the first one's address is that of all.
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 from engine.execute.cuda.tiles import choose_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel
 from engine.kernels.triton.groups import count_kernel, group_kernel, place_kernel, sum_kernel
-from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.launch import shared_bytes, split_alike
 from engine.kernels.triton.routing import choose_kernel, router_kernel
 from models.network import ExpertWeights, Linear, Network, NormWeights
 from models.spec import Experts, FeedForward
@@ -306,13 +305,5 @@ def _multiply(
         bias=linear.bias,
         **(activation(gate) if gate is not None else {}),
         num_warps=tile.warps,
-        num_stages=tile.stages(gated, _shared_bytes(x.device)),
+        num_stages=tile.stages(gated, shared_bytes(x.device)),
     )
-
-
-@cache
-def _shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may take."""
-    if device.type != "cuda":
-        return 96 * 1024
-    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024

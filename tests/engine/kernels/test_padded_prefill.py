@@ -22,6 +22,7 @@ from engine.execute.cuda import padded_prefill
 from engine.execute.cuda.padded_prefill import ALONE, LONGEST, SPANS, TOGETHER, PaddedPrefill, packed
 from engine.execute.runner import Runner
 from engine.kernels.triton import prompt_attention
+from engine.kernels.triton.prompt_attention import Tile
 from engine.params import SamplingParams
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
@@ -96,8 +97,8 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
 def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     tmp_path: Path, config: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, size in ((padded_prefill, "SLAB"), (prompt_attention, "QUERIES"), (prompt_attention, "TILE")):
-        monkeypatch.setattr(module, size, 16)  # the interpreter is slow
+    monkeypatch.setattr(padded_prefill, "SLAB", 16)  # the interpreter is slow
+    monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(16, 16, 4))
     monkeypatch.setattr(padded_prefill, "ALONE", (16,))
     network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=DEVICE)
     shape, layers = network.spec.attention, len(network.spec.layers)
@@ -211,7 +212,7 @@ def test_steps_hold_every_token_once_in_order(
 
 
 def test_one_long_chunk_is_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PaddedPrefill, "__init__", lambda self: setattr(self, "_flash", fake_flash))
+    monkeypatch.setattr(PaddedPrefill, "__init__", lambda self: setattr(self, "_backend", fake_flash))
     padded = PaddedPrefill()  # type: ignore[call-arg]
     short, long = (Span((0,), 100, ALONE[-1] + more) for more in (0, 1))
     assert padded.takes((short,))
