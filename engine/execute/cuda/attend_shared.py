@@ -13,6 +13,9 @@ from engine.execute.cuda.tiles import most_chunks
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.shared_parts import combine_parts_kernel, parts_kernel
 
+OWN_ROWS = 512
+"""Rows of the largest part of what a sequence has alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartsCut:
@@ -23,9 +26,24 @@ class PartsCut:
     own: int
     """Parts of the rows that a sequence has alone, at most."""
     tile: int
+    """Rows that a program reads at once."""
     stages: int
+    """Tiles on their way to a program."""
     warps: int
     halves: int
+    """Groups of warps that share the query heads of a tile."""
+
+
+def choose_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> PartsCut:
+    """For sequences that have up to `own` rows alone: programs that all run at once, and end together.
+
+    Two or three of them fit on a multiprocessor; shared rows are cut into two for each, where there are enough.
+    """
+    wide = sharing.members * shape.group > 32
+    tile = 64 if shape.dim <= 64 else 32
+    stages = max((96 if wide else 64) * 1024 // (4 * tile * shape.dim), 2)
+    parts = max(2 * shape.multiprocessors // shape.spec.kv_heads, sharing.tiles)
+    return PartsCut(parts, min(-(-own // OWN_ROWS), most_chunks(rows) // 2), tile, stages, 4, 2)
 
 
 def attend_shared(
@@ -46,7 +64,7 @@ def attend_shared(
     spec, dim, chunks = shape.spec, shape.dim, most_chunks(rows)
     assert spec.window is None
     assert sharing.tiles <= cut.parts
-    assert cut.parts + cut.own <= chunks
+    assert cut.own < chunks
     constants: dict[str, Any] = {
         "CHUNKS": chunks,
         "HQ": spec.heads,
@@ -97,7 +115,7 @@ def attend_shared(
         members,
         out,
         **constants,
-        PADDED=triton.next_power_of_2(cut.parts + cut.own),
+        PADDED=triton.next_power_of_2(min(cut.parts + cut.own, chunks)),
         num_warps=4,
     )
     split_alike(kernel)

@@ -17,14 +17,22 @@ from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
 
-LEAST = tl.constexpr(128)
-"""Rows of the smallest part."""
+UNIT = tl.constexpr(128)
+"""Parts are a multiple of so many rows, so that all tiles but the last are whole."""
+OWN_LEAST = tl.constexpr(256)
+"""Rows of the smallest part of what a sequence has alone."""
 
 
 @triton.jit
-def rows_of_part(rows, parts):
-    """How many of `rows` rows each of up to `parts` parts has: a multiple of LEAST, so that all tiles are whole."""
-    return tl.maximum(tl.cdiv(tl.cdiv(rows, parts), LEAST), 1) * LEAST
+def shared_part(rows, parts):
+    """How many of `rows` rows each of up to `parts` parts has."""
+    return tl.maximum(tl.cdiv(tl.cdiv(rows, parts), UNIT), 1) * UNIT
+
+
+@triton.jit
+def own_part(rows, parts):
+    """The same of rows that a sequence has alone."""
+    return tl.maximum(shared_part(rows, parts), OWN_LEAST)
 
 
 @triton.jit
@@ -236,7 +244,9 @@ def _own_part(
     acc = gl.zeros([NUMBER, D], tl.float32, layout=OWN_MMA) + gl.where(newest, new_v, 0.0)
     written = newest & (columns < DIM)
     gl.store(cache_k + target * DIM + columns, new_k.to(cache_k.dtype.element_ty), mask=written)
-    gl.store(cache_v + target * DIM + columns, gl.load(value + columns, mask=written, other=0.0), mask=written)
+    gl.store(
+        cache_v + target * DIM + columns, gl.load(value + columns, mask=written, other=0.0), mask=written
+    )
     # fmt: off
     m, l, acc = _attend(  # noqa: E741
         q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,
@@ -328,7 +338,7 @@ def parts_kernel(
         batch = gl.load(members)
         slot = gl.load(active + batch, mask=batch >= 0, other=-1)
         limit = gl.load(shared + batch, mask=slot >= 0, other=0)
-        size = rows_of_part(limit, each)
+        size = shared_part(limit, each)
         begin = part * size
         row = limit
         newest = False
@@ -340,7 +350,7 @@ def parts_kernel(
         slot = gl.load(active + batch)
         row = gl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
         common = gl.load(shared + batch)
-        size = rows_of_part(row - common, OWN)
+        size = own_part(row - common, OWN)
         begin = common + part * size
         limit = row
         newest = row <= begin + size
@@ -410,8 +420,8 @@ def combine_parts_kernel(
     slot = tl.load(active + batch)
     row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
     common = tl.load(shared + batch)
-    alone = tl.maximum(tl.cdiv(row - common, rows_of_part(row - common, OWN)), 1)
-    together = tl.cdiv(common, rows_of_part(common, tl.minimum(PARTS // used, CHUNKS - OWN)))
+    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, OWN)), 1)
+    together = tl.cdiv(common, shared_part(common, tl.minimum(PARTS // used, CHUNKS - OWN)))
     there = (chunks < alone) | ((chunks >= OWN) & (chunks < OWN + together))
     gdc_wait(PDL)
     if slot >= 0:
@@ -421,4 +431,6 @@ def combine_parts_kernel(
         values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
         share = tl.exp2(logs - tl.max(logs, 0))
         mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
-        tl.store(out + (batch * HQ + head) * DIM + columns, mixed.to(out.dtype.element_ty), mask=columns < DIM)
+        tl.store(
+            out + (batch * HQ + head) * DIM + columns, mixed.to(out.dtype.element_ty), mask=columns < DIM
+        )
