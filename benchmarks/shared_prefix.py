@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, nargs=2, default=(16, 8))
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument(
-        "--cut", type=int, nargs=6, default=None, help="the numbers of a PartsCut, in their order"
+        "--cut", type=int, nargs="+", default=None, help="the numbers of a PartsCut, in their order"
     )
     arguments = parser.parse_args()
     device = torch.device("cuda")

@@ -32,6 +32,8 @@ class PartsCut:
     warps: int
     halves: int
     """Groups of warps that share the query heads of a tile."""
+    registers: int | None = None
+    """The most that a thread may take; None: as many as it wants."""
 
 
 def choose_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> PartsCut:
@@ -72,8 +74,6 @@ def attend_shared(
         "DIM": spec.head_dim,
         "TILES": sharing.tiles,
         "MEMBERS": sharing.members,
-        "PARTS": cut.parts,
-        "OWN": cut.own,
         "PDL": shape.pdl,
         "launch_pdl": shape.pdl,
     }
@@ -93,6 +93,8 @@ def attend_shared(
         shared,
         members,
         rows,
+        cut.parts,
+        cut.own,
         **constants,
         **rotation(spec),
         HKV=spec.kv_heads,
@@ -104,6 +106,7 @@ def attend_shared(
         HALVES=cut.halves if sharing.members * shape.group >= 16 * cut.halves else 1,
         CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
         num_warps=cut.warps,
+        **({} if cut.registers is None else {"maxnreg": cut.registers}),
     )
     split_alike(kernel)
     kernel = combine_parts_kernel[(spec.heads, rows)](
@@ -114,6 +117,8 @@ def attend_shared(
         shared,
         members,
         out,
+        cut.parts,
+        cut.own,
         **constants,
         PADDED=triton.next_power_of_2(min(cut.parts + cut.own, chunks)),
         num_warps=4,

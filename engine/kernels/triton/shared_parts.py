@@ -141,6 +141,8 @@ def _attend(
     q = gl.convert_layout(q, Q)
     column = gl.expand_dims(gl.arange(0, TILE, layout=gl.SliceLayout(0, MMA)), 0)
     nothing = gl.zeros([LANES, TILE], tl.float32, layout=MMA)
+    # Sums of weights stay apart by column until the end: one of all warps less a tile.
+    spread = gl.where(column == 0, gl.expand_dims(l, 1), nothing)
     stage = 0
     for start in range(begin, end, TILE):
         async_copy.wait_group(STAGES - 1)
@@ -152,7 +154,7 @@ def _attend(
         weights = gl.exp2(scores - gl.expand_dims(base, 1))
         shrink = gl.exp2(m - base)
         m = highest
-        l = l * shrink + gl.sum(weights, 1)  # noqa: E741
+        spread = spread * gl.expand_dims(shrink, 1) + weights
         v = values.index(stage).load(K)
         acc = mma_v2(gl.convert_layout(weights.to(dtype), Q), v, acc * gl.expand_dims(shrink, 1))
         # fmt: off
@@ -163,7 +165,7 @@ def _attend(
         # fmt: on
         stage = gl.where(stage == STAGES - 1, 0, stage + 1)
     async_copy.wait_group(0)
-    return m, l, acc
+    return m, gl.sum(spread, 1), acc
 
 
 @jit
@@ -171,19 +173,21 @@ def _shared_part(
     heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
     head, chunk, begin, end, keys, values,
     CHUNKS: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
-    ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, CAP_LOG2: tl.constexpr,
-    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, SHARED_MMA: tl.constexpr,
+    ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
+    CAP_LOG2: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
+    SHARED_MMA: tl.constexpr,
 ):  # fmt: skip
     """Rows `begin` to `end` that the members of a tile share, for all of them."""
     GROUP: tl.constexpr = HQ // HKV
     COUNT: tl.constexpr = MEMBERS * G
-    lane = gl.expand_dims(gl.arange(0, COUNT, layout=gl.SliceLayout(1, ROWS)), 1)
+    lane = gl.arange(0, COUNT, layout=gl.SliceLayout(1, ROWS))
     batches = gl.load(members + lane // G)
     slots = gl.load(active + batches, mask=batches >= 0, other=-1)
-    positions = gl.load(counters + 2 * slots + 1, mask=slots >= 0, other=0)
-    real = (slots >= 0) & (lane % G < GROUP)
-    lines = head * GROUP + lane % G
+    positions = gl.expand_dims(gl.load(counters + 2 * slots + 1, mask=slots >= 0, other=0), 1)
+    real = gl.expand_dims((slots >= 0) & (lane % G < GROUP), 1)
+    lines = gl.expand_dims(head * GROUP + lane % G, 1)
+    batches = gl.expand_dims(batches, 1)
     # fmt: off
     q = _queries(
         heads, norm_weight, rotary, batches, lines, positions, real,
@@ -197,14 +201,15 @@ def _shared_part(
         CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, HKV, ROWS, SHARED_MMA,
     )
     # fmt: on
-    lane = gl.expand_dims(gl.arange(0, COUNT, layout=gl.SliceLayout(1, SHARED_MMA)), 1)
+    lane = gl.arange(0, COUNT, layout=gl.SliceLayout(1, SHARED_MMA))
     batches = gl.load(members + lane // G)
     slots = gl.load(active + batches, mask=batches >= 0, other=-1)
     real = (slots >= 0) & (lane % G < GROUP)
     at = (batches * CHUNKS + chunk) * HQ + head * GROUP + lane % G
+    gl.store(lse + at, m + gl.log2(l), mask=real)
+    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(real, 1)
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, SHARED_MMA)), 0)
-    gl.store(lse + at, gl.expand_dims(m + gl.log2(l), 1), mask=real)
-    gl.store(partial + at * DIM + columns, acc / gl.expand_dims(l, 1), mask=real & (columns < DIM))
+    gl.store(partial + at + columns, acc / gl.expand_dims(l, 1), mask=inside & (columns < DIM))
 
 
 @jit
@@ -253,15 +258,15 @@ def _own_part(
         CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, HKV, ROWS, OWN_MMA,
     )
     # fmt: on
-    line = gl.expand_dims(gl.arange(0, NUMBER, layout=gl.SliceLayout(1, OWN_MMA)), 1)
+    line = gl.arange(0, NUMBER, layout=gl.SliceLayout(1, OWN_MMA))
     at = (batch * CHUNKS + chunk) * HQ + head * GROUP + line
-    gl.store(lse + at, gl.expand_dims(m + gl.log2(l), 1), mask=line < GROUP)
-    inside = (line < GROUP) & (own_columns < DIM)
-    gl.store(partial + at * DIM + own_columns, acc / gl.expand_dims(l, 1), mask=inside)
+    gl.store(lse + at, m + gl.log2(l), mask=line < GROUP)
+    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(line < GROUP, 1) & (own_columns < DIM)
+    gl.store(partial + at + own_columns, acc / gl.expand_dims(l, 1), mask=inside)
 
 
-# Another longest context must not compile the kernel again.
-@jit(do_not_specialize=["table_stride", "rows"])
+# Another longest context, or more rows alone, must not compile the kernel again.
+@jit(do_not_specialize=["table_stride", "rows", "parts", "own"])
 def parts_kernel(
     heads,
     norm_weight,
@@ -278,6 +283,8 @@ def parts_kernel(
     shared,
     members,
     rows,
+    parts,
+    own,
     CHUNKS: tl.constexpr,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
@@ -290,8 +297,6 @@ def parts_kernel(
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
     MEMBERS: tl.constexpr,
-    PARTS: tl.constexpr,
-    OWN: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
     WARPS: tl.constexpr,
@@ -308,18 +313,18 @@ def parts_kernel(
 
     Arguments as for `attention_kernel`, and shared int32 [rows]: how many rows a sequence shares with its tile, a
     multiple of BLOCK; members int32 [TILES, MEMBERS]: rows of the batch, -1 for none, the first one there if any,
-    and used tiles first. G is the query heads of a KV head made a power of two. Programs [HKV, PARTS + OWN * rows].
+    and used tiles first. G is the query heads of a KV head made a power of two. Programs [HKV, parts + own * rows].
 
-    The tiles in use divide the first PARTS programs among them, at most CHUNKS - OWN each; then come up to OWN parts
-    of each sequence's own rows, the new one in the last of them. They leave what `combine_parts_kernel` puts together
-    in partial fp32 [rows, CHUNKS, HQ, DIM] and lse fp32 [rows, CHUNKS, HQ]: own parts first, shared ones from OWN on.
+    The tiles in use divide the first `parts` programs among them, at most CHUNKS - own each; then come up to `own`
+    parts of each sequence's own rows, the new one in the last of them. They leave what `combine_parts_kernel` puts
+    together in partial fp32 [rows, CHUNKS, HQ, DIM] and lse fp32 [rows, CHUNKS, HQ]: own parts first, shared ones from
+    `own` on.
     A part is read TILE rows at a time, STAGES of them on their way; HALVES: groups of warps that share the lanes of a
     tile, the others share its rows.
     """
     gdc_launch_dependents(PDL)
     head = gl.program_id(0)
     place = gl.program_id(1)
-    GROUP: tl.constexpr = HQ // HKV
     LANES: tl.constexpr = D // 8
     ROWS: tl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     SHARED_MMA: tl.constexpr = gl.NVMMADistributedLayout(
@@ -329,10 +334,10 @@ def parts_kernel(
         version=[2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8]
     )
     HELD: tl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-    together = place < PARTS
+    together = place < parts
     if together:
         used = tl.maximum(tiles_in_use(members, TILES, MEMBERS), 1)
-        each = tl.minimum(PARTS // used, CHUNKS - OWN)
+        each = tl.minimum(parts // used, CHUNKS - own)
         members += place % used * MEMBERS
         part = place // used
         batch = gl.load(members)
@@ -343,14 +348,14 @@ def parts_kernel(
         row = limit
         newest = False
         idle = (part >= each) | (begin >= limit)
-        chunk = OWN + part
+        chunk = own + part
     else:
-        batch = (place - PARTS) % rows
-        part = (place - PARTS) // rows
+        batch = (place - parts) % rows
+        part = (place - parts) // rows
         slot = gl.load(active + batch)
         row = gl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
         common = gl.load(shared + batch)
-        size = own_part(row - common, OWN)
+        size = own_part(row - common, own)
         begin = common + part * size
         limit = row
         newest = row <= begin + size
@@ -387,7 +392,7 @@ def parts_kernel(
     # fmt: on
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "own"])
 def combine_parts_kernel(
     partial,
     lse,
@@ -396,14 +401,14 @@ def combine_parts_kernel(
     shared,
     members,
     out,
+    parts,
+    own,
     CHUNKS: tl.constexpr,
     HQ: tl.constexpr,
     D: tl.constexpr,
     DIM: tl.constexpr,
     TILES: tl.constexpr,
     MEMBERS: tl.constexpr,
-    PARTS: tl.constexpr,
-    OWN: tl.constexpr,
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -420,9 +425,9 @@ def combine_parts_kernel(
     slot = tl.load(active + batch)
     row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
     common = tl.load(shared + batch)
-    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, OWN)), 1)
-    together = tl.cdiv(common, shared_part(common, tl.minimum(PARTS // used, CHUNKS - OWN)))
-    there = (chunks < alone) | ((chunks >= OWN) & (chunks < OWN + together))
+    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own)), 1)
+    together = tl.cdiv(common, shared_part(common, tl.minimum(parts // used, CHUNKS - own)))
+    there = (chunks < alone) | ((chunks >= own) & (chunks < own + together))
     gdc_wait(PDL)
     if slot >= 0:
         part = (batch * CHUNKS + chunks) * HQ + head
