@@ -27,6 +27,7 @@ def ptx(kernel, warps, constants, language=GluonASTSource, **options):
     names = kernel.arg_names
     given = inspect.signature(kernel.fn).parameters.values()
     constants = {p.name: p.default for p in given if p.default is not p.empty} | constants
+    constants = {name: value for name, value in constants.items() if value != "pointer"}
     signature = {n: "constexpr" if n in constants else TYPES.get(n, "*bf16") for n in names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"}
     values = {(names.index(n),): value for n, value in constants.items()}
