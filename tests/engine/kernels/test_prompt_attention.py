@@ -77,8 +77,8 @@ def test_random_layers_over_random_batches(asked: dict[str, Any], tile: Tile, **
 @pytest.mark.parametrize("count", [1, 17], ids=["few", "many"])
 @pytest.mark.parametrize("lets_go", [False, True], ids=["held", "let go"])
 def test_a_window_is_left_at_every_row(count: int, lets_go: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles, blocks and the window end at different rows, and each of these ends lies at every place of the others."""
-    monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(32, 16, 4))
+    """Of a tile, which is as long as two blocks, the first one may be gone."""
+    monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(32, 32, 4))
     spans = [(start, count) for start in range(0, 100, 1 if count == 1 else 3)]
     made = made_case(spans, group=1, kv_heads=1, dim=16, block_size=16, window=21, lets_go=lets_go)
     assert found(made) < BOUND
