@@ -127,6 +127,10 @@ def _problem(
         return _Problem(f"this GPU has compute capability {here}, and it needs {least}", broken=False)
     if name == "flash" and dtype not in (torch.bfloat16, torch.float16):
         return _Problem("flash-attn computes in bfloat16 or float16 only", broken=False)
+    if name == "triton" and dtype == torch.float32 and not all(spec.is_plain for spec in asked):
+        return _Problem(
+            "its kernel for this model's attention computes in bfloat16 or float16 only", broken=False
+        )
     if name == "flash" and any(spec.sinks for spec in asked):
         return _Problem(f"flash-attn does not know {Feature.SINKS.value}", broken=False)
     return _tried(name, device, dtype, head_dim, asked)

@@ -72,10 +72,15 @@ def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
     """One of each kind of attention among those of layers: what a backend has to be able to compute."""
 
     def kind(spec: Attention) -> Attention:
-        plain = Attention(spec.heads, spec.kv_heads, spec.head_dim)
-        return replace(
-            plain, window=spec.window, scale=spec.scale, score_cap=spec.score_cap, sinks=spec.sinks
-        )
+        # What is left out is done before a backend has q, k and v; what is new here is tried until somebody knows it.
+        before = {
+            "head_norm": None,
+            "norms_all_heads": False,
+            "rope": None,
+            "qkv_bias": False,
+            "out_bias": False,
+        }
+        return replace(spec, **before)  # type: ignore[arg-type]
 
     return tuple(dict.fromkeys(map(kind, specs)))
 

@@ -149,6 +149,14 @@ def test_attention_with_sinks_is_not_for_flash() -> None:
     )
 
 
+@pytest.mark.usefixtures("capability")
+def test_unusual_attention_in_fp32_is_torchs() -> None:
+    asked = (Attention(8, 4, 64), Attention(8, 4, 64, window=9))
+    assert choose_attention("auto", CUDA, torch.float32, 64, asked) == AttentionChoice("sdpa", 32)
+    with pytest.raises(EngineError, match="--attention triton cannot be used: its kernel for this model's"):
+        choose_attention("triton", CUDA, torch.float32, 64, asked)
+
+
 def test_layers_of_the_same_kind_are_tried_once() -> None:
     layers = [
         Attention(8, 4, 64, window=window, rope=rope, sinks=sinks)

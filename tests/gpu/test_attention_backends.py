@@ -97,26 +97,19 @@ def test_a_backend_knows_what_unusual_layers_ask_for(
             layer = made.unusual[1]
             problem = _problem(name, torch.device("cuda"), torch.bfloat16, dim, (layer.spec,))
             if problem is not None:
+                assert name == "flash", problem.why
                 pytest.skip(problem.why)
             error = made.error(made.run(make_backend(name, made.cache, group, made.unusual)))
             assert error < 5e-3, f"{what}, scattered: {scattered}: {error}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_triton_kernel_in_other_dtypes(dtype: torch.dtype) -> None:
-    for dim in (64, 256):
-        made = case(
-            STEPS["all kinds in between"],
-            group=2,
-            dim=dim,
-            block_size=32,
-            dtype=dtype,
-            device="cuda",
-            window=20,
-            cap=3.0,
-        )
-        error = made.error(made.run(make_backend("triton", made.cache, 2, made.unusual)))
-        assert error < (1e-5 if dtype is torch.float32 else 2e-3)
+@pytest.mark.parametrize("dim", [64, 256])
+def test_the_kernel_of_unusual_layers_in_fp16(dim: int) -> None:
+    spans = STEPS["all kinds in between"]
+    made = case(
+        spans, group=2, dim=dim, block_size=32, dtype=torch.float16, device="cuda", window=20, cap=3.0
+    )
+    assert made.error(made.run(make_backend("triton", made.cache, 2, made.unusual))) < 2e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -23,7 +23,7 @@ TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32"}
 
-def ptx(kernel, warps, constants, language=GluonASTSource, **options):
+def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **options):
     names = kernel.arg_names
     given = inspect.signature(kernel.fn).parameters.values()
     constants = {p.name: p.default for p in given if p.default is not p.empty} | constants
@@ -32,7 +32,7 @@ def ptx(kernel, warps, constants, language=GluonASTSource, **options):
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"}
     values = {(names.index(n),): value for n, value in constants.items()}
     source = language(kernel, signature, values, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps} | options)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps} | options)
     return made.asm["ptx"], made.metadata.shared
 """
 DENSE = """
@@ -108,6 +108,23 @@ print(json.dumps({
 """
 
 
+PROMPTS = """
+from engine.kernels.triton.prompt_attention import STAGES, _prompt_kernel, choose_tile
+
+TYPES |= {"span": "*i32", "table": "*i32", "k_ends": "*i32"}
+found = []
+for capability, kilobytes, dim in ((90, 227, 256), (86, 99, 256), (90, 99, 128)):
+    tile = choose_tile(2 * dim, kilobytes * 1024)
+    cut = dict(STRIDE=8 * dim, GROUP=2, DIM=dim, D=dim, KV_HEADS=2, BLOCK=32, QUERIES=tile.queries, TILE=tile.rows)
+    asked = dict(WINDOW=512, CAP_LOG2=72.0, sinks="pointer", k_ends="pointer", table_stride="pointer")
+    text, shared = ptx(_prompt_kernel, tile.warps, cut | asked, ASTSource, capability, num_stages=STAGES)
+    copied = max(text.count("cp.async.cg"), text.count("cp.async.ca"))
+    found.append({"shared": shared, "most": min(tile.shared(2 * dim), kilobytes * 1024), "copied": copied,
+                  "products": text.count("wgmma.mma_async") + text.count("mma.sync")})
+print(json.dumps(found))
+"""
+
+
 def made(program: str) -> Any:
     """What a program prints."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -115,6 +132,13 @@ def made(program: str) -> Any:
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr[-2000:]
     return json.loads(ran.stdout)
+
+
+def test_prompts_attend_on_tensor_cores_in_the_shared_memory_there_is() -> None:
+    for found in made(PROMPTS):
+        assert found["shared"] <= found["most"]
+        assert found["copied"] > 0, "the next tile is copied while one is multiplied"
+        assert found["products"] > 0
 
 
 def test_kernels_of_experts_compile_and_the_last_one_loads_early() -> None:

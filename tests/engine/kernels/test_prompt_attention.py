@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from engine.attention.triton import TritonBackend
-from engine.attention.unusual import Unusual
 from engine.batch import Span, StepBatch
 from engine.execute.compatibility import FUSED_HEADS
 from engine.execute.cuda.padded_prefill import SLAB
@@ -77,8 +76,8 @@ def test_random_layers_over_random_batches(asked: dict[str, Any], tile: Tile, **
 @pytest.mark.parametrize("count", [1, 17], ids=["few", "many"])
 @pytest.mark.parametrize("lets_go", [False, True], ids=["held", "let go"])
 def test_a_window_is_left_at_every_row(count: int, lets_go: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles, blocks and the window end at different rows, and each of these ends lies at every place of the others."""
-    monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(32, 16, 4))
+    """Of a tile, which is as long as two blocks, the first one may be gone."""
+    monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(32, 32, 4))
     spans = [(start, count) for start in range(0, 100, 1 if count == 1 else 3)]
     made = made_case(spans, group=1, kv_heads=1, dim=16, block_size=16, window=21, lets_go=lets_go)
     assert found(made) < BOUND
@@ -124,6 +123,27 @@ def test_a_graph_attends_to_what_the_device_says() -> None:
         torch.testing.assert_close(step(1, q, q, q)[7:], expected[:20], rtol=1e-5, atol=1e-5)
 
 
+def test_a_deterministic_slab_reads_nothing_before_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its padding is not in the way, whether it lies before the span's first row or after its last."""
+    monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(16, 32, 4))
+    asked: dict[str, Any] = {"window": 9, "sinks": True, "lets_go": True}
+    made = made_case([(70, 20)], group=2, dim=24, block_size=16, **asked)
+    expected = made.run(TritonBackend(made.cache, 2, made.unusual))
+    (span,) = made.batch.spans
+    q = torch.cat((torch.zeros_like(made.q[:6]), made.q, torch.zeros_like(made.q[:6])))
+    out = prompt_attention.prompt_attention(
+        q,
+        made.cache.k[1],
+        made.cache.v[1],
+        torch.tensor([64, 70, 90], dtype=torch.int32, device=DEVICE),
+        torch.tensor(span.blocks, dtype=torch.int32, device=DEVICE),
+        block_size=16,
+        **made.unusual[1].asked,
+    )
+    assert out.isfinite().all()
+    torch.testing.assert_close(out[6:26], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_step_that_is_cut_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(32, 16, 4))
     made = made_case([(45, 60)], group=2, dim=64, block_size=16, window=33, cap=3.0, sinks=True)
@@ -145,9 +165,3 @@ def test_tiles_fit_where_there_are_fused_kernels(kilobytes: int) -> None:
         assert SLAB % tile.queries == 0
         assert tile.queries > FEW
         assert tile == TILES[0] or (dim == 256 and kilobytes < 227)
-
-
-def test_what_a_layer_asks_for_is_passed_whole() -> None:
-    """A field that is added to what makes a layer unusual has to be passed on, too."""
-    layer = Unusual(case([(0, 1)], group=1, dim=16, block_size=16, dtype=DTYPE, window=3).unusual[1].spec)
-    assert layer.asked == {"scale": 0.25, "window": 3, "cap": None, "sinks": None}
