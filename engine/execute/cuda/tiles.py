@@ -39,9 +39,9 @@ def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     if inputs > 3072:
         return Tile(1, 4 if not gated and 4096 < outputs <= 8192 else 8, 1, 3)
     if gated:
-        return Tile(1, 8, 1, 4)
-    if outputs > 1 << 15:
-        return Tile(2, 4, 2, 4)
+        return Tile(1, 4, 2, 4) if inputs <= 1152 and outputs > 4096 else Tile(1, 8, 1, 4)
+    if outputs > 1 << 15:  # a span of two folds is as wide as 1,024 columns: the last one may be nearly empty
+        return Tile(1, 4, 1, 4) if 1024 < inputs <= 1536 else Tile(2, 4, 2, 4)
     return Tile(2 if outputs <= 2048 else 1, 4, 1, 4)
 
 
