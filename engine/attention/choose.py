@@ -155,20 +155,22 @@ def _tried(
 
 
 def _error(name: str, device: torch.device, dtype: torch.dtype, asked: tuple[Attention, ...]) -> float:
-    """The relative error of a prompt of 20 tokens, and of one token after it beside another prompt: to sdpa in fp32.
+    """The relative error of a prompt of 300 tokens, and of one token after it beside another prompt: to sdpa in fp32.
 
-    The largest of all kinds of attention that are `asked` for.
+    The largest of all kinds of attention that are `asked` for. A shorter prompt is one tile of flash-attn's kernels:
+    a build without those for heads of 96 gives right numbers for it, and wrong ones from the second tile on.
     """
     head_dim, random = asked[0].head_dim, torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(35, heads, head_dim, generator=random).to(device, dtype) for heads in (4, 2, 2))
-    steps = ((Span((1,), 0, 20),), (Span((1,), 20, 1), Span((0,), 0, 14)))
+    q, k, v = (torch.randn(315, heads, head_dim, generator=random).to(device, dtype) for heads in (4, 2, 2))
+    blocks = tuple(range(1, 2 + 300 // BLOCK_SIZES[name]))
+    steps = ((Span(blocks, 0, 300),), (Span(blocks, 300, 1), Span((0,), 0, 14)))
     unusual = {i: on_trial(spec, device, dtype) for i, spec in enumerate(asked) if not spec.is_plain}
     outs: list[Tensor] = []
     for backend_name, kind in ((name, dtype), ("sdpa", torch.float32)):
-        cache = KVCache(len(asked), 2, BLOCK_SIZES[name], 2, head_dim, kind, device)
+        cache = KVCache(len(asked), 1 + len(blocks), BLOCK_SIZES[name], 2, head_dim, kind, device)
         backend = make_backend(backend_name, cache, 2, unusual)
         found = []
-        for spans, rows in zip(steps, (slice(0, 20), slice(20, 35)), strict=True):
+        for spans, rows in zip(steps, (slice(0, 300), slice(300, 315)), strict=True):
             step = backend.plan(StepBatch(spans))
             given = q[rows].to(kind), k[rows].to(kind), v[rows].to(kind)
             found.append(torch.stack([step(layer, *given).float() for layer in range(len(asked))]))

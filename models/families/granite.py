@@ -17,7 +17,7 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
 
 
 def _sparse_from_hf(architecture: str, fields: Fields) -> ModelSpec:
-    spec = _from_hf(architecture, replace(fields, raw=fields.raw | {"mlp_bias": False}))
+    spec = _from_hf(architecture, replace(fields, raw={**fields.raw, "mlp_bias": False}))
     count, chosen = (
         fields.integer("num_local_experts", 8, limit=4096),
         fields.integer("num_experts_per_tok", 2),
