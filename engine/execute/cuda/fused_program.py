@@ -271,7 +271,7 @@ class FusedDecoder:
             self._lse,
             layer.sinks,
         )
-        cuts = choose_chunkings(rows, limit, spec.window)
+        cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window)
         sharing = None
         if own and self.kv is not None and spec.window is None:
             sharing = choose_sharing(rows, self.kv.group)

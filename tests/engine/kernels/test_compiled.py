@@ -53,7 +53,7 @@ def linear(outputs, inputs, **flags):
             "tiles": tile.tiles, "products": text.count("mma.sync"), "folds": tile.folds}
 
 def attention(limit, group, dim, **features):
-    cut, width = choose_chunking(limit), triton.next_power_of_2(dim)
+    cut, width = choose_chunking(limit, 8), triton.next_power_of_2(dim)
     constants = dict(SOME=False, CHUNKS=80, HQ=8 * group, HKV=8, D=width, DIM=dim, ROTATED=dim, EPS=1e-6, NORM=True)
     constants |= dict(BLOCK=256, PDL=True)
     wide = max(width // 128, 1)
