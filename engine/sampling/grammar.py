@@ -136,17 +136,24 @@ class _Vocabulary:
         return self._tokenizer.encode_pieces([Piece(text, typed=True)], self._after)
 
 
+def check(constraint: Constraint) -> None:
+    """Raises EngineError with what is wrong with a constraint, as far as that shows without a model."""
+    grammar, name = _grammar(constraint), NAMES[constraint.kind]
+    failed, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
+    if failed:
+        raise _refused(name, reason(said[0]))
+
+
 def compiled(constraint: Constraint, vocabulary: llguidance.LLTokenizer) -> Matcher:
     """A matcher at the beginning. Raises EngineError with what is wrong with the constraint."""
-    name = NAMES[constraint.kind]
-    try:
-        grammar = _grammar(constraint)
-    except (ValueError, RecursionError) as error:
-        nested = isinstance(error, RecursionError) or "recursion limit" in str(error)
-        raise _refused(name, "it is nested too deeply" if nested else reason(str(error))) from None
+    grammar, name = _grammar(constraint), NAMES[constraint.kind]
     matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
-    if matcher.is_error():
-        raise _refused(name, reason(matcher.get_error()))
+    tried = matcher.deep_copy()  # some of what is wrong shows with the first token
+    if not matcher.is_error() and not any(tried.compute_bitmask()) and not tried.is_error():
+        raise _refused(name, "nothing matches it")
+    for each in (matcher, tried):
+        if each.is_error():
+            raise _refused(name, reason(each.get_error()))
     return Matcher(matcher, name)
 
 
@@ -155,14 +162,20 @@ def _refused(name: str, why: str) -> EngineError:
 
 
 def _grammar(constraint: Constraint) -> str:
+    """A constraint as the library reads it. Raises EngineError."""
     if constraint.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(_unanchored(constraint.text))
     if constraint.kind == "lark":
         return llguidance.LLMatcher.grammar_from_lark(constraint.text)
     schema = '{"type": "object"}' if constraint.kind == "json_object" else constraint.text
-    if not isinstance(json.loads(schema), dict | bool):
-        raise ValueError("it is no JSON object")
-    return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
+    try:
+        if not isinstance(json.loads(schema), dict | bool):
+            raise ValueError("it is no JSON object")
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
+    except (ValueError, RecursionError) as error:
+        nested = isinstance(error, RecursionError) or "recursion limit" in str(error)
+        why = "it is nested too deeply" if nested else reason(str(error))
+        raise _refused(NAMES[constraint.kind], why) from None
 
 
 def _unanchored(expression: str) -> str:

@@ -19,6 +19,7 @@ from engine.cache.blocks import BlockManager, BlockTable, Copy, RowCopy
 from engine.cache.offload import Offload
 from engine.params import SamplingParams
 from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
+from engine.schedule.guide import Guide
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Sequence
 
@@ -98,15 +99,22 @@ class HashModel:
         logits[: self.prompts] = -torch.inf
         return logits
 
-    def alone(self, tokens: list[int], params: SamplingParams, seed: int, most: int) -> list[int]:
+    def alone(
+        self, tokens: list[int], params: SamplingParams, seed: int, most: int, guide: Guide | None = None
+    ) -> list[int]:
         """Up to `most` tokens that a prompt is answered with, without blocks and without anybody else."""
         sampler = SamplerState.create(replace(params, seed=seed), tokens, self.vocab, torch.device("cpu"))
         state: list[int] = []
         answer: list[int] = []
         for position, token in enumerate(tokens):
             state.append(mixed(*state[self._first_seen(position) :], token, position, 0))
+        words = torch.zeros(-(-self.vocab // 32), dtype=torch.int32)
         while len(answer) < most:
-            answer.append(sample(self.logits(state[-self.window :] if self.window else state), sampler))
+            if guide is not None:
+                guide.follow(answer)
+                guide.fill(words.numpy())
+            logits = self.logits(state[-self.window :] if self.window else state)
+            answer.append(sample(logits, sampler, words if guide is not None else None))
             sampler.note(answer[-1])
             state.append(mixed(*state[self._first_seen(len(state)) :], answer[-1], len(state), 1))
         return answer
