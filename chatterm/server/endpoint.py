@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -155,7 +155,7 @@ class Endpoint:
         size = sum(generation.count for generation in generations)
         async with site.work(), site.gate.turn(generations[0].client, size) as waited:
             work = _Work(asked, stream, site.recorder.of(generations[0].model), waited)
-            alive = asyncio.ensure_future(work.keep_alive()) if asked.stream else None
+            alive = asyncio.ensure_future(stream.keep_alive()) if asked.stream else None
             try:
                 async with asyncio.timeout(site.limits.request_s + LATE_S):
                     async with aclosing(merged(site.service, generations)) as pieces:
@@ -221,13 +221,6 @@ class _Work:
             await self.begin()
             if parts:
                 await self._stream.write(self._asked.renderer.piece(state, parts))
-
-    async def keep_alive(self) -> None:
-        """Beside a stream that has begun."""
-        while not self._stream.has_begun:
-            await asyncio.sleep(1.0)
-        with suppress(OSError):
-            await self._stream.keep_alive()
 
     def check(self) -> None:
         """Raises RequestError where the engine ended before its answers did."""

@@ -96,7 +96,7 @@ def convert(given: Any, kind: type[S], place: str = "") -> S:
 
 
 def _shown(value: object) -> str:
-    return _one_line(repr(value))[:80].replace("'", '"')
+    return _one_line(msgspec.json.encode(value).decode())[:80]
 
 
 def _one_line(value: object) -> str:

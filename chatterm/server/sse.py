@@ -67,11 +67,16 @@ class Stream:
         self._type = content_type
         self._alive = alive
         self._latest = 0.0
-        self.has_begun = False
+        self._begun = asyncio.Event()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the status has been sent."""
+        return self._begun.is_set()
 
     async def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Send status 200 and the headers."""
-        self.has_begun = True
+        self._begun.set()
         self._latest = monotonic()
         kept = [(b"content-type", self._type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self._send({"type": "http.response.start", "status": 200, "headers": [*kept, *headers]})
@@ -89,8 +94,10 @@ class Stream:
 
     async def keep_alive(self) -> None:
         """Runs beside the stream, until it is cancelled."""
+        await self._begun.wait()
         while self._alive is not None:
             left = self._latest + QUIET_S - monotonic()
             if left <= 0:
                 await self.write([self._alive])
-            await asyncio.sleep(max(left, 1.0))
+            else:
+                await asyncio.sleep(left)

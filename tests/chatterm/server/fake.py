@@ -101,7 +101,9 @@ class FakeService:
                 if not script or made[index] == limit:
                     ended[index] = True
                     reason: Reason = "length" if script else self.reason
-                    usage = Usage(completion_tokens=made[index], reasoning_tokens=thought[index], decode_s=0.5)
+                    usage = Usage(
+                        completion_tokens=made[index], reasoning_tokens=thought[index], decode_s=0.5
+                    )
                     yield Ended(index, reason, usage)
                     continue
                 kind, word = script.pop(0)
@@ -148,8 +150,19 @@ def _likely(request: Generation, word: str) -> tuple[Logprob, ...]:
 
 def _check(request: Generation) -> None:
     """As SamplingParams and the context of a model do."""
-    ranges = {"temperature": (0, 1e9), "top_p": (1e-9, 1), "min_p": (0, 1), "max_tokens": (1, 1e9), "top_k": (0, 2**31)}
-    ranges |= {"presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "seed": (0, 2**63), "logprobs": (0, 20)}
+    ranges = {
+        "temperature": (0, 1e9),
+        "top_p": (1e-9, 1),
+        "min_p": (0, 1),
+        "max_tokens": (1, 1e9),
+        "top_k": (0, 2**31),
+    }
+    ranges |= {
+        "presence_penalty": (-2, 2),
+        "frequency_penalty": (-2, 2),
+        "seed": (0, 2**63),
+        "logprobs": (0, 20),
+    }
     ranges |= {"repetition_penalty": (1e-9, 1e9)}
     for name, (low, high) in ranges.items():
         value = request.sampling.get(name)

@@ -61,7 +61,11 @@ def test_a_completion_with_its_usage(client, running):
     )
     assert answer.choices[0].message.content == "Hello there, you"
     assert answer.choices[0].finish_reason == "stop"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 3, 8)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+        5,
+        3,
+        8,
+    )
     assert answer.usage.prompt_tokens_details.cached_tokens == 2
     asked = running.service.asked[-1]
     assert asked.sampling == {
@@ -127,7 +131,9 @@ def test_a_tool_is_called_and_its_result_comes_back(client, running):
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
     running.service.say = echo
     result = {"role": "tool", "tool_call_id": call.id, "content": "2"}
-    again = client.chat.completions.create(model="tiny", messages=[*HELLO, choice.message, result], tools=TOOLS)
+    again = client.chat.completions.create(
+        model="tiny", messages=[*HELLO, choice.message, result], tools=TOOLS
+    )
     assert again.choices[0].message.content == "2"
     history = running.service.asked[-1].messages
     assert history[1].tool_calls[0].name == "add"
@@ -194,7 +200,11 @@ def test_completions_of_several_prompts(client):
 def test_responses(client, running):
     running.service.say = lambda request, index: [("reasoning", "Hm."), ("answer", "Yes.")]
     answer = client.responses.create(
-        model="tiny", input="Really?", instructions="Be kind.", max_output_tokens=9, reasoning={"effort": "none"}
+        model="tiny",
+        input="Really?",
+        instructions="Be kind.",
+        max_output_tokens=9,
+        reasoning={"effort": "none"},
     )
     assert answer.output_text == "Yes."
     assert [item.type for item in answer.output] == ["reasoning", "message"]
@@ -226,7 +236,11 @@ def test_responses_stream_as_the_client_expects(client, running):
     assert again.output_text == "2"
     history = running.service.asked[-1].messages
     assert [message.role for message in history] == ["user", "assistant", "tool"]
-    assert (history[1].content, history[1].reasoning, history[1].tool_calls[0].name) == ("Look.", "Hm.", "add")
+    assert (history[1].content, history[1].reasoning, history[1].tool_calls[0].name) == (
+        "Look.",
+        "Hm.",
+        "add",
+    )
 
 
 def test_a_schema_by_responses(client, running):
@@ -280,7 +294,9 @@ async def test_many_at_once_without_blocking(running):
     running.service.__init__()
     async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
         asks = (
-            client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": f"Number {n}"}])
+            client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": f"Number {n}"}]
+            )
             for n in range(20)
         )
         answers = await asyncio.gather(*asks)
