@@ -15,6 +15,10 @@ from chatterm.server.service import RequestError
 S = TypeVar("S", bound=msgspec.Struct)
 
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
+_NAMED = re.compile(r"^Object (?:missing required|contains unknown) field `([^`]*)`")
+_TYPES = re.compile(r"\b(?:str|int|bool|float|object|array)\b")
+_WORDS = {"str": "a string", "int": "an integer", "bool": "a boolean", "float": "a number"}
+_WORDS |= {"object": "an object", "array": "an array"}
 _JSON = msgspec.json.Decoder()
 
 
@@ -85,14 +89,26 @@ def convert(given: Any, kind: type[S], place: str = "") -> S:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        text = str(error)
-        found = _PLACE.search(text)
-        inner = found[1] if found else ""
-        param = ".".join(filter(None, (place, inner))).replace(".[", "[") or None
-        said = _one_line(_PLACE.sub("", text)).replace("`", "")
-        raise wrong(_clean(param), f"{_clean(param) or 'The body'}: {said[:1].lower()}{said[1:]}.") from None
+        raise _explained(str(error), place) from None
     except RecursionError:
         raise wrong(place or None, "The body is nested too deeply.") from None
+
+
+def _explained(text: str, place: str) -> RequestError:
+    """msgspec's error in the words of this API."""
+    found = _PLACE.search(text)
+    parts = [place, found[1] if found else ""]
+    text = _PLACE.sub("", text)
+    if (named := _NAMED.search(text)) is not None:
+        parts.append(named[1])
+        said = " is missing." if "missing" in text else " is not a field of this API; leave it out."
+    else:
+        words = _TYPES.sub(
+            lambda type: _WORDS.get(type[0], type[0]), text.replace("`", "").replace(" | null", "")
+        )
+        said = f": {words[:1].lower()}{words[1:]}."
+    param = _one_line(".".join(filter(None, parts)).replace(".[", "["))[:80]
+    return wrong(param or None, _one_line(f"{param or 'The body'}{said}"))
 
 
 def _shown(value: object) -> str:

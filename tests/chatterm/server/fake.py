@@ -53,6 +53,8 @@ class FakeService:
     asked: list[Generation] = field(default_factory=list)
     held: list[tuple[str, float | None]] = field(default_factory=list)
     running: int = 0
+    said: int = 0
+    """Words so far."""
     closed: int = 0
     """Generators that have been closed or have ended."""
 
@@ -108,6 +110,7 @@ class FakeService:
                     continue
                 kind, word = script.pop(0)
                 made[index] += 1
+                self.said += 1
                 thought[index] += kind == "reasoning"
                 await asyncio.sleep(self.pause_s)
                 yield Delta(index, word, kind, (made[index],), _likely(request, word))

@@ -266,6 +266,8 @@ def test_a_schema_by_responses(client, running):
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x " * 100_000}]}, "messages"),
         ({"max_tokens": "3"}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "x", "nonsense": 1}]}, "messages[0].nonsense"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"model": 3}, "model"),
     ],
 )
