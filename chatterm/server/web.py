@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -11,28 +12,35 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from chatterm.server.endpoint import Site
 from chatterm.server.guard import is_loopback
 from chatterm.server.limits import Limits
+from engine.errors import EngineError
 
 
-class ServerError(Exception):
-    """A server that cannot start. The message is one line: what was wrong, then what to do next."""
+async def serve(app: Starlette, host: str, port: int, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve `app` (of `make_app`) until SIGINT or SIGTERM, in the event loop of its service.
+
+    `on_ready` gets the address once it can be asked. Raises EngineError where it cannot start.
+    """
+    sock = listen(app, host, port)
+    if on_ready is not None:
+        name = f"[{host}]" if ":" in host else host
+        on_ready(f"http://{name}:{sock.getsockname()[1]}")
+    await make_server(app).serve(sockets=[sock])
 
 
 def run(app: Starlette, host: str, port: int) -> None:
-    """Serve `app` (of `make_app`) until SIGINT or SIGTERM. Raises ServerError where it cannot start."""
-    sock = listen(app, host, port)
-    server = make_server(app)
-    server.run(sockets=[sock])
+    """As `serve`, in an event loop of its own."""
+    asyncio.run(serve(app, host, port))
 
 
 def listen(app: Starlette, host: str, port: int) -> socket.socket:
-    """A socket that listens; `port` 0 takes any that is free. Raises ServerError."""
+    """A socket that listens; `port` 0 takes any that is free. Raises EngineError."""
     if not app.state.has_key and not is_loopback(host):
-        raise ServerError(f"Anybody could use a server on {host}; give it a key with --api-key-file FILE.")
+        raise EngineError(f"Anybody could use a server on {host}; give it a key with --api-key-file FILE.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise ServerError(f"There is no address {host!r}: {error}. Choose another --host.") from None
+        raise EngineError(f"There is no address {host!r}: {error}. Choose another --host.") from None
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # A client that has vanished without a word: connections inherit these.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -45,7 +53,7 @@ def listen(app: Starlette, host: str, port: int) -> socket.socket:
         sock.listen(512)
     except OSError as error:
         sock.close()
-        raise ServerError(
+        raise EngineError(
             f"{host} port {port} cannot be used: {error.strerror or error}. Choose another --port or --host."
         ) from None
     sock.setblocking(False)

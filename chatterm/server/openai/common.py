@@ -325,7 +325,7 @@ def thinking(
         think = _EFFORTS[effort]
         if think == "on" and model.thinks is False:
             raise wrong(place, f"{model.name} does not think; leave out {place}.", "unsupported_parameter")
-        if think == "on":
+        if think == "on" and "reasoning_effort" in model.template:
             names.setdefault("reasoning_effort", effort)
     enable = names.pop("enable_thinking", names.pop("thinking", None))
     if enable is not None:

@@ -72,6 +72,7 @@ class FakeService:
                 family="qwen3",
                 parameters=600_000_000,
                 format="Q8_0",
+                template="{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}",
             ),
             ServedModel(name="other", created=1_700_000_000, context_length=None),
         ]

@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -11,9 +13,11 @@ import httpx
 import pytest
 
 from chatterm.server.app import make_app
+from chatterm.server.extra import check_extra, read_key
 from chatterm.server.limits import Limits
 from chatterm.server.service import RequestError
-from chatterm.server.web import ServerError, listen
+from chatterm.server.web import listen
+from engine.errors import EngineError
 from tests.chatterm.server.fake import FakeService, serving
 
 CHAT = "/v1/chat/completions"
@@ -182,10 +186,10 @@ def test_a_key():
 def test_another_host_needs_a_key():
     app = make_app(FakeService())
     for host in ("0.0.0.0", "192.0.2.1", "example.org", "::"):
-        with pytest.raises(ServerError, match="api-key-file"):
+        with pytest.raises(EngineError, match="api-key-file"):
             listen(app, host, 0)
     first = listen(app, "127.0.0.1", 0)
-    with pytest.raises(ServerError, match="Choose another --port"):
+    with pytest.raises(EngineError, match="Choose another --port"):
         listen(app, "127.0.0.1", first.getsockname()[1])
     first.close()
 
@@ -317,3 +321,28 @@ def test_many_connections_at_once(running, service):
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted((number, f"Number {number}") for number in range(10) for _ in range(3))
+
+
+def test_a_key_is_read_from_a_file(tmp_path):
+    path = tmp_path / "key"
+    path.write_text("a-long-secret\n")
+    assert read_key(path) == "a-long-secret"
+    for wrong in ("", "short", "two words here", "two\nlines-in-it"):
+        path.write_text(wrong)
+        with pytest.raises(EngineError, match="at least 8"):
+            read_key(path)
+    with pytest.raises(EngineError, match="cannot be read"):
+        read_key(tmp_path / "nothing")
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    check_extra()
+    monkeypatch.setattr("chatterm.server.extra.find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"starlette and uvicorn.*chatterm\[server\]"):
+        check_extra()
+
+
+def test_the_server_brings_no_torch():
+    program = "import sys, chatterm.server.app, chatterm.server.web; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
