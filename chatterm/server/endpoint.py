@@ -17,6 +17,7 @@ from chatterm.server.guard import send_json
 from chatterm.server.limits import Gate, Limits
 from chatterm.server.metrics import ModelFigures, Recorder
 from chatterm.server.service import (
+    Constraint,
     Delta,
     Generation,
     Piece,
@@ -29,6 +30,8 @@ from chatterm.server.sse import ALIVE, ClientGone, Stream, unless_gone
 
 log = logging.getLogger("chatterm.server")
 
+LARGEST_CONSTRAINT = 200_000
+"""Characters of a schema or a grammar."""
 LATE_S = 10.0
 """How much longer than it may an engine takes that does not answer any more."""
 
@@ -122,6 +125,8 @@ class Endpoint:
                     await send_whole(send, done)
                     return
                 asked = self._parse(body, model, site.limits, client)
+                for generation in asked.generations:
+                    check_constraint(generation.constraint)
                 renderer = asked.renderer
                 await unless_gone(receive, self._answer(asked, stream, send))
             except RequestError:
@@ -243,6 +248,12 @@ class _Work:
             figures.generation_tokens.add(state.usage.completion_tokens)
             figures.finished[{"eos": "stop", "context_full": "length"}.get(state.reason, state.reason)] += 1
             figures.whole.add(now - self._asked_at)
+
+
+def check_constraint(constraint: Constraint | None) -> None:
+    """Raises RequestError 400 for one that would take too long to prepare."""
+    if constraint is not None and len(constraint.text) > LARGEST_CONSTRAINT:
+        raise wrong(None, f"Schemas and grammars can have {LARGEST_CONSTRAINT:,} characters at most.")
 
 
 async def merged(

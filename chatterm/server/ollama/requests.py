@@ -154,6 +154,7 @@ def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client:
         template=template,
         tools=tools,
         constraint=constraint,
+        most_tokens=limits.context,
         deadline_s=limits.request_s,
         client=client,
         keep_alive_s=seconds_of(given.keep_alive),
@@ -177,6 +178,7 @@ def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, cli
         think=think,
         template=template,
         constraint=_constraint(given.format),
+        most_tokens=limits.context,
         deadline_s=limits.request_s,
         client=client,
         keep_alive_s=seconds_of(given.keep_alive),
@@ -291,6 +293,8 @@ def _sampling(given: Mapping[str, Any] | None, model: ServedModel, limits: Limit
         )
     same = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
     found = sampling_of(options, same)
+    if options.seed == -1:
+        del found["seed"]  # any
     if options.repeat_penalty is not None:
         found["repetition_penalty"] = options.repeat_penalty
     if options.num_predict is not None and options.num_predict >= 0:

@@ -1,5 +1,6 @@
 """What OpenAI's endpoints have in common: messages, tools, sampling, formats of answers, ids, usage."""
 
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -239,7 +240,7 @@ def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Cons
     if given.choice is not None:
         if not given.choice:
             raise wrong(f"{place}.choice", f"{place}.choice is empty.")
-        return Constraint("regex", "|".join(map(re.escape, given.choice)))
+        return Constraint("lark", f"start: {' | '.join(map(json.dumps, given.choice))}")
     return Constraint("json_object") if given.json_object else Constraint("lark", given.grammar or "")
 
 
@@ -268,7 +269,10 @@ def with_tools(
 
 def sampling_of(given: Struct, names: Sequence[str]) -> dict[str, Any]:
     """Those of these fields that were given."""
-    return {name: value for name in names if (value := getattr(given, name)) is not None}
+    found = {name: value for name in names if (value := getattr(given, name)) is not None}
+    if "seed" in found:
+        found["seed"] %= 2**63  # seeds of other servers may be negative
+    return found
 
 
 def stops_of(given: Strings | None) -> tuple[str, ...] | None:

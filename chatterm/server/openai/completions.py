@@ -101,6 +101,7 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
             count=count,
             sampling=sampling,
             constraint=constraint,
+            most_tokens=limits.context,
             deadline_s=limits.request_s,
             client=f"{client} {given.user or ''}".rstrip(),
             cache_key=given.prompt_cache_key,

@@ -135,6 +135,7 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         tools=tools,
         tool_choice=choice,
         constraint=constraint,
+        most_tokens=limits.context,
         deadline_s=limits.request_s,
         client=f"{client} {given.safety_identifier or given.user or ''}".rstrip(),
         cache_key=given.prompt_cache_key,

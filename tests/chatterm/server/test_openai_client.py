@@ -7,6 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from chatterm.server.service import Constraint
 from tests.chatterm.server.fake import FakeService, echo, serving
 
 TOOLS = [
@@ -172,6 +173,26 @@ def test_what_a_choice_of_tools_means(client, running):
     assert ask().constraint is None
     besides = ask(response_format={"type": "json_object"})
     assert besides.constraint.text.startswith("start: answer | calls")
+
+
+def test_outputs_that_are_structured_otherwise(client, running):
+    def ask(**kinds):
+        client.completions.create(model="tiny", prompt="x", extra_body={"structured_outputs": kinds})
+        return running.service.asked[-1].constraint
+
+    assert ask(regex="a+") == Constraint("regex", "a+")
+    assert ask(grammar='start: "a"') == Constraint("lark", 'start: "a"')
+    assert ask(choice=["a b", 'c"']) == Constraint("lark", 'start: "a b" | "c\\""')
+    assert ask(json={"type": "object"}).kind == "json_schema"
+    with pytest.raises(openai.BadRequestError):
+        ask(regex="a+", choice=["b"])
+    with pytest.raises(openai.BadRequestError, match="200,000"):
+        ask(regex="a" * 200_001)
+
+
+def test_seeds_of_any_sign(client, running):
+    client.chat.completions.create(model="tiny", messages=HELLO, seed=-5)
+    assert running.service.asked[-1].sampling["seed"] == 2**63 - 5
 
 
 class Answer(BaseModel):

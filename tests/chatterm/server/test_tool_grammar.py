@@ -1,0 +1,99 @@
+"""Grammars of calls: what they allow is found as calls, and nothing else is allowed."""
+
+import json
+
+import pytest
+
+from chatterm.server.service import Constraint
+from chatterm.server.tool_calls import CallArguments, CallBegan, Parser
+from chatterm.server.tool_grammar import calls_or, forced_calls
+
+llguidance = pytest.importorskip("llguidance")
+
+NESTED = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/Place"}},
+    "required": ["place"],
+    "$defs": {"Place": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "go", "parameters": NESTED}},
+    {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
+]
+GO = ("go", '{"place": {"name": "Rome"}}')
+STOP = ("stop", "{}")
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    grammar = llguidance.grammar_from("lark", constraint.text)
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    data = text.encode()
+    return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
+
+
+def written(format, calls):
+    key = "parameters" if format == "llama3" else "arguments"
+    objects = [f'{{"name": "{name}", "{key}": {given}}}' for name, given in calls]
+    if format == "llama3":
+        return "; ".join(objects)
+    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects)
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+@pytest.mark.parametrize("calls", [[GO], [STOP], [GO, STOP]])
+def test_a_call_that_is_allowed_is_found(format, calls):
+    text = written(format, calls)
+    assert accepts(forced_calls(format, TOOLS, True), text)
+    assert accepts(forced_calls(format, TOOLS, False), text) == (len(calls) == 1)
+    parser = Parser(format, ["go", "stop"])
+    events = parser.push(text) + parser.end()
+    names = [event.name for event in events if isinstance(event, CallBegan)]
+    given = [event.text for event in events if isinstance(event, CallArguments)]
+    assert list(zip(names, given, strict=True)) == calls
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_what_does_not_fit_is_not_allowed(format):
+    forced = forced_calls(format, TOOLS, True)
+    assert not accepts(forced, "Hello")
+    assert not accepts(forced, "")
+    assert not accepts(forced, written(format, [("run", "{}")]))
+    assert not accepts(forced, written(format, [("go", '{"place": "Rome"}')]))
+    assert not accepts(forced_calls(format, TOOLS[1:], True), written(format, [GO]))
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_calls_besides_a_format_of_the_answer(format):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    both = calls_or(Constraint("json_schema", json.dumps(schema)), format, TOOLS, True)
+    assert accepts(both, '{"a": 1}')
+    assert accepts(both, written(format, [STOP]))
+    assert not accepts(both, '{"a": "b"}')
+    text = calls_or(Constraint("regex", "a/b+"), format, TOOLS, True)
+    assert accepts(text, "a/bb")
+    assert not accepts(text, "ab")
+
+
+def test_a_choice_is_one_of_them():
+    from chatterm.server.openai.common import StructuredOutputs, constraint_of
+
+    constraint = constraint_of(None, StructuredOutputs(choice=["yes", 'no "really"', "é\n"]))
+    for choice in ("yes", 'no "really"', "é\n"):
+        assert accepts(constraint, choice)
+    assert not accepts(constraint, "maybe")
+
+
+@pytest.mark.parametrize("format", ["mistral", "harmony"])
+def test_the_others_name_special_tokens(format):
+    text = forced_calls(format, TOOLS, True).text
+    marks = {
+        "mistral": ["<[TOOL_CALLS]>"],
+        "harmony": ["<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"],
+    }
+    assert all(mark in text for mark in marks[format])
+    without = text
+    for number, mark in enumerate(marks[format]):
+        without = without.replace(mark, f'"mark{number}"')
+    grammar = llguidance.grammar_from("lark", without)
+    assert not llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar).is_error()
