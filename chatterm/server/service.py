@@ -109,8 +109,8 @@ class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """"auto", "required", or the name of a function. The web API has made `constraint` of the latter two."""
     constraint: Constraint | None = None
     most_tokens: int | None = None
-    """Of prompt and answer together, where that is less than the model's context: a longer prompt is a RequestError 400,
-    code context_length_exceeded, and the answer ends as "length". None: as many as the context holds."""
+    """Of prompt and answer together, where that is less than the model's context. A longer prompt is a RequestError 400
+    with code context_length_exceeded; the answer ends as "length". None: as many as the context holds."""
     deadline_s: float | None = None
     """Seconds from now after which it ends as "length"; None: no limit."""
     client: str = ""

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatterm.server.limits import Gate, Limits
@@ -76,6 +76,7 @@ steps = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(steps=steps)
 def test_never_too_many_run_and_nobody_is_forgotten(steps):
     async def program():

@@ -1,16 +1,19 @@
 """Calls of tools in a streamed answer: how the text is cut makes no difference, and nothing is lost."""
 
 import json
+import os
 from itertools import pairwise
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatterm.server.service import ToolFormat
 from chatterm.server.tool_calls import CallArguments, CallBegan, CallEnded, Event, Parser, Text
 
+few = settings(max_examples=int(os.environ.get("CHATTERM_FUZZ", "30")))
+"""CHATTERM_FUZZ=10000 tries so many."""
 FORMATS = get_args(ToolFormat)
 TOOLS = ("get_weather", "add")
 
@@ -116,6 +119,7 @@ places = st.lists(st.integers(0, 10_000), max_size=12)
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@few
 @given(made=made_calls, text=st.sampled_from(["", "Let me look.", "a < b"]), places=places)
 def test_calls_are_found_however_the_text_is_cut(format, made, text, places):
     whole = written(format, made, text)
@@ -126,6 +130,7 @@ def test_calls_are_found_however_the_text_is_cut(format, made, text, places):
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@few
 @given(parts=st.lists(fragments, max_size=14), places=places)
 def test_a_cut_changes_nothing_and_text_without_calls_is_untouched(format, parts, places):
     whole = "".join(parts)
@@ -137,6 +142,7 @@ def test_a_cut_changes_nothing_and_text_without_calls_is_untouched(format, parts
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@few
 @given(made=made_calls.filter(bool), places=places, short=st.integers(0, 200))
 def test_an_answer_that_is_cut_off_loses_no_arguments(format, made, places, short):
     whole = written(format, made, "")
