@@ -27,20 +27,21 @@ class Tile:
         return 16 * self.tiles // (self.folds * (2 if gated else 1))
 
 
-def choose_tile(outputs: int, inputs: int, gated: bool, joined: bool = False) -> Tile:
+def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     """What was fastest on an H200 for so many rows (pairs of rows where gated) of so many columns.
 
     Measured in whole steps of Qwen3-0.6B and 8B: alone a product says little of how it gets on with its neighbours.
-    One that is `joined` with the norm before it holds more numbers of a row, so it has few weights; not measured.
     """
-    if joined:
-        return replace(choose_tile(outputs, inputs, gated), folds=1, tiles=1)
+    if (
+        inputs > 3072 and outputs < 2048 and not gated
+    ):  # else there would be fewer programs than multiprocessors
+        return Tile(2, 8, 1, 3)
     if inputs > 3072:
         return Tile(1, 4 if not gated and 4096 < outputs <= 8192 else 8, 1, 3)
     if gated:
-        return Tile(1, 8, 1, 4)
-    if outputs > 1 << 15:
-        return Tile(2, 4, 2, 4)
+        return Tile(1, 4, 2, 4) if inputs <= 1152 and outputs > 4096 else Tile(1, 8, 1, 4)
+    if outputs > 1 << 15:  # a span of two folds is as wide as 1,024 columns: the last one may be nearly empty
+        return Tile(1, 4, 1, 4) if 1024 < inputs <= 1536 else Tile(2, 4, 2, 4)
     return Tile(2 if outputs <= 2048 else 1, 4, 1, 4)
 
 

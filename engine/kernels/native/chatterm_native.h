@@ -65,12 +65,17 @@ struct ct_attention {
 enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3 };
 
 // down(activation(gate) * up), gate above up in one layer, or down(activation(up)) where it is not gated. down tells the
-// inner size.
+// inner size. Where it is gated, gate is made to be at most `limit` before, up to lie between that and its negative, and
+// up_offset is added to up.
 struct ct_feed {
   ct_linear gate_up;
   ct_linear down;
   int32_t activation;
   int32_t gated;
+  float gain;   // other than 1: the activation is x * sigmoid(gain * x), whatever else it is
+  float limit;  // 0: none
+  float up_offset;
+  int32_t unused;
 };
 
 // A mixture of experts. The router, of plain weights, has an output for each expert and, with shared_gate, one more: the

@@ -82,7 +82,12 @@ ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu")
 class Feed(ctypes.Structure):
     """ct_feed: a feed-forward."""
 
-    _fields_: ClassVar = [*_of(Linear, "gate_up", "down"), *_of(_Int, "activation", "gated")]
+    _fields_: ClassVar = [
+        *_of(Linear, "gate_up", "down"),
+        *_of(_Int, "activation", "gated"),
+        *_of(_Float, "gain", "limit", "up_offset"),
+        ("unused", _Int),
+    ]
 
 
 class Experts(ctypes.Structure):
