@@ -76,10 +76,10 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
 class Constraint(Struct, frozen=True):
     """What the answer has to be. It holds for the answer, not for the thinking before it."""
 
-    kind: Literal["json_schema", "json_object", "regex", "lark"]
+    kind: Literal["json_schema", "json_object", "regex", "lark", "calls"]
     text: str = ""
-    """The schema as JSON text, the expression, or the grammar: llguidance's Lark, with `%json {...}`. `<NAME>` in it is
-    a special token, `<[NAME]>` one whose name is in square brackets (`[TOOL_CALLS]`): the service writes its id."""
+    """The schema as JSON text, the expression, or the grammar (llguidance's Lark). Of "calls" it is a grammar of ours, with
+    marks such as `⟦<tool_call>⟧`: the service makes it "lark" with `tool_grammar.spelled(text, tokenizer.token_id)`."""
 
 
 class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,37 +1,53 @@
-"""Grammars of tool calls (llguidance's Lark): calls that have to be made, and calls besides a format of the answer."""
+"""Grammars of tool calls (llguidance's Lark): calls that have to be made, and calls besides a format of the answer.
+
+A mark such as `<tool_call>` is one token for some models and plain text for others, so it is written as `⟦<tool_call>⟧`
+here; who has the tokenizer writes what it is (`spelled`).
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chatterm.server.service import Constraint, ToolFormat
 
+_MARK = re.compile("⟦([^⟦⟧]+)⟧")
+_SEVERAL = {
+    "hermes": 'call ("\\n" call)*',
+    "llama3": 'call ("; " call)*',
+    "mistral": '⟦[TOOL_CALLS]⟧ "[" call (", " call)* "]"',
+    "harmony": "call",
+}
+_ONE = {**dict.fromkeys(_SEVERAL, "call"), "mistral": '⟦[TOOL_CALLS]⟧ "[" call "]"'}
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON on one line: a model cannot write blanks for ever."""
+
 
 def forced_calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> Constraint:
     """The answer is a call of one of these tools, or several calls."""
-    return Constraint("lark", f"start: calls\n{_calls(format, tools, parallel)}")
+    return Constraint("calls", f"start: calls\n{_calls(format, tools, parallel)}")
 
 
 def calls_or(
     constraint: Constraint, format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool
 ) -> Constraint:
-    """The answer is what `constraint` says, or it is calls."""
-    if constraint.kind == "lark":
-        return constraint  # a grammar of the client's own says all there is
+    """The answer is what `constraint` (no grammar) says, or it is calls."""
     if constraint.kind == "regex":
-        answer = f"answer: /{constraint.text.replace('/', chr(92) + '/')}/"
+        expression = constraint.text.replace("/", "\\/").replace("⟦", "\\x{27e6}")
+        answer = f"answer: /{expression}/"
     else:
-        answer = f"answer: %json {constraint.text or json.dumps({'type': 'object'})}"
-    return Constraint("lark", f"start: answer | calls\n{answer}\n{_calls(format, tools, parallel)}")
+        answer = f"answer: {_json(json.loads(constraint.text) if constraint.text else {'type': 'object'})}"
+    return Constraint("calls", f"start: answer | calls\n{answer}\n{_calls(format, tools, parallel)}")
 
 
-_SEVERAL = {
-    "hermes": 'call ("\\n" call)*',
-    "llama3": 'call ("; " call)*',
-    "mistral": '<[TOOL_CALLS]> "[" call (", " call)* "]"',
-    "harmony": "call",
-}
-_ONE = {**dict.fromkeys(_SEVERAL, "call"), "mistral": '<[TOOL_CALLS]> "[" call "]"'}
+def spelled(grammar: str, token_id: Callable[[str], int | None]) -> str:
+    """The grammar with its marks written as the tokens that they are, or as text where they are none."""
+
+    def written(mark: re.Match[str]) -> str:
+        id = token_id(mark[1])
+        return json.dumps(mark[1]) if id is None else f"<[{id}]>"
+
+    return _MARK.sub(written, grammar)
 
 
 def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
@@ -47,8 +63,8 @@ def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
     """One call of this function."""
     parameters = dict(function["parameters"])
     if format == "harmony":
-        header = f'<|channel|> "commentary to=functions.{function["name"]} " <|constrain|> "json" <|message|>'
-        return f"{header} %json {json.dumps(parameters)} <|call|>"
+        header = f'⟦<|channel|>⟧ "commentary to=functions.{function["name"]} " ⟦<|constrain|>⟧ "json" ⟦<|message|>⟧'
+        return f"{header} {_json(parameters)} ⟦<|call|>⟧"
     key = "parameters" if format == "llama3" else "arguments"
     # References are to the root of the schema, so what they refer to has to be there.
     shared = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
@@ -59,5 +75,13 @@ def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
         "additionalProperties": False,
         **shared,
     }
-    written = f"%json {json.dumps(whole)}"
-    return f'"<tool_call>\\n" {written} "\\n</tool_call>"' if format == "hermes" else written
+    if format == "hermes":
+        return f'⟦<tool_call>⟧ "\\n" {_json(whole)} "\\n" ⟦</tool_call>⟧'
+    return _json(whole)
+
+
+def _json(schema: Any) -> str:
+    """A schema within a grammar. What people write in it is no mark."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _COMPACT}
+    return f"%json {json.dumps(schema)}"

@@ -262,6 +262,10 @@ def with_tools(
     if choice in ("required", *(tool["function"]["name"] for tool in tools)):
         wanted = [tool for tool in tools if choice in ("required", tool["function"]["name"])]
         return forced_calls(model.tool_format, wanted, parallel and choice == "required")
+    if constraint is not None and constraint.kind == "lark":
+        raise wrong(
+            "tools", "A grammar or a choice leaves no room for calls of tools; leave out one of the two."
+        )
     if constraint is not None:
         return calls_or(constraint, model.tool_format, tools, parallel)
     return None

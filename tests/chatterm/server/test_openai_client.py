@@ -166,7 +166,7 @@ def test_what_a_choice_of_tools_means(client, running):
 
     assert ask(tool_choice="none").tools == ()
     forced = ask(tool_choice="required")
-    assert forced.constraint.kind == "lark"
+    assert forced.constraint.kind == "calls"
     assert "<tool_call>" in forced.constraint.text
     named = ask(tool_choice={"type": "function", "function": {"name": "add"}})
     assert named.tool_choice == "add"

@@ -6,7 +6,7 @@ import pytest
 
 from chatterm.server.service import Constraint
 from chatterm.server.tool_calls import CallArguments, CallBegan, Parser
-from chatterm.server.tool_grammar import calls_or, forced_calls
+from chatterm.server.tool_grammar import calls_or, forced_calls, spelled
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -25,7 +25,7 @@ STOP = ("stop", "{}")
 
 
 def accepts(constraint: Constraint, text: str) -> bool:
-    grammar = llguidance.grammar_from("lark", constraint.text)
+    grammar = llguidance.grammar_from("lark", spelled(constraint.text, lambda mark: None))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
     assert not matcher.is_error(), matcher.get_error()
     data = text.encode()
@@ -84,16 +84,24 @@ def test_a_choice_is_one_of_them():
     assert not accepts(constraint, "maybe")
 
 
+def test_marks_are_tokens_where_they_are_and_text_elsewhere():
+    text = forced_calls("mistral", TOOLS, True).text
+    assert '"[TOOL_CALLS]" "["' in spelled(text, {}.get)
+    assert '<[9]> "["' in spelled(text, {"[TOOL_CALLS]": 9}.get)
+    known = {"<|channel|>": 1, "<|constrain|>": 2, "<|message|>": 3, "<|call|>": 4}
+    text = spelled(forced_calls("harmony", TOOLS, True).text, known.get)
+    assert all(f"<[{id}]>" in text for id in known.values())
+    assert "⟦" not in text
+
+
+def test_what_people_write_is_no_mark():
+    parameters = {"type": "object", "properties": {"a": {"enum": ["⟦<tool_call>⟧"]}}}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    constraint = forced_calls("llama3", [tool], False)
+    assert spelled(constraint.text, {"<tool_call>": 9}.get) == constraint.text
+
+
 @pytest.mark.parametrize("format", ["mistral", "harmony"])
-def test_the_others_name_special_tokens(format):
-    text = forced_calls(format, TOOLS, True).text
-    marks = {
-        "mistral": ["<[TOOL_CALLS]>"],
-        "harmony": ["<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"],
-    }
-    assert all(mark in text for mark in marks[format])
-    without = text
-    for number, mark in enumerate(marks[format]):
-        without = without.replace(mark, f'"mark{number}"')
-    grammar = llguidance.grammar_from("lark", without)
+def test_the_other_formats_are_grammars(format):
+    grammar = llguidance.grammar_from("lark", spelled(forced_calls(format, TOOLS, True).text, {}.get))
     assert not llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar).is_error()
