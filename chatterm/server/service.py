@@ -79,7 +79,8 @@ class Constraint(Struct, frozen=True):
     kind: Literal["json_schema", "json_object", "regex", "lark", "calls"]
     text: str = ""
     """The schema as JSON text, the expression, or the grammar (llguidance's Lark). Of "calls" it is a grammar of ours
-    with marks such as `⟦<tool_call>⟧`: the service makes it "lark" with `tool_grammar.spelled(text, tokenizer.token_id)`."""
+    with marks such as `⟦<tool_call>⟧`, of which the service makes "lark": `tool_grammar.spelled` with the tokenizer's
+    `token_id`."""
 
 
 class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -73,7 +73,7 @@ def make_server(app: Starlette) -> uvicorn.Server:
         http=Protocol,
         ws="none",
         lifespan="off",
-        log_level="warning",
+        log_level="error",  # what clients do wrong is no news here
         access_log=False,
         server_header=False,
         proxy_headers=False,
