@@ -36,6 +36,7 @@ from chatterm.server.openai.common import (
     new_id,
     sampling_of,
     stops_of,
+    strict_of,
     thinking,
     tools_of,
     usage_of,
@@ -124,7 +125,8 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
     choice = choice_of(named_tool(given.tool_choice), tools)
     tools = () if choice == "none" else tools
     constraint = constraint_of(given.response_format, given.structured_outputs)
-    constraint = with_tools(constraint, model, tools, choice, given.parallel_tool_calls is not False)
+    parallel = given.parallel_tool_calls is not False
+    constraint = with_tools(constraint, model, tools, choice, parallel, strict_of(given.tools))
     think, template = thinking(given.reasoning_effort, given.chat_template_kwargs, model)
     count = count_of(given.n, limits)
     sampling = sampling_of(given, SAMPLING)

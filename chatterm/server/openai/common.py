@@ -3,7 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +20,7 @@ from chatterm.server.service import (
     Think,
     ToolCall,
 )
-from chatterm.server.tool_grammar import calls_or, forced_calls
+from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_TOOLS = 128
@@ -250,8 +250,10 @@ def with_tools(
     tools: Sequence[Mapping[str, Any]],
     choice: str,
     parallel: bool,
+    strict: Collection[str] = (),
 ) -> Constraint | None:
-    """The constraint where the model has these tools: calls that are required, or calls besides a format.
+    """The constraint where the model has these tools: calls that are required, calls besides a format, or calls with
+    arguments that fit (of the tools named in `strict`).
 
     Raises RequestError 400 where the model cannot call tools.
     """
@@ -268,7 +270,12 @@ def with_tools(
         )
     if constraint is not None:
         return calls_or(constraint, model.tool_format, tools, parallel)
-    return None
+    return free_calls(model.tool_format, tools, strict, parallel) if strict or not parallel else None
+
+
+def strict_of(given: Sequence[Tool] | None) -> frozenset[str]:
+    """The functions whose arguments have to fit their schema."""
+    return frozenset(tool.function.name for tool in given or () if tool.function.strict)
 
 
 def sampling_of(given: Struct, names: Sequence[str]) -> dict[str, Any]:

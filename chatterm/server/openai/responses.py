@@ -17,6 +17,7 @@ from chatterm.server.openai.common import (
     choice_of,
     sampling_of,
     schema_constraint,
+    strict_of,
     text_of,
     thinking,
     tools_of,
@@ -107,12 +108,12 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
             "store", "Nothing is stored here; leave out store, or set it to false.", "unsupported_value"
         )
     given = TABLE.of(body)
-    tools = tools_of([Tool("function", _function(tool)) for tool in given.tools or ()])
+    functions = [Tool("function", _function(tool)) for tool in given.tools or ()]
+    tools = tools_of(functions)
     choice = choice_of(_choice(given.tool_choice), tools)
     tools = () if choice == "none" else tools
-    constraint = with_tools(
-        _constraint(given.text), model, tools, choice, given.parallel_tool_calls is not False
-    )
+    parallel = given.parallel_tool_calls is not False
+    constraint = with_tools(_constraint(given.text), model, tools, choice, parallel, strict_of(functions))
     effort = given.reasoning.effort if given.reasoning is not None else None
     think, template = thinking(effort, None, model, "reasoning.effort")
     unknown = next((name for name in given.include or () if name not in _INCLUDED), None)

@@ -171,6 +171,11 @@ def test_what_a_choice_of_tools_means(client, running):
     named = ask(tool_choice={"type": "function", "function": {"name": "add"}})
     assert named.tool_choice == "add"
     assert ask().constraint is None
+    assert ask(parallel_tool_calls=False).constraint.text.startswith("start: TEXT? | lead body\n")
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    client.chat.completions.create(model="tiny", messages=HELLO, tools=strict)
+    assert "integer" in running.service.asked[-1].constraint.text
+    assert "strict" not in running.service.asked[-1].tools[0]["function"]
     besides = ask(response_format={"type": "json_object"})
     assert besides.constraint.text.startswith("start: answer | calls")
 

@@ -6,7 +6,7 @@ import pytest
 
 from chatterm.server.service import Constraint
 from chatterm.server.tool_calls import CallArguments, CallBegan, Parser
-from chatterm.server.tool_grammar import calls_or, forced_calls, spelled
+from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls, spelled
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -73,6 +73,33 @@ def test_calls_besides_a_format_of_the_answer(format):
     text = calls_or(Constraint("regex", "a/b+"), format, TOOLS, True)
     assert accepts(text, "a/bb")
     assert not accepts(text, "ab")
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_calls_after_any_text(format):
+    free = free_calls(format, TOOLS, {"go"}, True)
+    once = free_calls(format, TOOLS, {"go"}, False)
+    lead = "" if format == "llama3" else "Let me <see>.\n"
+    for text in ("", "Hello", lead + written(format, [GO]), lead + written(format, [STOP])):
+        assert accepts(free, text)
+        assert accepts(once, text)
+    assert accepts(free, lead + written(format, [GO, STOP]))
+    assert not accepts(once, lead + written(format, [GO, STOP]))
+    assert not accepts(free, lead + written(format, [("go", '{"place": "Rome"}')]))
+    assert not accepts(free, lead + written(format, [("run", "{}")]))
+    lenient = ("stop", '{"anything": 1}')
+    assert accepts(free, lead + written(format, [lenient]))
+
+
+def test_calls_after_any_text_where_marks_are_tokens():
+    for format, mark in (("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]")):
+        constraint = free_calls(format, TOOLS, {"go"}, True)
+        assert "lead: TEXT? <[9]>" in spelled(constraint.text, {mark: 9}.get)
+        text = spelled(constraint.text, {}.get)
+        assert "suffix=" in text
+        matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), llguidance.grammar_from("lark", text))
+        assert not matcher.is_error(), matcher.get_error()
+    assert free_calls("harmony", TOOLS, {"go"}, True) is None
 
 
 def test_a_choice_is_one_of_them():
