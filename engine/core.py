@@ -172,14 +172,18 @@ class EngineCore:
 
     # -- what conversations use
 
-    def output(self, params: SamplingParams, inside_think: bool = False) -> Output:
-        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span."""
+    def output(
+        self, params: SamplingParams, inside_think: bool = False, shown: frozenset[int] = frozenset()
+    ) -> Output:
+        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span.
+
+        `shown` are special tokens that have text all the same.
+        """
         known = self.tokenizer
+        stream = known.stream(shown)
         if known.channels is not None:
-            return Output(known.stream(), ChannelTracker(known.channels, inside_think), params.stop)
-        return Output(
-            known.stream(), ThinkTracker(known.think_start, known.think_end, inside_think), params.stop
-        )
+            return Output(stream, ChannelTracker(known.channels, inside_think), params.stop)
+        return Output(stream, ThinkTracker(known.think_start, known.think_end, inside_think), params.stop)
 
     def start(
         self,
