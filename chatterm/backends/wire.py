@@ -1,26 +1,59 @@
 """What a terminal and the engine process say to each other: the calls of a Backend, and what comes of them."""
 
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from chatterm.backends.backend import (
     ChatOptions,
-    Exchange,
     Figures,
     ModelInfo,
     Outcome,
-    Request,
     ThinkCache,
     ThinkMode,
     TokenEvent,
     TurnStats,
 )
-from engine.events import FinishReason
+
+ENGINE_OPTIONS = (
+    "device",
+    "dtype",
+    "quantize",
+    "context",
+    "threads",
+    "attention",
+    "graphs",
+    "deterministic",
+    "offload_gb",
+)
+"""Fields of ChatOptions that an engine is loaded with: all conversations with it have the same."""
+
+
+@cache
+def agreed() -> str:
+    """What both sides must have in common: a name for everything that is said here."""
+    root = Path(__file__).parents[2]
+    files = ("backends/wire", "backends/backend", "backends/exchange", "backends/remote", "channel/messages")
+    paths = [*(f"chatterm/{name}.py" for name in files), "engine/events.py", "engine/params.py"]
+    return sha256(b"".join((root / path).read_bytes() for path in paths)).hexdigest()[:16]
+
+
+class Hello(Struct, frozen=True):
+    """The first call of every client."""
+
+    agreed: str
+    kind: str
+    """"terminal", "web" or "command"."""
+    pid: int = 0
+    address: str = ""
+    """Of the web process: where it listens."""
 
 
 class Welcome(Struct, frozen=True):
-    """What a client is told that has said who it is."""
+    """What it is told."""
 
     pid: int
     options: ChatOptions
@@ -49,7 +82,6 @@ class Status(Struct, frozen=True, kw_only=True):
     """The server, for people."""
 
     pid: int
-    version: str
     uptime_s: float
     address: str
     """Where the web API listens; "" where there is none."""
@@ -58,64 +90,61 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 class Open(Struct, frozen=True):
-    """Begin with a model: the first call of a terminal, and again for another one."""
+    """Begin with a model: the first call of a terminal."""
 
     model: str
+    folder: str
+    """The one that the terminal is in: names of files begin there."""
     system: str | None
     think: ThinkMode
     think_cache: ThinkCache
     sampling: dict[str, Any]
 
 
-class Answered(Struct, frozen=True, array_like=True):
-    """How an answer stands: with the first tokens, and when it is over."""
+class Hold(Struct, frozen=True):
+    """Load a model, or change how long it stays."""
 
-    outcome: Outcome | None
+    model: str
+    folder: str
+    """As in Open; "": the name is one of `models`, and no file."""
+    keep_alive_s: float | None
+    """0: unload it; below 0: it stays; None: as the server was started."""
 
 
-class Tokens(Struct, frozen=True, array_like=True, tag="t"):
+class Begun(Struct, frozen=True, array_like=True, tag="begun"):
+    """An answer begins: what it was before its first token."""
+
+    outcome: Outcome
+
+
+class Tokens(Struct, frozen=True, array_like=True, tag="tokens"):
     """The next tokens of an answer, and its figures behind them."""
 
     events: list[TokenEvent]
     stats: TurnStats
 
 
-class Begun(Struct, frozen=True, array_like=True, tag="b"):
-    """An answer begins: what it was before its first token."""
-
-    outcome: Outcome
-
-
-class Parts(Struct, frozen=True, array_like=True, tag="p"):
-    """What came of several answers, in order."""
-
-    parts: list["OnePart"]
-
-
-class OnePart(Struct, frozen=True, array_like=True):
-    """A part of answer `index`: one of the three."""
+class OnePart(Struct, frozen=True, array_like=True, tag="part"):
+    """What came of one of several answers: one of the four."""
 
     index: int
     token: TokenEvent | None = None
     outcome: Outcome | None = None
-    error: str | None = None
+    engine_error: str | None = None
+    model_error: str | None = None
 
 
-class Wanted(Struct, frozen=True, array_like=True, tag="w"):
-    """The next request is wanted."""
+class Wanted(Struct, frozen=True, array_like=True, tag="wanted"):
+    """The next request is wanted: the client feeds it, or None where there is none."""
 
 
-Said = Tokens | Begun | Parts | Wanted
+class Loading(Struct, frozen=True, array_like=True, tag="loading"):
+    """How far a download or a load is."""
 
-
-class State(Struct, frozen=True):
-    """What a backend knows of itself after a call."""
-
-    info: ModelInfo | None
-    used_tokens: int
-    last: Outcome | None
-    value: Any = None
-    """What the call returns."""
+    stage: str
+    what: str
+    done: int
+    total: int | None
 
 
 class Look(Struct, frozen=True):
@@ -125,4 +154,16 @@ class Look(Struct, frozen=True):
     title: str | None
 
 
-__all__ = ["Exchange", "FinishReason", "Request"]
+class State(Struct, frozen=True, array_like=True, tag="state"):
+    """What a backend knows of itself after a call."""
+
+    info: ModelInfo | None
+    used_tokens: int
+    last: Outcome | None
+    look: Look
+    value: Raw
+    """What the call returns."""
+
+
+Said = Begun | Tokens | OnePart | Wanted | Loading | State
+"""What comes of a call before it is over; a State where it fails."""

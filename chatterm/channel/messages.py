@@ -3,15 +3,13 @@
 Bodies are encoded by whoever knows their type. Nothing is taken that does not have the shape it should have.
 """
 
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from chatterm.channel.frames import FrameError, framed
-
-VERSION = 1
-"""Of everything that is said here; both sides must have the same."""
 
 T = TypeVar("T")
 
@@ -64,8 +62,8 @@ ToServer = Call | Feed | Cancel
 ToClient = Item | Done | Failed
 
 _encoder = msgspec.msgpack.Encoder()
-_from_client = msgspec.msgpack.Decoder(ToServer)
-_from_server = msgspec.msgpack.Decoder(ToClient)
+_from_client: "msgspec.msgpack.Decoder[ToServer]" = msgspec.msgpack.Decoder(ToServer)
+_from_server: "msgspec.msgpack.Decoder[ToClient]" = msgspec.msgpack.Decoder(ToClient)
 
 NOTHING = Raw(_encoder.encode(None))
 
@@ -78,9 +76,15 @@ def packed(value: Any) -> Raw:
 def unpacked(body: Raw | bytes, kind: type[T]) -> T:
     """The value of a body. Raises FrameError where it is no `kind`."""
     try:
-        return msgspec.msgpack.decode(body, type=kind)
+        value: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
+        return value
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise FrameError(f"The other side sent something else than was agreed: {error}") from None
+
+
+@cache
+def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
+    return msgspec.msgpack.Decoder(kind)
 
 
 def to_frame(message: ToServer | ToClient) -> bytes:

@@ -41,6 +41,11 @@ def socket_path() -> Path:
     return Path("/tmp") / f"chatterm-{os.getuid()}-{name}" / "engine.sock"
 
 
+def has_socket() -> bool:
+    """Whether there may be a server here. Looks at one file."""
+    return supported() and socket_path().exists()
+
+
 def check_folder(path: Path) -> None:
     """Raises EngineError unless the folder at `path` is this user's own and closed to everybody else."""
     try:

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from chatterm.backends.wire import Welcome
+from chatterm.backends.wire import Hello, Hold, Welcome, agreed
 from chatterm.channel.frames import FrameError, FrameReader
 from chatterm.channel.messages import (
-    VERSION,
     Call,
     Cancel,
     Done,
@@ -72,7 +71,7 @@ class ChannelService(asyncio.Protocol):
         self._looks: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
 
-    async def connect(self, version: str, address: str = "") -> Welcome:
+    async def connect(self, address: str = "") -> Welcome:
         """Attach to the engine process of this user; `address` is where the web API listens.
 
         Raises RequestError where there is none, or one of another version.
@@ -84,7 +83,7 @@ class ChannelService(asyncio.Protocol):
         self.lost.clear()
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self, sock=peer)
-        hello = {"version": f"{VERSION}/{version}", "kind": "web", "pid": os.getpid(), "address": address}
+        hello = Hello(agreed(), "web", os.getpid(), address)
         welcome = await self._ask("hello", hello, Welcome)
         self._models = await self._ask("models", None, list[ServedModel])
         self._looks = loop.create_task(self._look())
@@ -128,7 +127,7 @@ class ChannelService(asyncio.Protocol):
         return await self._ask("token_texts", {"model": model, "ids": ids}, list[str])
 
     async def hold(self, model: str, keep_alive_s: float | None) -> None:
-        await self._ask("hold", {"model": model, "keep_alive_s": keep_alive_s}, type(None))
+        await self._ask("hold", Hold(model, "", keep_alive_s), type(None))
         self._models = await self._ask("models", None, list[ServedModel])
 
     async def metrics(self) -> Metrics:

@@ -3,13 +3,13 @@
 import asyncio
 from typing import Any, Protocol
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from chatterm.backends.backend import ContextFullError, EngineError, ModelError
+from chatterm.backends.wire import Hello
 from chatterm.channel.frames import FrameError, FrameReader
 from chatterm.channel.messages import (
     NOTHING,
-    VERSION,
     Call,
     Cancel,
     Done,
@@ -32,18 +32,6 @@ MOST_CALLS = 4096
 """Calls of one connection that run at once."""
 _UNREAD = 256 * 1024
 """Bytes that a client may leave unread before its streams wait for it."""
-
-
-class Hello(Struct, frozen=True):
-    """The first call of every client."""
-
-    version: str
-    """Of chatterm."""
-    kind: str
-    """"terminal", "web" or "command"."""
-    pid: int = 0
-    address: str = ""
-    """Of the web process: where it listens."""
 
 
 class Running(Protocol):
@@ -109,7 +97,7 @@ def failure(id: int, error: Exception) -> Failed:
 class Calls(Protocol):
     """What the engine process does for its clients."""
 
-    version: str
+    agreed: str
     pump: Pump
 
     def joined(self, connection: "Connection") -> bool:
@@ -248,9 +236,8 @@ class Connection(asyncio.Protocol):
         if call.method != "hello" or not call.body:
             raise FrameError("A client has to say who it is first.")
         hello = unpacked(call.body, Hello)
-        ours = f"{VERSION}/{self._calls.version}"
-        if hello.version != ours:
-            raise FrameError(f"The server is chatterm {ours}, this is {hello.version[:40]}.")
+        if hello.agreed != self._calls.agreed:
+            raise FrameError("The server is of another version of chatterm.")
         self.hello = hello
         stream.done(self._calls.greeted(self))
 

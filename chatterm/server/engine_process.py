@@ -1,7 +1,7 @@
 """The engine process: owns the engines, and answers whoever comes to its socket. It knows no HTTP.
 
-`chatterm serve` starts it as `python -P -m chatterm.server.engine_process`, with its options as a line of JSON on standard
-input. It says `ready` on standard output, or why it is not, and ends when standard input does.
+`chatterm serve` starts it as `python -P -m chatterm.server.engine_process`, with its options as a line of JSON on
+standard input. It says `ready` on standard output, or why it is not, and ends when standard input does.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from chatterm.backends.backend import ChatOptions, EngineError
-from chatterm.backends.wire import LoadedModel, Status, Welcome
+from chatterm.backends.backend import ChatOptions, EngineError, Progress
+from chatterm.backends.wire import Hold, LoadedModel, Loading, Status, Welcome, agreed
 from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, unpacked
 from chatterm.channel.runtime import listening
@@ -29,7 +29,7 @@ from chatterm.server.host import Held, Host, Load
 from chatterm.server.looking import Looking, Tokenize, TokenTexts
 from chatterm.server.pump import Pump
 from chatterm.server.service import Generation
-from chatterm.server.terminal import Terminal
+from chatterm.server.terminal import Terminal, named
 
 MOST_CLIENTS = 256
 _LOOK = 1.0
@@ -45,19 +45,12 @@ class ProcessOptions(Struct, frozen=True):
     keep_alive_s: float | None = None
 
 
-class Hold(Struct, frozen=True):
-    """Load a model, or change how long it stays."""
-
-    model: str
-    keep_alive_s: float | None = None
-
-
 class EngineProcess:
     """The calls of all clients. Everything here belongs to the event loop's thread."""
 
-    def __init__(self, host: Host, version: str) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
-        self.version = version
+        self.agreed = agreed()
         self.pump = Pump(asyncio.get_running_loop())
         self.workers = ThreadPoolExecutor(4, "request")
         self.ended = asyncio.Event()
@@ -117,17 +110,21 @@ class EngineProcess:
         wanted = unpacked(call.body, Hold)
         loop = asyncio.get_running_loop()
 
-        def tell(progress: Any) -> None:
+        def tell(progress: Progress) -> None:
+            said = Loading(progress.stage, progress.what, progress.done, progress.total)
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(stream.item, progress)
+                loop.call_soon_threadsafe(stream.item, said)
 
         def work() -> None:
+            model = named(wanted.model, wanted.folder) if wanted.folder else wanted.model
+            if not wanted.folder:
+                self._looking.check(model)
             if wanted.keep_alive_s == 0:
-                if (held := self.host.find(wanted.model)) is not None:
+                if (held := self.host.find(model)) is not None:
                     held.keep_alive_s = 0.0
                     self.host.unload(held)
                 return
-            self.host.give_back(self.host.take(wanted.model, tell, wanted.keep_alive_s))
+            self.host.give_back(self.host.take(model, tell, wanted.keep_alive_s))
 
         self._off(stream, work, thread=True)
 
@@ -162,7 +159,6 @@ class EngineProcess:
         addresses = [client.hello.address for client in self._clients if client.hello is not None]
         return Status(
             pid=os.getpid(),
-            version=self.version,
             uptime_s=time.time() - self._began,
             address=next(filter(None, addresses), ""),
             terminals=self._terminals,
@@ -216,7 +212,7 @@ async def serve(
     host = Host(process.options, process.keep_alive_s, load)
     with listening() as listener:
         listener.setblocking(False)
-        calls = EngineProcess(host, version())
+        calls = EngineProcess(host)
         for name in ("SIGTERM", "SIGINT"):
             with suppress(ValueError, RuntimeError, NotImplementedError):  # not in a thread of a test
                 loop.add_signal_handler(getattr(signal, name), calls.ended.set)
@@ -230,17 +226,6 @@ async def serve(
             await calls.leave()
 
 
-def version() -> str:
-    """Of chatterm, as it is installed."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("chatterm")
-    except PackageNotFoundError:
-        return "?"
-
-
 def _end_with_parent(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
     """Whoever started this process holds its standard input open."""
     if not sys.stdin or sys.stdin.isatty():
@@ -248,7 +233,7 @@ def _end_with_parent(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> N
 
     def wait() -> None:
         with suppress(OSError, ValueError):
-            while sys.stdin.buffer.raw.read(4096):  # type: ignore[attr-defined]
+            while os.read(sys.stdin.fileno(), 4096):
                 pass
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(ended.set)

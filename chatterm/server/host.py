@@ -1,4 +1,4 @@
-"""The models of the engine process: loaded on demand, shared by all clients, unloaded when nobody uses them for long."""
+"""The models of the engine process: loaded on demand, shared by all clients, unloaded when nobody uses them."""
 
 import threading
 import time

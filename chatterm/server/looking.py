@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -90,7 +91,8 @@ class Looking:
             process_bytes=_resident(),
         )
 
-    def _using(self, name: str):  # type: ignore[no-untyped-def]
+    def check(self, name: str) -> None:
+        """Raises RequestError for a model that no request may have: it is not on this machine."""
         known = name in {model.name for model in self.models()} or self._host.find(name) is not None
         if not known:
             raise RequestError(
@@ -100,6 +102,9 @@ class Looking:
                 param="model",
                 code="model_not_found",
             )
+
+    def _using(self, name: str) -> AbstractContextManager[Held]:
+        self.check(name)
         return self._host.using(name)
 
 

@@ -25,6 +25,8 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     """A model that can be asked; those that are not loaded are loaded on demand."""
 
     name: str
+    aliases: tuple[str, ...] = ()
+    """Other names that it is asked by."""
     created: int
     """Seconds since 1970: when its files were last changed, or the server started."""
     context_length: int | None
@@ -63,8 +65,8 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
     reasoning: str = ""
     """Of an assistant; templates know it as `reasoning_content`."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of an assistant; templates want the arguments as an object, so the service parses them (it leaves text that is not
-    JSON)."""
+    """Of an assistant. Templates want the arguments as objects, so the service parses them; what is not JSON stays
+    text."""
     tool_call_id: str | None = None
     """Of a tool's result."""
     name: str | None = None
@@ -76,7 +78,8 @@ class Constraint(Struct, frozen=True):
 
     kind: Literal["json_schema", "json_object", "regex", "lark"]
     text: str = ""
-    """The schema as JSON text, the expression, or the grammar (llguidance's Lark, `%json {...}` included)."""
+    """The schema as JSON text, the expression, or the grammar: llguidance's Lark, with `%json {...}`. `<NAME>` in it is
+    a special token, `<[NAME]>` one whose name is in square brackets (`[TOOL_CALLS]`): the service writes its id."""
 
 
 class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,8 +94,8 @@ class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: Mapping[str, Any] = {}
     """Fields of SamplingParams that override the model's own defaults: temperature, top_p, top_k, min_p, seed, stop (a
     list), max_tokens, repetition_penalty, presence_penalty, frequency_penalty, logit_bias ({token id: bias}), logprobs
-    (0 to 20: the drawn token's, and so many likeliest ones; absent: none). SamplingParams checks the values: a wrong one
-    is a RequestError 400 of this name. Answer i of `count` has seed + i."""
+    (0 to 20: the drawn token's, and so many likeliest ones; absent: none). SamplingParams checks the values: a wrong
+    one is a RequestError 400 of this name. Answer i of `count` has seed + i."""
     think: Think = "auto"
     template: Mapping[str, Any] = {}
     """More names for the chat template (chat_template_kwargs): `reasoning_effort`, ...; never `messages`, `tools`,
