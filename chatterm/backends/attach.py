@@ -27,14 +27,14 @@ _PATIENCE = 5.0
 _ENDED = "The chatterm server has ended; the model runs in this process now."
 
 
-def greeted(kind: str, timeout: float = _PATIENCE) -> tuple[Link, Welcome] | None:
+def greeted(kind: str) -> tuple[Link, Welcome] | None:
     """A connection to the server of this user; None where there is none. Raises EngineError where it is of no use."""
     peer = connected()
     if peer is None:
         return None
     link = Link(peer)
     try:
-        return link, link.ask("hello", Hello(agreed(), kind, os.getpid()), Welcome, timeout)
+        return link, link.ask("hello", Hello(agreed(), kind, os.getpid()), Welcome, _PATIENCE)
     except ServerGoneError:
         link.close()
         return None  # it ended in this moment
@@ -145,12 +145,13 @@ class Attached:
         self, events: Iterator[TokenEvent], text: str, before: Sequence[Exchange]
     ) -> Iterator[TokenEvent]:
         """Keep what comes of an answer, so that another engine can go on with it."""
-        began = False
+        began = is_cut = False
         try:
             for event in events:
                 began = True
                 yield event
         except ServerGoneError as error:
+            is_cut = True
             raise EngineError(
                 f"{error} What came of the answer is kept; ask again, and the model is loaded in this process."
             ) from None
@@ -158,7 +159,10 @@ class Attached:
             cast("Any", events).close()
             last = self._now.last
             if began and last is not None:
-                self._path = [*before, _exchange(text, last, self._now)]
+                made = _exchange(text, last, self._now)
+                # As after a crash: nobody knows what was said after these tokens.
+                made.finish_reason = None if is_cut else made.finish_reason
+                self._path = [*before, made]
 
     @property
     def _has_ended(self) -> bool:

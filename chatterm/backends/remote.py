@@ -27,7 +27,7 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Tokens, Wanted
-from chatterm.channel.link import Answers, Link, ServerGoneError
+from chatterm.channel.link import Answers, Link, ServerGoneError, error_of
 from chatterm.channel.messages import Done, Failed, Item, unpacked
 from engine.params import SamplingParams
 
@@ -390,6 +390,6 @@ class _Running:
 
 
 def _part(said: OnePart) -> Part:
-    if said.model_error is not None:
-        return ModelError(said.model_error)
-    return said.token or said.outcome or EngineError(said.engine_error or "The answer failed.")
+    if said.token is not None or said.outcome is not None:
+        return said.token or said.outcome  # type: ignore[return-value]
+    return error_of(Failed(0, *(said.error or ("engine", "The answer failed; try again.", {}))))

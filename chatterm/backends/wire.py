@@ -125,13 +125,13 @@ class Tokens(Struct, frozen=True, array_like=True, tag="tokens"):
 
 
 class OnePart(Struct, frozen=True, array_like=True, tag="part"):
-    """What came of one of several answers: one of the four."""
+    """What came of one of several answers: one of the three."""
 
     index: int
     token: TokenEvent | None = None
     outcome: Outcome | None = None
-    engine_error: str | None = None
-    model_error: str | None = None
+    error: tuple[str, str, dict[str, Any]] | None = None
+    """What a Failed has."""
 
 
 class Wanted(Struct, frozen=True, array_like=True, tag="wanted"):

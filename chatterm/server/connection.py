@@ -236,8 +236,16 @@ class Connection(asyncio.Protocol):
         if call.method != "hello" or not call.body:
             raise FrameError("A client has to say who it is first.")
         hello = unpacked(call.body, Hello)
-        if hello.agreed != self._calls.agreed:
-            raise FrameError("The server is of another version of chatterm.")
+        # A command may end a server of another version.
+        if hello.agreed != self._calls.agreed and hello.kind != "command":
+            stream.failed(
+                EngineError(
+                    "The server that runs here is of another version of chatterm; restart it with chatterm stop and "
+                    "chatterm serve."
+                )
+            )
+            self.close()
+            return
         self.hello = hello
         stream.done(self._calls.greeted(self))
 

@@ -19,13 +19,14 @@ import msgspec
 from msgspec import Struct
 
 from chatterm.backends.backend import ChatOptions, EngineError, Progress
+from chatterm.backends.local import Engines
 from chatterm.backends.wire import Hold, LoadedModel, Loading, Status, Welcome, agreed
 from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, unpacked
 from chatterm.channel.runtime import listening
 from chatterm.server.answering import Answering
 from chatterm.server.connection import Connection, Stream
-from chatterm.server.host import Held, Host, Load
+from chatterm.server.host import Held, Host
 from chatterm.server.looking import Looking, Tokenize, TokenTexts
 from chatterm.server.pump import Pump
 from chatterm.server.service import Generation
@@ -205,11 +206,17 @@ def _loaded(held: Held, now: float) -> LoadedModel:
 
 
 async def serve(
-    process: ProcessOptions, load: Load | None = None, ready: Callable[[], None] = lambda: None
+    process: ProcessOptions,
+    engines: Engines | None = None,
+    ready: Callable[["EngineProcess"], None] = lambda calls: None,
+    parent: int | None = None,
 ) -> None:
-    """Listen until it is ended. Raises EngineError where there is a server already."""
+    """Listen until it is ended, which the end of the file `parent` does, too.
+
+    Raises EngineError where there is a server already.
+    """
     loop = asyncio.get_running_loop()
-    host = Host(process.options, process.keep_alive_s, load)
+    host = Host(process.options, process.keep_alive_s, engines)
     with listening() as listener:
         listener.setblocking(False)
         calls = EngineProcess(host)
@@ -217,8 +224,9 @@ async def serve(
             with suppress(ValueError, RuntimeError, NotImplementedError):  # not in a thread of a test
                 loop.add_signal_handler(getattr(signal, name), calls.ended.set)
         server = await loop.create_unix_server(lambda: Connection(calls), sock=listener)
-        ready()
-        _end_with_parent(loop, calls.ended)
+        if parent is not None:
+            _end_with(parent, loop, calls.ended)
+        ready(calls)
         try:
             await calls.run()
         finally:
@@ -226,14 +234,12 @@ async def serve(
             await calls.leave()
 
 
-def _end_with_parent(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
-    """Whoever started this process holds its standard input open."""
-    if not sys.stdin or sys.stdin.isatty():
-        return
+def _end_with(parent: int, loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+    """Whoever started this process holds the file open."""
 
     def wait() -> None:
-        with suppress(OSError, ValueError):
-            while os.read(sys.stdin.fileno(), 4096):
+        with suppress(OSError):
+            while os.read(parent, 4096):
                 pass
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(ended.set)
@@ -246,12 +252,12 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     sys.setswitchinterval(0.0001)  # as the worker of a chat: the engine's thread must not wait for the loop's
 
-    def ready() -> None:
+    def ready(calls: EngineProcess) -> None:
         print("ready", flush=True)
 
     try:
         process = msgspec.json.decode(line, type=ProcessOptions)
-        asyncio.run(serve(process, ready=ready))
+        asyncio.run(serve(process, ready=ready, parent=sys.stdin.fileno()))
     except (EngineError, FrameError, msgspec.MsgspecError) as error:
         print(f"failed {error}", flush=True)
         return 1

@@ -2,22 +2,20 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress
+from chatterm.backends.local import Engines, OwnEngine
 from chatterm.server.service import ToolFormat
 from chatterm.server.tools import tool_format
 
 if TYPE_CHECKING:
     from engine.conversation.requests import Requests
     from engine.engine import Engine
-
-Load = Callable[[str, ChatOptions, OnProgress | None], "Engine"]
-"""Makes an engine for the model of this name. Raises ModelError and EngineError."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +51,15 @@ class Held:
 class Host:
     """Owns the engines. From any thread; taking a model that is not loaded takes long."""
 
-    def __init__(self, options: ChatOptions, keep_alive_s: float | None, load: Load | None = None) -> None:
+    def __init__(
+        self, options: ChatOptions, keep_alive_s: float | None, engines: Engines | None = None
+    ) -> None:
         self.options = options
         self.keep_alive_s = keep_alive_s
         self.loads = 0
         """How many models have been loaded so far."""
-        self._load = load or load_engine
+        self.engines: Engines = engines or OwnEngine()
+        """What makes them."""
         self._held: list[Held] = []
         self._state = threading.RLock()
         self._loading = threading.Lock()
@@ -120,7 +121,7 @@ class Host:
             if held.users or held not in self._held:
                 return False
             self._held.remove(held)
-        held.engine.close()
+        self.engines.close(held.engine)
         return True
 
     def unload_unused(self, now: float) -> None:
@@ -135,7 +136,7 @@ class Host:
             self._closed = True
             held, self._held = self._held, []
         for one in held:
-            one.engine.close()
+            self.engines.close(one.engine)
 
     def _add(self, name: str, on_progress: OnProgress | None) -> Held:
         from engine.conversation.requests import Requests
@@ -146,20 +147,21 @@ class Host:
                 held.aliases.add(name)
                 held.users += 1
                 return held
+        files = self.engines.find(name, on_progress)
         try:
-            engine = self._load(name, self.options, on_progress)
+            engine = self.engines.load(name, files, self.options, on_progress)
         except EngineError:
             if not self._free_unused():
                 raise
-            engine = self._load(name, self.options, on_progress)  # there is more room now
+            engine = self.engines.load(name, files, self.options, on_progress)  # there is more room now
         try:
             requests = Requests(engine)
         except BaseException:
-            engine.close()
+            self.engines.close(engine)
             raise
         with self._state:
             if self._closed:
-                engine.close()
+                self.engines.close(engine)
                 raise EngineError("The server is shutting down; start it again with chatterm serve.")
             full = engine.model_name
             aliases = {name, key} if self.find(full) is not None else {name, key, full}
@@ -191,23 +193,3 @@ def canonical(name: str) -> str:
     except ModelError:
         return name
     return str(source.resolve()) if isinstance(source, Path) else source.name
-
-
-def load_engine(name: str, options: ChatOptions, on_progress: OnProgress | None) -> "Engine":
-    """The engine of a model with a machine's options. Raises ModelError and EngineError."""
-    from engine.engine import Engine
-
-    return Engine.load(
-        name,
-        device=options.device,
-        dtype=options.dtype,
-        quantize=options.quantize,
-        context=options.context,
-        threads=options.threads,
-        attention=options.attention,
-        graphs=options.graphs,
-        deterministic=options.deterministic,
-        offload_gb=options.offload_gb,
-        streams=options.streams,
-        on_progress=on_progress,
-    )

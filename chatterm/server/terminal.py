@@ -15,7 +15,6 @@ from chatterm.backends.backend import (
     ChatOptions,
     EngineError,
     Exchange,
-    ModelError,
     OnProgress,
     Outcome,
     Part,
@@ -26,11 +25,11 @@ from chatterm.backends.backend import (
     TokenEvent,
     TurnStats,
 )
-from chatterm.backends.local import LocalBackend, OwnEngine
+from chatterm.backends.local import LocalBackend
 from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Tokens, Wanted
 from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, packed, unpacked
-from chatterm.server.connection import Stream
+from chatterm.server.connection import Stream, failure
 from chatterm.server.host import Held, Host
 from chatterm.server.pump import Pump
 
@@ -55,7 +54,7 @@ class SharedEngines:
 
         if self._host.find(model) is not None:
             return ModelFiles(model)
-        return OwnEngine().find(model, on_progress)
+        return self._host.engines.find(model, on_progress)
 
     def load(
         self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
@@ -333,9 +332,8 @@ def _one(index: int, part: Part) -> OnePart:
         return OnePart(index, token=part)
     if isinstance(part, Outcome):
         return OnePart(index, outcome=part)
-    if isinstance(part, ModelError):
-        return OnePart(index, model_error=str(part))
-    return OnePart(index, engine_error=str(part))
+    failed = failure(0, part)
+    return OnePart(index, error=(failed.kind, failed.message, failed.fields))
 
 
 _AT_ONCE = frozenset({"stop", "answer_now", "look", "blocks", "token_text"})
