@@ -1,18 +1,20 @@
 """`chatterm serve`: the engine as a server that stays warm."""
 
-import signal
 import sys
-import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chatterm.cli import options
-from chatterm.cli.durations import seconds_of
 from chatterm.cli.shell_completion import model_names
-from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from chatterm.server.service import Service
+    from chatterm.server.supervisor import Web
 
 _STREAMS = 4
 """Conversations for which the KV cache has room, however long they are."""
@@ -29,12 +31,27 @@ def serve(
             autocompletion=model_names,
         ),
     ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address that the HTTP API listens on; others than this one need a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 takes one that is free.")] = 8642,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Requests need the key in this file.", show_default=False),
+    ] = None,
     keep_alive: Annotated[
         str,
         typer.Option(
             metavar="TIME", help="Unload a model that nobody has used for so long: 30m, 1h, 0, forever."
         ),
     ] = "30m",
+    max_running: Annotated[
+        int, typer.Option(min=1, max=1024, help="Answers that are computed at the same time; more wait.")
+    ] = 64,
+    max_context_per_request: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of prompt and answer of a request at most.", show_default=False),
+    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     quantize: options.Quantize = "auto",
@@ -46,58 +63,77 @@ def serve(
 ) -> None:
     """Keep models loaded for other programs and terminals, until Ctrl+C.
 
-    chatterm run and chatterm batch use a server that runs here by themselves, and answer at once.
+    Programs use the HTTP API, which is OpenAI's. chatterm run and chatterm batch find the server by themselves, and
+    answer at once.
     """
+    from chatterm.cli.durations import seconds_of
+
     options.check_model(model)
     stays = seconds_of(keep_alive, "--keep-alive")
+    import asyncio
+
+    from chatterm.server.engine_process import ProcessOptions
+    from chatterm.server.supervisor import Supervisor
     from chatterm.settings.settings import with_settings
 
     chosen = with_settings(
         options.engine_options(invocation), options.preferences(), options.decided(invocation)
     )
     chosen = replace(chosen, streams=_STREAMS, system=None, sampling={})
-    raise typer.Exit(_serve(model, chosen, stays))
+    make_web = _web(host, port, api_key_file, max_running, max_context_per_request)
 
-
-def _serve(model: str | None, chosen: Any, stays: float | None) -> int:
-    """Serve terminals until somebody ends it; the exit code."""
-    from chatterm.server.engine_process import ProcessOptions
-    from chatterm.server.supervisor import EngineChild
-
-    child = EngineChild(ProcessOptions(chosen, stays))
-    stopped = threading.Event()
-
-    def stop(*_: Any) -> None:
-        stopped.set()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    def load() -> None:
         if model is not None:
             load_first(model, stays)
-        print("Ready for chatterm run and chatterm batch; Ctrl+C or chatterm stop ends it.", file=sys.stderr)
-        while not stopped.wait(0.2):
-            if (code := child.code) is not None:
-                if code == 0:
-                    return 0
-                raise EngineError(
-                    f"The engine process has ended unexpectedly (exit code {code}); start again."
-                )
-        print("Ending; running answers are told.", file=sys.stderr)
-        return 0
-    finally:
-        child.end()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        where = " and programs" if make_web is not None else ""
+        _tell(f"Ready for terminals{where}; Ctrl+C or chatterm stop ends it.")
+
+    async def run() -> None:
+        await Supervisor(ProcessOptions(chosen, stays), make_web, load, _tell).run()
+
+    asyncio.run(run())
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _web(
+    host: str, port: int, key_file: Path | None, running: int, context: int | None
+) -> "Callable[[Service], Web] | None":
+    """What makes the HTTP API; None where it cannot be had. Raises EngineError."""
+    from importlib import import_module
+
+    try:
+        extra = import_module("chatterm.server.extra")
+        extra.check_extra()
+        app, web, limits = (import_module(f"chatterm.server.{name}") for name in ("app", "web", "limits"))
+    except (ImportError, EngineError) as error:
+        why = str(error) if isinstance(error, EngineError) else "The HTTP API is not installed."
+        _tell(f"{why} Without them the server is for terminals only.")
+        return None
+    key = extra.read_key(key_file) if key_file is not None else None
+
+    def make(service: "Service") -> "Web":
+        from chatterm.server.supervisor import Web
+
+        made = app.make_app(service, limits.Limits(running=running, context=context), key)
+        socket = web.listen(made, host, port)
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{socket.getsockname()[1]}"
+        _tell(f"The HTTP API is at {address}/v1")
+        return Web(address, web.make_server(made), socket)
+
+    return make
 
 
 def load_first(model: str, stays: float | None) -> None:
     """Have the server load a model, and show how far it is. Raises ModelError and EngineError."""
-    from pathlib import Path
-
     from chatterm.backends.attach import greeted
     from chatterm.backends.wire import Hold, Loading
     from chatterm.channel.messages import unpacked
     from chatterm.cli.progress import progress_on
+    from chatterm.terminal.sanitize import one_line
     from models.progress import Progress
 
     found = greeted("command")
@@ -112,4 +148,4 @@ def load_first(model: str, stays: float | None) -> None:
                 on_progress(Progress(said.stage, said.what, said.done, said.total))  # type: ignore[arg-type]
     finally:
         link.close()
-    print(f"{one_line(model)} is loaded.", file=sys.stderr)
+    _tell(f"{one_line(model)} is loaded.")

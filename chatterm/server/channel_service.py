@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -112,7 +112,7 @@ class ChannelService(asyncio.Protocol):
     def models(self) -> list[ServedModel]:
         return list(self._models)
 
-    async def generate(self, request: Generation) -> AsyncIterator[Piece]:
+    async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
         id, answers = self._begin("generate", request)
         try:
             while (body := await answers.next()) is not None:

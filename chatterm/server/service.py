@@ -5,7 +5,7 @@ between the two processes sends and validates (the pieces are tagged: a union of
 frozen, with slots, and cheap to make.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -249,7 +249,7 @@ class Service(Protocol):
     def models(self) -> list[ServedModel]:
         """What can be asked, the loaded ones first; a moment old at most. Returns at once."""
 
-    def generate(self, request: Generation) -> AsyncIterator[Piece]:
+    def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
         """Started, then Deltas of all answers as they come, an Ended for each.
 
         `aclose()` of the iterator cancels within one step. Raises RequestError, on its first step or, where the engine

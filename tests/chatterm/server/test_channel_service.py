@@ -15,6 +15,7 @@ from chatterm.backends.wire import Hello, Welcome, agreed
 from chatterm.channel.link import Link
 from chatterm.channel.messages import Call, packed, to_frame
 from chatterm.channel.runtime import connected
+from chatterm.server import engine_process
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.service import ChatMessage, Delta, Ended, Generation, Piece, RequestError, Started
 from tests.chatterm.server.conftest import Gate, Served, serving
@@ -274,7 +275,10 @@ async def test_what_is_served(service: ChannelService) -> None:
         await service.hold("nobody", None)
 
 
-def test_a_model_that_nobody_uses_is_unloaded(runtime: Path, checkpoint: Path) -> None:
+def test_a_model_that_nobody_uses_is_unloaded(
+    runtime: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_LOOK", 0.01)
     with serving(checkpoint, keep_alive_s=0.0) as served:
         hold(served)
         until_s = time.monotonic() + 60
