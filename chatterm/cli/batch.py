@@ -79,7 +79,7 @@ def batch(
     from chatterm.cli.batch_run import Batch
     from chatterm.cli.results import Results
     from chatterm.settings.settings import with_settings
-    from models.hub.catalogue import DEFAULT_MODEL
+    from models.hub.default import DEFAULT_MODEL
 
     preferences = options.preferences()
     chosen = replace(

@@ -230,7 +230,7 @@ def run(
         from chatterm.cli.first_run import first_model
 
         model = first_model(chosen.device, chosen.dtype)
-    from models.hub.catalogue import DEFAULT_MODEL
+    from models.hub.default import DEFAULT_MODEL
 
     backend = options.backend_for(DEFAULT_MODEL if model is None else model, chosen, no_server)
     if inline:

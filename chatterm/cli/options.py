@@ -201,8 +201,6 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
 
 def backend_for(model: str, options: "ChatOptions", no_server: bool) -> "Backend":
     """What answers: the server of this machine where one runs that computes as `options` say, else an engine here."""
-    from chatterm.backends.local import LocalBackend
-
     if not no_server:
         from chatterm.channel.runtime import has_socket
 
@@ -214,6 +212,8 @@ def backend_for(model: str, options: "ChatOptions", no_server: bool) -> "Backend
                 return backend
             if why:
                 print(f"chatterm: {one_line(why, 400)}", file=sys.stderr)
+    from chatterm.backends.local import LocalBackend
+
     return LocalBackend(model, options)
 
 

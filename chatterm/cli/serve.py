@@ -109,8 +109,8 @@ def _web(
         extra.check_extra()
         app, web, limits = (import_module(f"chatterm.server.{name}") for name in ("app", "web", "limits"))
     except (ImportError, EngineError) as error:
-        why = str(error) if isinstance(error, EngineError) else "The HTTP API is not installed."
-        _tell(f"{why} Without them the server is for terminals only.")
+        why = str(error) if isinstance(error, EngineError) else "The HTTP API is not installed here."
+        _tell(f"{why} Until then the server is for terminals only.")
         return None
     key = extra.read_key(key_file) if key_file is not None else None
 
