@@ -15,12 +15,24 @@ from chatterm.channel.frames import FrameError
 from chatterm.server.host import Held, Host
 from chatterm.server.pump import Pump
 from chatterm.server.requested import asked_of, params_of
-from chatterm.server.service import Delta, Ended, Generation, Kind, Piece, RequestError, Started, Usage
+from chatterm.server.service import (
+    Delta,
+    Ended,
+    Generation,
+    Kind,
+    Logprob,
+    Piece,
+    RequestError,
+    Started,
+    TokenLogprob,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from engine.conversation.requests import Asked
     from engine.params import SamplingParams
     from engine.schedule.sequence import Sequence
+    from models.text.tokenizer import Tokenizer
 
 
 class Out:
@@ -160,7 +172,8 @@ class Answering:
                 if gathered is not None:
                     self._out.item(gathered.delta(number))
                 gathered = deltas[number] = _Gathered(event.kind)
-            gathered.add(event)
+            assert self._held is not None
+            gathered.add(event, self._held.engine.tokenizer)
             if event.kind == "answer":
                 self._answers[number].text.append(event.text)
         for number, gathered in deltas.items():
@@ -266,12 +279,23 @@ class _Gathered:
     text: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
 
-    def add(self, event: TokenEvent) -> None:
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    def add(self, event: TokenEvent, tokenizer: "Tokenizer") -> None:
         self.text.append(event.text)
         self.ids.append(event.token_id)
+        value = getattr(event, "logprob", None)
+        if value is not None:
+            top = [_token(tokenizer, *pair) for pair in getattr(event, "top", ())]
+            self.logprobs.append(Logprob(_token(tokenizer, event.token_id, value), tuple(top)))
 
     def delta(self, index: int) -> Delta:
-        return Delta(index, "".join(self.text), self.kind, tuple(self.ids))
+        return Delta(index, "".join(self.text), self.kind, tuple(self.ids), tuple(self.logprobs))
+
+
+def _token(tokenizer: "Tokenizer", id: int, logprob: float) -> TokenLogprob:
+    raw = tokenizer.bytes_of(id)
+    return TokenLogprob(id, raw.decode("utf-8", "replace"), raw, logprob)
 
 
 def request_error(error: Exception, has_begun: bool = False) -> RequestError:

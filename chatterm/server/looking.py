@@ -109,10 +109,13 @@ class Looking:
 
 
 def _served(held: Held, now: float) -> ServedModel:
+    from models.weights.slots import parameters
+
     engine = held.engine
     figures = engine.figures()
     return ServedModel(
         name=held.name,
+        aliases=tuple(sorted(held.aliases - {held.name})),
         created=int(held.loaded_at),
         context_length=engine.context_length,
         thinks=held.requests.thinks,
@@ -122,6 +125,7 @@ def _served(held: Held, now: float) -> ServedModel:
         loaded=True,
         expires_in_s=held.left(now),
         format=figures.dtype,
+        parameters=parameters(engine.spec),
         template=engine.tokenizer.template,
     )
 

@@ -1,19 +1,22 @@
 """What a request asks for, as the engine knows it: prompts and sampling."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, ModelError
 from chatterm.server.host import Held
-from chatterm.server.service import ChatMessage, Generation, RequestError
+from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
 from chatterm.server.tools import marks_of
+from engine import params as engine_params
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from engine.conversation.requests import Asked
     from engine.engine import Engine
+    from models.text.tokenizer import Tokenizer
 
 THINK = {"auto": None, "on": True, "off": False}
 _COMPLETION = 256
@@ -28,6 +31,8 @@ def params_of(engine: "Engine", request: Generation) -> SamplingParams:
             raise _wrong(name, f"{name} is not supported here; leave it out.")
     if "stop" in given:
         given["stop"] = tuple(given["stop"] or ())
+    if request.constraint is not None:
+        given["constraint"] = _constraint(engine.tokenizer, request.constraint)
     limit = {} if engine.tokenizer.has_chat_template or "max_tokens" in given else {"max_tokens": _COMPLETION}
     try:
         return engine.default_params(**{**limit, **given})
@@ -43,8 +48,6 @@ def params_of(engine: "Engine", request: Generation) -> SamplingParams:
 
 def asked_of(held: Held, request: Generation, params: SamplingParams) -> "Asked":
     """The prompt. Raises RequestError, EngineError and ModelError."""
-    if request.constraint is not None:
-        raise _wrong("response_format", "Answers in a given format are not supported by this engine.")
     if request.messages is None:
         return held.requests.completes(_checked(held, request.prompt or ""))
     engine = held.engine
@@ -84,6 +87,28 @@ def message_of(message: ChatMessage) -> dict[str, Any]:
     if message.name is not None:
         made["name"] = message.name
     return made
+
+
+_NAMED = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<([^<>\s"]+)>')
+"""In a grammar: texts and expressions, which are left alone, and names of special tokens."""
+
+
+def _constraint(tokenizer: "Tokenizer", asked: Constraint) -> Any:
+    """A constraint as the engine knows it. Raises RequestError."""
+    made = getattr(engine_params, "Constraint", None)
+    if made is None:
+        raise _wrong("response_format", "Answers in a given format are not supported by this engine.")
+
+    def numbered(found: re.Match[str]) -> str:
+        name = found[1] or ""
+        token = tokenizer.token_id(name if name[:1] == "[" else f"<{name}>")
+        return found[0] if token is None else f"<[{token}]>"
+
+    text = _NAMED.sub(numbered, asked.text) if asked.kind == "lark" else asked.text
+    try:
+        return made(asked.kind, text)
+    except EngineError as error:
+        raise _wrong("response_format", str(error)) from None
 
 
 def _checked(held: Held, prompt: str | tuple[int, ...]) -> str | list[int]:
