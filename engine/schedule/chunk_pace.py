@@ -1,8 +1,10 @@
 """How many rows of prompts run beside decoding, from what chunks took."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, sqrt
+from sys import maxsize
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +18,10 @@ DELAY_S = 0.02
 """So much later at most comes a token of those who decode."""
 AIM = 0.8
 """Of that; the next chunk has more rows before it than the last one, and takes a little longer."""
+FIXED_S = 0.3 * DELAY_S
+"""What a chunk is believed to take however small it is, where one of fewer rows than the last one is sought."""
+ALL = 0.9
+"""So much of what it may have or cost has a chunk that was as large as could be."""
 FEWEST = 16
 """Every chunk reads all weights: fewer rows are hardly quicker."""
 FIRST = 64
@@ -41,54 +47,61 @@ class RowCost:
 
     def rows(self, start: int, cost: float) -> int:
         """How many rows from `start` on cost no more than that: the root of `cost`."""
-        if self.even == inf:
-            return int(cost)
+        if inf in (self.even, cost):
+            return int(min(cost, maxsize))
         before = self.even + start
         return int(sqrt(before * before + 2 * self.even * cost) - before)
 
 
 @dataclass(slots=True)
 class ChunkPace:
-    """Finds the cost of a chunk (see `RowCost`) that takes DELAY_S."""
+    """How large a chunk beside decoding may be, to take DELAY_S at most.
+
+    It is found from what other chunks took, each of which is a bound for those to come: fewer rows take no longer, nor
+    do as many with less before them; more rows take longer by no more than they cost more (see `RowCost`), since what
+    does not depend on the rows is shared by more of them.
+    """
 
     rows: int = FIRST
-    """Most that the next chunk beside decoding may cost."""
+    """Most that the next chunk may have."""
+    cost: float = FIRST
+    """And what they may cost."""
 
-    def saw(self, rows: float, seconds: float) -> None:
-        """A chunk that costs `rows` took so long. A small one that was quick says nothing of a larger one."""
+    def saw(self, rows: int, cost: float, seconds: float) -> None:
+        """A chunk of `rows` rows, which cost so much, took so long. A small one that was quick says nothing."""
         aim = AIM * DELAY_S
-        if rows < self.rows and seconds <= aim:
+        if seconds > aim:
+            share = (aim - FIXED_S) / (seconds - FIXED_S)
+        elif rows < ALL * self.rows and cost < ALL * self.cost:
             return
-        fitting = rows * aim / max(seconds, 1e-9)
-        self.rows = max(FEWEST, int(min(fitting, 2 * max(rows, self.rows))))
+        else:
+            share = min(aim / max(seconds, 1e-9), 2.0)
+        self.rows, self.cost = max(FEWEST, int(rows * share)), max(float(FEWEST), cost * share)
 
 
 class ChunkTimer:
-    """How long chunks take on a GPU. Nobody waits for it: one that runs is told of when the next one comes."""
+    """How long chunks take on a GPU. Nobody waits for it: it is read what is done."""
 
     def __init__(self, saw: Callable[[int, float, float], None]) -> None:
         """`saw` is told the rows of a chunk, its cost and the seconds it took."""
         self._saw = saw
-        self._running: tuple[Any, Any, int, float] | None = None
+        self._running: deque[tuple[Any, Any, int, float]] = deque()
 
     def of(self, rows: int, cost: float, compute: Callable[[], T]) -> T:
         """Do `compute`, which enqueues the work of a chunk of `rows` rows, and have it timed there."""
-        self._read()
-        if self._running is not None:
-            return compute()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         result = compute()
         end.record()
-        self._running = start, end, rows, cost
+        self._running.append((start, end, rows, cost))
         return result
 
     def forget(self) -> None:
         """Do not tell of the last chunk: it took longer than such chunks do."""
-        self._running = None
+        self._running.pop()
 
-    def _read(self) -> None:
-        if self._running is not None and self._running[1].query():
-            start, end, rows, cost = self._running
-            self._running = None
+    def read(self) -> None:
+        """Tell of the chunks that are done."""
+        while self._running and self._running[0][1].query():
+            start, end, rows, cost = self._running.popleft()
             self._saw(rows, cost, start.elapsed_time(end) / 1e3)

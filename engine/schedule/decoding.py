@@ -1,7 +1,7 @@
 """The sequences in the slots of a decode runner; the host looks on one step behind.
 
     device   | step i: tokens i-1 -> tokens i | a chunk of a prompt | step i+1: tokens i -> tokens i+1 | ...
-    host     | launch i+1, enqueue the chunk, wait for tokens i | their text, their events; launch i+2 ...
+    host     | launch i+1, wait for tokens i | their text, their events; enqueue a chunk; launch i+2 ...
 
 The device never waits for the host, and a sequence that joins or leaves holds up nobody. Where a token turns out to be
 the last of its sequence, the one after was launched already and is thrown away.
@@ -33,6 +33,8 @@ class Decoding:
     joined: set[Sequence] = field(default_factory=set)
     in_flight: deque[set[Sequence]] = field(default_factory=deque)
     """For each `join` and `launch` that was not read, oldest first, the sequences that still want its tokens."""
+    behind: int = 0
+    """How many of the newest of them came after the last `launch`."""
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
         """Decode `sequence` from now on, all of whose rows are computed; without logits, all but the last one."""
@@ -41,11 +43,13 @@ class Decoding:
         self.joined.add(sequence)
         if logits is not None:
             self.in_flight.append({sequence})
+            self.behind += 1
 
     def launch(self, sequences: list[Sequence]) -> None:
         """Enqueue a step of these."""
         self.runner.launch(sequences)
         self.in_flight.append(set(sequences))
+        self.behind = 0
         for sequence in sequences:
             sequence.unread += 1
             if sequence.unread == 1:
@@ -55,6 +59,7 @@ class Decoding:
         """Wait for tokens and have `take` take them, until the newest `ahead` of what is in flight are left."""
         while len(self.in_flight) > ahead:
             wanted = self.in_flight.popleft()
+            self.behind = min(self.behind, len(self.in_flight))
             for sequence, token in self.runner.read():
                 if sequence in wanted:
                     sequence.unread -= 1

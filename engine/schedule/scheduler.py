@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, repeat
+from math import inf
 from sys import maxsize
 from time import perf_counter
 
@@ -89,8 +90,9 @@ class Scheduler:
     """Most prefill rows in one step."""
     idle_chunk: int
     """The same for idle work; `IdlePace` adjusts it to what a person may wait for."""
-    beside_chunk: int = maxsize
-    """What they may cost where others decode; `ChunkPace` adjusts it to how long their tokens may be delayed."""
+    beside_chunk: tuple[int, float] = (maxsize, inf)
+    """Most of them where others decode, and what they may cost; `ChunkPace` adjusts both to how long their tokens may
+    be delayed."""
     row_cost: RowCost = field(default_factory=RowCost)
     slots: int = 0
     """Of the decode runner; 0 where there is none."""
@@ -162,7 +164,7 @@ class Scheduler:
     def _add_chunks(self, step: Step, mine: list[Sequence], budget: int) -> None:
         """Give `budget` rows of the step to those without a slot, in their order; prompts beside decoding get fewer."""
         beside = any(self._decodes(sequence) for sequence in mine)
-        prompts: float = self.beside_chunk
+        most, cost = self.beside_chunk
         for sequence in mine:
             if sequence.joined or sequence.status is not Status.RUNNING:
                 continue
@@ -175,16 +177,16 @@ class Scheduler:
             decodes = self._decodes(sequence)
             rows = min(sequence.pending, budget)
             if beside and not decodes:
-                fitting = self.row_cost.rows(sequence.computed, prompts)
-                fewest = min(FEWEST, self.beside_chunk) if prompts == self.beside_chunk else 0
-                rows = min(rows, max(fitting, fewest))
+                fewest = min(FEWEST, most) if (most, cost) == self.beside_chunk else 0
+                rows = min(rows, most, max(self.row_cost.rows(sequence.computed, cost), fewest))
             if rows <= 0:
                 break
             if not self._reserve(sequence, rows):
                 continue
             step.chunks.append(Chunk(sequence, sequence.computed, rows))
             budget -= rows
-            prompts -= 0 if decodes else self.row_cost.cost(sequence.computed, rows)
+            if not decodes:
+                most, cost = most - rows, cost - self.row_cost.cost(sequence.computed, rows)
 
     def done(self, step: Step) -> None:
         """The rows of the chunks are written: from now on they can be found."""

@@ -55,7 +55,7 @@ class EngineStep:
             self.timer = ChunkTimer(self._timed)
 
     def _timed(self, rows: int, cost: float, seconds: float) -> None:
-        self.chunk_pace.saw(cost, seconds)
+        self.chunk_pace.saw(rows, cost, seconds)
         if self.cache.host is not None:
             self.cache.host.costs.saw(rows, seconds)
 
@@ -70,7 +70,7 @@ class EngineStep:
         return self.scheduler.has_work or (self.decoding is not None and bool(self.decoding.in_flight))
 
     def step(self) -> None:
-        """Launch a decode step, enqueue chunks of prompts behind it, and read the tokens of the decode step before.
+        """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
 
         What goes wrong ends those whose work it was, so that nobody is left waiting.
         """
@@ -80,7 +80,10 @@ class EngineStep:
         with self._ending(lambda: [*scheduler.waiting, *scheduler.running]):
             self._judge_host()
             self.alone = self.device.type == "cpu" and self.others.are_busy()
-            scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, self.chunk_pace.rows
+            if self.timer is not None:
+                self.timer.read()
+            pace = self.chunk_pace
+            scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, (pace.rows, pace.cost)
             step = scheduler.next_step()
         self._report_finished()
         for sequence in step.joining:
@@ -88,19 +91,27 @@ class EngineStep:
                 self._join(sequence, None)
         # Who joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
+        behind = decoding.behind if decoding is not None else 0
         if decoding is not None and launched:
             with self._ending(lambda: [*decoding.joined]):
                 decoding.launch(launched)
+        # Tokens are told before a chunk is enqueued, which may take the host as long as the device. Those that were
+        # drawn behind the last chunk are not waited for before that: the next tokens would be late.
+        self._read(behind + bool(launched))
         if step.chunks:
             with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
                 drawn = self._run(step.chunks)
-        if decoding is not None and decoding.in_flight:
-            with self._ending(lambda: [*decoding.joined]):
-                decoding.read(1 if launched else 0, self._took)
+        self._read(int(bool(launched)))
         for sequence, logits in drawn:
             with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
                 self._draw(sequence, logits)
         self._report_finished()
+
+    def _read(self, ahead: int) -> None:
+        decoding = self.decoding
+        if decoding is not None and decoding.in_flight:
+            with self._ending(lambda: [*decoding.joined]):
+                decoding.read(ahead, self._took)
 
     @contextmanager
     def _ending(self, sequences: Callable[[], Iterable[Sequence]]) -> Iterator[None]:
@@ -135,7 +146,7 @@ class EngineStep:
                 self.decode_s = seconds
             else:
                 decoding = self.decode_s if len(prompts) < len(chunks) else 0.0
-                self.chunk_pace.saw(of_prompts, seconds - decoding)
+                self.chunk_pace.saw(sum(chunk.count for chunk in prompts), of_prompts, seconds - decoding)
         return list(zip(sampling, logits, strict=True))
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
