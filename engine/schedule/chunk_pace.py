@@ -22,6 +22,8 @@ FIXED_S = 0.3 * DELAY_S
 """What a chunk is believed to take however small it is, where one of fewer rows than the last one is sought."""
 ALL = 0.9
 """So much of what it may have or cost has a chunk that was as large as could be."""
+PADDING = 1.1
+"""So much more than that is computed at most where a chunk is padded to a size that is recorded."""
 FEWEST = 16
 """Every chunk reads all weights: fewer rows are hardly quicker."""
 FIRST = 64
@@ -80,20 +82,18 @@ class ChunkPace:
 
 
 class ChunkTimer:
-    """How long chunks take on a GPU. Nobody waits for it: it is read what is done."""
+    """How long chunks take on a GPU. Nobody waits for it: it tells of those that are done."""
 
-    def __init__(self, saw: Callable[[int, float, float], None]) -> None:
-        """`saw` is told the rows of a chunk, its cost and the seconds it took."""
-        self._saw = saw
-        self._running: deque[tuple[Any, Any, int, float]] = deque()
+    def __init__(self) -> None:
+        self._running: deque[tuple[Any, Any, Callable[[float], None]]] = deque()
 
-    def of(self, rows: int, cost: float, compute: Callable[[], T]) -> T:
-        """Do `compute`, which enqueues the work of a chunk of `rows` rows, and have it timed there."""
+    def of(self, saw: Callable[[float], None], compute: Callable[[], T]) -> T:
+        """Do `compute`, which enqueues the work of a chunk; `saw` is told later how many seconds it took there."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         result = compute()
         end.record()
-        self._running.append((start, end, rows, cost))
+        self._running.append((start, end, saw))
         return result
 
     def forget(self) -> None:
@@ -103,5 +103,5 @@ class ChunkTimer:
     def read(self) -> None:
         """Tell of the chunks that are done."""
         while self._running and self._running[0][1].query():
-            start, end, rows, cost = self._running.popleft()
-            self._saw(rows, cost, start.elapsed_time(end) / 1e3)
+            start, end, saw = self._running.popleft()
+            saw(start.elapsed_time(end) / 1e3)

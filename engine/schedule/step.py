@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -52,12 +53,7 @@ class EngineStep:
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
-            self.timer = ChunkTimer(self._timed)
-
-    def _timed(self, rows: int, cost: float, seconds: float) -> None:
-        self.chunk_pace.saw(rows, cost, seconds)
-        if self.cache.host is not None:
-            self.cache.host.costs.saw(rows, seconds)
+            self.timer = ChunkTimer()
 
     def decode_with(self, runner: DecodeRunner[Sequence]) -> None:
         """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
@@ -125,14 +121,13 @@ class EngineStep:
     def _run(self, chunks: list[Chunk]) -> list[tuple[Sequence, torch.Tensor]]:
         """Compute chunks. Returns the sequences whose next token is drawn now, and logits [vocab] of each."""
         idle = chunks[0].sequence.priority is Priority.IDLE
-        cost, prompts = self.scheduler.row_cost.cost, [c for c in chunks if not c.sequence.decodes]
-        of_prompts = sum(cost(chunk.start, chunk.count) for chunk in prompts)
+        prompts = Step(chunks=chunks).prompts
         count = sum(chunk.count for chunk in chunks)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         batch = StepBatch(tuple(chunk.span for chunk in chunks))
         self._share_cores(batch, idle)
         began = perf_counter()
-        logits = self._logits(count, of_prompts, batch)
+        logits = self._logits(prompts, batch)
         self.scheduler.done(Step(chunks=chunks))
         if idle and self.device.type == "cuda":
             # Otherwise chunk after chunk is queued, and a person waits for all of them.
@@ -146,7 +141,7 @@ class EngineStep:
                 self.decode_s = seconds
             else:
                 decoding = self.decode_s if len(prompts) < len(chunks) else 0.0
-                self.chunk_pace.saw(sum(chunk.count for chunk in prompts), of_prompts, seconds - decoding)
+                self._saw(prompts, seconds - decoding)
         return list(zip(sampling, logits, strict=True))
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
@@ -188,14 +183,23 @@ class EngineStep:
     def _idle_pace(self) -> IdlePace:
         return self.pace_alone if self.alone else self.pace
 
-    def _logits(self, rows: int, cost: float, batch: StepBatch) -> list[torch.Tensor]:
+    def _logits(self, prompts: list[Chunk], batch: StepBatch) -> list[torch.Tensor]:
         if self.timer is None:
             return self.runner.run(batch)
         firsts = self.runner.firsts
-        logits = self.timer.of(rows, cost, lambda: self.runner.run(batch))
+        logits = self.timer.of(partial(self._saw, prompts), lambda: self.runner.run(batch))
         if self.runner.firsts != firsts:
             self.timer.forget()
         return logits
+
+    def _saw(self, prompts: list[Chunk], seconds: float) -> None:
+        """A batch of these took so long."""
+        scheduler, rows = self.scheduler, sum(chunk.count for chunk in prompts)
+        computed = scheduler.recorded.computed(len(prompts), rows)
+        cost = sum(scheduler.row_cost.cost(chunk.start, chunk.count) for chunk in prompts)
+        self.chunk_pace.saw(computed, cost + computed - rows, seconds)
+        if self.cache.host is not None and self.timer is not None:
+            self.cache.host.costs.saw(rows, seconds)
 
     def _judge_host(self) -> None:
         """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""

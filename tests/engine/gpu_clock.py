@@ -1,15 +1,16 @@
-"""The engine's step on a GPU that is not there: what is enqueued takes the time that a machine says, and none passes."""
+"""The engine's step on a GPU that is not there: what is enqueued takes what a machine says, and no time passes."""
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.batch import StepBatch
+from engine.batch import Recorded, StepBatch
 from engine.cache.blocks import BlockManager
 from engine.cache.rows import Rows
 from engine.params import SamplingParams
@@ -38,17 +39,17 @@ class Machine:
     """Rows of context whose attention takes as long."""
     launching: float = 0.012
     """What the host takes to enqueue a chunk of more than `recorded` rows, or of several prompts."""
-    recorded: int = 0
-    sizes: tuple[int, ...] = ()
-    """Rows that a recorded chunk is padded to."""
+    recorded: Recorded = field(default_factory=Recorded)
+    """Chunks of these sizes are enqueued at once."""
 
     def chunk(self, batch: StepBatch) -> tuple[float, float]:
         """Of the host, and of the device at least."""
-        rows = sum(span.count for span in batch.spans)
+        rows, prompts = sum(span.count for span in batch.spans), len(batch.spans)
         before = sum(span.count * (span.start + span.count / 2) for span in batch.spans)
-        padded = next((size for size in self.sizes if size >= rows), rows) if len(batch.spans) == 1 else rows
-        fast = len(batch.spans) == 1 and rows <= self.recorded
-        return 0.0002 if fast else self.launching, self.fixed + self.row * (padded + before / self.even)
+        sizes = self.recorded.alone if prompts == 1 else self.recorded.together
+        launching = 0.0002 if sizes and (prompts > 1 or rows <= sizes[-1]) else self.launching
+        computed = self.recorded.computed(prompts, rows)
+        return launching, self.fixed + self.row * (computed + before / self.even)
 
 
 class Clock:
@@ -119,7 +120,7 @@ class Served:
     def __init__(self, machine: Machine, row_cost: RowCost, max_chunk: int = 8192) -> None:
         self.clock, self.machine = Clock(), machine
         blocks = BlockManager(1024, SIZE, lambda copy: None)
-        self.scheduler = Scheduler(blocks, max_chunk, 8, row_cost=row_cost)
+        self.scheduler = Scheduler(blocks, max_chunk, 8, row_cost=row_cost, recorded=machine.recorded)
         self.runner = ClockRunner(self.clock, machine)
         computes: Any = SimpleNamespace(run=self._run, firsts=0, uses_torch=lambda _: True)
         cache: Any = SimpleNamespace(host=None)
@@ -156,5 +157,5 @@ class Served:
         found = []
         for sequence in sequences:
             times = [t for t in self.runner.told.get(sequence, []) if begin <= t <= end]
-            found += [b - a for a, b in zip(times, times[1:], strict=False)]
+            found += [after - before for before, after in pairwise(times)]
         return found

@@ -27,7 +27,7 @@ import triton
 from torch import Tensor
 
 from engine.attention.flash import FlashBackend, Ragged
-from engine.batch import Span
+from engine.batch import Recorded, Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.given import Given
 from engine.execute.cuda.graphs import Graphs
@@ -93,6 +93,11 @@ class PaddedPrefill:
     def deterministic(self) -> bool:
         """Whether the bits of a token depend on nothing but the tokens before it."""
         return self._flash is None
+
+    @property
+    def recorded(self) -> Recorded:
+        """The sizes that chunks are padded to."""
+        return Recorded(ALONE, TOGETHER)
 
     @property
     def firsts(self) -> int:
