@@ -22,6 +22,10 @@ FIXED_S = 0.3 * DELAY_S
 """What a chunk is believed to take however small it is, where one of fewer rows than the last one is sought."""
 ALL = 0.9
 """So much of what it may have or cost has a chunk that was as large as could be."""
+GROWTH = 4.0
+"""So many times as large is the next chunk at most."""
+ATTENTION = 0.75
+"""What attention is believed to get of the FLOPs that products get."""
 PADDING = 1.1
 """So much more than that is computed at most where a chunk is padded to a size that is recorded."""
 FEWEST = 16
@@ -35,13 +39,13 @@ class RowCost:
     """What a row of a prompt costs, in rows with nothing before them: the later it comes, the more it attends to."""
 
     even: float = inf
-    """Rows of context whose attention takes as many FLOPs as a row's products."""
+    """Rows of context whose attention takes as long as a row's products."""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "RowCost":
         """2 FLOPs a weight of the layers, and 4 a number of the query heads for each row of context."""
         numbers = sum(layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
-        return cls(layer_parameters(spec) / (2.0 * numbers))
+        return cls(ATTENTION * layer_parameters(spec) / (2.0 * numbers))
 
     def cost(self, start: int, rows: int) -> float:
         """Of rows `start` to `start + rows` of a sequence."""
@@ -77,7 +81,7 @@ class ChunkPace:
         elif rows < ALL * self.rows and cost < ALL * self.cost:
             return
         else:
-            share = min(aim / max(seconds, 1e-9), 2.0)
+            share = min(aim / max(seconds, 1e-9), GROWTH)
         self.rows, self.cost = max(FEWEST, int(rows * share)), max(float(FEWEST), cost * share)
 
 

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Recorded, StepBatch
-from engine.schedule.chunk_pace import AIM, DELAY_S, FEWEST, FIXED_S, ChunkPace, ChunkTimer, RowCost
+from engine.schedule.chunk_pace import (
+    AIM,
+    ATTENTION,
+    DELAY_S,
+    FEWEST,
+    FIXED_S,
+    ChunkPace,
+    ChunkTimer,
+    RowCost,
+)
 from engine.schedule.step import EngineStep
 from models.spec import Attention, Experts, FeedForward, Norm, Rope, uniform
 from models.weights.slots import layer_parameters, parameters
@@ -155,7 +164,9 @@ def test_a_row_costs_what_the_experts_that_it_takes_cost(shared: FeedForward | N
     router = many * 16
     assert layer_parameters(specs[0]) == layer_parameters(specs[1]) + 3 * router
     numbers = 3 * 2 * 8
-    assert RowCost.of(specs[0]).even == pytest.approx(RowCost.of(specs[1]).even + 3 * router / (2 * numbers))
+    assert RowCost.of(specs[0]).even == pytest.approx(
+        RowCost.of(specs[1]).even + ATTENTION * 3 * router / (2 * numbers)
+    )
     assert layer_parameters(specs[0]) < parameters(specs[0]) / 2
 
 

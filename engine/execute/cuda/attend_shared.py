@@ -67,12 +67,11 @@ def attend_shared(
     assert spec.window is None
     assert sharing.tiles <= cut.parts
     assert cut.own < chunks
+    counts = sharing.tiles, chunks, cut.parts, cut.own
     constants: dict[str, Any] = {
-        "CHUNKS": chunks,
         "HQ": spec.heads,
         "D": dim,
         "DIM": spec.head_dim,
-        "TILES": sharing.tiles,
         "MEMBERS": sharing.members,
         "PDL": shape.pdl,
         "launch_pdl": shape.pdl,
@@ -93,8 +92,7 @@ def attend_shared(
         shared,
         members,
         rows,
-        cut.parts,
-        cut.own,
+        *counts,
         **constants,
         **rotation(spec),
         HKV=spec.kv_heads,
@@ -117,8 +115,7 @@ def attend_shared(
         shared,
         members,
         out,
-        cut.parts,
-        cut.own,
+        *counts,
         **constants,
         PADDED=triton.next_power_of_2(min(cut.parts + cut.own, chunks)),
         num_warps=4,

@@ -17,6 +17,7 @@ from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
 
+MOST_TILES = tl.constexpr(128)
 UNIT = tl.constexpr(128)
 """Parts are a multiple of so many rows, so that all tiles but the last are whole."""
 OWN_LEAST = tl.constexpr(256)
@@ -36,12 +37,9 @@ def own_part(rows, parts):
 
 
 @triton.jit
-def tiles_in_use(members, TILES: tl.constexpr, MEMBERS: tl.constexpr):
-    """How many of the tiles have members; they come first."""
-    used = 0
-    for tile in tl.static_range(TILES):
-        used += tl.where(tl.load(members + tile * MEMBERS) >= 0, 1, 0)
-    return used
+def parts_of_tile(used, parts, chunks, own):
+    """How many parts each of so many tiles in use gets."""
+    return tl.minimum(parts // tl.maximum(used, 1), chunks - own)
 
 
 @jit
@@ -171,8 +169,8 @@ def _attend(
 @jit
 def _shared_part(
     heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
-    head, chunk, begin, end, keys, values,
-    CHUNKS: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
+    head, chunk, chunks, begin, end, keys, values,
+    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
     ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
     CAP_LOG2: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
@@ -205,7 +203,7 @@ def _shared_part(
     batches = gl.load(members + lane // G)
     slots = gl.load(active + batches, mask=batches >= 0, other=-1)
     real = (slots >= 0) & (lane % G < GROUP)
-    at = (batches * CHUNKS + chunk) * HQ + head * GROUP + lane % G
+    at = (batches * chunks + chunk) * HQ + head * GROUP + lane % G
     gl.store(lse + at, m + gl.log2(l), mask=real)
     at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(real, 1)
     columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, SHARED_MMA)), 0)
@@ -215,8 +213,8 @@ def _shared_part(
 @jit
 def _own_part(
     heads, norm_weight, rotary, cache_k, cache_v, counters, table, partial, lse, scale_log2,
-    head, chunk, begin, end, keys, values, batch, slot, row, newest,
-    CHUNKS: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
+    head, chunk, chunks, begin, end, keys, values, batch, slot, row, newest,
+    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
     ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, CAP_LOG2: tl.constexpr,
     TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, OWN_MMA: tl.constexpr,
@@ -259,14 +257,14 @@ def _own_part(
     )
     # fmt: on
     line = gl.arange(0, NUMBER, layout=gl.SliceLayout(1, OWN_MMA))
-    at = (batch * CHUNKS + chunk) * HQ + head * GROUP + line
+    at = (batch * chunks + chunk) * HQ + head * GROUP + line
     gl.store(lse + at, m + gl.log2(l), mask=line < GROUP)
     at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(line < GROUP, 1) & (own_columns < DIM)
     gl.store(partial + at + own_columns, acc / gl.expand_dims(l, 1), mask=inside)
 
 
 # Another longest context, or more rows alone, must not compile the kernel again.
-@jit(do_not_specialize=["table_stride", "rows", "parts", "own"])
+@jit(do_not_specialize=["table_stride", "rows", "tiles", "chunks", "parts", "own"])
 def parts_kernel(
     heads,
     norm_weight,
@@ -283,9 +281,10 @@ def parts_kernel(
     shared,
     members,
     rows,
+    tiles,
+    chunks,
     parts,
     own,
-    CHUNKS: tl.constexpr,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
     G: tl.constexpr,
@@ -295,7 +294,6 @@ def parts_kernel(
     EPS: tl.constexpr,
     NORM: tl.constexpr,
     BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
     MEMBERS: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -312,12 +310,12 @@ def parts_kernel(
     """Write K and V of each new token, and attend to the rows of its sequence: those it shares and those it does not.
 
     Arguments as for `attention_kernel`, and shared int32 [rows]: how many rows a sequence shares with its tile, a
-    multiple of BLOCK; members int32 [TILES, MEMBERS]: rows of the batch, -1 for none, the first one there if any,
+    multiple of BLOCK; members int32 [tiles, MEMBERS]: rows of the batch, -1 for none, the first one there if any,
     and used tiles first. G is the query heads of a KV head made a power of two. Programs [HKV, parts + own * rows].
 
-    The tiles in use divide the first `parts` programs among them, at most CHUNKS - own each; then come up to `own`
+    The tiles in use divide the first `parts` programs among them, at most chunks - own each; then come up to `own`
     parts of each sequence's own rows, the new one in the last of them. They leave what `combine_parts_kernel` puts
-    together in partial fp32 [rows, CHUNKS, HQ, DIM] and lse fp32 [rows, CHUNKS, HQ]: own parts first, shared ones from
+    together in partial fp32 [rows, chunks, HQ, DIM] and lse fp32 [rows, chunks, HQ]: own parts first, shared ones from
     `own` on.
     A part is read TILE rows at a time, STAGES of them on their way; HALVES: groups of warps that share the lanes of a
     tile, the others share its rows.
@@ -336,10 +334,12 @@ def parts_kernel(
     HELD: tl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     together = place < parts
     if together:
-        used = tl.maximum(tiles_in_use(members, TILES, MEMBERS), 1)
-        each = tl.minimum(parts // used, CHUNKS - own)
-        members += place % used * MEMBERS
-        part = place // used
+        tile = gl.arange(0, MOST_TILES, layout=gl.BlockedLayout([4], [32], [WARPS], [0]))
+        leaders = gl.load(members + tile * MEMBERS, mask=tile < tiles, other=-1)
+        used = gl.sum((leaders >= 0).to(tl.int32), 0)
+        each = parts_of_tile(used, parts, chunks, own)
+        members += place % tl.maximum(used, 1) * MEMBERS
+        part = place // tl.maximum(used, 1)
         batch = gl.load(members)
         slot = gl.load(active + batch, mask=batch >= 0, other=-1)
         limit = gl.load(shared + batch, mask=slot >= 0, other=0)
@@ -378,21 +378,21 @@ def parts_kernel(
     if together:
         _shared_part(
             heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
-            head, chunk, begin, end, keys, values,
-            CHUNKS, HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, MEMBERS, TILE, STAGES, PDL, PAIRS, EXACT,
+            head, chunk, chunks, begin, end, keys, values,
+            HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, MEMBERS, TILE, STAGES, PDL, PAIRS, EXACT,
             CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, SHARED_MMA,
         )
     else:
         _own_part(
             heads, norm_weight, rotary, cache_k, cache_v, counters, table, partial, lse, scale_log2,
-            head, chunk, begin, end, keys, values, batch, slot, row, newest,
-            CHUNKS, HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, TILE, STAGES, PDL, PAIRS, EXACT,
+            head, chunk, chunks, begin, end, keys, values, batch, slot, row, newest,
+            HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, TILE, STAGES, PDL, PAIRS, EXACT,
             CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, OWN_MMA,
         )
     # fmt: on
 
 
-@triton.jit(do_not_specialize=["parts", "own"])
+@triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own"])
 def combine_parts_kernel(
     partial,
     lse,
@@ -401,13 +401,13 @@ def combine_parts_kernel(
     shared,
     members,
     out,
+    tiles,
+    chunks,
     parts,
     own,
-    CHUNKS: tl.constexpr,
     HQ: tl.constexpr,
     D: tl.constexpr,
     DIM: tl.constexpr,
-    TILES: tl.constexpr,
     MEMBERS: tl.constexpr,
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
@@ -419,18 +419,19 @@ def combine_parts_kernel(
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
     batch = tl.program_id(1)
-    chunks = tl.arange(0, PADDED)
+    number = tl.arange(0, PADDED)
     columns = tl.arange(0, D)
-    used = tl.maximum(tiles_in_use(members, TILES, MEMBERS), 1)
+    tile = tl.arange(0, MOST_TILES)
+    used = tl.sum((tl.load(members + tile * MEMBERS, mask=tile < tiles, other=-1) >= 0).to(tl.int32), 0)
     slot = tl.load(active + batch)
     row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
     common = tl.load(shared + batch)
     alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own)), 1)
-    together = tl.cdiv(common, shared_part(common, tl.minimum(parts // used, CHUNKS - own)))
-    there = (chunks < alone) | ((chunks >= own) & (chunks < own + together))
+    together = tl.cdiv(common, shared_part(common, parts_of_tile(used, parts, chunks, own)))
+    there = (number < alone) | ((number >= own) & (number < own + together))
     gdc_wait(PDL)
     if slot >= 0:
-        part = (batch * CHUNKS + chunks) * HQ + head
+        part = (batch * chunks + number) * HQ + head
         logs = tl.load(lse + part, mask=there, other=-float("inf"))
         inside = there[:, None] & (columns < DIM)[None, :]
         values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
