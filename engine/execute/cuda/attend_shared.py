@@ -41,11 +41,12 @@ def choose_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> 
 
     Two or three of them fit on a multiprocessor; shared rows are cut into two for each, where there are enough.
     """
-    wide = sharing.members * shape.group > 32
+    lanes, wide = sharing.members * shape.group, max(shape.dim // 128, 1)
     tile = 64 if shape.dim <= 64 else 32
-    stages = max((96 if wide else 64) * 1024 // (4 * tile * shape.dim), 2)
+    stages = max((64 if lanes <= 32 else 96) * 1024 // (4 * tile * shape.dim), 2)
     parts = max(2 * shape.multiprocessors // shape.spec.kv_heads, sharing.tiles)
-    return PartsCut(parts, min(-(-own // OWN_ROWS), most_chunks(rows) // 2), tile, stages, 4, 2)
+    own_parts = min(-(-own // OWN_ROWS), most_chunks(rows) // 2)
+    return PartsCut(parts, own_parts, tile, stages, 4 * wide, min(lanes // 16, 2 * wide))
 
 
 def attend_shared(
@@ -67,6 +68,7 @@ def attend_shared(
     assert spec.window is None
     assert sharing.tiles <= cut.parts
     assert cut.own < chunks
+    assert sharing.members * shape.group >= 16 * cut.halves
     counts = sharing.tiles, chunks, cut.parts, cut.own
     constants: dict[str, Any] = {
         "HQ": spec.heads,
@@ -101,7 +103,7 @@ def attend_shared(
         TILE=cut.tile,
         STAGES=cut.stages,
         WARPS=cut.warps,
-        HALVES=cut.halves if sharing.members * shape.group >= 16 * cut.halves else 1,
+        HALVES=cut.halves,
         CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
         num_warps=cut.warps,
         **({} if cut.registers is None else {"maxnreg": cut.registers}),
