@@ -11,7 +11,7 @@ from engine.execute.cuda.attend import AttentionInput, AttentionShape, rotation
 from engine.execute.cuda.sharing import Sharing
 from engine.execute.cuda.tiles import most_chunks
 from engine.kernels.triton.launch import split_alike
-from engine.kernels.triton.shared_parts import combine_parts_kernel, parts_kernel
+from engine.kernels.triton.shared_prefix import combine_parts_kernel, parts_kernel
 
 OWN_ROWS = 512
 """Rows of the largest part of what a sequence has alone."""
@@ -44,9 +44,10 @@ def choose_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> 
     lanes, wide = sharing.members * shape.group, max(shape.dim // 128, 1)
     tile = 64 if shape.dim <= 64 else 32
     stages = max((64 if lanes <= 32 else 96) * 1024 // (4 * tile * shape.dim), 2)
+    warps = 4 if lanes <= 32 else 4 * wide
     parts = max(2 * shape.multiprocessors // shape.spec.kv_heads, sharing.tiles)
     own_parts = min(-(-own // OWN_ROWS), most_chunks(rows) // 2)
-    return PartsCut(parts, own_parts, tile, stages, 4 * wide, min(lanes // 16, 2 * wide))
+    return PartsCut(parts, own_parts, tile, stages, warps, min(lanes // 16, warps // 2))
 
 
 def attend_shared(

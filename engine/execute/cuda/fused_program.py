@@ -15,7 +15,7 @@ of two buffers, then in the other.
 In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
 
 More rows: rows that several sequences share are attended to once, beside those that each has alone
-(`shared_parts.py`). From 17 rows on, products are those of a prompt's layers, with its kernels between them.
+(`shared_prefix.py`). From 17 rows on, products are those of a prompt's layers, with its kernels between them.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.
