@@ -68,6 +68,7 @@ class EngineCore:
         self._scheduler = pieces.scheduler
         self._runner = pieces.runner
         self._decode_runner = pieces.decode_runner
+        self._host_experts = pieces.on_host
         self._attention_name = pieces.attention_name
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
@@ -166,8 +167,10 @@ class EngineCore:
         if self._host is not None:
             self._host.close()
             self._host = None
+        if self._host_experts is not None:
+            self._host_experts.close()
         self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step"):
+        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step", "_host_experts"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what conversations use

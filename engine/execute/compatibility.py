@@ -51,6 +51,9 @@ FUSED_HEADS = (64, 96, 128, 256)
 NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET, Feature.RESIDUAL_SCALE})
 """What the kernels for experts do not know of that."""
 
+EVERY_EXPERT = frozenset({Feature.ACTIVATION, Feature.UNGATED, Feature.CLAMP, Feature.FEED_FORWARD_BIAS})
+"""What may be unusual in an expert."""
+
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
 
@@ -89,6 +92,13 @@ def not_fused(spec: ModelSpec) -> str | None:
 def has_experts(spec: ModelSpec) -> bool:
     """Whether some layer has a mixture of experts."""
     return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
+
+
+def not_on_host(spec: ModelSpec) -> str | None:
+    """Why experts in host memory cannot be computed by the native kernels while a GPU computes the rest."""
+    if (lacks := lacking(spec, frozenset(Feature) - (EVERY_EXPERT - NATIVE))) is not None:
+        return f"the native kernels do not know {lacks}"
+    return None
 
 
 def _not_fused_experts(spec: ModelSpec) -> str | None:
