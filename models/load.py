@@ -186,7 +186,9 @@ def fill_network(
     if available is not None and needed > available:
         raise ModelError(_too_large(needed, available, dtype, device, bool(kinds) and not on_host))
     if held and free is not None and held > free * HOST_SHARE:
-        raise ModelError(_too_large_for_host(held, int(free * HOST_SHARE), len(on_host), needed, device))
+        raise ModelError(
+            _too_large_for_host(held, int(free * HOST_SHARE), len(on_host), needed, available, device)
+        )
     tensors = [tensor for tensor in tensors if tensor.name in places]
     filling = _Filling(dtype, device, tensors, on_progress, host_layers)
     try:
@@ -362,12 +364,15 @@ def needed_bytes(
     return sum(count * (4 if in_fp32 else dtype.itemsize) for count, in_fp32 in numbers) + blocks
 
 
-def _too_large_for_host(needed: int, free: int, layers: int, on_device: int, device: torch.device) -> str:
+def _too_large_for_host(
+    needed: int, free: int, layers: int, on_device: int, available: int | None, device: torch.device
+) -> str:
     """The same for the experts that the device has no room for."""
+    fits = free + (on_device if available is None else available)
     return (
-        f"The model takes {bytes_text(on_device)} of memory on {device}, which is full then, and {bytes_text(needed)} "
+        f"The model takes {bytes_text(on_device)} of memory on {device} and {bytes_text(needed)} "
         f"of host memory for the experts of {layers} layers, where {bytes_text(free)} can be used; choose a model of "
-        f"at most {bytes_text(on_device + free)}, or a quantised GGUF file of this one, or free some memory."
+        f"at most {bytes_text(fits)}, or a quantised GGUF file of this one, or free some memory."
     )
 
 

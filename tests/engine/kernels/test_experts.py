@@ -36,13 +36,13 @@ ERNIE = Experts(
 SIGMOID = Experts(4, 2, FeedForward(8), renormalise=False, scoring="sigmoid")
 
 
-def a_spec(*feeds: FeedForward | Experts) -> ModelSpec:
+def a_spec(*feeds: FeedForward | Experts, hidden: int = 40) -> ModelSpec:
     """A layer for each feed-forward."""
     spec = uniform(
         "Qwen3MoeForCausalLM",
         layers=len(feeds),
         vocab_size=24,
-        hidden_size=40,
+        hidden_size=hidden,
         max_positions=256,
         attention=Attention(1, 1, 64, head_norm=Norm(), rope=Rope()),
         feed_forward=FeedForward(8),
