@@ -16,6 +16,7 @@ from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.padded_prefill import PaddedPrefill
 from engine.execute.cuda.plain_program import PlainDecoder
 from engine.execute.cuda.prefill import FusedPrefill
+from engine.execute.cuda.slots import Slots
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Pool
 from models.network import Network
@@ -24,7 +25,7 @@ from models.weights.block_formats import Kind
 from tests.engine import fake_flash
 from tests.engine.host_split import split
 from tests.engine.kernels.test_experts import ERNIE, QWEN, SIGMOID, a_network, a_spec
-from tests.engine.kernels.test_rows import Case
+from tests.engine.kernels.test_rows import BLOCKS, SLOTS, Case
 
 EVEN = Experts(4, 2, FeedForward(32))
 """Whole blocks."""
@@ -70,6 +71,21 @@ def test_a_step_gives_what_it_gives_in_one_place_and_each_row_what_it_gets_alone
         assert torch.equal(case.run(decoder, [slot], 1)[0][0], logits[row])
     beside = PlainDecoder(halved, case.cache, case.slots.given, "triton", host)
     torch.testing.assert_close(case.run(beside, slots, 3)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_of_many_rows_gives_that_too(whole: Network, halved: Network, host: HostExperts) -> None:
+    case = Case(whole, [0, 3, 17])
+    case.slots = Slots(SLOTS, 32, BLOCKS, case.token)
+    for slot, length in enumerate(case.lengths):
+        case.slots.put(slot, length, length)
+        case.slots.show(slot, case.tables[slot])
+    found = []
+    for decoder in (
+        FusedDecoder(halved, case.cache, case.slots.given, pdl=False, on_host=host),
+        PlainDecoder(whole, case.cache, case.slots.given, "triton"),
+    ):
+        found.append(case.run(decoder, [2, 0, 1], 17)[0])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("fetches", [False, True])
@@ -120,7 +136,7 @@ def test_padding_chooses_no_experts(
         return mixed(self, layer, x, ids, *rest)
 
     monkeypatch.setattr(HostExperts, "mix", noted)
-    span = Span((3, 1), 0, 10, tuple(range(10)), tuple(range(10)))
+    span = Span((3, 1), 0, 10, tuple(range(10)), tuple(range(10)), wanted=True)
     found = []
     for network, experts in ((whole, None), (halved, host)):
         cache = KVCache(4, 5, 256, 1, 64, torch.float32, CPU)
