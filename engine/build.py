@@ -191,9 +191,10 @@ def _host_experts(network: Network, device: torch.device, options: Options) -> H
         return None
     try:
         found = HostExperts(network, Pool(options.threads or default_threads()))
-    except NativeError as error:
+    except (NativeError, RuntimeError) as error:  # torch's, where a little memory cannot be pinned
+        why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
         raise EngineError(
-            f"The GPU has no room for all experts, and the CPU cannot compute them: {error}. Choose a smaller model."
+            f"The GPU has no room for all experts, and the CPU cannot compute them: {why}. Choose a smaller model."
         ) from None
     found.prepare(_can_fetch(network, device, options), options.deterministic)
     return found

@@ -72,7 +72,9 @@ class EngineCore:
         self._attention_name = pieces.attention_name
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
-        self._bandwidth = known_bandwidth(device)
+        self._host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
+        # What is in host memory is read at another rate.
+        self._bandwidth = known_bandwidth(device) if not self._host_bytes else None
         self._engine_step = EngineStep(
             device,
             tokenizer.stop_ids,
@@ -145,6 +147,7 @@ class EngineCore:
             decode=self._decode_name,
             notes=self._notes,
             bandwidth=self._bandwidth,
+            host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
         )
 

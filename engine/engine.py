@@ -1,7 +1,5 @@
 """The engine: loads a model, and has conversations with it."""
 
-from collections.abc import Callable
-
 import torch
 
 from engine.conversation.chat import Chat, Think, ThinkCache
@@ -13,8 +11,8 @@ from engine.kernels.native.library import check_threads, default_threads
 from engine.schedule.loop import Loop
 from models.files import ModelFiles
 from models.hub.sources import resolve
+from models.load import Room
 from models.progress import OnProgress, Progress
-from models.spec import ModelSpec
 from models.text.tokenizer import load_tokenizer
 
 
@@ -39,7 +37,7 @@ class Engine(EngineCore):
         threads: int | None = None,
         offload_gb: float | None = None,
         streams: int = 1,
-        room: Callable[[ModelSpec], int] | None = None,
+        room: Room | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.

@@ -33,6 +33,8 @@ INT4_BYTES = 0.75
 HOST_SHARE = 0.9
 """Of the free host memory that experts may take: it is pinned, and the system cannot take it back."""
 _CPU = torch.device("cpu")
+Room = Callable[[ModelSpec], int | None]
+"""How many bytes of a device the weights of a network may take; None: all of them have to be there."""
 _PAGE = 1 << 16
 """At least what a page of memory has on any machine."""
 
@@ -47,7 +49,7 @@ def load_model(
     quantize: str = "auto",
     on_note: Callable[[str], None] | None = None,
     longest: int | None = None,
-    room: Callable[[ModelSpec], int] | None = None,
+    room: Room | None = None,
 ) -> Network:
     """The network of local files in `dtype` on `device`.
 
@@ -66,10 +68,11 @@ def load_model(
     kinds = choose_kinds(tensors, places, quantize, device)
     positions = context_length or spec.max_positions
     host_layers: frozenset[int] = frozenset()
-    if room is not None:
+    limit = room(spec) if room is not None else None
+    if limit is not None:
         experts = [t for t in tensors if t.name in places and places[t.name].expert is not None]
         of_host = choose_kinds(experts, places, quantize, _CPU)
-        found = _placement(spec, places, dtype, device, positions, kinds, of_host, room(spec))
+        found = _placement(spec, places, dtype, device, positions, kinds, of_host, limit)
         host_layers = found.host_layers
         kinds |= {name: kind for name, kind in of_host.items() if places[name].layer in host_layers}
     if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):

@@ -1,6 +1,7 @@
 """Experts in host memory beside what a "GPU" computes, which here is the plain modules on the CPU."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -10,20 +11,23 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 import models.load
+from chatterm.conversation.figures import weights_text
 from engine.cache.sizing import weight_room
 from engine.execute.compatibility import not_on_host
+from engine.execute.cpu import held_weights
 from engine.execute.cuda import host_experts
 from engine.execute.cuda.fetched_experts import FetchedExperts
 from engine.execute.cuda.host_experts import MOST_ROWS, HostCosts, HostExperts
 from engine.kernels.native import library as native
-from engine.kernels.native.library import Pool
+from engine.kernels.native.library import NativeError, Pool
+from engine.machine.shapes import shape_of
 from engine.params import SamplingParams
 from engine.schedule.loop import Loop
 from models.errors import ModelError
 from models.load import load_model, needed_bytes
 from models.network import ExpertWeights, Network, Weight
 from models.reference.decoder import Decoder
-from models.spec import Experts
+from models.spec import Experts, FeedForward, each_layer
 from models.weights.block_formats import Kind
 from models.weights.dequantize import dequantize
 from tests.engine.host_split import joined, split
@@ -224,6 +228,15 @@ def test_a_conversation_and_a_chunk_have_room_beside_the_weights(whole: Network)
     assert usual < weight_room(spec, free, torch.bfloat16, 16, chunk) < free
 
 
+def test_what_a_gpu_gives_the_weights_depends_on_whether_experts_may_stay_outside(
+    whole: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_weights, "available_memory", lambda _: 1 << 34)
+    room = held_weights._gpu_room(torch.bfloat16, torch.device("cuda"), None)
+    assert room(whole.spec) == weight_room(whole.spec, 1 << 34, torch.bfloat16, None, 4096)
+    assert room(shape_of("gpt-oss:20b")) is None  # the native kernels do not know its experts
+
+
 def test_the_rule_compares_what_was_measured() -> None:
     chunks = ((16, 0.001), (32, 0.002), (64, 0.004))
     assert HostCosts(1e-4, chunks, 0.003).fetch_from() == 64
@@ -253,11 +266,17 @@ def test_people_are_told_how_much_lies_where(whole: Network, monkeypatch: pytest
     host.close()
 
 
-def test_experts_that_the_native_kernels_do_not_know_stay_on_the_device(whole: Network) -> None:
-    from engine.machine.shapes import shape_of
-
+def test_experts_that_the_native_kernels_do_not_know_are_not_given_to_them(whole: Network) -> None:
     assert not_on_host(whole.spec) is None
     assert "clamp" in (not_on_host(shape_of("gpt-oss:20b")) or "")
+    clamped = each_layer(
+        whole.spec,
+        lambda _, layer: replace(
+            layer, feed_forward=replace(layer.feed_forward, expert=FeedForward(96, limit=7.0))
+        ),
+    )
+    with pytest.raises(NativeError, match="clamp"):
+        HostExperts(replace(split(whole, {1}), spec=clamped), Pool(1))
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +295,7 @@ def engines(folder: Path, whole: Network) -> Iterator[tuple[TinyEngine, TinyEngi
                 device=CPU,
                 dtype=torch.float32,
                 fused=False,
-                threads=2,
+                threads=1,
                 block_size=4,
                 max_chunk=64,
                 context=900,
@@ -292,6 +311,10 @@ def test_an_engine_answers_as_one_that_holds_all_in_one_place(engines: tuple[Tin
     """Long prompts, prompts beside answers, and answers that are cancelled in between."""
     told = [note for note in engines[1].figures().notes if "The experts of 2 of 4 layers" in note]
     assert len(told) == 1
+    figures = engines[1].figures()
+    assert figures.host_bytes * 2 < figures.weight_bytes
+    assert "of them in host memory" in weights_text(figures)
+    assert "host" not in weights_text(engines[0].figures())
     prompts = [
         torch.randint(256, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (1, 8, 40, 300)
     ]

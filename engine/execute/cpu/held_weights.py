@@ -1,7 +1,5 @@
 """How the weights of a model are held here: as they are in their files, or expanded; on a GPU, or in part beside it."""
 
-from collections.abc import Callable
-
 import torch
 
 from engine.cache.sizing import most_prefill_rows, weight_room
@@ -10,13 +8,10 @@ from engine.execute.compatibility import not_on_host
 from engine.execute.cpu import products
 from engine.kernels.native import library as native
 from models.files import ModelFiles
-from models.load import load_model
+from models.load import Room, load_model
 from models.network import Network
 from models.progress import OnProgress
 from models.spec import ModelSpec
-
-Room = Callable[[ModelSpec], int]
-"""How many bytes of a device the weights may take."""
 
 
 def read_model(
@@ -65,9 +60,9 @@ def read_model(
 def _gpu_room(dtype: torch.dtype, device: torch.device, context: int | None) -> Room:
     free = available_memory(device)
 
-    def room(spec: ModelSpec) -> int:
+    def room(spec: ModelSpec) -> int | None:
         if not_on_host(spec) is not None:
-            return free  # what does not fit then is refused
+            return None
         return weight_room(spec, free, dtype, context, most_prefill_rows(device))
 
     return room

@@ -10,6 +10,15 @@ from typing import Any
 import torch
 
 
+def problem() -> str | None:
+    """Why there are no such calls here, as the middle of a sentence; None where there are."""
+    try:
+        _driver()
+    except (OSError, AttributeError):
+        return "the GPU's driver calls nothing on the host"
+    return None
+
+
 def enqueue_call(function: int, data: ctypes.Structure) -> None:
     """Have the current stream call the C function at address `function` with the address of `data`, which must stay
     there: as long as a recording of it is replayed. Raises RuntimeError when the driver refuses."""

@@ -24,11 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.execute.compatibility import not_on_host
 from engine.execute.cpu.mixtures import NativeMixtures
+from engine.execute.cuda import host_call
 from engine.execute.cuda.fetched_experts import FetchedExperts, stacks
-from engine.execute.cuda.host_call import enqueue_call
 from engine.execute.cuda.tiles import FEW
-from engine.kernels.native.library import MixtureJob, Pool
+from engine.kernels.native.library import MixtureJob, NativeError, Pool
 from models.load import is_out_of_memory
 from models.network import Network
 from models.spec import Experts, ModelSpec
@@ -63,7 +64,11 @@ class HostExperts:
     """Computes them, in the order of the current stream. It belongs to the loop thread."""
 
     def __init__(self, network: Network, pool: Pool) -> None:
-        """Nothing else may use `pool`. Raises NativeError for what the native kernels cannot compute."""
+        """Nothing else may use `pool`. Raises NativeError for what cannot be computed here, and what torch raises when
+        host memory is short."""
+        is_cuda = network.device.type == "cuda"
+        if (reason := not_on_host(network.spec) or (host_call.problem() if is_cuda else None)) is not None:
+            raise NativeError(reason)
         self._layers = network.on_host
         self._specs = {layer: experts_in(network.spec, layer) for layer in self._layers}
         self._hidden = network.spec.hidden_size
@@ -71,7 +76,6 @@ class HostExperts:
         self._dtype = network.dtype
         told = {layer: (self._specs[layer], weights) for layer, weights in self._layers.items()}
         self._mixtures = NativeMixtures(told, self._hidden, pool)
-        is_cuda = self._device.type == "cuda"
         self._chosen = max(spec.chosen for spec in self._specs.values())
         self._x = torch.zeros(MOST_ROWS, self._hidden, dtype=self._dtype, pin_memory=is_cuda)
         self._ids = torch.zeros(MOST_ROWS * self._chosen, dtype=torch.int32, pin_memory=is_cuda)
@@ -144,7 +148,7 @@ class HostExperts:
 
     def _call(self, job: MixtureJob) -> None:
         if self._device.type == "cuda":
-            enqueue_call(self._mixtures.function, job)
+            host_call.enqueue_call(self._mixtures.function, job)
         else:
             self._mixtures.run(job)
 
