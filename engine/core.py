@@ -172,8 +172,9 @@ class EngineCore:
             self._host = None
         if self._host_experts is not None:
             self._host_experts.close()
+            self._host_experts = None
         self._blocks.carry_out = lambda copy: None
-        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step", "_host_experts"):
+        for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step"):
             self.__dict__.pop(owner_of_memory, None)
 
     # -- what conversations use
