@@ -208,7 +208,8 @@ def try_out(network: Network, context: int) -> None:
     slots.activate([0], 1)
     slots.send()
     began = perf_counter()
-    program = FusedDecoder(network, a_cache(network, 1, context), slots.given, pdl=False)
+    host = host_experts(network)
+    program = FusedDecoder(network, a_cache(network, 1, context), slots.given, pdl=False, on_host=host)
     with torch.inference_mode():
         logits = program.run(1, 640)
     print(f"a step on a CPU, {perf_counter() - began:.1f} s: logits {list(logits.shape)}, {logits.std():.3f}")
@@ -238,7 +239,8 @@ def main() -> None:
     spec = replace(spec, layers=spec.layers[: given.layers])
     positions = max([given.context + STEPS, *(length + 64 for length in lengths)])
     if device.type != "cuda":
-        try_out(random_model(spec, torch.float32, device, positions), given.context)
+        network = random_model(spec, torch.float32, device, positions)
+        try_out(in_host_memory(network, given.host_layers, given.host_format), given.context)
         return
     told = describe(device)
     print(f"{told['device']}, driver {told['driver']}, {told['versions']}", flush=True)

@@ -73,7 +73,10 @@ def test_a_step_gives_what_it_gives_in_one_place_and_each_row_what_it_gets_alone
     torch.testing.assert_close(case.run(beside, slots, 3)[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_step_of_many_rows_gives_that_too(whole: Network, halved: Network, host: HostExperts) -> None:
+@pytest.mark.parametrize(("rows", "deterministic"), [(17, False), (16, True)])
+def test_a_step_of_many_rows_gives_that_too(
+    whole: Network, halved: Network, host: HostExperts, rows: int, deterministic: bool
+) -> None:
     case = Case(whole, [0, 3, 17])
     case.slots = Slots(SLOTS, 32, BLOCKS, case.token)
     for slot, length in enumerate(case.lengths):
@@ -81,10 +84,10 @@ def test_a_step_of_many_rows_gives_that_too(whole: Network, halved: Network, hos
         case.slots.show(slot, case.tables[slot])
     found = []
     for decoder in (
-        FusedDecoder(halved, case.cache, case.slots.given, pdl=False, on_host=host),
+        FusedDecoder(halved, case.cache, case.slots.given, False, deterministic, host),
         PlainDecoder(whole, case.cache, case.slots.given, "triton"),
     ):
-        found.append(case.run(decoder, [2, 0, 1], 17)[0])
+        found.append(case.run(decoder, [2, 0, 1], rows)[0])
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
 
 

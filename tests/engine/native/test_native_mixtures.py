@@ -1,12 +1,15 @@
 """Mixtures by themselves: what the reference gives, and to the bit the same in any company."""
 
+import ctypes
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from engine.execute.cpu.mixtures import NativeMixtures
+from engine.execute.cuda import host_call
 from engine.kernels.native.library import Library, NativeError, Pool
 from models.network import PLAIN, ExpertWeights, FeedForwardWeights, Linear, Weight
 from models.reference.decoder import Decoder
@@ -119,3 +122,29 @@ def test_experts_that_do_not_fit_together_are_refused(pool: Pool) -> None:
     wrong: ExpertWeights = replace(case.weights, experts=(FeedForwardWeights(first.gate_up, odd), *others))
     with pytest.raises(NativeError, match="do not fit together"):
         NativeMixtures({0: (case.spec, wrong)}, 64, pool)
+
+
+class Driver:
+    """Calls at once what CUDA's driver would call in the order of a stream."""
+
+    def __init__(self, result: int) -> None:
+        self.result = result
+
+    def cuLaunchHostFunc(self, stream: int, function: int, data: int) -> int:
+        assert stream == 7
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
+        return self.result
+
+
+def test_a_driver_may_call_what_computes_a_job(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("silu", Kind.Q8_0, pool)
+    x, ids, shares = case.given(9)
+    out = torch.zeros(x.shape)
+    job = case.native.job(LAYER, x, ids, shares, out)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(host_call, "_driver", lambda: Driver(0))
+    host_call.enqueue_call(case.native.function, job)
+    assert torch.equal(out, case.run(x, ids, shares))
+    monkeypatch.setattr(host_call, "_driver", lambda: Driver(801))
+    with pytest.raises(RuntimeError, match="error 801"):
+        host_call.enqueue_call(case.native.function, job)
