@@ -29,7 +29,6 @@ from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.slots import Slots
 from engine.kernels.native.library import Pool, default_threads
-from engine.machine.expected import not_chosen
 from engine.machine.shapes import shape_of
 from engine.params import SamplingParams
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, Weight
@@ -55,9 +54,8 @@ SHAPES = {
 
 
 def read_bytes(spec: ModelSpec, context: int) -> float:
-    """Bytes that a token reads after so many others."""
-    weights = weight_bytes(spec, DTYPE) - not_chosen(spec) * DTYPE.itemsize
-    return weights + kv_bytes(spec, DTYPE) * (context + STEPS / 2)
+    """Bytes that a token reads after so many others: of the experts, those that it takes."""
+    return weight_bytes(spec, DTYPE) + kv_bytes(spec, DTYPE) * (context + STEPS / 2)
 
 
 def shallower(network: Network, layers: int) -> Network:
@@ -135,7 +133,8 @@ def decode_seconds(network: Network, rows: int, context: int, fused: bool, profi
         fused,
         on_host=host,
     )
-    times = step_seconds(runner, rows, context, SamplingParams(temperature=0.0))
+    # Rows that read the same would all choose the same experts.
+    times = step_seconds(runner, rows, context, SamplingParams(temperature=float(rows > 1)))
     if profile:
         print(kernel_times(runner, rows, context), flush=True)
     if host is not None:

@@ -3,8 +3,10 @@
 It reads the description alone, and imports neither torch nor triton.
 """
 
-from models.features import Feature, features
-from models.spec import Experts, FeedForward, ModelSpec
+from collections.abc import Iterable
+
+from models.features import Feature, features, of_feed_forward
+from models.spec import Experts, ModelSpec
 
 NATIVE = frozenset(
     {
@@ -27,6 +29,7 @@ NATIVE = frozenset(
         Feature.SELECTION_BIAS,
         Feature.ACTIVATION,
         Feature.UNGATED,
+        Feature.CLAMP,
         Feature.FEED_FORWARD_BIAS,
         Feature.LAYER_NORM,
         Feature.NORM_OFFSET,
@@ -42,17 +45,14 @@ NATIVE = frozenset(
 )
 """What the native kernels of a CPU compute. What is not listed is refused, so that a new feature is."""
 
-FUSED = NATIVE - {Feature.SINKS, Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
+FUSED = NATIVE - {Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
 """What the fused kernels of a GPU compute."""
 
 FUSED_HEADS = (64, 96, 128, 256)
 """And the sizes of heads that they know."""
 
-NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET, Feature.RESIDUAL_SCALE})
+NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 """What the kernels for experts do not know of that."""
-
-EVERY_EXPERT = frozenset({Feature.ACTIVATION, Feature.UNGATED, Feature.CLAMP, Feature.FEED_FORWARD_BIAS})
-"""What may be unusual in an expert."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
 """What there may be in a network whose attention is a plain softmax over all rows before."""
@@ -63,7 +63,11 @@ def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:
 
     None where nothing is lacking.
     """
-    words = sorted(feature.value for feature in features(spec) - supported)
+    return _listed(features(spec) - supported)
+
+
+def _listed(found: Iterable[Feature]) -> str | None:
+    words = sorted(feature.value for feature in found)
     if not words:
         return None
     *most, last = words
@@ -96,7 +100,11 @@ def has_experts(spec: ModelSpec) -> bool:
 
 def not_on_host(spec: ModelSpec) -> str | None:
     """Why experts in host memory cannot be computed by the native kernels while a GPU computes the rest."""
-    if (lacks := lacking(spec, frozenset(Feature) - (EVERY_EXPERT - NATIVE))) is not None:
+    feeds = {layer.feed_forward for layer in spec.layers}
+    asked = {
+        feature for feed in feeds if isinstance(feed, Experts) for feature in of_feed_forward(feed.expert)
+    }
+    if (lacks := _listed(asked - NATIVE)) is not None:
         return f"the native kernels do not know {lacks}"
     return None
 
@@ -106,9 +114,6 @@ def _not_fused_experts(spec: ModelSpec) -> str | None:
     for feed in {layer.feed_forward for layer in spec.layers}:
         if not isinstance(feed, Experts):
             continue
-        inside = (feed.expert,) if feed.shared is None else (feed.expert, feed.shared)
-        if any(each != FeedForward(each.size) for each in inside):
-            return "the fused kernels know only experts that are gated by SiLU and have no biases"
         if feed.shared_gate:
             return "the fused kernels do not know a shared expert with a gate"
         if spec.hidden_size % 8 or feed.expert.size % 8:

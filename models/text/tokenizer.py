@@ -120,9 +120,13 @@ class Tokenizer:
         steers = token_id in self._control or token_id in self._hidden
         return not steers and bool(self._token_bytes(token_id))
 
-    def stream(self) -> TextStream:
-        """A new incremental decoder; special tokens have no text in it."""
-        return TextStream(self._token_bytes, self._hidden)
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; none for an id that the vocabulary does not have."""
+        return self._token_bytes(token_id)
+
+    def stream(self, *, goes_on: bool = False) -> TextStream:
+        """A new incremental decoder; special tokens have no text in it. `goes_on`: text stands before it."""
+        return TextStream(self._token_bytes, self._hidden, strip=not goes_on)
 
     def token_id(self, text: str) -> int | None:
         """Id of the added or special token with exactly this text; None when there is none."""

@@ -13,7 +13,8 @@ from torch import Tensor
 import models.load
 from chatterm.conversation.figures import weights_text
 from engine.cache.sizing import weight_room
-from engine.execute.compatibility import not_on_host
+from engine.execute import compatibility
+from engine.execute.compatibility import NATIVE, not_on_host
 from engine.execute.cpu import held_weights
 from engine.execute.cuda import host_experts
 from engine.execute.cuda.fetched_experts import FetchedExperts
@@ -24,6 +25,7 @@ from engine.machine.shapes import shape_of
 from engine.params import SamplingParams
 from engine.schedule.loop import Loop
 from models.errors import ModelError
+from models.features import Feature
 from models.load import load_model, needed_bytes
 from models.network import ExpertWeights, Network, Weight
 from models.reference.decoder import Decoder
@@ -234,7 +236,9 @@ def test_what_a_gpu_gives_the_weights_depends_on_whether_experts_may_stay_outsid
     monkeypatch.setattr(held_weights, "available_memory", lambda _: 1 << 34)
     room = held_weights._gpu_room(torch.bfloat16, torch.device("cuda"), None)
     assert room(whole.spec) == weight_room(whole.spec, 1 << 34, torch.bfloat16, None, 4096)
-    assert room(shape_of("gpt-oss:20b")) is None  # the native kernels do not know its experts
+    monkeypatch.setattr(compatibility, "NATIVE", NATIVE - {Feature.CLAMP})
+    assert room(whole.spec) is not None
+    assert room(shape_of("gpt-oss:20b")) is None
 
 
 def test_the_rule_compares_what_was_measured() -> None:
@@ -266,15 +270,18 @@ def test_people_are_told_how_much_lies_where(whole: Network, monkeypatch: pytest
     host.close()
 
 
-def test_experts_that_the_native_kernels_do_not_know_are_not_given_to_them(whole: Network) -> None:
-    assert not_on_host(whole.spec) is None
-    assert "clamp" in (not_on_host(shape_of("gpt-oss:20b")) or "")
+def test_experts_that_the_native_kernels_do_not_know_are_not_given_to_them(
+    whole: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clamped = each_layer(
         whole.spec,
         lambda _, layer: replace(
             layer, feed_forward=replace(layer.feed_forward, expert=FeedForward(96, limit=7.0))
         ),
     )
+    assert not_on_host(clamped) is None
+    monkeypatch.setattr(compatibility, "NATIVE", NATIVE - {Feature.CLAMP})
+    assert not_on_host(whole.spec) is None
     with pytest.raises(NativeError, match="clamp"):
         HostExperts(replace(split(whole, {1}), spec=clamped), Pool(1))
 

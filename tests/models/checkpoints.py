@@ -179,11 +179,17 @@ _GGUF_ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "ministral": "llama",
     "mistral": "llama",
+    "granitemoeshared": "granitemoe",
     "olmo3": "olmo2",
     "qwen3_moe": "qwen3moe",
 }
 """Where it is not the model_type."""
-_INTERLEAVED = ("llama", "smollm3", "granite")
+_INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe")
+_NAMES_OF_GRANITE = {
+    "block_sparse_moe.experts": "mlp.experts",
+    "router": "router.layer",
+    "shared_mlp.input_linear": "mlp.shared_experts.gate_up_proj",
+}
 
 
 def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -194,12 +200,15 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         weight = parameter.float()
+        if arch == "granitemoe":  # whose converter takes names of other families
+            for own, other in _NAMES_OF_GRANITE.items():
+                name = name.replace(own, other)
         if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # GPT-2
             weight = weight.T
         if arch == "gpt-oss" and ".experts." in name:
             stored = _experts_of_gpt_oss(name, weight)
-        elif name.endswith("experts.gate_up_proj"):
-            parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
+        elif "experts.gate_up_proj" in name:
+            parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=-2), strict=True)
             stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
         else:
             key = name.replace(
@@ -305,6 +314,11 @@ def write_gguf(
         writer.add_expert_used_count(config.moe_k)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_expert_shared_count(config.moe_num_shared_experts)
+    if arch == "granitemoe":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if hasattr(config, "shared_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if arch == "gpt-oss":
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -94,8 +94,15 @@ class Telling:
         return self.linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
 
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights) -> native.Feed:
-        activation = native.ACTIVATIONS.index(spec.activation)
-        return native.Feed(self.linear(weights.gate_up), self.linear(weights.down), activation, spec.gated)
+        return native.Feed(
+            gate_up=self.linear(weights.gate_up),
+            down=self.linear(weights.down),
+            activation=native.ACTIVATIONS.index(spec.activation),
+            gated=spec.gated,
+            gain=spec.gain,
+            limit=spec.limit or 0.0,
+            up_offset=spec.up_offset,
+        )
 
     def linear(self, linear: Linear) -> native.Linear:
         """Layers over the same input."""

@@ -32,11 +32,21 @@ def stacked(weights: Sequence[Weight]) -> Tensor:
 def stacks(weights: ExpertWeights) -> list[Tensor]:
     """The memory of the experts of a layer: gate and up, in one or in two, and down."""
     found = []
-    for linears in ([e.gate_up for e in weights.experts], [e.down for e in weights.experts]):
+    for linears in _sides(weights):
         found += [
             stacked([linear.parts[part] for linear in linears]) for part in range(len(linears[0].parts))
         ]
     return found
+
+
+def _sides(weights: ExpertWeights) -> tuple[list[Linear], list[Linear]]:
+    return [expert.gate_up for expert in weights.experts], [expert.down for expert in weights.experts]
+
+
+def _biases(linears: list[Linear], device: torch.device) -> Tensor | None:
+    """The first expert's, behind which the others' lie."""
+    found = [linear.bias for linear in linears if linear.bias is not None]
+    return torch.stack(found).to(device)[0] if found else None
 
 
 @dataclass(slots=True)
@@ -68,6 +78,11 @@ class FetchedExperts:
         ]
         self._copied = 0
         first = next(iter(layers.values())).experts
+        # They are few, and stay on the device.
+        self._biases = {
+            layer: [_biases(linears, device) for linears in _sides(weights)]
+            for layer, weights in layers.items()
+        }
         self._plain: list[Tensor] = []
         """gate and up, and down of a layer in plain numbers [experts, rows, columns]."""
         if not first[0].gate_up.is_plain:
@@ -96,7 +111,10 @@ class FetchedExperts:
             _expand(parts[:count], first.gate_up, self._plain[0])
             _expand(parts[count:], first.down, self._plain[1])
             parts = self._plain
-        gate_up, down = (Linear((Weight.plain(part[0]),)) for part in parts)
+        gate_up, down = (
+            Linear((Weight.plain(part[0]),), bias)
+            for part, bias in zip(parts, self._biases[layer], strict=True)
+        )
         return replace(weights, experts=(FeedForwardWeights(gate_up, down),), on_host=False)
 
     def give_back(self, layer: int) -> None:

@@ -1,6 +1,7 @@
 """Experts in host memory beside the fused kernels, in fp32 and in Triton's interpreter."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,11 +21,11 @@ from engine.execute.cuda.slots import Slots
 from engine.kernels.native import library as native
 from engine.kernels.native.library import Pool
 from models.network import Network
-from models.spec import Experts, FeedForward
+from models.spec import Experts, FeedForward, each_layer
 from models.weights.block_formats import Kind
 from tests.engine import fake_flash
 from tests.engine.host_split import split
-from tests.engine.kernels.test_experts import ERNIE, QWEN, SIGMOID, a_network, a_spec
+from tests.engine.kernels.test_experts import ERNIE, GPT_OSS, QWEN, SIGMOID, a_network, a_spec
 from tests.engine.kernels.test_rows import BLOCKS, SLOTS, Case
 
 EVEN = Experts(4, 2, FeedForward(32))
@@ -38,13 +39,16 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def whole() -> Network:
-    return a_network(a_spec(QWEN, FeedForward(8), ERNIE, SIGMOID))
+    spec = a_spec(QWEN, FeedForward(8), ERNIE, SIGMOID, GPT_OSS)
+    return a_network(
+        each_layer(spec, lambda index, layer: replace(layer, residual_scale=0.5) if index == 4 else layer)
+    )
 
 
 @pytest.fixture(scope="module")
 def halved(whole: Network) -> Network:
-    """One layer of experts on the device, two in host memory, one of them with a shared expert beside."""
-    found = split(whole, {2, 3})
+    """One layer of experts on the device, others in host memory: with a shared one beside, with biases and a clamp."""
+    found = split(whole, {2, 3, 4})
     assert unsupported(found) is None
     return found
 
@@ -98,7 +102,7 @@ def test_a_prompt_gives_what_it_gives_in_one_place(
     monkeypatch.setattr(host, "fetch_from", 37 if fetches else 38)
     tokens, found = 37, []
     for program in (FusedPrefill(whole), FusedPrefill(halved, host)):
-        cache = KVCache(4, 4, 16, 1, 64, torch.float32, CPU)
+        cache = KVCache(5, 4, 16, 1, 64, torch.float32, CPU)
         plan = SdpaBackend(cache, 1).plan(StepBatch((Span((3, 1, 2), 0, tokens),)))
         with torch.inference_mode():
             found.append(program.forward(torch.arange(tokens) * 7 % 24, torch.arange(tokens), plan))
@@ -142,9 +146,9 @@ def test_padding_chooses_no_experts(
     span = Span((3, 1), 0, 10, tuple(range(10)), tuple(range(10)), wanted=True)
     found = []
     for network, experts in ((whole, None), (halved, host)):
-        cache = KVCache(4, 5, 256, 1, 64, torch.float32, CPU)
+        cache = KVCache(5, 5, 256, 1, 64, torch.float32, CPU)
         cache.kv.fill_(float("nan"))
         padded = PaddedPrefill(network, cache, FlashBackend(cache), 600, None, experts)
         found.append(padded.run((span,))[0].clone())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
-    assert rows == [10, 10]
+    assert rows == [10, 10, 10]

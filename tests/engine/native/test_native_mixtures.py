@@ -23,6 +23,7 @@ from tests.models.test_reference import checkpoint, network_of
 MIXTURES = {
     "silu": Experts(16, 3, FeedForward(96)),
     "gelu with biases": Experts(5, 5, FeedForward(32, activation="gelu_tanh", bias=True)),
+    "clamped": Experts(4, 2, FeedForward(64, bias=True, limit=0.5, gain=1.702, up_offset=1.0)),
     "no gate": Experts(3, 1, FeedForward(64, gated=False, activation="relu")),
 }
 LAYER = 1
@@ -33,6 +34,8 @@ CASES = pytest.mark.parametrize(
         ("silu", Kind.Q4_1),
         ("gelu with biases", None),
         ("gelu with biases", Kind.Q8_0),
+        ("clamped", None),
+        ("clamped", Kind.Q8_0),
         ("no gate", None),
     ],
 )
