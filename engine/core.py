@@ -187,19 +187,18 @@ class EngineCore:
 
     # -- what conversations use
 
-    def output(self, params: SamplingParams, inside_think: bool = False) -> Output:
+    def output(
+        self, params: SamplingParams, inside_think: bool = False, shown: frozenset[int] = frozenset()
+    ) -> Output:
         """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span.
 
-        Raises EngineError for a constraint that cannot be used.
+        `shown` are special tokens that have text all the same. Raises EngineError for a constraint that cannot be used.
         """
-        if params.constraint is None:
-            return Output(self.tokenizer.stream(), self._tracker(inside_think), params.stop)
-        return Output(
-            self.tokenizer.stream(goes_on=True),  # not even a blank at the start is left out
-            self._tracker(inside_think),
-            params.stop,
-            guide=self._guide(params.constraint, inside_think),
-        )
+        tracker, guided = self._tracker(inside_think), params.constraint is not None
+        # Where text is bound to a grammar, not even a blank at the start is left out.
+        stream = self.tokenizer.stream(shown, goes_on=guided)
+        guide = self._guide(params.constraint, inside_think) if params.constraint is not None else None
+        return Output(stream, tracker, params.stop, guide=guide)
 
     def _tracker(self, inside_think: bool) -> ThinkTracker | ChannelTracker:
         known = self.tokenizer

@@ -1,0 +1,1 @@
+"""`chatterm serve`: the HTTP API, and the process behind it that owns the engine."""
