@@ -237,14 +237,11 @@ class Chat:
         self._draft = draft
         if params is not None and not params.stop and params.max_tokens != 1:
             rows = self._history.prompt(self.turns, draft, self._thinking)
-            with suppress(
-                EngineError
-            ):  # a constraint that cannot be used: the message says so when it is sent
+            with suppress(EngineError):  # of a constraint that cannot be used: sending the message says so
                 output = self._engine.output(params, self._format.inside[self._thinking])
                 if not rows.masked_until:
-                    return self._idle.draw(
-                        self._wanted(self.turns, draft, params), rows, params, output, wait
-                    )
+                    wanted = self._wanted(self.turns, draft, params)
+                    return self._idle.draw(wanted, rows, params, output, wait)
         rows, start = self._history.typed(self.turns, draft, self._thinking)
         return self._idle.warm(self.turns, rows, wait, start)
 

@@ -38,8 +38,8 @@ class GpuEngine(Engine):
 def an_engine(
     folder: Path, dtype: torch.dtype = torch.bfloat16, ends: bool = False, **options: Any
 ) -> Iterator[GpuEngine]:
-    """An engine over a checkpoint, none of whose tokens `ends` an answer. `options` are those of the engine; `room` that
-    of the weights on the GPU."""
+    """An engine over a checkpoint, none of whose tokens `ends` an answer. `options` are those of the engine; `room` is
+    that of the weights on the GPU."""
     loop, room = Loop(), options.pop("room", None)
     network = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=DEVICE, room=room))
     tokenizer = tiny_tokenizer()
