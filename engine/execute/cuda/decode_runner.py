@@ -161,20 +161,19 @@ class DecodeRunner(Generic[S]):
         """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits.
 
         None: its newest token was drawn before, and its row is what is to be computed next; there is nothing to read.
+        Raises EngineError, and takes no slot, where its constraint cannot be followed.
         """
         assert sequence.params is not None
-        rows, drawn = sequence.rows, sequence.generated
-        slot = self._free.pop()
+        rows, drawn, params, slot = sequence.rows, sequence.generated, sequence.params, self._free[-1]
+        guided = params.constraint is not None
+        if guided:
+            sequence.allow(self.sampler.words(slot))
+        self._free.pop()
         known = int(logits is None)
-        params = sequence.params
-        seat = self._seats[sequence] = Seat(
-            sequence, slot, len(rows) - known, len(drawn) - known, params.logprobs
-        )
-        seat.guided = params.constraint is not None
+        seat = Seat(sequence, slot, len(rows) - known, len(drawn) - known, params.logprobs, guided)
+        self._seats[sequence] = seat
         prompt = rows.token_ids[: len(rows) - len(drawn)]
         self.sampler.load(slot, params, prompt, drawn, sequence.seed)
-        if seat.guided:
-            sequence.allow(self.sampler.words(slot))
         # Sent with what the next step changes: nothing before that reads it.
         self.slots.put(slot, seat.row, rows.positions[-1] if known else rows.next_position)
         if logits is None:
