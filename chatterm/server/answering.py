@@ -100,11 +100,10 @@ class Answering:
                 held = await self._loaded()
                 self._load_s = monotonic() - began
             self._held = held
-            if self._request.keep_alive_s is not None:
-                held.keep_alive_s = self._request.keep_alive_s if self._request.keep_alive_s >= 0 else None
+            self._host.keep(held, self._request.keep_alive_s)
             await self._loop.run_in_executor(self._workers, self._prepare)
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
-            self._fail(error)
+            self.fail(error)
 
     async def _loaded(self) -> Held:
         """A model that is on this machine. A request makes nobody read other files, or fetch any."""
@@ -240,7 +239,9 @@ class Answering:
 
     # -- the end
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """It is over: this went wrong."""
+        self.cancel()
         self._problem = error
         self._close()
 

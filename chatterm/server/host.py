@@ -75,21 +75,27 @@ class Host:
     def find(self, name: str) -> Held | None:
         """The loaded model of this name, without using it."""
         with self._state:
+            # One whose thread has ended after an error is loaded again.
+            self._held = [held for held in self._held if not held.engine.is_closed]
             return next((held for held in self._held if name in held.aliases), None)
 
     def take(
         self, name: str, on_progress: OnProgress | None = None, keep_alive_s: float | None = None
     ) -> Held:
-        """Use a model until `give_back`; it is loaded if it is not. `keep_alive_s` None leaves that as it is.
+        """Use a model until `give_back`; it is loaded if it is not. `keep_alive_s` is as in `keep`.
 
         Raises ModelError and EngineError.
         """
         if (held := self.take_loaded(name)) is None:
             with self._loading:
                 held = self.take_loaded(name) or self._add(name, on_progress)
-        if keep_alive_s is not None:
-            held.keep_alive_s = keep_alive_s if keep_alive_s >= 0 else None
+        self.keep(held, keep_alive_s)
         return held
+
+    def keep(self, held: Held, keep_alive_s: float | None) -> None:
+        """Let a model stay so long once nobody uses it; below 0: for ever, None: as the server was started."""
+        usual = self.keep_alive_s if keep_alive_s is None else keep_alive_s
+        held.keep_alive_s = usual if usual is None or usual >= 0 else None
 
     def take_loaded(self, name: str) -> Held | None:
         """The same of a model that is loaded; None where it is not. Returns at once."""
