@@ -24,7 +24,6 @@ from engine.execute.cuda.decode_runner import make_decode_runner
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.graphs import Graphs
 from engine.execute.cuda.slots import Slots
-from engine.machine.expected import not_chosen
 from engine.machine.shapes import shape_of
 from engine.params import SamplingParams
 from models.network import Network
@@ -48,9 +47,8 @@ SHAPES = {
 
 
 def read_bytes(spec: ModelSpec, context: int) -> float:
-    """Bytes that a token reads after so many others."""
-    weights = weight_bytes(spec, DTYPE) - not_chosen(spec) * DTYPE.itemsize
-    return weights + kv_bytes(spec, DTYPE) * (context + STEPS / 2)
+    """Bytes that a token reads after so many others: of the experts, those that it takes."""
+    return weight_bytes(spec, DTYPE) + kv_bytes(spec, DTYPE) * (context + STEPS / 2)
 
 
 def shallower(network: Network, layers: int) -> Network:
@@ -79,7 +77,8 @@ def decode_seconds(network: Network, rows: int, context: int, fused: bool, profi
     runner = make_decode_runner(
         network, cache, "triton", context + STEPS, rows, Graphs() if fused else None, fused
     )
-    times = step_seconds(runner, rows, context, SamplingParams(temperature=0.0))
+    # Rows that read the same would all choose the same experts.
+    times = step_seconds(runner, rows, context, SamplingParams(temperature=float(rows > 1)))
     if profile:
         print(kernel_times(runner, rows, context), flush=True)
     return times[len(times) // 2]

@@ -1,13 +1,16 @@
-"""Prompts at batch 1 in bf16 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
+"""Prompts at batch 1 in bf16 at published shapes, random weights: chatterm beside its peers, in one run.
 
     python -m benchmarks.prefill --json benchmarks/results/prefill.json [--shapes 0.6B,8B] [--lengths 512,4096]
         [--llama-cpp DIR --gguf FILE] [--peers transformers,deterministic]
+    python -m benchmarks.prefill --shapes Gemma-3-1B,Gemma-2-2B,Mistral-7B-v0.1 --peers pytorch,deterministic
 
 Every prompt is new, so nothing is cached; what is evicted for it is gone (see offload.py for what keeping it costs).
 FLOPs of a prompt of T tokens: 2 * parameters * T (embedding and head left out) + 2 * 2 * T^2 / 2 * Hq * D * L for
 causal attention. "of matmul" is their rate over that of a bf16 product of random 8192 x 8192 matrices, measured in
 the same run. TTFT is the time from `engine.stream()` to the first token. "deterministic" is our engine with the option
 that gives sums one order however a prompt is cut; its "cost" is the share of the prompt speed that this takes.
+"pytorch" is our engine with PyTorch's attention, which has no graphs for prompts (`--attention sdpa`). "transformers"
+knows the shapes of Qwen3 alone.
 """
 
 import argparse
@@ -26,8 +29,13 @@ from engine import Engine, SamplingParams
 from models.spec import ModelSpec
 
 DTYPE = torch.bfloat16
-PEERS = ("transformers", "deterministic")
 DETERMINISTIC = "ours, deterministic"
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deterministic": (DETERMINISTIC, {"deterministic": True}),
+    "pytorch": ("PyTorch's attention", {"attention": "sdpa"}),
+}
+"""Peers that are our engine: what they are called, and the options that they differ in."""
+PEERS = ("transformers", *OURS)
 
 
 def warm_seconds(engine: Engine, prompt: list[int]) -> float:
@@ -83,28 +91,29 @@ class Bench:
             engine, model = stack.enter_context(
                 random_engine(spec, device=self.device, dtype=DTYPE, **options)
             )
-            other = None
-            if "deterministic" in self.peers:
-                other, _ = stack.enter_context(
-                    random_engine(spec, device=self.device, dtype=DTYPE, deterministic=True, **options)
-                )
+            print(f"  attention: {engine.figures().attention}", flush=True)
+            others = {}
+            for peer_name, (name, changed) in OURS.items():
+                if peer_name in self.peers:
+                    own = options | changed
+                    others[name], _ = stack.enter_context(
+                        random_engine(spec, device=self.device, dtype=DTYPE, network=model, **own)
+                    )
             peer = None
             if "transformers" in self.peers:
                 from benchmarks.peers.transformers import Prefill
 
                 peer = Prefill(spec, shared_tensors(model), self.device)
             for length in self.lengths:
-                self._length(shape, spec, length, engine, other, peer)
-        del engine, model, other, peer
+                self._length(shape, spec, length, engine, others, peer)
+        del engine, model, others, peer
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _length(
-        self, shape: str, spec: ModelSpec, length: int, engine: Engine, other: Engine | None, peer: Any
+        self, shape: str, spec: ModelSpec, length: int, engine: Engine, others: dict[str, Engine], peer: Any
     ) -> None:
-        runs: dict[str, list[float]] = {"ours": [], "ours, TTFT": []}
-        if other is not None:
-            runs[DETERMINISTIC] = []
+        runs: dict[str, list[float]] = {name: [] for name in ("ours", "ours, TTFT", *others)}
         if peer is not None:
             runs[peer.name] = []
         for attempt in range(self.repeats + 1):
@@ -115,8 +124,8 @@ class Bench:
                 "ours": warm_seconds(engine, self._prompt(spec, length)),
                 "ours, TTFT": first_token_seconds(engine, self._prompt(spec, length)),
             }
-            if other is not None:
-                times[DETERMINISTIC] = warm_seconds(other, self._prompt(spec, length))
+            for name, other in others.items():
+                times[name] = warm_seconds(other, self._prompt(spec, length))
             if peer is not None:
                 try:
                     times[peer.name] = peer.prefill(self._prompt(spec, length))

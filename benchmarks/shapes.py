@@ -5,6 +5,7 @@ Speed does not depend on the values of the weights, so no checkpoint is needed: 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from engine.schedule.loop import Loop
 from models.families.family import NAMES
 from models.load import fill_network
 from models.network import FeedForwardWeights, Network
-from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.spec import Attention, FeedForward, ModelSpec, Norm, Rope, each_attention, uniform
 from models.text.text_stream import TextStream, TokenBytes
 from models.weights.checkpoint import StoredTensor
 from models.weights.slots import Slot, layer_parameters, slots
@@ -39,8 +40,12 @@ SHAPES = {
     "4B": shape_of("qwen3:4b"),
     "8B": shape_of("qwen3:8b"),
     "Qwen2.5-0.5B": shape_of("qwen2.5:0.5b"),
+    "Gemma-2-2B": shape_of("gemma2:2b"),
     "Gemma-3-1B": shape_of("gemma3:1b"),
     "Llama-3.2-1B": shape_of("llama3.2:1b"),
+    "Mistral-7B-v0.1": each_attention(
+        shape_of("mistral:7b"), lambda _, attention: replace(attention, window=4096)
+    ),
     "Phi-4-mini": shape_of("phi4-mini:3.8b"),
 }
 """Published shapes, Qwen3's by their size alone; "tiny" is for trying a program out."""
@@ -58,16 +63,19 @@ def random_model(
     def one(target: Tensor) -> None:
         target.fill_(1.0)
 
+    names = dict(NAMES)
+    for slot in slots(spec):
+        names.setdefault(slot.part, slot.part + (".{}" if slot.expert is not None else ""))
     tensors = [
         StoredTensor(
-            slot.name(NAMES),
+            slot.name(names),
             slot.shape,
             prod(slot.shape) * dtype.itemsize,
             one if len(slot.shape) == 1 else draw,
         )
         for slot in slots(spec)
     ]
-    return fill_network(spec, tensors, dtype, device, positions=positions)
+    return fill_network(spec, tensors, dtype, device, positions=positions, names=names)
 
 
 def shared_tensors(network: Network) -> dict[str, Tensor]:
@@ -131,10 +139,12 @@ def moved_bytes(spec: ModelSpec, dtype: torch.dtype, context: int, steps: int) -
 def prefill_flops(spec: ModelSpec, tokens: int) -> float:
     """2 * parameters * T for the products of all layers, 2 * 2 * T^2 / 2 * Hq * D * L for causal attention.
 
-    The head is left out: only the prompt's last position goes through it.
+    In a layer with a window W < T only T^2 - (T - W)^2 instead of T^2. The head is left out: only the prompt's last
+    position goes through it.
     """
-    attention = 2 * tokens**2 * spec.attention.heads * spec.attention.head_dim * len(spec.layers)
-    return 2.0 * layer_parameters(spec) * tokens + attention
+    windows = [layer.attention.window or tokens for layer in spec.layers]
+    seen = sum(tokens**2 - max(tokens - window, 0) ** 2 for window in windows)
+    return 2.0 * layer_parameters(spec) * tokens + 2 * seen * spec.attention.heads * spec.attention.head_dim
 
 
 class WordTokenizer:
@@ -166,16 +176,20 @@ def random_engine(
     dtype: torch.dtype,
     context: int,
     network: Network | None = None,
+    tokenizer: Any = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, Network]]:
-    """An engine over a random model (or `network`), and the model; `options` go to Engine as they are."""
+    """An engine over a random model (or `network`), and the model; `options` go to Engine as they are.
+
+    Without a `tokenizer` every token is a word.
+    """
     loop = Loop()
+    words = tokenizer or WordTokenizer()
 
     def build() -> tuple[Engine, Network]:
         model = network or random_model(spec, dtype, device, context)
-        tokenizer: Any = WordTokenizer()
         made = Engine(
-            loop, model, tokenizer, name="random", device=device, dtype=dtype, context=context, **options
+            loop, model, words, name="random", device=device, dtype=dtype, context=context, **options
         )
         return made, model
 

@@ -1,6 +1,6 @@
 """Microseconds of a layer's attention for sequences with a common prefix: read together, and read by each.
 
-    python -m benchmarks.shared_prefix [--shared 8192] [--own 256] [--heads 16 8] [--dim 128]
+    python -m benchmarks.shared_prefix [--shared 8192] [--own 256] [--heads 16 8] [--dim 128] [--cut 32 1 32 4 4 2]
 
 `apart` is sequences with copies of their own, `alike` the same blocks without sharing (a cache may help), `together`
 the shared rows read once. Steps are CUDA graphs of as many layers as no cache of the GPU holds.
@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.machine import describe
 from benchmarks.sampler import captured, microseconds
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.attend_shared import PartsCut, attend_shared
 from engine.execute.cuda.sharing import choose_sharing, pays
 from engine.execute.cuda.tiles import MOST_CHUNKS, choose_chunkings, context_limit
 from models.spec import Attention, Norm, Rope
@@ -24,9 +25,15 @@ LAYERS = 4
 
 
 def step(
-    shape: AttentionShape, rows: int, shared: int, own: int, alike: bool, together: bool
+    shape: AttentionShape,
+    rows: int,
+    shared: int,
+    own: int,
+    alike: bool,
+    together: bool,
+    cut: PartsCut | None = None,
 ) -> tuple[Callable[[], None], Tensor]:
-    """What a step's attention does in LAYERS layers, and its last output."""
+    """What a step's attention does in LAYERS layers, and its last output; with `cut`, one launch for all parts."""
     device = torch.device("cuda")
     generator = torch.Generator(device).manual_seed(0)
 
@@ -82,6 +89,9 @@ def step(
 
     def work() -> None:
         for layer in layers:
+            if cut is not None and sharing is not None and common is not None and members is not None:
+                attend_shared(shape, layer, out, rows, sharing, cut, common, members)
+                continue
             attend(shape, layer, out, rows, cuts, sharing, context_limit(own), common, members)
 
     return work, out
@@ -95,14 +105,20 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=256)
     parser.add_argument("--heads", type=int, nargs=2, default=(16, 8))
     parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument(
+        "--cut", type=int, nargs="+", default=None, help="the numbers of a PartsCut, in their order"
+    )
     arguments = parser.parse_args()
     device = torch.device("cuda")
     print(describe(device))
     q_heads, kv_heads = arguments.heads
     pdl = torch.cuda.get_device_capability() >= (9, 0)
     spec = Attention(q_heads, kv_heads, arguments.dim, head_norm=Norm(), rope=Rope())
-    shape = AttentionShape(spec, BLOCK, pdl)
+    machine = torch.cuda.get_device_properties(device)
+    size = machine.multi_processor_count, machine.shared_memory_per_multiprocessor
+    shape = AttentionShape(spec, BLOCK, pdl, *size)
     row_bytes = 4 * kv_heads * arguments.dim
+    cut = PartsCut(*arguments.cut) if arguments.cut else None
     shared, own = arguments.shared // BLOCK * BLOCK, arguments.own
     print(
         f"{'rows':>5} {'apart':>9} {'alike':>9} {'together':>9} {'apart/together':>15} {'alike/together':>15} "
@@ -120,7 +136,7 @@ def main() -> None:
             if name == "apart" and rows * (shared + own + BLOCK) * row_bytes * LAYERS > room:
                 times[name] = float("nan")
                 continue
-            work, out = step(shape, rows, shared, own, alike, together)
+            work, out = step(shape, rows, shared, own, alike, together, cut)
             times[name] = microseconds(captured(work, 10)) / 10 / LAYERS
             outputs.append(out.clone())
         differs = (outputs[-1] - outputs[-2]).abs().max()

@@ -6,7 +6,7 @@ import torch
 
 from engine.attention import AttentionBackend
 from engine.attention.choose import choose_attention, make_backend
-from engine.attention.unusual import unusual_layers
+from engine.attention.unusual import kinds, unusual_layers
 from engine.cache.blocks import BlockManager
 from engine.cache.host_memory import HostKV
 from engine.cache.kv_cache import KVCache
@@ -113,14 +113,8 @@ def build(
             f"{spec.architecture} cannot be run: it has {Feature.MIXED_HEADS.value}. Choose another model."
         )
     max_chunk = options.max_chunk or most_prefill_rows(device)
-    unusual = unusual_layers(network)
-    if unusual and options.attention not in ("auto", "sdpa"):
-        raise EngineError(
-            f"--attention {options.attention} cannot be used: it does not know {lacking(spec, PLAIN_ATTENTION)}. "
-            "Use --attention auto."
-        )
-    attention = "sdpa" if unusual else options.attention
-    choice = choose_attention(attention, device, dtype, spec.attention.head_dim)
+    asked = kinds(layer.attention for layer in spec.layers)
+    choice = choose_attention(options.attention, device, dtype, spec.attention.head_dim, asked)
     block_size = options.block_size or choice.block_size
     per_token = spec.kv_numbers * dtype.itemsize
     reserve = 0  # a CPU's share for the KV leaves enough for everything
@@ -146,7 +140,7 @@ def build(
     cache.host = _host_memory(cache, options, device)
     tier = HostTier(cache.host.grow) if cache.host is not None else None
     manager = BlockManager(plan.num_blocks, block_size, cache.carry_out, tier, window)
-    backend = make_backend(choice.name, cache, spec.attention.groups, unusual)
+    backend = make_backend(choice.name, cache, spec.attention.groups, unusual_layers(network))
     pieces = Pieces(
         cache,
         manager,

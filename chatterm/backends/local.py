@@ -207,7 +207,7 @@ class LocalBackend:
         from engine.conversation.aside import Aside
 
         try:
-            params = _params(engine, self._sampling)
+            params = self._params_of(engine, self._sampling)
             chat = engine.chat(system=self._system, think=self._think, think_cache=self._think_cache)
         except BaseException:
             self._engines.close(engine)
@@ -274,7 +274,7 @@ class LocalBackend:
             said = [message.content for message in (rest if first.role == "system" else [first, *rest])]
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
-                params = _params(engine, {**self._sampling, **request.sampling})
+                params = self._params_of(engine, {**self._sampling, **request.sampling})
                 before = list(zip(said[:-1:2], said[1::2], strict=True))
                 yield prompt_of(engine, format, system, before, said[-1], think, params)
             except (EngineError, ModelError) as error:
@@ -329,7 +329,7 @@ class LocalBackend:
         except TypeError:
             raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
         if self._engine is not None:
-            self._params = _params(self._engine, sampling)
+            self._params = self._params_of(self._engine, sampling)
         self._sampling = dict(sampling)
 
     def settle(self) -> None:
@@ -396,6 +396,11 @@ class LocalBackend:
             self._keys = self._chat.history.keys
             self._used = len(self._keys)
 
+    def _params_of(self, engine: "Engine", sampling: Mapping[str, Any]) -> SamplingParams:
+        """The model's own sampling with changes. A text that is completed has no end that a model would know."""
+        limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
+        return engine.default_params(**{**limit, "constraint": self._options.constraint, **sampling})
+
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:
             raise EngineError("No model is loaded; load one with /model NAME.")
@@ -406,12 +411,6 @@ class LocalBackend:
         if self._aside is not None:
             self._aside.stop()
         return self._chat
-
-
-def _params(engine: "Engine", sampling: Mapping[str, Any]) -> SamplingParams:
-    """The model's own sampling with changes. A text that is completed has no end that a model would know."""
-    limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
-    return engine.default_params(**{**limit, **sampling})
 
 
 def _outcome(answer: "Answer", opening: Sequence[int]) -> Outcome:

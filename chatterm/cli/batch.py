@@ -64,8 +64,11 @@ def batch(
     "messages": [{"role": "user", "content": TEXT}, ...] (system, user, assistant).
 
     It may have an "id", and these, which go before the options given here:
-    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed,
-    max_tokens, stop and think.
+    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
+    frequency_penalty, seed, max_tokens, stop, think and response_format.
+
+    A "response_format" is {"type": "json_object"} or
+    {"type": "json_schema", "json_schema": {"schema": SCHEMA}}: the answer is JSON that matches.
 
     A result has the number of its line, the id, and the answer ("text",
     "reasoning", "finish_reason", "stats") or an "error" of that line alone.

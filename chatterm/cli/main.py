@@ -162,6 +162,9 @@ def run(
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
+    schema: options.Schema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
     think: options.Think = "auto",
     think_cache: options.ThinkCache = "exact",
     device: options.Device = "auto",
@@ -206,6 +209,10 @@ def run(
             raise WrongUsage(
                 "The chat screen needs a terminal; add -p TEXT or pipe text in to get an answer here."
             )
+    if schema is not None or json_object or regex is not None:
+        from chatterm.cli import constraints
+
+        chosen = replace(chosen, constraint=constraints.given(schema, json_object, regex))
     resume: dict[str, Any] = {}
     if continue_last and session is not None:
         raise WrongUsage("--continue and --session cannot be combined; use one of them.")

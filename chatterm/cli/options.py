@@ -24,6 +24,7 @@ ModelArgument = Annotated[
 MOST_STREAMS = 64
 """Answers at once for which the KV cache has room however long they are; shorter ones leave room for more."""
 _SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
+_FORMAT = "Format of the answers"
 _MACHINE = "Machine"
 _THINKING = "Thinking"
 
@@ -74,6 +75,23 @@ Stop = Annotated[
         help="Stop when this text is generated; repeatable.",
         rich_help_panel=_SAMPLING,
         show_default=False,
+    ),
+]
+Schema = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Each answer is JSON that matches this JSON schema.", rich_help_panel=_FORMAT
+    ),
+]
+JsonObject = Annotated[
+    bool, typer.Option("--json-object", help="Each answer is a JSON object.", rich_help_panel=_FORMAT)
+]
+Regex = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Each answer matches this regular expression as a whole.",
+        rich_help_panel=_FORMAT,
     ),
 ]
 Think = Annotated[

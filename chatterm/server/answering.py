@@ -285,17 +285,16 @@ class _Gathered:
     def add(self, event: TokenEvent, tokenizer: "Tokenizer") -> None:
         self.text.append(event.text)
         self.ids.append(event.token_id)
-        value = getattr(event, "logprob", None)
-        if value is not None:
-            top = [_token(tokenizer, *pair) for pair in getattr(event, "top", ())]
-            self.logprobs.append(Logprob(_token(tokenizer, event.token_id, value), tuple(top)))
+        if event.logprob is not None:
+            top = tuple(_token(tokenizer, *pair) for pair in event.top)
+            self.logprobs.append(Logprob(_token(tokenizer, event.token_id, event.logprob), top))
 
     def delta(self, index: int) -> Delta:
         return Delta(index, "".join(self.text), self.kind, tuple(self.ids), tuple(self.logprobs))
 
 
 def _token(tokenizer: "Tokenizer", id: int, logprob: float) -> TokenLogprob:
-    raw = tokenizer.bytes_of(id)
+    raw = tokenizer.token_bytes(id)
     return TokenLogprob(id, raw.decode("utf-8", "replace"), raw, logprob)
 
 

@@ -76,10 +76,11 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
 class Constraint(Struct, frozen=True):
     """What the answer has to be. It holds for the answer, not for the thinking before it."""
 
-    kind: Literal["json_schema", "json_object", "regex", "lark"]
+    kind: Literal["json_schema", "json_object", "regex", "lark", "calls"]
     text: str = ""
-    """The schema as JSON text, the expression, or the grammar: llguidance's Lark, with `%json {...}`. `<NAME>` in it is
-    a special token, `<[NAME]>` one whose name is in square brackets (`[TOOL_CALLS]`): the service writes its id."""
+    """The schema as JSON text, the expression, or the grammar (llguidance's Lark). Of "calls" it is a grammar of ours
+    with marks such as `⟦<tool_call>⟧`, of which the service makes "lark": `tool_grammar.spelled` with the tokenizer's
+    `token_id`."""
 
 
 class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,6 +109,9 @@ class Generation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_choice: str = "auto"
     """"auto", "required", or the name of a function. The web API has made `constraint` of the latter two."""
     constraint: Constraint | None = None
+    most_tokens: int | None = None
+    """Of prompt and answer together, where that is less than the model's context. A longer prompt is a RequestError 400
+    with code context_length_exceeded; the answer ends as "length". None: as many as the context holds."""
     deadline_s: float | None = None
     """Seconds from now after which it ends as "length"; None: no limit."""
     client: str = ""

@@ -1,9 +1,15 @@
 """Attention over the block table: one file per backend, one small protocol."""
 
+from collections.abc import Callable
 from typing import Protocol
+
+from torch import Tensor
 
 from engine.batch import StepBatch
 from models.reference.attention import Attention
+
+Write = Callable[[int, Tensor, Tensor], None]
+"""(layer, k and v [T, Hkv, D]): puts the rows of a step into the cache."""
 
 
 class AttentionBackend(Protocol):
@@ -13,3 +19,17 @@ class AttentionBackend(Protocol):
 
     def plan(self, batch: StepBatch) -> Attention:
         """What the model calls in this step, once a layer: everything all layers share is computed here."""
+
+
+class RaggedBackend(AttentionBackend, Protocol):
+    """One that can be told on the device what to attend to, so that a CUDA graph can hold its launches."""
+
+    def ragged(
+        self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
+    ) -> Attention:
+        """Attention of spans of up to `tokens` tokens that see up to `rows` rows.
+
+        The tokens of span i are those from q_ends[i] to q_ends[i + 1]; it sees k_ends[i + 1] - k_ends[i] rows. A span
+        without tokens has neither. One span alone lies at the end of the step. Other tokens are padding, whose output
+        is whatever lay in memory. q_ends and k_ends int32 [spans + 1], tables int32 [spans, blocks].
+        """

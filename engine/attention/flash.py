@@ -1,23 +1,28 @@
 """Attention by the flash-attn package (an optional extra): bf16 or fp16 on GPUs from compute capability 8.0 on.
 
-Written against flash-attn 2.8 (https://github.com/Dao-AILab/flash-attention).
+Written against flash-attn 2.8 (https://github.com/Dao-AILab/flash-attention). It knows windows, caps and scales, and
+no sinks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.attention.parts import SpanRows, block_tables, span_slots
+from engine.attention import Write
+from engine.attention.parts import SpanRows, WriteSpans, block_tables, ends
+from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
+from models.spec import Attention as AttentionSpec
 
 Kernel = Callable[..., Tensor]
-Write = Callable[[int, Tensor, Tensor], None]
-"""(layer, k and v [T, Hkv, D]): puts the rows of a step into the cache."""
+Options = Mapping[int, dict[str, Any]]
+"""What each unusual layer asks of the kernels."""
 
 PAGE = 256
 """Its paged kernels take blocks of a multiple of this."""
@@ -30,19 +35,20 @@ MANY = 512
 class FlashBackend:
     """A long span reads a view of contiguous blocks, or a copy of many; everything else goes through block tables.
 
-    Its plain twin is `SdpaBackend`.
+    Implements `RaggedBackend`. Its plain twin is `SdpaBackend`.
     """
 
     name = "flash"
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, unusual: Layers = MappingProxyType({})) -> None:
         """Raises ValueError for blocks that it cannot page, and whatever importing a broken package raises."""
         from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
         if cache.block_size % PAGE:
             raise ValueError(f"flash-attn needs blocks of a multiple of {PAGE} rows, not {cache.block_size}")
         self._cache = cache
-        self.attend: Kernel = flash_attn_with_kvcache
+        self._options = {index: _options(layer.spec) for index, layer in unusual.items()}
+        self._attend: Kernel = flash_attn_with_kvcache
         # This one is wrapped in autograd and operator dispatch, as the package's others are: 0.3 ms a call.
         self._attend_ragged: Kernel = flash_attn_varlen_func
 
@@ -50,47 +56,64 @@ class FlashBackend:
         """See `AttentionBackend`."""
         spans, counts = batch.spans, [span.count for span in batch.spans]
         if len(spans) == 1 and self._is_whole(spans[0]):
-            return _Whole(self._cache, self.attend, spans[0])
+            return _Whole(self._cache, self._attend, self._options, spans[0])
         if len(spans) == 1 or max(counts) == min(counts) <= FEW:
-            return _Paged(self._cache, self.attend, spans)
-        stops = [span.stop for span in spans]
-        ends = torch.tensor([[0, *accumulate(counts)], [0, *accumulate(stops)]], dtype=torch.int32)
-        q_ends, k_ends = ends.to(self._cache.kv.device, non_blocking=True)
-        write = _Write(self._cache, spans)
-        tables = block_tables(self._cache, spans)
-        return self.ragged(write, q_ends, k_ends, tables, max(counts), max(stops))
+            return _Paged(self._cache, self._attend, self._options, spans)
+        write, tables = WriteSpans(self._cache, spans), block_tables(self._cache, spans)
+        most = max(span.stop for span in spans)
+        return self.ragged(write, *ends(self._cache, spans), tables, max(counts), most)
 
     def ragged(
         self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
-    ) -> "Ragged":
-        """Attention of spans of up to `tokens` tokens that see up to `rows` rows; the tensors are those of `Ragged`."""
-        return Ragged(self._cache, self._attend_ragged, write, q_ends, k_ends, tables, tokens, rows)
+    ) -> Attention:
+        """See `RaggedBackend`."""
+        if len(tables) == 1:
+            return _Last(self._cache, self._attend, self._options, write, k_ends[1:], tables)
+        attend, options = self._attend_ragged, self._options
+        return _Ragged(self._cache, attend, options, write, q_ends, k_ends, tables, tokens, rows)
 
     def _is_whole(self, span: Span) -> bool:
-        one_run = span.count > FEW and len(self._cache.slots(span.blocks, 0, span.stop)) == 1
+        first = self._cache.first_seen(span.start)
+        one_run = span.count > FEW and len(self._cache.slots(span.blocks, first, span.stop)) == 1
         return one_run or span.count >= MANY
 
 
-class _Whole:
-    """One span over all rows side by side."""
+def _options(spec: AttentionSpec) -> dict[str, Any]:
+    """What flash-attn is told of a layer: a token sees so many rows before it and none after."""
+    asked: dict[str, Any] = {}
+    if spec.scale is not None:
+        asked["softmax_scale"] = spec.scale
+    if spec.window is not None:
+        asked["window_size"] = (spec.window - 1, 0)
+    if spec.score_cap is not None:
+        asked["softcap"] = spec.score_cap
+    return asked
 
-    def __init__(self, cache: KVCache, attend: Kernel, span: Span) -> None:
+
+class _Whole:
+    """One span over all rows side by side, or those in the window of a layer."""
+
+    def __init__(self, cache: KVCache, attend: Kernel, options: Options, span: Span) -> None:
         self._rows = SpanRows(cache, span)
         self._attend = attend
+        self._options = options
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._rows.write(layer_index, k, v)
-        seen = (x.unsqueeze(0) for x in self._rows.read(layer_index))
+        options = self._options.get(layer_index, {})
+        window = options["window_size"][0] + 1 if "window_size" in options else None
+        seen = (x.unsqueeze(0) for x in self._rows.read(layer_index, window))
         # Causal here means aligned at the right corner: the last query sees the last row.
-        return self._attend(q.unsqueeze(0), *seen, causal=True).squeeze(0)
+        return self._attend(q.unsqueeze(0), *seen, causal=True, **options).squeeze(0)
 
 
 class _Paged:
     """Spans of the same number of tokens; the kernel writes their K and V too."""
 
-    def __init__(self, cache: KVCache, attend: Kernel, spans: tuple[Span, ...]) -> None:
+    def __init__(self, cache: KVCache, attend: Kernel, options: Options, spans: tuple[Span, ...]) -> None:
         self._cache = cache
         self._attend = attend
+        self._options = options
         self._shape = (len(spans), spans[0].count)
         self._tables = block_tables(cache, spans)
         starts = torch.tensor([span.start for span in spans], dtype=torch.int32)
@@ -107,44 +130,54 @@ class _Paged:
             cache_seqlens=self._starts,
             block_table=self._tables,
             causal=True,
+            **self._options.get(layer_index, {}),
         )
         return out.flatten(0, 1)
 
 
-class _Write:
-    """Writes K and V of spans into the cache."""
-
-    def __init__(self, cache: KVCache, spans: tuple[Span, ...]) -> None:
-        self._cache = cache
-        self._slots = span_slots(cache, spans)
-
-    def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
-        self._cache.k[layer_index].index_copy_(0, self._slots, k)
-        self._cache.v[layer_index].index_copy_(0, self._slots, v)
-
-
 @dataclass(frozen=True, slots=True)
-class Ragged:
-    """Spans of any numbers of tokens in one call. Implements `models.reference.attention.Attention`.
-
-    The tokens of span i are those from q_ends[i] to q_ends[i + 1]; those after the last are padding, whose output is
-    whatever lay in memory. It sees k_ends[i + 1] - k_ends[i] rows. A span without tokens has neither.
-    """
+class _Last:
+    """One span at the end of a step: tokens before it are padding, which sees what would lie before its first row."""
 
     cache: KVCache
     attend: Kernel
+    options: Options
+    write: Write
+    rows: Tensor
+    """int32 [1]: how many the last token sees."""
+    table: Tensor
+    """int32 [1, blocks]"""
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.write(layer_index, k, v)
+        pages = (-1, self.cache.block_size, *k.shape[1:])
+        out = self.attend(
+            q.unsqueeze(0),
+            self.cache.k[layer_index].view(pages),
+            self.cache.v[layer_index].view(pages),
+            cache_seqlens=self.rows,
+            block_table=self.table,
+            causal=True,
+            **self.options.get(layer_index, {}),
+        )
+        return out.squeeze(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """Spans of any numbers of tokens in one call; the tensors are those of `RaggedBackend.ragged`."""
+
+    cache: KVCache
+    attend: Kernel
+    options: Options
     write: Write
     q_ends: Tensor
-    """int32 [spans + 1]"""
     k_ends: Tensor
-    """int32 [spans + 1]"""
     tables: Tensor
-    """int32 [spans, blocks]"""
     most_tokens: int
     most_rows: int
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `models.reference.attention.Attention`."""
         self.write(layer_index, k, v)
         pages = (-1, self.cache.block_size, *k.shape[1:])
         return self.attend(
@@ -157,4 +190,5 @@ class Ragged:
             self.most_rows,
             causal=True,
             block_table=self.tables,
+            **self.options.get(layer_index, {}),
         )

@@ -29,16 +29,21 @@ class Parts:
 
 
 class SpanRows:
-    """The rows of one span and all before them: a view where they are one run of slots, else gathered by block."""
+    """The rows of one span and those before them: a view where they are one run of slots, else gathered by block.
+
+    Not those that the window of the whole network has let go of.
+    """
 
     def __init__(self, cache: KVCache, span: Span) -> None:
         self._cache = cache
-        self._stop = span.stop
-        runs = cache.slots(span.blocks, 0, span.stop)
+        self._span = span
+        self._first = cache.first_seen(span.start)
+        runs = cache.slots(span.blocks, self._first, span.stop)
         self._read: slice | Tensor = slice(*runs[0])
-        self._write: slice | Tensor = slice(runs[0][0] + span.start, runs[0][1])
+        self._write: slice | Tensor = slice(runs[0][1] - span.count, runs[0][1])
         if len(runs) > 1:
-            blocks = torch.tensor(span.blocks[: -(-span.stop // cache.block_size)])
+            size = cache.block_size
+            blocks = torch.tensor(span.blocks[self._first // size : -(-span.stop // size)])
             self._read = blocks.to(cache.kv.device, non_blocking=True)
             self._write = span_slots(cache, (span,))
 
@@ -47,15 +52,32 @@ class SpanRows:
         self._cache.k[layer_index][self._write] = k
         self._cache.v[layer_index][self._write] = v
 
-    def read(self, layer_index: int) -> tuple[Tensor, Tensor]:
-        """K and V of all rows that its last row sees, [rows, Hkv, D] each."""
-        return self._rows(self._cache.k[layer_index]), self._rows(self._cache.v[layer_index])
+    def read(self, layer_index: int, window: int | None = None) -> tuple[Tensor, Tensor]:
+        """K and V, [rows, Hkv, D] each, up to the last row: of all rows that some row of it sees, in a `window`."""
+        blocks = 0
+        if window is not None:
+            blocks = max(self._span.start - (window - 1) - self._first, 0) // self._cache.block_size
+        return self._rows(self._cache.k[layer_index], blocks), self._rows(self._cache.v[layer_index], blocks)
 
-    def _rows(self, slots: Tensor) -> Tensor:
+    def _rows(self, slots: Tensor, skipped: int) -> Tensor:
+        size = self._cache.block_size
         if isinstance(self._read, slice):
-            return slots[self._read]
-        pages = slots.view(-1, self._cache.block_size, *slots.shape[1:])
-        return pages.index_select(0, self._read).flatten(0, 1)[: self._stop]
+            return slots[self._read][skipped * size :]
+        pages = slots.view(-1, size, *slots.shape[1:])
+        rows = self._span.stop - self._first - skipped * size
+        return pages.index_select(0, self._read[skipped:]).flatten(0, 1)[:rows]
+
+
+class WriteSpans:
+    """A `engine.attention.Write` of the rows of spans."""
+
+    def __init__(self, cache: KVCache, spans: tuple[Span, ...]) -> None:
+        self._cache = cache
+        self._slots = span_slots(cache, spans)
+
+    def __call__(self, layer_index: int, k: Tensor, v: Tensor) -> None:
+        self._cache.k[layer_index].index_copy_(0, self._slots, k)
+        self._cache.v[layer_index].index_copy_(0, self._slots, v)
 
 
 def places(batch: StepBatch) -> Iterator[tuple[slice, Span]]:
@@ -77,6 +99,20 @@ def span_slots(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:
     """Where the rows lie that spans compute, int64 [T]."""
     slots = [cache.every_slot(span.blocks, span.start, span.stop) for span in spans]
     return torch.cat(slots).to(cache.kv.device, non_blocking=True)
+
+
+def ends(cache: KVCache, spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
+    """Where the tokens of spans end, and the rows that they see, both counted on from span to span: int32 [spans + 1].
+
+    Both begin with 0.
+    """
+    count = len(spans) + 1
+    # A kernel is compiled once more for what does not begin at a multiple of 16 bytes.
+    both = torch.zeros(2, -(-count // 4) * 4, dtype=torch.int32)
+    both[0, 1:count] = torch.tensor([span.count for span in spans]).cumsum(0)
+    both[1, 1:count] = torch.tensor([span.stop for span in spans]).cumsum(0)
+    q_ends, k_ends = both.to(cache.kv.device, non_blocking=True)[:, :count]
+    return q_ends, k_ends
 
 
 def block_tables(cache: KVCache, spans: tuple[Span, ...]) -> Tensor:

@@ -1,6 +1,5 @@
 """Attention by torch's scaled_dot_product_attention, on any device: the reference of every other backend."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from engine.attention.parts import places
 from engine.attention.sdpa_gpu import gpu_step
-from engine.attention.unusual import Unusual
+from engine.attention.unusual import Layers, Unusual
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
@@ -39,9 +38,7 @@ class SdpaBackend:
 
     name = "sdpa"
 
-    def __init__(
-        self, cache: KVCache, groups: int, unusual: Mapping[int, Unusual] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, cache: KVCache, groups: int, unusual: Layers = MappingProxyType({})) -> None:
         """`groups` is the number of query heads for each KV head; `unusual`: layers that are no plain softmax."""
         self._cache = cache
         self._groups = groups
@@ -76,7 +73,7 @@ class SdpaBackend:
 
 
 class _SdpaStep:
-    def __init__(self, cache: KVCache, plans: list[_Plan], unusual: Mapping[int, Unusual]) -> None:
+    def __init__(self, cache: KVCache, plans: list[_Plan], unusual: Layers) -> None:
         self._cache = cache
         self._plans = plans
         self._unusual = unusual

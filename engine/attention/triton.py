@@ -1,37 +1,53 @@
-"""Attention of a few tokens by our own Triton kernel over the block table; more tokens go through torch's."""
+"""Attention by our own Triton kernels over the block table; plain attention of many tokens goes through torch's."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from engine.attention.parts import Parts, block_tables, places, runs, span_slots
+from engine.attention import Write
+from engine.attention.parts import Parts, WriteSpans, block_tables, ends, places, runs
 from engine.attention.sdpa import SdpaBackend
+from engine.attention.unusual import Layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from models.reference.attention import Attention
 
 FEW = 8
-"""The longest span that the kernel takes."""
+"""The longest span of plain attention that is split among programs, which is the faster the fewer tokens there are."""
 
 
 class TritonBackend:
-    """Decode and verification of up to 8 tokens a span. Its plain twin is `SdpaBackend`, for longer spans too.
+    """Unusual layers have one kernel for all spans; of plain ones short spans have another, and long ones are torch's.
 
-    Raises ImportError where triton is not installed.
+    Implements `RaggedBackend`, where the first kernel serves plain layers, too. Its plain twin is `SdpaBackend`. Raises
+    ImportError where triton is not installed.
     """
 
     name = "triton"
 
-    def __init__(self, cache: KVCache, groups: int) -> None:
-        """`groups` is the number of query heads for each KV head."""
-        import engine.kernels.triton.paged_attention  # noqa: F401 - now, rather than in the first step
+    def __init__(self, cache: KVCache, groups: int, unusual: Layers = MappingProxyType({})) -> None:
+        """`groups` is the number of query heads for each KV head; `unusual`: layers that are no plain softmax."""
+        import engine.kernels.triton.paged_attention
+        import engine.kernels.triton.prompt_attention  # noqa: F401 - now, rather than in the first step
 
         self._cache = cache
+        self._unusual = unusual
+        self._has_plain = len(unusual) < len(cache.k)
         self._long = SdpaBackend(cache, groups)
 
     def plan(self, batch: StepBatch) -> Attention:
         """See `AttentionBackend`."""
+        plain = self._plain(batch) if self._has_plain else None
+        if plain is not None and not self._unusual:
+            return plain
+        spans, cache = batch.spans, self._cache
+        write, tables = WriteSpans(cache, spans), block_tables(cache, spans)
+        tokens = max(span.count for span in spans)
+        return _Ragged(cache, self._unusual, write, *ends(cache, spans), tables, tokens, plain)
+
+    def _plain(self, batch: StepBatch) -> Attention:
         few = [span.count <= FEW for span in batch.spans]
         return Parts(
             [
@@ -40,14 +56,53 @@ class TritonBackend:
             ]
         )
 
+    def ragged(
+        self, write: Write, q_ends: Tensor, k_ends: Tensor, tables: Tensor, tokens: int, rows: int
+    ) -> Attention:
+        """See `RaggedBackend`."""
+        return _Ragged(self._cache, self._unusual, write, q_ends, k_ends, tables, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """Spans of any numbers of tokens in one launch; the tensors are those of `RaggedBackend.ragged`."""
+
+    cache: KVCache
+    unusual: Layers
+    write: Write
+    q_ends: Tensor
+    k_ends: Tensor
+    tables: Tensor
+    most_tokens: int
+    plain: Attention | None = None
+    """What serves plain layers instead."""
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from engine.kernels.triton.prompt_attention import ragged_attention
+
+        layer = self.unusual.get(layer_index)
+        if layer is None and self.plain is not None:
+            return self.plain(layer_index, q, k, v)
+        self.write(layer_index, k, v)
+        return ragged_attention(
+            q,
+            self.cache.k[layer_index],
+            self.cache.v[layer_index],
+            self.q_ends,
+            self.k_ends,
+            self.tables,
+            block_size=self.cache.block_size,
+            most_tokens=self.most_tokens,
+            **(layer.asked if layer is not None else {}),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PagedStep:
     """A few tokens of one or several sequences, in one launch. Implements `models.reference.attention.Attention`."""
 
     cache: KVCache
-    slots: Tensor
-    """int64 [T]: where the K and V of the step's tokens go."""
+    write: Write
     spans: Tensor
     """int32 [n, 3]: see `paged_attention`."""
     tables: Tensor
@@ -59,13 +114,11 @@ class PagedStep:
         """See `models.reference.attention.Attention`."""
         from engine.kernels.triton.paged_attention import paged_attention
 
-        keys, values = self.cache.k[layer_index], self.cache.v[layer_index]
-        keys.index_copy_(0, self.slots, k)
-        values.index_copy_(0, self.slots, v)
+        self.write(layer_index, k, v)
         return paged_attention(
             q,
-            keys,
-            values,
+            self.cache.k[layer_index],
+            self.cache.v[layer_index],
             self.spans,
             self.tables,
             block_size=self.cache.block_size,
@@ -75,12 +128,11 @@ class PagedStep:
 
 
 def _paged_step(cache: KVCache, spans: tuple[Span, ...]) -> PagedStep:
-    device = cache.kv.device
     given = [(tokens.start, span.start, span.count) for tokens, span in places(StepBatch(spans))]
     return PagedStep(
         cache,
-        span_slots(cache, spans),
-        torch.tensor(given, dtype=torch.int32).to(device, non_blocking=True),
+        WriteSpans(cache, spans),
+        torch.tensor(given, dtype=torch.int32).to(cache.kv.device, non_blocking=True),
         block_tables(cache, spans),
         most_tokens=max(span.count for span in spans),
         most_rows=max(span.stop for span in spans),

@@ -1,6 +1,8 @@
-"""Attention with a window, another scale, capped scores or sinks, in plain torch: no kernel of ours knows them yet."""
+"""Attention with a window, another scale, capped scores or sinks: what layers ask for, and the plain twin in torch."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,17 @@ class Unusual:
 
     spec: Attention
     sinks: Tensor | None = None
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What it asks of `engine.kernels.triton.prompt_attention`."""
+        spec = self.spec
+        return {
+            "scale": spec.softmax_scale,
+            "window": spec.window,
+            "cap": spec.score_cap,
+            "sinks": self.sinks,
+        }
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention of the last t rows: q [t, Hq, D], k and v [rows, Hkv, D] -> [t, Hq, D].
@@ -41,11 +54,39 @@ class Unusual:
         return out.permute(2, 0, 1, 3).reshape(count, spec.heads, spec.head_dim)
 
 
-def unusual_layers(network: Network) -> dict[int, Unusual]:
-    """The layers of a network whose attention is no plain softmax, by their number."""
+Layers = Mapping[int, Unusual]
+"""The layers of a network whose attention is no plain softmax, by their number."""
+
+
+def unusual_layers(network: Network) -> Layers:
+    """See `Layers`."""
     attentions = [layer.attention for layer in network.spec.layers]
     return {
         index: Unusual(spec, weights.attention.sinks)
         for index, (spec, weights) in enumerate(zip(attentions, network.layers, strict=True))
         if not spec.is_plain
     }
+
+
+def kinds(specs: Iterable[Attention]) -> tuple[Attention, ...]:
+    """One of each kind of attention among those of layers: what a backend has to be able to compute."""
+
+    def kind(spec: Attention) -> Attention:
+        # What is left out is done before a backend has q, k and v; what is new here is tried until somebody knows it.
+        before = {
+            "head_norm": None,
+            "norms_all_heads": False,
+            "rope": None,
+            "qkv_bias": False,
+            "out_bias": False,
+        }
+        return replace(spec, **before)  # type: ignore[arg-type]
+
+    return tuple(dict.fromkeys(map(kind, specs)))
+
+
+def on_trial(spec: Attention, device: torch.device, dtype: torch.dtype) -> Unusual:
+    """The same kind of attention, small: four heads of q, two of K and V, and a window that a short text leaves."""
+    window = None if spec.window is None else min(spec.window, 8)
+    sinks = torch.linspace(-1.0, 2.0, 4).to(device, dtype) if spec.sinks else None
+    return Unusual(replace(spec, heads=4, kv_heads=2, window=window), sinks)

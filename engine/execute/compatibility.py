@@ -4,7 +4,7 @@ It reads the description alone, and imports neither torch nor triton.
 """
 
 from models.features import Feature, features
-from models.spec import Experts, FeedForward, ModelSpec
+from models.spec import Experts, ModelSpec
 
 NATIVE = frozenset(
     {
@@ -27,6 +27,7 @@ NATIVE = frozenset(
         Feature.SELECTION_BIAS,
         Feature.ACTIVATION,
         Feature.UNGATED,
+        Feature.CLAMP,
         Feature.FEED_FORWARD_BIAS,
         Feature.LAYER_NORM,
         Feature.NORM_OFFSET,
@@ -42,13 +43,13 @@ NATIVE = frozenset(
 )
 """What the native kernels of a CPU compute. What is not listed is refused, so that a new feature is."""
 
-FUSED = NATIVE - {Feature.SINKS, Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
+FUSED = NATIVE - {Feature.LEARNED_POSITIONS, Feature.UNGATED, Feature.LAYER_NORM}
 """What the fused kernels of a GPU compute."""
 
 FUSED_HEADS = (64, 96, 128, 256)
 """And the sizes of heads that they know."""
 
-NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET, Feature.RESIDUAL_SCALE})
+NOT_WITH_EXPERTS = frozenset({Feature.NORM_PLACE, Feature.NORM_OFFSET})
 """What the kernels for experts do not know of that."""
 
 PLAIN_ATTENTION = frozenset(Feature) - {Feature.WINDOW, Feature.SCALE, Feature.SCORE_CAP, Feature.SINKS}
@@ -96,9 +97,6 @@ def _not_fused_experts(spec: ModelSpec) -> str | None:
     for feed in {layer.feed_forward for layer in spec.layers}:
         if not isinstance(feed, Experts):
             continue
-        inside = (feed.expert,) if feed.shared is None else (feed.expert, feed.shared)
-        if any(each != FeedForward(each.size) for each in inside):
-            return "the fused kernels know only experts that are gated by SiLU and have no biases"
         if feed.shared_gate:
             return "the fused kernels do not know a shared expert with a gate"
         if spec.hidden_size % 8 or feed.expert.size % 8:

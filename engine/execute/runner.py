@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
+from engine.attention.triton import TritonBackend
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu import products
@@ -81,7 +82,7 @@ class Runner:
         """Run `network` with fused kernels from now on, where there are some for it; compile and record them.
 
         Else say why not. `rows` is the most that a sequence holds. Deterministic: every span is computed in one order
-        of sums, whatever is beside it; else short spans and several at once run as `graphs` where flash-attn attends.
+        of sums, whatever is beside it; else short spans and several at once run as `graphs`, unless torch attends.
         The cache must be empty: its first block is written to. Raises ImportError where triton is not installed.
         """
         from engine.execute.cuda.fused_program import unsupported
@@ -91,12 +92,13 @@ class Runner:
         if (reason := unsupported(network)) is not None:
             return reason
         self._model = FusedPrefill(network)
-        ids = torch.arange(16, device=self._device)
-        hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, 16),))))
+        count = min(32, cache.block_size)  # more than few: what long prompts take is compiled
+        ids = torch.arange(count, device=self._device)
+        hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, count),))))
         self._model.logits(hidden[-1:])
         if deterministic:
             self._padded = PaddedPrefill(network, cache, None, rows, graphs)
-        elif graphs is not None and isinstance(self._backend, FlashBackend):
+        elif graphs is not None and isinstance(self._backend, (FlashBackend, TritonBackend)):
             self._padded = PaddedPrefill(network, cache, self._backend, rows, graphs)
         if self._padded is not None:
             self._padded.prepare()

@@ -28,6 +28,21 @@ def _qwen3(hidden: int, feed_forward: int, layers: int, heads: int, tied: bool) 
     return _config("Qwen3ForCausalLM", sizes, 40_960, tied, head_dim=128, rope_theta=1e6)
 
 
+def _granite_moe(hidden: int, layers: int, heads: int, experts: int) -> dict[str, Any]:
+    return _config(
+        "GraniteMoeForCausalLM",
+        (hidden, 512, layers, heads, 8, 49_155),
+        131_072,
+        True,
+        num_local_experts=experts,
+        num_experts_per_tok=8,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.015625,
+        residual_multiplier=0.22,
+        logits_scaling=6.0,
+    )
+
+
 _GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "head_dim": 256}
 _QWEN_1_5B = _config("Qwen2ForCausalLM", (1536, 8960, 28, 12, 2, 151_936), 32_768, True)
 _PARTS = [1.0] * 48
@@ -96,6 +111,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         original_max_position_embeddings=4096,
         rope_scaling={"type": "longrope", "short_factor": _PARTS, "long_factor": _PARTS},
     ),
+    "granite3.1-moe:1b": _granite_moe(1024, 24, 16, 32),
+    "granite3.1-moe:3b": _granite_moe(1536, 32, 24, 40),
     "granite3.3:2b": _config(
         "GraniteForCausalLM",
         (2048, 8192, 40, 32, 8, 49_159),

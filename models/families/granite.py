@@ -1,11 +1,12 @@
-"""Granite 3, dense: Llama with multipliers of embeddings, attention scores, residuals and logits."""
+"""Granite 3: Llama with multipliers of embeddings, attention scores, residuals and logits; dense, or with experts."""
 
 from dataclasses import replace
 
 from models.families.common import base_spec, base_spec_of_gguf
-from models.families.family import Family, GGUFConfig
+from models.families.experts import with_experts
+from models.families.family import GGUF_NAMES, NAMES, Family, GGUFConfig
 from models.families.fields import Fields
-from models.spec import ModelSpec
+from models.spec import Experts, FeedForward, ModelSpec
 
 
 def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
@@ -15,11 +16,45 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
     return _multiplied(spec, *(fields.number(part, 1.0) for part in parts))
 
 
+def _sparse_from_hf(architecture: str, fields: Fields) -> ModelSpec:
+    spec = _from_hf(architecture, replace(fields, raw={**fields.raw, "mlp_bias": False}))
+    count, chosen = (
+        fields.integer("num_local_experts", 8, limit=4096),
+        fields.integer("num_experts_per_tok", 2),
+    )
+    shared = fields.integer("shared_intermediate_size", 1024) if "Shared" in architecture else 0
+    return _sparse(spec, count, chosen, fields.integer("intermediate_size"), shared)
+
+
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
-    spec, fields = base_spec_of_gguf("GraniteForCausalLM", "granite", config), config.fields
-    scale = fields.number("granite.attention.scale", spec.attention.softmax_scale)
+    return _multiplied_of_gguf("granite", base_spec_of_gguf("GraniteForCausalLM", "granite", config), config)
+
+
+def _sparse_from_gguf(config: GGUFConfig) -> ModelSpec:
+    name, fields = "granitemoe", config.fields
+    spec = _multiplied_of_gguf(
+        name, base_spec_of_gguf("GraniteMoeForCausalLM", name, config, experts=True), config
+    )
+    count, chosen = (
+        fields.integer(f"{name}.expert_count", limit=4096),
+        fields.integer(f"{name}.expert_used_count"),
+    )
+    size = fields.integer(f"{name}.feed_forward_length")
+    shared = fields.integer(f"{name}.expert_shared_feed_forward_length", 0, least=0)
+    return _sparse(spec, count, chosen, size, shared)
+
+
+def _sparse(spec: ModelSpec, count: int, chosen: int, size: int, shared: int) -> ModelSpec:
+    """`spec` with experts in every layer. (A softmax of the chosen ones alone is that of all, renormalised.)"""
+    experts = Experts(count, chosen, FeedForward(size), shared=FeedForward(shared) if shared else None)
+    return with_experts(spec, experts, range(len(spec.layers)))
+
+
+def _multiplied_of_gguf(name: str, spec: ModelSpec, config: GGUFConfig) -> ModelSpec:
+    fields = config.fields
+    scale = fields.number(f"{name}.attention.scale", spec.attention.softmax_scale)
     parts = ("embedding_scale", "residual_scale", "logit_scale")
-    embedding, residual, logits = (fields.number(f"granite.{part}", 1.0) for part in parts)
+    embedding, residual, logits = (fields.number(f"{name}.{part}", 1.0) for part in parts)
     return _multiplied(spec, embedding, scale, residual, logits)
 
 
@@ -45,5 +80,31 @@ FAMILY = Family(
     from_hf=_from_hf,
     gguf_architecture="granite",
     from_gguf=_from_gguf,
+    gguf_interleaved=("q", "k"),
+)
+SPARSE = Family(
+    architectures=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    model_types=("granitemoe", "granitemoeshared"),
+    from_hf=_sparse_from_hf,
+    gguf_architecture="granitemoe",
+    from_gguf=_sparse_from_gguf,
+    names={
+        **NAMES,
+        "router": "block_sparse_moe.router.layer",
+        "shared.gate": "shared_mlp.gate",
+        "shared.up": "shared_mlp.up",
+        "shared.down": "shared_mlp.output_linear",
+    },
+    gguf_names={
+        **GGUF_NAMES,
+        "shared.gate": "ffn_gate_shexp",
+        "shared.up": "ffn_up_shexp",
+        "shared.down": "ffn_down_shexp",
+    },
+    packed={
+        "block_sparse_moe.input_linear.{field}": ("experts.gate", "experts.up"),
+        "block_sparse_moe.output_linear.{field}": ("experts.down",),
+        "shared_mlp.input_linear.{field}": ("shared.gate", "shared.up"),
+    },
     gguf_interleaved=("q", "k"),
 )

@@ -37,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     smollm3.FAMILY,
     olmo.FAMILY,
     granite.FAMILY,
+    granite.SPARSE,
     gemma.FAMILY_2,
     gemma.FAMILY_3,
     gpt2.FAMILY,

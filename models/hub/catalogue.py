@@ -47,6 +47,8 @@ HUB_NAMES = QWEN3 | {
     "phi3:3.8b": "microsoft/Phi-3-mini-4k-instruct",
     "phi4-mini:3.8b": "microsoft/Phi-4-mini-instruct",
     "granite3.3:2b": "ibm-granite/granite-3.3-2b-instruct",
+    "granite3.1-moe:1b": "ibm-granite/granite-3.1-1b-a400m-instruct",
+    "granite3.1-moe:3b": "ibm-granite/granite-3.1-3b-a800m-instruct",
     "olmo2:1b": "allenai/OLMo-2-0425-1B-Instruct",
     "ernie4.5:0.3b": "baidu/ERNIE-4.5-0.3B-PT",
     "gpt2": "openai-community/gpt2",

@@ -84,7 +84,7 @@ class Decoder:
         network = self.network
         x = embed(network.embedding, token_ids, network.dtype)
         if self.spec.embedding_scale != 1.0:  # rounded to the dtype, as checkpoints were trained
-            x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype, device=x.device)
+            x = x * float(torch.tensor(self.spec.embedding_scale, dtype=x.dtype))
         if network.position_embedding is not None:
             x = x + network.position_embedding.index_select(0, positions)
         return x

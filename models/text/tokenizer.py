@@ -133,13 +133,16 @@ class Tokenizer:
         steers = token_id in self._control or token_id in self._hidden
         return not steers and bool(self._token_bytes(token_id))
 
-    def stream(self, shown: frozenset[int] = frozenset()) -> TextStream:
-        """A new incremental decoder; special tokens have no text in it, but for those `shown`."""
-        return TextStream(self._token_bytes, self._hidden - shown)
-
-    def bytes_of(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; empty for an id that the vocabulary does not have."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; none for an id that the vocabulary does not have."""
         return self._token_bytes(token_id)
+
+    def stream(self, shown: frozenset[int] = frozenset(), *, goes_on: bool = False) -> TextStream:
+        """A new incremental decoder; special tokens have no text in it, but for those `shown`.
+
+        `goes_on`: text stands before it.
+        """
+        return TextStream(self._token_bytes, self._hidden - shown, strip=not goes_on)
 
     def token_id(self, text: str) -> int | None:
         """Id of the added or special token with exactly this text; None when there is none."""

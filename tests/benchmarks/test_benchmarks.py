@@ -77,6 +77,9 @@ def test_figures_of_the_published_shapes() -> None:
         small, torch.bfloat16
     )
     assert prefill_flops(small, 1) == 2 * layer_parameters(small) + 2 * 16 * 128 * 28
+    windowed = SHAPES["Mistral-7B-v0.1"]  # of its 8,192 tokens, each sees 4,096
+    attended = prefill_flops(windowed, 8192) - 2 * layer_parameters(windowed) * 8192
+    assert attended == 2 * (8192**2 - 4096**2) * 32 * 128 * 32
 
 
 def test_llama_bench_and_greedy_are_read() -> None:

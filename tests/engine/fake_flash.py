@@ -1,6 +1,7 @@
 """What flash-attn 2.8 says of its functions, in plain torch: for tests on machines without it."""
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +19,23 @@ def flash_attn_with_kvcache(
     v: Tensor | None = None,
     cache_seqlens: Tensor | None = None,
     block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
 ) -> Tensor:
     """Appends k and v at the rows `cache_seqlens` of the sequences, then attends over all rows.
 
     Without k and v it attends to the rows up to `cache_seqlens`; without a block table to k_cache and v_cache [batch,
-    rows, heads, dim] as they are. The mask is aligned at the bottom right corner.
+    rows, heads, dim] as they are. The mask is aligned at the bottom right corner. A token sees window_size[0] rows
+    before its own; -1: all.
     """
     assert causal
+    asked = features(softmax_scale, window_size, softcap)
     if block_table is None:
         assert k is v is cache_seqlens is None
-        return torch.stack([plain(*one) for one in zip(q, k_cache, v_cache, strict=True)]).to(q.dtype)
+        return torch.stack([plain(*one, **asked) for one in zip(q, k_cache, v_cache, strict=True)]).to(
+            q.dtype
+        )
     assert cache_seqlens is not None
     assert cache_seqlens.dtype == block_table.dtype == torch.int32
     page = k_cache.shape[1]
@@ -40,7 +48,7 @@ def flash_attn_with_kvcache(
             assert v is not None
             new = at[0][start:], at[1][start:]
             k_cache[new], v_cache[new] = k[i], v[i]
-        outs.append(plain(q[i], k_cache[at], v_cache[at]))
+        outs.append(plain(q[i], k_cache[at], v_cache[at], **asked))
     return torch.stack(outs).to(q.dtype)
 
 
@@ -55,6 +63,9 @@ def flash_attn_varlen_func(
     *,
     causal: bool,
     block_table: Tensor,
+    softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attends from the tokens of each sequence to its rows in blocks k and v [blocks, page, heads, dim].
 
@@ -63,6 +74,7 @@ def flash_attn_varlen_func(
     every token for a sequence.
     """
     assert causal
+    asked = features(softmax_scale, window_size, softcap)
     assert max_seqlen_q > 1
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == block_table.dtype == torch.int32
     assert cu_seqlens_q.is_contiguous()
@@ -79,5 +91,12 @@ def flash_attn_varlen_func(
         if count:
             rows = torch.arange(seen)
             at = block_table[i].long()[rows // page], rows % page
-            out[first:end] = plain(q[first:end], k[at], v[at]).to(q.dtype)
+            out[first:end] = plain(q[first:end], k[at], v[at], **asked).to(q.dtype)
     return out
+
+
+def features(softmax_scale: float | None, window_size: tuple[int, int], softcap: float) -> dict[str, Any]:
+    """The same as `plain` calls it. What lies behind a token is hidden by `causal`."""
+    before, behind = window_size
+    assert behind in (-1, 0)
+    return {"scale": softmax_scale, "window": before + 1 if before >= 0 else None, "cap": softcap or None}

@@ -2,6 +2,7 @@
 
 import sys
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention import AttentionBackend
+from engine.attention.choose import make_backend
 from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
 from engine.attention.sdpa_gpu import GpuSpan
@@ -124,6 +126,48 @@ def test_flash_is_called_as_it_says(
     monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
     made = case(spans, group=2, dim=16, block_size=256, dtype=torch.float32, scattered=scattered)
     assert made.error(made.run(FlashBackend(made.cache))) < 1e-5
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "window": {"window": 300},
+    "short window": {"window": 5, "lets_go": True},
+    "window of all layers": {"window": 290, "lets_go": True},
+    "cap": {"cap": 2.0, "scale": 0.6},
+    "all": {"cap": 3.0, "scale": 0.7, "window": 40, "lets_go": True},
+}
+"""What unusual layers ask for."""
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("spans", [*SPANS.values(), *BATCHES.values()], ids=[*SPANS, *BATCHES])
+@pytest.mark.parametrize("name", ["flash", "sdpa"])
+def test_windows_caps_and_scales_are_passed_on(
+    name: str, spans: list[tuple[int, int]], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    made = case(spans, group=2, dim=16, block_size=256, dtype=torch.float32, **asked)
+    assert made.unusual
+    assert made.error(made.run(make_backend(name, made.cache, 2, made.unusual))) < 1e-5
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["contiguous", "scattered"])
+def test_of_a_layer_with_a_window_no_block_before_it_is_copied(
+    scattered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    made = case(
+        [(3000, 520)], group=2, dim=16, block_size=256, dtype=torch.float32, scattered=scattered, window=300
+    )
+    read: list[int] = []
+    attend = fake_flash.flash_attn_with_kvcache
+
+    def noting(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Tensor:
+        read.append(k.shape[1])
+        return attend(q, k, *rest, **options)
+
+    monkeypatch.setattr(fake_flash, "flash_attn_with_kvcache", noting)
+    assert made.error(made.run(FlashBackend(made.cache, made.unusual))) < 1e-5
+    assert read == [3520 - 2560]  # row 3000 sees row 2701
 
 
 def test_flash_refuses_blocks_that_it_cannot_page(monkeypatch: pytest.MonkeyPatch) -> None:

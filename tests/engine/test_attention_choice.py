@@ -8,8 +8,10 @@ import torch
 
 from engine.attention import choose
 from engine.attention.choose import AttentionChoice, choose_attention, make_backend, usable_backends
+from engine.attention.unusual import kinds, on_trial
 from engine.cache.kv_cache import KVCache
 from engine.errors import EngineError
+from models.spec import Attention, Rope
 from tests.engine import fake_flash
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -115,10 +117,58 @@ def test_flash_is_not_for_fp32() -> None:
 def test_a_flash_attn_that_computes_nonsense_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
     assert choose._tried("flash", CPU, torch.bfloat16, 64) is None
-    monkeypatch.setattr(fake_flash, "plain", lambda q, k, v: torch.zeros_like(q))
+    monkeypatch.setattr(fake_flash, "plain", lambda q, *_, **asked: torch.zeros_like(q))
     problem = choose._tried("flash", CPU, torch.bfloat16, 64)
     assert problem is not None
     assert "its results are wrong (relative error 1.0e+00)" in problem.why
+
+
+@pytest.mark.parametrize("part", ["window", "scale", "cap"])
+def test_a_flash_attn_that_ignores_what_a_layer_asks_for_is_found_out(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    asked = kinds([Attention(8, 4, 64), Attention(8, 4, 64, window=4096, scale=0.5, score_cap=2.0)])
+    assert choose._tried("flash", CPU, torch.bfloat16, 64, asked) is None
+    exact = fake_flash.plain
+    monkeypatch.setattr(fake_flash, "plain", lambda *qkv, **asked: exact(*qkv, **asked | {part: None}))
+    problem = choose._tried("flash", CPU, torch.bfloat16, 64, asked)
+    assert problem is not None
+    assert "its results are wrong" in problem.why
+
+
+@pytest.mark.usefixtures("capability")
+def test_attention_with_sinks_is_not_for_flash() -> None:
+    asked = (Attention(8, 4, 64, sinks=True),)
+    with pytest.raises(
+        EngineError, match="--attention flash cannot be used: flash-attn does not know attention"
+    ):
+        choose_attention("flash", CUDA, torch.bfloat16, 64, asked)
+    assert choose._problem("flash", CUDA, torch.bfloat16, 64, asked) == choose._Problem(
+        "flash-attn does not know attention sinks", broken=False
+    )
+
+
+@pytest.mark.usefixtures("capability")
+def test_unusual_attention_in_fp32_is_torchs() -> None:
+    asked = (Attention(8, 4, 64), Attention(8, 4, 64, window=9))
+    assert choose_attention("auto", CUDA, torch.float32, 64, asked) == AttentionChoice("sdpa", 32)
+    with pytest.raises(EngineError, match="--attention triton cannot be used: its kernel for this model's"):
+        choose_attention("triton", CUDA, torch.float32, 64, asked)
+
+
+def test_layers_of_the_same_kind_are_tried_once() -> None:
+    layers = [
+        Attention(8, 4, 64, window=window, rope=rope, sinks=sinks)
+        for window in (None, 512)
+        for rope in (None, Rope())
+        for sinks in (False, True)
+    ]
+    found = kinds(layers)
+    assert len(found) == 4
+    trials = [on_trial(spec, CPU, torch.float32) for spec in found]
+    assert {trial.spec.window for trial in trials} == {None, 8}
+    assert [trial.sinks is not None for trial in trials] == [spec.sinks for spec in found]
 
 
 def test_the_choice_makes_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,12 @@
 """Every attention backend on a GPU in bf16, against plain attention in float64 on the same inputs."""
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
 
-from engine.attention.choose import choose_attention, make_backend, usable_backends
+from engine.attention.choose import _problem, choose_attention, make_backend, usable_backends
 from engine.batch import Span, StepBatch
 from engine.cache.blocks import RowCopy
 from engine.cache.kv_cache import KVCache
@@ -57,6 +58,58 @@ def test_a_backend_agrees_with_plain_attention(name: str, block_size: int, group
                     s for first, end in made.cache.slots(span.blocks, 0, span.stop) for s in range(first, end)
                 ]
                 assert made.cache.kv[:, 1, slots].isfinite().all(), what
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "window": {"window": 300},
+    "window of all layers": {"window": 200, "lets_go": True},
+    "window of one token": {"window": 1, "lets_go": True},
+    "cap and scale": {"cap": 3.0, "scale": 0.3},
+    "window, cap and scale": {"window": 129, "cap": 50.0, "scale": 0.0625, "lets_go": True},
+    "sinks": {"sinks": True, "window": 128, "lets_go": True},
+}
+"""What unusual layers ask for."""
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(("group", "dim"), [(2, 64), (2, 80), (1, 96), (4, 128), (2, 256)])
+@pytest.mark.parametrize(
+    ("name", "block_size"), [("triton", 32), ("triton", 256), pytest.param("flash", 256, marks=FLASH)]
+)
+def test_a_backend_knows_what_unusual_layers_ask_for(
+    name: str, block_size: int, group: int, dim: int, asked: dict[str, Any]
+) -> None:
+    """Rows before the window of a layer are read by nobody: they are NaN, in the Triton kernel's blank block, too."""
+    for what, spans in STEPS.items():
+        for scattered in (False, True):
+            made = case(
+                spans,
+                group=group,
+                dim=dim,
+                block_size=block_size,
+                dtype=torch.bfloat16,
+                scattered=scattered,
+                device="cuda",
+                **asked,
+            )
+            if name == "triton" and asked.get("lets_go"):
+                made.cache.kv[:, :, -block_size:] = float("nan")
+            layer = made.unusual[1]
+            problem = _problem(name, torch.device("cuda"), torch.bfloat16, dim, (layer.spec,))
+            if problem is not None:
+                assert name == "flash", problem.why
+                pytest.skip(problem.why)
+            error = made.error(made.run(make_backend(name, made.cache, group, made.unusual)))
+            assert error < 5e-3, f"{what}, scattered: {scattered}: {error}"
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_the_kernel_of_unusual_layers_in_fp16(dim: int) -> None:
+    spans = STEPS["all kinds in between"]
+    made = case(
+        spans, group=2, dim=dim, block_size=32, dtype=torch.float16, device="cuda", window=20, cap=3.0
+    )
+    assert made.error(made.run(make_backend("triton", made.cache, 2, made.unusual))) < 2e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

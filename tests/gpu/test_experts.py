@@ -37,6 +37,7 @@ ERNIE = Experts(
     shared=FeedForward(3072),
     router_bias=True,
 )
+GPT_OSS = Experts(16, 4, FeedForward(2880, bias=True, gain=1.702, limit=1.0, up_offset=1.0), router_bias=True)
 ODD = Experts(12, 3, FeedForward(200), renormalise=False, scoring="sigmoid")
 
 
@@ -59,6 +60,7 @@ def a_spec(hidden: int, *feeds: FeedForward | Experts) -> ModelSpec:
 SPECS = {
     "qwen": a_spec(2048, QWEN, QWEN),
     "ernie": a_spec(2560, FeedForward(1024), ERNIE),
+    "gpt-oss": a_spec(2880, GPT_OSS, GPT_OSS),
     "odd": a_spec(328, ODD, FeedForward(1024), ODD),
 }
 
@@ -196,7 +198,7 @@ def test_an_engine_decodes_a_checkpoint_in_graphs(folder: Path) -> None:
 
 def test_deterministic_answers_do_not_depend_on_who_else_is_served(folder: Path) -> None:
     jobs = [
-        (random_tokens(30 + 170 * i, i), SamplingParams(temperature=0.8, seed=i, max_tokens=40))
+        (random_tokens(30 + 120 * i, i), SamplingParams(temperature=0.8, seed=i, max_tokens=40))
         for i in range(12)
     ]
     with an_engine(folder, attention="triton", deterministic=True) as engine:

@@ -1,6 +1,7 @@
 """What the engine computes on a GPU in bf16, against transformers in fp32 on the same weights."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +106,27 @@ def test_no_error_is_larger_than_that_of_transformers_in_bf16(folder: Path, exac
         assert ours.max() <= theirs.max()
 
 
+RECORDED = pytest.mark.parametrize(
+    ("attention", "block_size"),
+    [
+        pytest.param(
+            "flash", 256, marks=pytest.mark.skipif(not find_spec("flash_attn"), reason="needs flash-attn")
+        ),
+        ("triton", 32),
+    ],
+    ids=["flash", "triton"],
+)
+
+
+@RECORDED
 @pytest.mark.parametrize("count", [8, 64])
-def test_short_chunks_as_graphs_are_no_worse_either(folder: Path, exact: Any, count: int) -> None:
-    pytest.importorskip("flash_attn")
+def test_short_chunks_as_graphs_are_no_worse_either(
+    folder: Path, exact: Any, count: int, attention: str, block_size: int
+) -> None:
     last = torch.arange(count - 1, len(TEXT), count, device="cuda")
     reference = logits_of(exact, TEXT)[last]
     theirs = errors(logits_of(reference_model(folder, BF16).cuda(), TEXT)[last], reference)
-    with an_engine(folder, BF16, attention="flash", block_size=256) as engine:
+    with an_engine(folder, BF16, attention=attention, block_size=block_size) as engine:
 
         def run(blocks: list[int]) -> Tensor:
             found = []
@@ -128,14 +143,14 @@ def test_short_chunks_as_graphs_are_no_worse_either(folder: Path, exact: Any, co
     assert ours.max() <= 1.1 * theirs.max()
 
 
+@RECORDED
 @pytest.mark.parametrize(
     "lengths", [[200, 31, 1, 300, 77], [450, 450, 450, 500, 499, 498]], ids=["in one step", "in two"]
 )
 def test_prompts_of_several_at_once_are_those_of_each_alone(
-    folder: Path, exact: Any, lengths: list[int]
+    folder: Path, exact: Any, lengths: list[int], attention: str, block_size: int
 ) -> None:
     """Heads of all texts in one batch, then 20 more tokens of each; three times, each time at other places."""
-    pytest.importorskip("flash_attn")
     more = 20
     texts = [random_tokens(length + more, number) for number, length in enumerate(lengths)]
 
@@ -163,7 +178,8 @@ def test_prompts_of_several_at_once_are_those_of_each_alone(
         references.append(logits_of(exact, text)[last])
         largest = max(largest, float(errors(logits_of(rounded, text)[last], references[-1]).max()))
     reference = torch.stack(references, dim=1)
-    with an_engine(folder, BF16, attention="flash", block_size=256, num_blocks=64) as engine:
+    options = {"attention": attention, "block_size": block_size, "num_blocks": 64 * 256 // block_size}
+    with an_engine(folder, BF16, **options) as engine:
         numbers = list(range(len(texts)))
         alone = engine._loop.call(lambda: run(engine, numbers, False))
         assert errors(alone, reference).max() <= 1.5 * largest

@@ -110,10 +110,14 @@ def files_of(path: Path) -> ModelFiles:
 
 
 class PlainAttention:
-    """Causal attention of one sequence, as `network` has it, softmax in fp32; keeps k and v of every layer."""
+    """Causal attention of one sequence, as `network` has it, softmax in fp32; keeps k and v of every layer.
 
-    def __init__(self, network: Network | None = None) -> None:
+    `seen` bool [rows, rows] says which rows a row may see beside that; a window counts those that it does see.
+    """
+
+    def __init__(self, network: Network | None = None, seen: Tensor | None = None) -> None:
         self.network = network
+        self.seen = seen
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -132,10 +136,12 @@ class PlainAttention:
         if layer is not None and layer.score_cap is not None:
             scores = torch.tanh(scores / layer.score_cap) * layer.score_cap
         rows, columns = torch.arange(len(k) - len(q), len(k)).unsqueeze(1), torch.arange(len(k))
-        hidden = columns > rows
+        seen = columns <= rows
+        if self.seen is not None:
+            seen &= self.seen[rows, columns]
         if layer is not None and layer.window is not None:
-            hidden |= columns <= rows - layer.window
-        scores = scores.masked_fill(hidden, float("-inf"))
+            seen &= seen.flip(1).cumsum(1).flip(1) <= layer.window
+        scores = scores.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             column = sinks.float().view(-1, 1, 1).expand(-1, len(q), 1)
             weights = torch.cat((scores.float(), column), dim=-1).softmax(-1)[..., :-1].to(q.dtype)
@@ -179,11 +185,17 @@ _GGUF_ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "ministral": "llama",
     "mistral": "llama",
+    "granitemoeshared": "granitemoe",
     "olmo3": "olmo2",
     "qwen3_moe": "qwen3moe",
 }
 """Where it is not the model_type."""
-_INTERLEAVED = ("llama", "smollm3", "granite")
+_INTERLEAVED = ("llama", "smollm3", "granite", "granitemoe")
+_NAMES_OF_GRANITE = {
+    "block_sparse_moe.experts": "mlp.experts",
+    "router": "router.layer",
+    "shared_mlp.input_linear": "mlp.shared_experts.gate_up_proj",
+}
 
 
 def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -194,12 +206,15 @@ def _gguf_tensors(model: Any, arch: str) -> Iterator[tuple[str, np.ndarray]]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         weight = parameter.float()
+        if arch == "granitemoe":  # whose converter takes names of other families
+            for own, other in _NAMES_OF_GRANITE.items():
+                name = name.replace(own, other)
         if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):  # GPT-2
             weight = weight.T
         if arch == "gpt-oss" and ".experts." in name:
             stored = _experts_of_gpt_oss(name, weight)
-        elif name.endswith("experts.gate_up_proj"):
-            parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
+        elif "experts.gate_up_proj" in name:
+            parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=-2), strict=True)
             stored = [(name.replace("gate_up_proj", part), half) for part, half in parts]
         else:
             key = name.replace(
@@ -305,6 +320,11 @@ def write_gguf(
         writer.add_expert_used_count(config.moe_k)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_expert_shared_count(config.moe_num_shared_experts)
+    if arch == "granitemoe":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if hasattr(config, "shared_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if arch == "gpt-oss":
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)

@@ -11,6 +11,8 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeSharedConfig,
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
@@ -148,6 +150,12 @@ def tiny_gpt_oss(**changes: Any) -> GptOssConfig:
     return GptOssConfig(**(values | changes))
 
 
+def tiny_granite_moe(kind: type[Any] = GraniteMoeConfig, **changes: Any) -> Any:
+    """Eight experts in each layer."""
+    values: dict[str, Any] = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 3} | changes
+    return tiny(kind, **{"intermediate_size": 40} | values)
+
+
 FAMILIES: dict[str, Any] = {
     "qwen2": tiny(Qwen2Config),
     "qwen2 windows": tiny(Qwen2Config, use_sliding_window=True, sliding_window=12, max_window_layers=1),
@@ -183,6 +191,8 @@ FAMILIES: dict[str, Any] = {
         rope_parameters=OLMO3_ROPE,
     ),
     "granite": tiny(GraniteConfig, **GRANITE),
+    "granite moe": tiny_granite_moe(),
+    "granite moe shared": tiny_granite_moe(GraniteMoeSharedConfig, shared_intermediate_size=48),
     "qwen3 moe": tiny_qwen3_moe(),
     "gemma2": tiny_gemma2(),
     "gemma3": tiny_gemma3(),
@@ -220,11 +230,15 @@ FUSED: dict[str, Any] = {
     "olmo2": tiny(Olmo2Config, **_HEADS | {"num_key_value_heads": 2}, attention_bias=True),
     "olmo3": tiny(Olmo3Config, **_HEADS, layer_types=_TYPES, sliding_window=12, rope_parameters=OLMO3_ROPE),
     "granite": tiny(GraniteConfig, **_HEADS, **GRANITE | {"attention_multiplier": 0.25}),
+    "granite moe": tiny_granite_moe(
+        GraniteMoeSharedConfig, **_HEADS, shared_intermediate_size=48, attention_multiplier=0.25
+    ),
     "gemma2": tiny_gemma2(**_GEMMA, head_dim=64),
     "gemma3": tiny_gemma3(**_GEMMA, head_dim=256, layer_types=_TYPES),
     "ernie": tiny_ernie(**_HEADS, head_dim=128),
     "qwen3 moe": tiny_qwen3_moe(**_HEADS, head_dim=64),
     "ernie moe": tiny_ernie_moe(**_HEADS, head_dim=64, moe_layer_end_index=1),
+    "gpt-oss": tiny_gpt_oss(**_HEADS, head_dim=64),
 }
 """With heads of sizes that the fused kernels know, and as many layers as differ from each other."""
 
@@ -241,6 +255,7 @@ PLAINER: dict[str, Any] = {
     "olmo3 windows": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=OLMO3_ROPE, sliding_window=256),
     "olmo3 rope": tiny(Olmo3Config, num_hidden_layers=4, rope_parameters=None, sliding_window=12),
     **{f"gpt-oss {part}": tiny_gpt_oss(**change) for part, change in GPT_OSS_PARTS.items()},
+    **{f"granite moe {part}": tiny_granite_moe(**{part: 1.0}) for part in MULTIPLIERS},
     **{f"granite {part}": tiny(GraniteConfig, **(GRANITE | {part: 1.0})) for part in MULTIPLIERS},
 }
 """The same weights without what is unusual: if it made no difference, nothing would test it."""
@@ -272,6 +287,15 @@ GGUF: dict[str, dict[str, Any]] = {
         "granite.logit_scale": 8.0,
         "granite.residual_scale": 0.22,
         "granite.attention.scale": 0.5,
+    },
+    **{
+        name: {
+            "granitemoe.embedding_scale": 12.0,
+            "granitemoe.logit_scale": 8.0,
+            "granitemoe.residual_scale": 0.22,
+            "granitemoe.attention.scale": 0.5,
+        }
+        for name in ("granite moe", "granite moe shared")
     },
     "gpt-oss": {
         "gpt-oss.attention.sliding_window": 7,

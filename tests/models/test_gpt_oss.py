@@ -47,9 +47,9 @@ def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
     return digits[..., ::2] | digits[..., 1::2] << 4, blocks[..., 0].clone()
 
 
-def write_quantised(folder: Path, change: Mapping[str, Tensor | None] | None = None) -> Path:
+def write_quantised(folder: Path, change: Mapping[str, Tensor | None] | None = None, **config: Any) -> Path:
     """A checkpoint whose experts are stored as those of gpt-oss are; `change` replaces tensors, or leaves them out."""
-    write_checkpoint(folder, tiny_gpt_oss())
+    write_checkpoint(folder, tiny_gpt_oss(**config))
     tensors: dict[str, Any] = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
         tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = packed(tensors.pop(name))
@@ -57,8 +57,8 @@ def write_quantised(folder: Path, change: Mapping[str, Tensor | None] | None = N
     save_file(
         {name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors"
     )
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTISED}))
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"quantization_config": QUANTISED}))
     return folder
 
 

@@ -142,6 +142,20 @@ GRANITE = {  # 3.0-8b-instruct
     "tie_word_embeddings": True,
     "vocab_size": 49155,
 }
+GRANITE_MOE = GRANITE | {  # 3.1-1b-a400m-instruct
+    "architectures": ["GraniteMoeForCausalLM"],
+    "attention_multiplier": 0.015625,
+    "hidden_size": 1024,
+    "intermediate_size": 512,
+    "logits_scaling": 6.0,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 24,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1500000.0,
+}
 MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
 OLMO_NORMS = {Feature.HEAD_NORM, Feature.NORM_ALL_HEADS, Feature.NORM_ROUNDING, Feature.NORM_PLACE}
 OLMO_FEATURES = OLMO_NORMS | {Feature.EXACT_ROPE}
@@ -206,6 +220,7 @@ def test_qwen2_5_has_biases_of_q_k_v_and_windows_only_if_they_are_used() -> None
         (OLMO_2, 7_298_617_344, OLMO_FEATURES),
         (OLMO_3, 7_298_011_136, OLMO_FEATURES | {Feature.WINDOW, Feature.MIXED_LAYERS}),
         (GRANITE, 8_170_848_256, MULTIPLIERS),
+        (GRANITE_MOE, 1_334_628_352, MULTIPLIERS | {Feature.EXPERTS}),
         (SMOLLM3, 3_075_098_624, {Feature.NO_ROPE, Feature.MIXED_LAYERS}),
         (GPT_OSS, 20_914_757_184, OF_GPT_OSS),
     ],

@@ -182,8 +182,15 @@ class NativeDecoder:
         return self._linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
 
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights) -> native.Feed:
-        activation = native.ACTIVATIONS.index(spec.activation)
-        return native.Feed(self._linear(weights.gate_up), self._linear(weights.down), activation, spec.gated)
+        return native.Feed(
+            gate_up=self._linear(weights.gate_up),
+            down=self._linear(weights.down),
+            activation=native.ACTIVATIONS.index(spec.activation),
+            gated=spec.gated,
+            gain=spec.gain,
+            limit=spec.limit or 0.0,
+            up_offset=spec.up_offset,
+        )
 
     def _linear(self, linear: Linear) -> native.Linear:
         matrices = [self._matrix(weight) for weight in linear.parts]

@@ -54,6 +54,7 @@ class AttentionInput:
     counters: Tensor
     partial: Tensor
     lse: Tensor
+    sinks: Tensor | None = None
 
 
 def rotation(spec: Attention) -> dict[str, Any]:
@@ -182,6 +183,7 @@ def attend(
         shared=shared,
         PER=per,
         WINDOW=window,
+        sinks=given.sinks,
         num_warps=4 * wide,
         launch_pdl=shape.pdl,
     )

@@ -5,7 +5,7 @@ The host knows neither which experts are chosen nor how often, and never waits f
     few rows, four launches a layer, and two for a shared expert:
         norm, router, choice          router_kernel   x -> ids, shares
         (norm, shared gate and up)    linear_kernel   x -> inner
-        norm, gate and up, SiLU       gate_up_kernel  ids, x -> inner
+        norm, gate and up, activation gate_up_kernel  ids, x -> inner
         down, shares, sum, residual   down_kernel     ids, shares, inner, x -> x
         (shared down, residual)       linear_kernel   inner, x -> x
     many tokens: see `engine/kernels/triton/groups.py`
@@ -15,7 +15,7 @@ each is a view (`ExpertWeights`), so the first one's address is that of all.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,10 @@ from torch import Tensor
 from engine.execute.cuda.tiles import choose_tile
 from engine.kernels.triton.experts import down_kernel, gate_up_kernel
 from engine.kernels.triton.groups import count_kernel, group_kernel, place_kernel, sum_kernel
-from engine.kernels.triton.launch import split_alike
+from engine.kernels.triton.launch import shared_bytes, split_alike
 from engine.kernels.triton.routing import choose_kernel, router_kernel
 from models.network import ExpertWeights, Linear, Network, NormWeights
-from models.spec import Experts
+from models.spec import Experts, FeedForward
 
 PER = 2
 """Logits that a program of the router computes."""
@@ -44,15 +44,29 @@ def apart(network: Network) -> bool:
     """Whether the experts of some layer do not lie one behind the other in one tensor, as the kernels read them."""
     feeds = (layer.feed_forward for layer in network.layers)
     return any(
-        weight.data_ptr() != weights[0].data_ptr() + number * weights[0].nbytes or not weight.is_contiguous()
+        tensor.data_ptr() != tensors[0].data_ptr() + number * tensors[0].nbytes or not tensor.is_contiguous()
         for feed in feeds
         if isinstance(feed, ExpertWeights)
-        for weights in (
-            [expert.gate_up.weight for expert in feed.experts],
-            [expert.down.weight for expert in feed.experts],
+        for layers in (
+            [expert.gate_up for expert in feed.experts],
+            [expert.down for expert in feed.experts],
         )
-        for number, weight in enumerate(weights)
+        for tensors in (
+            [layer.weight for layer in layers],
+            [layer.bias for layer in layers if layer.bias is not None],
+        )
+        for number, tensor in enumerate(tensors)
     )
+
+
+def activation(spec: FeedForward) -> dict[str, Any]:
+    """What kernels are told of the activation (see `gated`)."""
+    return {
+        "ACTIVATION": spec.activation,
+        "GAIN": spec.gain,
+        "LIMIT": spec.limit or 0.0,
+        "UP_OFFSET": spec.up_offset,
+    }
 
 
 class ExpertStep:
@@ -116,9 +130,16 @@ class ExpertStep:
         split_alike(kernel)
 
     def multiply(
-        self, spec: Experts, weights: ExpertWeights, norm: NormWeights, eps: float, x: Tensor, rows: int
+        self,
+        spec: Experts,
+        weights: ExpertWeights,
+        norm: NormWeights,
+        eps: float,
+        x: Tensor,
+        rows: int,
+        scale: float = 1.0,
     ) -> None:
-        """Add to x [rows, hidden] what the experts give that `route` chose."""
+        """Add to x [rows, hidden] `scale` times what the experts give that `route` chose."""
         first, size, hidden = weights.experts[0], spec.expert.size, x.shape[1]
         tile = choose_tile(size, hidden, True)
         kernel = gate_up_kernel[(triton.cdiv(size, tile.outputs(True)), spec.chosen, rows)](
@@ -136,6 +157,8 @@ class ExpertStep:
             TILES=tile.tiles,
             AHEAD=tile.ahead,
             PDL=self._pdl,
+            bias=first.gate_up.bias,
+            **activation(spec.expert),
             num_warps=tile.warps,
             launch_pdl=self._pdl,
         )
@@ -155,6 +178,8 @@ class ExpertStep:
             WARPS=tile.warps,
             AHEAD=tile.ahead,
             PDL=self._pdl,
+            bias=first.down.bias,
+            SCALE=scale,
             num_warps=tile.warps,
             launch_pdl=self._pdl,
         )
@@ -215,9 +240,9 @@ def _mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None
     order, tiles = _sorted(ids, spec.count, tile.height)
     first = weights.experts[0]
     inner = torch.empty(pairs, spec.expert.size, dtype=x.dtype, device=x.device)
-    _multiply(x, first.gate_up, order, tiles, inner, spec.chosen, tile, True)
+    _multiply(x, first.gate_up, order, tiles, inner, spec.chosen, tile, spec.expert)
     found = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
-    _multiply(inner, first.down, order, tiles, found, spec.chosen, tile, False)
+    _multiply(inner, first.down, order, tiles, found, spec.chosen, tile, None)
     block = min(SUMMED, triton.next_power_of_2(hidden))
     sum_kernel[(tokens, triton.cdiv(hidden, block))](
         found,
@@ -260,10 +285,10 @@ def _multiply(
     out: Tensor,
     chosen: int,
     tile: GroupTile,
-    gated: bool,
+    gate: FeedForward | None,
 ) -> None:
-    """`linear` is the first expert's."""
-    outputs = out.shape[1]
+    """`linear` is the first expert's; gated as `gate` says, where there is one."""
+    outputs, gated = out.shape[1], gate is not None
     group_kernel[(triton.cdiv(outputs, tile.width), len(tiles))](
         x,
         linear.weight,
@@ -277,14 +302,8 @@ def _multiply(
         HEIGHT=tile.height,
         WIDTH=tile.width,
         DEPTH=tile.depth,
+        bias=linear.bias,
+        **(activation(gate) if gate is not None else {}),
         num_warps=tile.warps,
-        num_stages=tile.stages(gated, _shared_bytes(x.device)),
+        num_stages=tile.stages(gated, shared_bytes(x.device)),
     )
-
-
-@cache
-def _shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may take."""
-    if device.type != "cuda":
-        return 96 * 1024
-    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024

@@ -9,19 +9,18 @@ Up to eight rows, six launches a layer, weights read once, and every row gets th
     norm, gate and up, SiLU linear_kernel     x -> inner
     down, residual          linear_kernel     inner, x -> x
 
-A norm of what a product gives is computed by the next one (`linear_kernel`), which adds it to x, too: x lies in one
-of two buffers, then in the other.
+A norm of what a product gives, before it is added to x, is a launch of its own (`norm_kernel`).
 
 In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
 
 More rows: rows that several sequences share are attended to once (`shared_prefix.py`), before those that each has
-alone. From 17 rows on, products are those of a prompt's layers, with its kernels between them.
+alone. From 17 rows on (with experts: nine) products are those of a prompt's layers, with its kernels between them.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
@@ -30,8 +29,8 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
-from engine.execute.cuda.experts import ExpertStep, apart
-from engine.execute.cuda.prefill import Normed, normed, run_layers
+from engine.execute.cuda.experts import ExpertStep, activation, apart
+from engine.execute.cuda.prefill import Normed, add_norm, normed, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
@@ -45,9 +44,9 @@ from engine.execute.cuda.tiles import (
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
-from models.network import ExpertWeights, Linear, Network, NormWeights
+from models.network import ExpertWeights, Linear, Network
 from models.reference.decoder import Decoder
-from models.spec import Activation, Experts, FeedForward, ModelSpec, Norm
+from models.spec import Experts, FeedForward, ModelSpec
 
 
 def unsupported(network: Network) -> str | None:
@@ -60,17 +59,6 @@ def unsupported(network: Network) -> str | None:
     if reason is None and apart(network):
         return "the fused kernels do not know experts that do not lie in one tensor"
     return reason
-
-
-@dataclass(frozen=True, slots=True)
-class _Post:
-    """The norm of what a product gave, to be added to x by the next one."""
-
-    norm: Norm
-    weights: NormWeights
-    scale: float
-    parts: int
-    """Programs that left sums of squares."""
 
 
 class FusedDecoder:
@@ -102,15 +90,15 @@ class FusedDecoder:
         self.kv = None if deterministic else kv
         vocab, size = spec.vocab_size, spec.hidden_size
         most = given.active.shape[0]
-        few = min(most, FUSED)
+        # Few rows choose experts of their own; many meet in them, and their products are made in groups.
+        self._fused = FEW if has_experts(spec) else FUSED
+        few = min(most, self._fused)
 
         def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=network.device)
 
         self._x = buffer(most, size)
-        self._total = buffer(few, size)
         self._out = buffer(few, size)
-        self._squares = buffer(triton.cdiv(size, 8), 16, dtype=torch.float32)
         self._heads = buffer(few, (self._q_heads + 2 * self._kv_heads) * self._dim)
         self._mixed = buffer(most, self._q_heads * self._dim)
         self._inner = buffer(few * _largest(spec))
@@ -141,7 +129,7 @@ class FusedDecoder:
             SCALE=self._embedding_scale,
         )
         split_alike(kernel)
-        if rows > FUSED and not self._deterministic:
+        if rows > self._fused and not self._deterministic:
             return self._many(rows, limit, own)
         given = self._given
         if rows <= FEW or not self._deterministic:
@@ -153,49 +141,51 @@ class FusedDecoder:
         return self._logits[:rows]
 
     def _few(self, given: StepInput, x: Tensor, logits: Tensor, rows: int, limit: int, own: int = 0) -> None:
-        network, post, other = self._network, None, self._total
+        network = self._network
         for index, (spec, layer) in enumerate(zip(network.spec.layers, network.layers, strict=True)):
             attention, feed, weights = layer.attention, spec.feed_forward, layer.feed_forward
-            norm = normed(spec.attention_norm, layer.attention_norm)
-            self._linear(rows, x, attention.qkv, self._heads, norm=norm, post=post, total=other)
-            x, other = (x, other) if post is None else (other, x)
+            self._linear(
+                rows, x, attention.qkv, self._heads, norm=normed(spec.attention_norm, layer.attention_norm)
+            )
             self._attend(given, rows, index, self._heads, limit, own)
             after, scale = normed(spec.attention_post_norm, layer.attention_post_norm), spec.residual_scale
-            post = self._add(rows, self._mixed, attention.out, x, after, scale)
+            self._add(rows, self._mixed, attention.out, x, after, scale)
             norm = normed(spec.feed_forward_norm, layer.feed_forward_norm)
             if isinstance(weights, ExpertWeights):
                 assert isinstance(feed, Experts)
                 assert norm is not None
-                self._mix(given, x, rows, feed, weights, norm)
+                self._mix(given, x, rows, feed, weights, norm, scale)
                 continue
             assert isinstance(feed, FeedForward)
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
-            self._linear(
-                rows, x, weights.gate_up, inner, norm=norm, post=post, total=other, activation=feed.activation
-            )
-            x, other = (x, other) if post is None else (other, x)
+            self._linear(rows, x, weights.gate_up, inner, norm=norm, gate=feed)
             after = normed(spec.feed_forward_post_norm, layer.feed_forward_post_norm)
-            post = self._add(rows, inner, weights.down, x, after, scale)
+            self._add(rows, inner, weights.down, x, after, scale)
         whole = network.spec
         norm, cap = (whole.final_norm, network.final_norm), whole.logit_cap or 0.0
-        self._linear(
-            rows, x, network.head, logits, norm=norm, post=post, total=other, scale=whole.logit_scale, cap=cap
-        )
+        self._linear(rows, x, network.head, logits, norm=norm, scale=whole.logit_scale, cap=cap)
 
     def _mix(
-        self, given: StepInput, x: Tensor, rows: int, spec: Experts, weights: ExpertWeights, norm: Normed
+        self,
+        given: StepInput,
+        x: Tensor,
+        rows: int,
+        spec: Experts,
+        weights: ExpertWeights,
+        norm: Normed,
+        scale: float,
     ) -> None:
         """The feed-forward of a layer with experts: what the shared one gives is added last."""
         shared, experts, eps = weights.shared, self._experts, norm[0].eps
         assert experts is not None
         experts.route(spec, weights, norm[1], eps, given.active, x, rows)
         if shared is None or spec.shared is None:
-            experts.multiply(spec, weights, norm[1], eps, x, rows)
+            experts.multiply(spec, weights, norm[1], eps, x, rows, scale)
             return
         inner = self._inner[: rows * spec.shared.size].view(rows, spec.shared.size)
-        self._linear(rows, x, shared.gate_up, inner, norm=norm, activation=spec.shared.activation)
-        experts.multiply(spec, weights, norm[1], eps, x, rows)
-        self._linear(rows, inner, shared.down, x, residual=x)
+        self._linear(rows, x, shared.gate_up, inner, norm=norm, gate=spec.shared)
+        experts.multiply(spec, weights, norm[1], eps, x, rows, scale)
+        self._linear(rows, inner, shared.down, x, residual=x, scale=scale)
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
@@ -206,13 +196,14 @@ class FusedDecoder:
 
     def _add(
         self, rows: int, given: Tensor, layer: Linear, x: Tensor, after: Normed | None, scale: float
-    ) -> _Post | None:
-        """Add the product, times `scale`, to x; where it is normed before, leave that to the next one."""
+    ) -> None:
+        """Add the product, which is normed where there is an `after`, times `scale` to x."""
         if after is None:
             self._linear(rows, given, layer, x, residual=x, scale=scale)
-            return None
-        parts = self._linear(rows, given, layer, self._out, squares=self._squares)
-        return _Post(*after, scale, parts)
+            return
+        self._linear(rows, given, layer, self._out)
+        kernel = add_norm(self._out, x, after, scale, None, x[:rows], x, self._pdl)
+        split_alike(kernel)
 
     def _linear(
         self,
@@ -223,31 +214,15 @@ class FusedDecoder:
         *,
         norm: Normed | None = None,
         residual: Tensor | None = None,
-        activation: Activation | None = None,
+        gate: FeedForward | None = None,
         scale: float = 1.0,
         cap: float = 0.0,
-        squares: Tensor | None = None,
-        post: _Post | None = None,
-        total: Tensor | None = None,
-    ) -> int:
-        """See `linear_kernel`; gated where there is an `activation`. Returns the number of programs."""
-        weight, bias, gated = layer.weight, layer.bias, activation is not None
+    ) -> None:
+        """See `linear_kernel`; gated as `gate` says, where there is one."""
+        weight, bias, gated = layer.weight, layer.bias, gate is not None
         outputs, inputs = out.shape[1], weight.shape[1]
-        tile = choose_tile(outputs, inputs, gated, post is not None)
+        tile = choose_tile(outputs, inputs, gated)
         programs = int(triton.cdiv(outputs, tile.outputs(gated)))
-        added = {}
-        if post is not None:
-            added = {
-                "post": self._out,
-                "post_weight": post.weights.weight,
-                "post_squares": self._squares,
-                "total": total,
-                "POST_PARTS": post.parts,
-                "POST_PADDED": triton.next_power_of_2(post.parts),
-                "POST_EPS": post.norm.eps,
-                "POST_OFFSET": post.norm.offset,
-                "POST_SCALE": post.scale,
-            }
         kernel = linear_kernel[(programs,)](
             x,
             weight,
@@ -269,16 +244,13 @@ class FusedDecoder:
             AHEAD=tile.ahead,
             PDL=self._pdl,
             OFFSET=norm[0].offset if norm is not None else 0.0,
-            ACTIVATION=activation or "silu",
+            **(activation(gate) if gate is not None else {}),
             SCALE=scale,
             CAP=cap,
-            squares_out=squares,
-            **added,
             num_warps=tile.warps,
             launch_pdl=self._pdl,
         )
         split_alike(kernel)
-        return programs
 
     def _attend(
         self, given: StepInput, rows: int, index: int, heads: Tensor, limit: int, own: int = 0
@@ -297,8 +269,9 @@ class FusedDecoder:
             given.counters,
             self._partial,
             self._lse,
+            layer.sinks,
         )
-        cuts = choose_chunkings(rows, limit, spec.window)
+        cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window)
         sharing = None
         if own and self.kv is not None and spec.window is None:
             sharing = choose_sharing(rows, self.kv.group)

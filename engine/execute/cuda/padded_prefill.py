@@ -19,14 +19,15 @@ whatever the library does; norms, positions and our attention compute a token by
 The plain twin is `engine.execute.runner.Runner.run`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
 
-from engine.attention.flash import FlashBackend, Ragged
+from engine.attention import RaggedBackend, Write
+from engine.attention.unusual import Layers, unusual_layers
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.given import Given
@@ -34,7 +35,7 @@ from engine.execute.cuda.graphs import Graphs
 from engine.kernels.triton.prefill import write_kernel
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
-from models.spec import Attention
+from models.reference.attention import Attention
 
 SLAB = 1024
 """Rows of a deterministic step."""
@@ -66,9 +67,14 @@ class PaddedPrefill:
     """
 
     def __init__(
-        self, network: Network, cache: KVCache, flash: FlashBackend | None, rows: int, graphs: Graphs | None
+        self,
+        network: Network,
+        cache: KVCache,
+        backend: RaggedBackend | None,
+        rows: int,
+        graphs: Graphs | None,
     ) -> None:
-        """`rows` is the most that a sequence holds; `flash` attends, None for deterministic steps.
+        """`rows` is the most that a sequence holds; `backend` attends, None for deterministic steps.
 
         Without `graphs` every step runs kernel by kernel. Raises ImportError where triton is not installed.
         """
@@ -78,10 +84,11 @@ class PaddedPrefill:
         self._network = network
         self._model = FusedPrefill(network)
         self._cache = cache
-        self._flash = flash
+        self._backend = backend
+        self._unusual = unusual_layers(network)
         self._graphs = graphs
-        self._alone = ALONE if flash is not None else (SLAB,)
-        tokens, spans = (TOGETHER[-1], SPANS[-1]) if flash is not None else (SLAB, 1)
+        self._alone = ALONE if backend is not None else (SLAB,)
+        tokens, spans = (TOGETHER[-1], SPANS[-1]) if backend is not None else (SLAB, 1)
         tokens = max(tokens, self._alone[-1])
         self._rows = (-(-rows // cache.block_size) + 1) * cache.block_size
         blocks = self._rows // cache.block_size
@@ -92,7 +99,7 @@ class PaddedPrefill:
     @property
     def deterministic(self) -> bool:
         """Whether the bits of a token depend on nothing but the tokens before it."""
-        return self._flash is None
+        return self._backend is None
 
     @property
     def firsts(self) -> int:
@@ -152,6 +159,7 @@ class PaddedPrefill:
             (span,) = step
             at = span.start % SLAB if self.deterministic else shape.tokens - span.count
             span_rows[:] = span.start - at, span.start, span.stop
+            q_ends[0] = at
         slots.fill(-1)
         for number, (span, table) in enumerate(zip(step, tables.reshape(len(last), -1), strict=False)):
             end = at + span.count
@@ -172,13 +180,12 @@ class PaddedPrefill:
         size, spans = shape.tokens, shape.spans
         table = tables.view(last.shape[0], -1)[:spans]
         write = _Write(self._cache, slots)
-        attention: _Alone | Ragged
-        if self._flash is None or spans == 1:
-            specs = [layer.attention for layer in self._network.spec.layers]
-            attention = _Alone(self._cache, specs, self._flash, write, span_rows, table)
+        attention: Attention
+        if self._backend is None:
+            attention = _Slab(self._cache, self._unusual, write, span_rows, table[0])
         else:
             q_ends, k_ends = q_ends[: spans + 1], k_ends[: spans + 1]
-            attention = self._flash.ragged(write, q_ends, k_ends, table, shape.longest, self._rows)
+            attention = self._backend.ragged(write, q_ends, k_ends, table, shape.longest, self._rows)
         hidden = self._model.forward(ids[:size], positions[:size], attention)
         self._logits[:spans].copy_(self._model.logits(hidden.index_select(0, last[:spans])))
 
@@ -207,43 +214,24 @@ class _Write:
         )
 
 
-class _Alone:
-    """Attention of a step of one span and padding. Implements `models.reference.attention.Attention`."""
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """Attention of a deterministic step."""
 
-    def __init__(
-        self,
-        cache: KVCache,
-        specs: list[Attention],
-        flash: FlashBackend | None,
-        write: Callable[[int, Tensor, Tensor], None],
-        span: Tensor,
-        table: Tensor,
-    ) -> None:
-        """specs: of each layer; span int32 [3]: see `prompt_attention`; table int32 [1, blocks]."""
-        self._cache = cache
-        self._specs = specs
-        self._flash = flash
-        self._write = write
-        self._span = span
-        self._table = table
+    cache: KVCache
+    unusual: Layers
+    write: Write
+    span: Tensor
+    """int32 [3]: see `prompt_attention`."""
+    table: Tensor
+    """int32 [blocks]"""
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._write(layer_index, k, v)
-        keys, values = self._cache.k[layer_index], self._cache.v[layer_index]
-        if self._flash is None:
-            size = self._cache.block_size
-            spec, table = self._specs[layer_index], self._table[0]
-            return prompt_attention(q, keys, values, self._span, table, spec=spec, block_size=size)
-        pages = (-1, self._cache.block_size, *k.shape[1:])
-        out = self._flash.attend(
-            q.unsqueeze(0),
-            keys.view(pages),
-            values.view(pages),
-            cache_seqlens=self._span[2:],
-            block_table=self._table,
-            causal=True,
-        )
-        return out.squeeze(0)
+        self.write(layer_index, k, v)
+        keys, values = self.cache.k[layer_index], self.cache.v[layer_index]
+        layer, size = self.unusual.get(layer_index), self.cache.block_size
+        asked = layer.asked if layer is not None else {}
+        return prompt_attention(q, keys, values, self.span, self.table, block_size=size, **asked)
 
 
 def by_slab(spans: Iterable[Span]) -> Iterator[tuple[Span]]:

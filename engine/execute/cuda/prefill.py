@@ -5,6 +5,7 @@ The plain twin is `models/reference/decoder.py`. Prompts take it, and decode ste
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.attend import rotation
-from engine.execute.cuda.experts import mix
+from engine.execute.cuda.experts import activation, mix
 from engine.kernels.triton.prefill import (
     gate_kernel,
     norm_kernel,
@@ -22,8 +23,8 @@ from engine.kernels.triton.prefill import (
 from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, NormWeights
 from models.reference.attention import Attention
 from models.reference.decoder import Decoder
-from models.spec import Activation, Experts, FeedForward, Norm
 from models.spec import Attention as AttentionSpec
+from models.spec import Experts, FeedForward, Norm
 
 Normed = tuple[Norm, NormWeights]
 Attend = Callable[[int, Tensor], Tensor]
@@ -119,7 +120,7 @@ def _feed(spec: FeedForward | Experts, weights: FeedForwardWeights | ExpertWeigh
     """[T, hidden] -> the same shape"""
     if isinstance(weights, FeedForwardWeights):
         assert isinstance(spec, FeedForward)
-        return product(weights.down, _gate(product(weights.gate_up, given), spec.activation))
+        return product(weights.down, _gate(product(weights.gate_up, given), spec))
     assert isinstance(spec, Experts)
     beside = None
     if spec.shared is not None and weights.shared is not None:
@@ -136,18 +137,33 @@ def _add_norm(
     x: Tensor, residual: Tensor | None, post: Normed | None, scale: float, norm: Normed | None
 ) -> tuple[Tensor, Tensor]:
     """x and residual [T, size] -> (`norm` of the sum, the sum) of residual and scale times `post` of x"""
-    rows, size = x.shape
     if residual is None and norm is None:
         return x, x
     total = x if residual is None else torch.empty_like(x)
     out = total if norm is None else torch.empty_like(x)
+    add_norm(x, residual, post, scale, norm, out, total)
+    return out, total
+
+
+def add_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    post: Normed | None,
+    scale: float,
+    norm: Normed | None,
+    out: Tensor,
+    total: Tensor,
+    pdl: bool = False,
+) -> Any:
+    """total [T, size] = residual + scale times `post` of x, and out = `norm` of that; T as `out` has. The kernel."""
+    rows, size = out.shape
     block = triton.next_power_of_2(size)
     added = {}
     if post is not None:
         kind, weights = post
         added = {"post_weight": weights.weight, "POST_EPS": kind.eps}
         added |= {"POST_OFFSET": kind.offset, "POST_ONCE": kind.rounds_last}
-    norm_kernel[(rows,)](
+    return norm_kernel[(rows,)](
         x,
         x if residual is None else residual,
         x if norm is None else norm[1].weight,
@@ -162,17 +178,18 @@ def _add_norm(
         ONCE=norm is not None and norm[0].rounds_last,
         SCALE=scale,
         **added,
+        PDL=pdl,
         num_warps=max(1, min(8, block // 512)),
+        launch_pdl=pdl,
     )
-    return out, total
 
 
-def _gate(gate_up: Tensor, activation: Activation) -> Tensor:
-    """[T, 2 size] -> [T, size]: the activation of the first half times the second"""
+def _gate(gate_up: Tensor, spec: FeedForward) -> Tensor:
+    """[T, 2 size] -> [T, size]: what the gate, the first half, and the second make of it"""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     inner = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(2048, triton.next_power_of_2(size))
     gate_kernel[(rows, triton.cdiv(size, block))](
-        gate_up, inner, SIZE=size, BLOCK=block, ACTIVATION=activation, num_warps=4
+        gate_up, inner, SIZE=size, BLOCK=block, **activation(spec), num_warps=4
     )
     return inner

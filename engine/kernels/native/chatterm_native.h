@@ -65,12 +65,17 @@ struct ct_attention {
 enum ct_activation : int32_t { CT_SILU = 0, CT_GELU = 1, CT_GELU_TANH = 2, CT_RELU = 3 };
 
 // down(activation(gate) * up), gate above up in one layer, or down(activation(up)) where it is not gated. down tells the
-// inner size.
+// inner size. Where it is gated, gate is made to be at most `limit` before, up to lie between that and its negative, and
+// up_offset is added to up.
 struct ct_feed {
   ct_linear gate_up;
   ct_linear down;
   int32_t activation;
   int32_t gated;
+  float gain;   // other than 1: the activation is x * sigmoid(gain * x), whatever else it is
+  float limit;  // 0: none
+  float up_offset;
+  int32_t unused;
 };
 
 // A mixture of experts. The router, of plain weights, has an output for each expert and, with shared_gate, one more: the
@@ -193,6 +198,8 @@ enum ct_no_token : int32_t { CT_NO_NUMBERS = -1, CT_IMPOSSIBLE = -2 };
 // The token that a chance falls on, of fp32 logits [count]; `room` is fp32 [count]. CT_NO_NUMBERS where the largest logit
 // is not finite or one is no number, CT_IMPOSSIBLE when memory is short or this machine does not run the variant.
 int32_t ct_sample(int32_t variant, const float* logits, int32_t count, const ct_sampling* how, float* room);
+// Logits fp32 [count] to `out`, -inf where bit i % 32 of word i / 32 of `mask` is not set.
+void ct_mask(const float* logits, int32_t count, const uint32_t* mask, float* out);
 
 // For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
 // false for what cannot be multiplied.

@@ -99,7 +99,7 @@ void Group::gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inp
       if (feed.gated) bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
       for (int32_t r = 0; r < rows; ++r) {
         const float* other = feed.gated ? up + r * unit : nullptr;
-        decoder.kernels.gate(feed.activation, here + r * piece, other, stop - at, here + r * piece);
+        decoder.kernels.gate(feed, here + r * piece, other, stop - at, here + r * piece);
       }
     }
     for (int32_t r = 0; r < rows; ++r) {

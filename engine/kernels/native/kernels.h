@@ -124,8 +124,8 @@ struct Kernels {
   void (*norm)(const float* x, const ct_norm& norm, int32_t n, float* out);
   // The first `rotated` numbers of a head.
   void (*rotate)(float* head, const float* cos_sin, int32_t rotated, bool interleaved);
-  // activation(gate) * up, or activation(gate) where `up` is null; `out` may be one of them.
-  void (*gate)(int32_t activation, const float* gate, const float* up, int32_t n, float* out);
+  // What comes between gate_up and down; `up` is null where `feed` is not gated. `out` may be one of them.
+  void (*gate)(const ct_feed& feed, const float* gate, const float* up, int32_t n, float* out);
   // x = most * tanh(x / most)
   void (*cap)(float* x, int32_t n, float most);
   void (*attend)(const Attend& given);

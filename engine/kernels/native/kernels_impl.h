@@ -142,6 +142,7 @@ void quantize(const float* x, int32_t r, int32_t first, int32_t count, const Inp
 }  // namespace
 }  // namespace chatterm
 
+#include "activations.h"
 #include "panels.h"
 #include "weigh.h"
 
@@ -188,57 +189,6 @@ void rotate(float* head, const float* cos_sin, int32_t rotated, bool interleaved
     const float low = head[i], high = head[i + half], c = cos_sin[i], s = cos_sin[i + half];
     head[i] = low * c - high * s;
     head[i + half] = high * c + low * s;
-  }
-}
-
-struct Silu {
-  static Floats of(Floats x) { return x / (1.0f + exponential(-x)); }
-};
-
-struct Gelu {
-  static Floats of(Floats x) {
-    for (int i = 0; i < 8; ++i) x[i] *= 0.5f * (1.0f + __builtin_erff(x[i] * 0.70710678f));
-    return x;
-  }
-};
-
-// x / 2 * (1 + tanh(u)) is x / (1 + exp(-2 u)).
-struct GeluTanh {
-  static Floats of(Floats x) { return x / (1.0f + exponential((x + 0.044715f * x * x * x) * -1.59576912f)); }
-};
-
-struct Relu {
-  static Floats of(Floats x) { return x < 0.0f ? Floats{} : x; }
-};
-
-template <typename Activation, bool GATED>
-void gate_as(const float* given, const float* up, int32_t n, float* out) {
-  int32_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const Floats active = Activation::of(load(given + i));
-    store(out + i, GATED ? active * load(up + i) : active);
-  }
-  for (; i < n; ++i) {
-    const float active = Activation::of(splat(given[i]))[0];
-    out[i] = GATED ? active * up[i] : active;
-  }
-}
-
-template <typename Activation>
-void gate_by(const float* given, const float* up, int32_t n, float* out) {
-  (up == nullptr ? gate_as<Activation, false> : gate_as<Activation, true>)(given, up, n, out);
-}
-
-void gate(int32_t activation, const float* given, const float* up, int32_t n, float* out) {
-  switch (activation) {
-    case CT_GELU:
-      return gate_by<Gelu>(given, up, n, out);
-    case CT_GELU_TANH:
-      return gate_by<GeluTanh>(given, up, n, out);
-    case CT_RELU:
-      return gate_by<Relu>(given, up, n, out);
-    default:
-      return gate_by<Silu>(given, up, n, out);
   }
 }
 

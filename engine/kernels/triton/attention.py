@@ -426,11 +426,13 @@ def combine_kernel(
     shared=None,
     PER: tl.constexpr = 1,
     WINDOW: tl.constexpr = 0,
+    sinks=None,
 ):
     """out [rows, HQ, DIM] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
 
     A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
-    sequence does not have adds exact zeros. Programs [HQ, rows]. PER chunks in `shared` rows have one part.
+    sequence does not have adds exact zeros. Programs [HQ, rows]. PER chunks in `shared` rows have one part. sinks [HQ]:
+    a score of each head that takes part in the softmax and has no value.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -457,8 +459,16 @@ def combine_kernel(
         if DIM < D:
             inside = inside & (columns < DIM)[None, :]
         values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
-        share = tl.exp2(logs - tl.max(logs, 0))
-        mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
+        top = tl.max(logs, 0)
+        if sinks is not None:
+            sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+            top = tl.maximum(top, sink)
+        share = tl.exp2(logs - top)
+        mixed = tl.sum(values * share[:, None], 0)
+        total = tl.sum(share, 0)
+        if sinks is not None:
+            total += tl.exp2(sink - top)
+        mixed /= total
         at = out + (batch * HQ + head) * DIM + columns
         if DIM == D:
             tl.store(at, mixed.to(out.dtype.element_ty))

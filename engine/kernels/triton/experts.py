@@ -8,7 +8,7 @@ gets the bits that it gets alone, and rows of the same expert meet in the cache 
     ids, shares, inner, x -> down_kernel -> x   the chosen experts side by side are one matrix: one sum in one order
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc,unreachable"
 import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, own_layout
@@ -32,11 +32,16 @@ def gate_up_kernel(
     TILES: tl.constexpr,
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
+    bias=None,
+    ACTIVATION: tl.constexpr = "silu",
+    GAIN: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,
+    UP_OFFSET: tl.constexpr = 0.0,
 ):
-    """out [rows, CHOSEN, N] = silu(gate) * up of the chosen experts of x [rows, K], which is normed first.
+    """out [rows, CHOSEN, N] = `gated` of gate and up of the chosen experts of x [rows, K], which is normed first.
 
-    weight [experts, 2 N, K], gate above up; ids int32 [rows, CHOSEN], -1 where a row has no sequence: nothing is
-    written there. Programs [tiles, CHOSEN, rows].
+    weight [experts, 2 N, K], gate above up, and bias [experts, 2 N] where there is one; ids int32 [rows, CHOSEN], -1
+    where a row has no sequence: nothing is written there. Programs [tiles, CHOSEN, rows].
     """
     # What comes after may start only when the ids can be seen: it reads them before it waits.
     gdc_wait(PDL)
@@ -44,10 +49,13 @@ def gate_up_kernel(
     place = gl.program_id(2) * CHOSEN + gl.program_id(1)
     expert = gl.load(ids + place)
     if expert >= 0:
+        biases = weight
+        if bias is not None:
+            biases = bias + expert.to(tl.int64) * (2 * N)
         linear_kernel(
             x + gl.program_id(2) * K,
             weight + expert.to(tl.int64) * (2 * N * K),
-            weight,
+            biases,
             norm_weight,
             x,
             out + place * N,
@@ -56,7 +64,7 @@ def gate_up_kernel(
             K=K,
             EPS=EPS,
             NORM=True,
-            BIAS=False,
+            BIAS=bias is not None,
             GATED=True,
             RESIDUAL=False,
             FOLDS=FOLDS,
@@ -64,6 +72,10 @@ def gate_up_kernel(
             TILES=TILES,
             AHEAD=AHEAD,
             PDL=False,
+            ACTIVATION=ACTIVATION,
+            GAIN=GAIN,
+            LIMIT=LIMIT,
+            UP_OFFSET=UP_OFFSET,
         )
 
 
@@ -192,9 +204,12 @@ def down_kernel(
     WARPS: tl.constexpr,
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
+    bias=None,
+    SCALE: tl.constexpr = 1.0,
 ):
-    """out [rows, N] = residual [rows, N] + the sum over the chosen experts of share * (inner @ down transposed).
+    """out [rows, N] = residual [rows, N] + the sum over the chosen experts of share * (inner @ down transposed + bias).
 
+    The sum is multiplied by SCALE. bias [experts, N], where there is one.
     inner [rows, CHOSEN, K]; ids int32 and shares fp32 [rows, CHOSEN], ids -1 where a row has no sequence: nothing is
     written there; weight [experts, N, K]; residual may be `out` itself. Programs [cdiv(N, 16 / FOLDS), rows].
 
@@ -263,5 +278,11 @@ def down_kernel(
         for fold in tl.static_range(1, FOLDS):
             own = gl.where(_along(1, 16, MMA) % FOLDS == fold, sums[fold], own)
         y = _added(gl.convert_layout(own, SUMS), OUTPUTS, 1, FOLDS, 8)
+        if bias is not None:
+            for j in tl.static_range(CHOSEN):
+                at = bias + experts[j].to(tl.int64) * N + n
+                y += given[1][j] * gl.load(at, mask=n < N, other=0.0).to(tl.float32)
+        if SCALE != 1.0:
+            y *= SCALE
         gl.store(out + place, (y + carried).to(dtype), mask=only)
     # fmt: on

@@ -64,6 +64,9 @@ if knobs.runtime.interpret:
         def load(self, layout):
             return self._stored
 
+        def permute(self, order):
+            return _Shared(stored=tl.permute(self._stored, order))
+
     def _copy(place, at, mask=None):
         place.store(tl.load(at) if mask is None else tl.load(at, mask=mask, other=0.0))
 

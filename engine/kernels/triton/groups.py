@@ -14,6 +14,8 @@ is known only on the device: there are programs for as many as there could be, a
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.pointwise import gated
+
 
 @triton.jit(do_not_specialize=["pairs"])
 def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
@@ -74,11 +76,17 @@ def group_kernel(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
+    bias=None,
+    ACTIVATION: tl.constexpr = "silu",
+    GAIN: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,
+    UP_OFFSET: tl.constexpr = 0.0,
 ):
     """The rows of each tile times the weights of its expert; programs [cdiv(N, WIDTH), tiles].
 
-    GATED: x [T, K] by token, weight [experts, 2 N, K], and out [pairs, N] = silu(gate) * up in the order of the groups.
-    Else: x [pairs, K] in that order, weight [experts, N, K], and out [pairs, N] in the order of the pairs.
+    GATED: x [T, K] by token, weight [experts, 2 N, K], gate above up, and out [pairs, N] = `gated` of both in the order
+    of the groups. Else: x [pairs, K] in that order, weight [experts, N, K], and out [pairs, N] in the order of the
+    pairs. bias [experts, as many as the weight has rows] is added, where there is one.
     """
     tile = tiles + 3 * tl.program_id(1)
     expert = tl.load(tile)
@@ -113,8 +121,13 @@ def group_kernel(
         sums = tl.dot(row, gate, sums, input_precision="ieee")
         if GATED:
             ups = tl.dot(row, up, ups, input_precision="ieee")
+    if bias is not None:
+        biases = bias + expert.to(tl.int64) * ((2 if GATED else 1) * N) + line
+        sums += tl.load(biases).to(tl.float32)[None, :]
+        if GATED:
+            ups += tl.load(biases + N).to(tl.float32)[None, :]
     if GATED:
-        sums = sums / (1.0 + tl.exp(-sums)) * ups
+        sums = gated(sums, ups, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
     target = at if GATED else pair
     tl.store(
         out + target.to(tl.int64)[:, None] * N + n[None, :],

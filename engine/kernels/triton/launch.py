@@ -12,6 +12,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
@@ -44,6 +45,14 @@ def split_alike(kernel: Any) -> None:
     driver = _driver()
     if kernel is not None and driver is not None:
         driver.cuFuncSetAttribute(ctypes.c_void_p(kernel.function), _PREFERRED_SHARED_MEMORY_CARVEOUT, 100)
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may take."""
+    if device.type != "cuda":
+        return 96 * 1024
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024
 
 
 @cache

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.pointwise import activate, capped
+from engine.kernels.triton.pointwise import capped, gated
 
 SPAN = tl.constexpr(128)
 """Columns of a tile of weights."""
@@ -92,30 +92,19 @@ def _copy_weights(
 
 
 @jit
-def _joined(part, line, weight, scale, OFFSET: tl.constexpr):
-    """part + line * scale * (weight + OFFSET), rounded once."""
-    wide = weight.to(tl.float32)
-    if OFFSET != 0.0:
-        wide += OFFSET
-    return (part.to(tl.float32) + line.to(tl.float32) * scale * wide).to(part.dtype)
-
-
-@jit
 def _coming(
-    i, rows, given, norm_weight, post, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr,
-    FOLDS: tl.constexpr, STEP: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
+    i, rows, given, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr,
+    STEP: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Load what the span after i is made of: of each fold the rows, and the weights and lines that belong to them."""
+    """Load what the span after i is made of: of each fold the rows, and the norm's weights that belong to them."""
     after = i + 1 - (i + 1) // SPANS  # of the last one it is that one again, and nobody looks at it
-    coming, scales, lines = (), (), ()
+    coming, scales = (), ()
     for fold in tl.static_range(FOLDS):
         at = after * STEP + _columns(fold, 1, X, WARPS, FOLDS)
         coming += (_load(rows, at, given, K, WHOLE),)
         if NORM:
             scales += (_load(norm_weight, at, None, K, WHOLE),)
-        if len(post) > 0:
-            lines += (_load(post[0], at, given, K, WHOLE), _load(post[1], at, None, K, WHOLE))
-    return coming, scales, lines
+    return coming, scales
 
 
 @jit
@@ -126,12 +115,10 @@ def _span(
     rows,
     given,
     norm_weight,
-    post,
     sums,
     squares,
     parts,
     scales,
-    lines,
     N: tl.constexpr,
     K: tl.constexpr,
     NORM: tl.constexpr,
@@ -145,24 +132,15 @@ def _span(
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OFFSET: tl.constexpr,
-    POST_OFFSET: tl.constexpr,
     MMA: tl.constexpr,
     W: tl.constexpr,
     X: tl.constexpr,
 ):
     """Multiply span i. While that is done, the rows of the next one are loaded, and weights of a later one copied."""
-    coming, coming_scales, coming_lines, normed, added = (), (), (), (), ()
-    if len(post) == 0:
-        coming, coming_scales, _ = _coming(
-            i, rows, given, norm_weight, post, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, X
-        )
+    coming, coming_scales = _coming(i, rows, given, norm_weight, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, X)
+    normed, added = (), ()
     for fold in tl.static_range(FOLDS):
         part = parts[fold]
-        if len(post) > 0:
-            part = _joined(part, lines[2 * fold], lines[2 * fold + 1], post[3], POST_OFFSET)
-            at = i * STEP + _columns(fold, 1, X, WARPS, FOLDS)
-            own = gl.program_id(0) == i % gl.num_programs(0)  # programs take turns to write the sum
-            gl.store(post[2] + at, part, mask=given & (at < K) & own)
         if NORM:
             squares += part.to(tl.float32) * part.to(tl.float32)
             if OFFSET == 0.0:
@@ -170,10 +148,6 @@ def _span(
             else:
                 part = (part.to(tl.float32) * (scales[fold].to(tl.float32) + OFFSET)).to(part.dtype)
         normed += (part,)
-    if len(post) > 0:  # four times as many numbers: not before those of this span are done with
-        coming, coming_scales, coming_lines = _coming(
-            i, rows, given, norm_weight, post, K, NORM, WARPS, FOLDS, STEP, SPANS, WHOLE, X
-        )
     async_copy.wait_group(STAGES - 1)
     nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
     stage = i - i // STAGES * STAGES
@@ -188,7 +162,7 @@ def _span(
                 held, weights, column, output, i + STAGES, N, K, OUTPUTS, TILES, STEP, STAGES, WHOLE
             )
     async_copy.commit_group()  # also of nothing: the wait counts groups
-    return added, squares, coming, coming_scales, coming_lines
+    return added, squares, coming, coming_scales
 
 
 @jit
@@ -198,19 +172,6 @@ def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr,
     if PAIR == 2:
         y = gl.permute(gl.reshape(y, [OUTPUTS, 2, ROWS]), [0, 2, 1])
     return y
-
-
-@jit
-def _scale_of_parts(
-    squares, PARTS: tl.constexpr, PADDED: tl.constexpr, K: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr,
-    WARPS: tl.constexpr,
-):  # fmt: skip
-    """What RMSNorm multiplies each of ROWS rows of K numbers by; squares [PARTS, 16]: sums of their squares."""
-    PLACE: tl.constexpr = gl.BlockedLayout([1, 1], [32 // ROWS, ROWS], [WARPS, 1], [1, 0])
-    part = gl.expand_dims(gl.arange(0, PADDED, layout=gl.SliceLayout(1, PLACE)), 1)
-    row = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, PLACE)), 0)
-    there = gl.load(squares + part * 16 + row, mask=part < PARTS, other=0.0)
-    return gl.rsqrt(gl.sum(there, 0) / K + EPS)
 
 
 @jit
@@ -238,28 +199,16 @@ def linear_kernel(
     ACTIVATION: tl.constexpr = "silu",
     SCALE: tl.constexpr = 1.0,
     CAP: tl.constexpr = 0.0,
-    squares_out=None,
-    post=None,
-    post_weight=None,
-    post_squares=None,
-    total=None,
-    POST_PARTS: tl.constexpr = 0,
-    POST_PADDED: tl.constexpr = 0,
-    POST_EPS: tl.constexpr = 0.0,
-    POST_OFFSET: tl.constexpr = 0.0,
-    POST_SCALE: tl.constexpr = 1.0,
+    GAIN: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,
+    UP_OFFSET: tl.constexpr = 0.0,
 ):
     """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits); COUNT is 16 at most.
 
     NORM: x is normed first, by norm_weight [K] + OFFSET. BIAS: bias [N] is added. GATED: weight is [2 N, K] (bias
-    [2 N]), gate above up, and out = activation(gate) * up. What was added up so far is multiplied by SCALE and capped
+    [2 N]), gate above up, and out = `gated` of both. What was added up so far is multiplied by SCALE and capped
     by CAP (0: not). RESIDUAL: residual [COUNT, N] is added; it may be `out` itself. Pointers that the flags leave
     unused may be anything.
-
-    A norm of the output, before it is added to what the layer was given, needs all of it. So a program leaves the sums
-    of the squares of its outputs in squares_out fp32 [programs, 16], and the next product takes x + the norm of `post`
-    [COUNT, K] for x, with post_squares [POST_PARTS, 16] (POST_PADDED: the power of two from there on), and post_weight
-    [K] + POST_OFFSET, times POST_SCALE; it leaves that sum in total [COUNT, K], which is neither x nor `post`.
 
     A tile has 16 lines. Each row of weights has FOLDS of them, which lie side by side in memory, so that a warp reads
     64 * FOLDS bytes at once; every line is multiplied with the columns of every fold, and what belongs to another
@@ -298,10 +247,6 @@ def linear_kernel(
     if NORM:
         for fold in tl.static_range(FOLDS):
             scales += (_load(norm_weight, _columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
-    post_weights = ()
-    if post is not None:
-        for fold in tl.static_range(FOLDS):
-            post_weights += (_load(post_weight, _columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
     like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS, ROWS)
     if GATED:
         like, _ = gl.split(like)
@@ -323,36 +268,23 @@ def linear_kernel(
     for fold in tl.static_range(FOLDS):
         parts += (_load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
     source = weights, column, first + output
-    lines, joined = (), ()
-    if post is not None:
-        at_row = _along(2, ROWS, X) * K
-        for fold in tl.static_range(FOLDS):
-            column_x = _columns(fold, 1, X, WARPS, FOLDS)
-            lines += (_load(post + at_row, column_x, given, K, WHOLE), post_weights[fold])
-        scale = _scale_of_parts(post_squares, POST_PARTS, POST_PADDED, K, POST_EPS, ROWS, WARPS) * POST_SCALE
-        scale = gl.convert_layout(scale, gl.SliceLayout(0, gl.SliceLayout(1, X)))
-        joined = post + at_row, post_weight, total + at_row, gl.expand_dims(gl.expand_dims(scale, 0), 1)
     # fmt: off
-    if SPANS * FOLDS * (1 if post is None else 2) <= UNROLLED:
+    if SPANS * FOLDS <= UNROLLED:
         for i in tl.static_range(SPANS):
-            sums, squares, parts, scales, lines = _span(
-                i, held, source, rows, given, norm_weight, joined, sums, squares, parts, scales, lines,
-                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, POST_OFFSET,
-                MMA, W, X,
+            sums, squares, parts, scales = _span(
+                i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
+                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
             )
     else:
         for i in range(SPANS):
-            sums, squares, parts, scales, lines = _span(
-                i, held, source, rows, given, norm_weight, joined, sums, squares, parts, scales, lines,
-                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, POST_OFFSET,
-                MMA, W, X,
+            sums, squares, parts, scales = _span(
+                i, held, source, rows, given, norm_weight, sums, squares, parts, scales,
+                N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
             )
     # fmt: on
     if NORM:
         total = gl.sum(gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
-    if squares_out is not None:
-        own_squares = gl.zeros([ROWS], tl.float32, layout=gl.SliceLayout(0, DONE))
     for j in tl.static_range(TILES):
         own = sums[j * FOLDS]
         for fold in tl.static_range(1, FOLDS):
@@ -369,7 +301,7 @@ def linear_kernel(
             if BIAS:
                 y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
                 up += gl.load(bias + N + at, mask=at < N, other=0.0).to(tl.float32)
-            y = activate(y, ACTIVATION) * up
+            y = gated(y, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
         elif BIAS:
             y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
         if SCALE != 1.0:
@@ -377,10 +309,4 @@ def linear_kernel(
         y = capped(y, CAP)
         if RESIDUAL:
             y += carried[j]
-        if squares_out is not None:
-            rounded = gl.where(at < N, y.to(dtype).to(tl.float32), 0.0)
-            own_squares += gl.sum(rounded * rounded, 0)
         gl.store(out + b * N + at, y.to(dtype), mask=(at < N) & (b < COUNT))
-    if squares_out is not None:
-        row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE))
-        gl.store(squares_out + gl.program_id(0) * 16 + row, own_squares)

@@ -10,9 +10,11 @@ import triton.language as tl
 
 
 @triton.jit
-def activate(x, KIND: tl.constexpr):
-    """The activation KIND of `models.spec.Activation`, of fp32."""
-    if KIND == "silu":
+def activate(x, KIND: tl.constexpr, GAIN: tl.constexpr = 1.0):
+    """The activation KIND of `models.spec.Activation`, of fp32; x * sigmoid(GAIN * x) with another GAIN than 1."""
+    if GAIN != 1.0:
+        result = x / (1.0 + tl.exp(-GAIN * x))
+    elif KIND == "silu":
         result = x / (1.0 + tl.exp(-x))
     elif KIND == "gelu_tanh":
         result = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
@@ -22,6 +24,25 @@ def activate(x, KIND: tl.constexpr):
         tl.static_assert(KIND == "relu")
         result = tl.where(x < 0.0, 0.0, x)  # what is not a number stays so
     return result
+
+
+@triton.jit
+def gated(
+    gate,
+    up,
+    KIND: tl.constexpr,
+    GAIN: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,
+    UP_OFFSET: tl.constexpr = 0.0,
+):
+    """activation(gate) * up, both fp32. With a LIMIT gate is at most that before, and up lies between that and its
+    negative; UP_OFFSET is added to up. What is not a number stays so."""
+    if LIMIT != 0.0:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    if UP_OFFSET != 0.0:
+        up += UP_OFFSET
+    return activate(gate, KIND, GAIN) * up
 
 
 @triton.jit

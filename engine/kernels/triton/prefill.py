@@ -8,7 +8,8 @@ The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.pointwise import activate, angles, partners, rotate, times, unit, weighed
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+from engine.kernels.triton.pointwise import angles, gated, partners, rotate, times, unit, weighed
 
 
 @triton.jit
@@ -30,20 +31,23 @@ def norm_kernel(
     POST_EPS: tl.constexpr = 0.0,
     POST_OFFSET: tl.constexpr = 0.0,
     POST_ONCE: tl.constexpr = False,
+    PDL: tl.constexpr = False,
 ):
     """out = RMSNorm(total) with total = x * SCALE + residual, or x where not ADD; all [T, SIZE], weight [SIZE].
 
     With post_weight [SIZE], x is normed first, and that needs ADD. Without NORM there is only the total. OFFSET and
-    ONCE as in `weighed`. One program a row; BLOCK is the power of two from SIZE on.
+    ONCE as in `weighed`. One program a row; BLOCK is the power of two from SIZE on. `total` may be `residual`.
     """
+    gdc_launch_dependents(PDL)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + columns
+    post = tl.load(post_weight + columns, mask=inside, other=0.0) if post_weight is not None else None
+    gdc_wait(PDL)
     value = tl.load(x + at, mask=inside, other=0.0)
     if post_weight is not None:
         given = value.to(tl.float32)
         scale = tl.rsqrt(tl.sum(given * given, 0) / SIZE + POST_EPS)
-        post = tl.load(post_weight + columns, mask=inside, other=0.0)
         value = weighed(given, scale, post, POST_OFFSET, POST_ONCE)
     if ADD:
         given = value.to(tl.float32)
@@ -144,8 +148,17 @@ def unusual_position_kernel(
 
 
 @triton.jit
-def gate_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr = "silu"):
-    """out [T, SIZE] = activation(gate) * up of gate_up [T, 2 SIZE]; programs [T, cdiv(SIZE, BLOCK)]."""
+def gate_kernel(
+    gate_up,
+    out,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr = "silu",
+    GAIN: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,
+    UP_OFFSET: tl.constexpr = 0.0,
+):
+    """out [T, SIZE] = `gated` of gate_up [T, 2 SIZE], gate beside up; programs [T, cdiv(SIZE, BLOCK)]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -153,7 +166,11 @@ def gate_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATIO
     gate = tl.load(at, mask=inside, other=0.0)
     up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
     wide = gate.to(tl.float32)
-    tl.store(out + row * SIZE + columns, (activate(wide, ACTIVATION) * up).to(gate.dtype), mask=inside)
+    tl.store(
+        out + row * SIZE + columns,
+        gated(wide, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET).to(gate.dtype),
+        mask=inside,
+    )
 
 
 @triton.jit

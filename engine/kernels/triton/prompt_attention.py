@@ -1,55 +1,113 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Attention of many tokens of one sequence over its block table, in one order of sums however a prompt is cut.
+"""Attention of many tokens over block tables, in one order of sums however a prompt is cut.
 
-The plain twin is `engine/attention/sdpa.py`. One program takes QUERIES tokens of one query head through all rows that
-they see. Tiles of rows begin at fixed rows, and what a token does not see adds exact zeros, so its bits are the same
-whatever is computed beside it.
+The plain twins are `engine/attention/sdpa.py` and `engine/attention/unusual.py`. One program takes some tokens of one
+query head through all rows that they see. Tiles of rows begin at fixed rows, and what a token does not see adds exact
+zeros, so its bits are the same whatever is computed beside it. Rows before the window of all tokens of a program are
+not read. What a network does not ask for leaves nothing of itself in the kernel.
 """
 
 import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.triton.launch import shared_bytes
 from engine.kernels.triton.paged_attention import attend_tile
-from models.spec import Attention
 
-QUERIES = 128
-"""Tokens of a program."""
-TILE = 64
-"""Rows read at once."""
+STAGES = 2
+"""Tiles of K and V that are in shared memory at once."""
+FEW = 16
+"""Up to so many tokens of a span a program takes no more: the least that tl.dot does."""
 
 
-@triton.jit
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program works on."""
+
+    queries: int
+    """Tokens of a program."""
+    rows: int
+    """Rows read at once."""
+    warps: int
+
+    def shared(self, head_bytes: int) -> int:
+        """Bytes of shared memory at most."""
+        return (self.queries + 2 * STAGES * self.rows) * head_bytes
+
+
+TILES = (Tile(128, 64, 8), Tile(64, 32, 4))
+"""The first one that fits is taken. In bf16 it fits in 99 KB (sm_86, sm_89, sm_120) for heads of up to 128 numbers, and
+in 227 KB (sm_90) for heads of 256; the second one, for heads of 256, in 99 KB."""
+
+
+@cache
+def choose_tile(head_bytes: int, shared: int) -> Tile:
+    """The best tile for heads of so many bytes (made a power of two) and a GPU with so much shared memory a program."""
+    return next((tile for tile in TILES if tile.shared(head_bytes) <= shared), TILES[-1])
+
+
+@triton.jit(do_not_specialize=["table_stride"])
 def _prompt_kernel(
     q, keys, values, span, table, out, scale_log2,
     STRIDE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr = 0,
-    CAP_LOG2: tl.constexpr = 0.0,
+    CAP_LOG2: tl.constexpr = 0.0, sinks=None, k_ends=None, table_stride=None,
 ):  # fmt: skip
-    """Arguments as in `prompt_attention`; STRIDE numbers from token to token of q, D: the power of two from DIM on."""
+    """Arguments as in `prompt_attention`; STRIDE numbers from token to token of q, D: the power of two from DIM on.
+
+    With k_ends, as in `ragged_attention`: `span` are its q_ends, and the tables are table_stride apart.
+    """
     # The last tokens see most: they begin first.
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * QUERIES
     head = tl.program_id(0)
-    base, start, stop = tl.load(span), tl.load(span + 1), tl.load(span + 2)
+    if k_ends is None:
+        base, start, stop = tl.load(span), tl.load(span + 1), tl.load(span + 2)
+    else:
+        which = tl.program_id(2)
+        begin_of_span = tl.load(span + which)
+        count = tl.load(span + which + 1) - begin_of_span
+        if first >= count:
+            return
+        stop = tl.load(k_ends + which + 1) - tl.load(k_ends + which)
+        start = stop - count
+        base = start - begin_of_span
+        first += begin_of_span
+        table += which * table_stride
     token = first + tl.arange(0, QUERIES)
     dim = tl.arange(0, D)
     row = base + token
     here = q + token[:, None] * STRIDE + head * DIM + dim[None, :]
-    queries = tl.load(here) if DIM == D else tl.load(here, (dim < DIM)[None, :], 0.0)
-    m = tl.full([QUERIES], float("-inf"), tl.float32)
-    l = tl.zeros([QUERIES], tl.float32)  # noqa: E741
+    wanted = None
+    if k_ends is not None:
+        wanted = (row < stop)[:, None]
+        if DIM < D:
+            wanted = wanted & (dim < DIM)[None, :]
+    elif DIM < D:
+        wanted = (dim < DIM)[None, :]
+    queries = tl.load(here) if wanted is None else tl.load(here, wanted, 0.0)
+    if sinks is None:
+        m = tl.full([QUERIES], float("-inf"), tl.float32)
+        l = tl.zeros([QUERIES], tl.float32)  # noqa: E741
+    else:  # a row that everybody has seen, and that has no value
+        m = tl.zeros([QUERIES], tl.float32) + tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        l = tl.full([QUERIES], 1.0, tl.float32)  # noqa: E741
     acc = tl.zeros([QUERIES, D], tl.float32)
     end = tl.minimum(base + first + QUERIES, stop)
     end = tl.where(end > start, end, 0).to(tl.int32)  # of padding alone: nothing
     oldest = 0
-    if WINDOW > 0:  # of the first token
-        oldest = tl.maximum(base + first - (WINDOW - 1), 0) // TILE * TILE
-    for begin in range(oldest, end, TILE):
+    if WINDOW > 0:  # that the first token sees
+        oldest = tl.maximum(tl.maximum(base + first, start) - (WINDOW - 1), 0)
+    for begin in range(oldest // TILE * TILE, end, TILE):
         seen = begin + tl.arange(0, TILE)
         there = seen < end
+        if WINDOW > 0:
+            there = there & (seen >= oldest)
         block = tl.load(table + seen // BLOCK, there, 0).to(tl.int64)
         slot = block * BLOCK + seen % BLOCK
         at = slot[:, None] * (KV_HEADS * DIM) + (head // GROUP) * DIM + dim[None, :]
@@ -65,29 +123,84 @@ def _prompt_kernel(
     mixed = acc / tl.where(l > 0.0, l, 1.0)[:, None]
     heads = tl.num_programs(0)
     target = out + token[:, None] * (heads * DIM) + head * DIM + dim[None, :]
-    if DIM == D:
+    if wanted is None:
         tl.store(target, mixed.to(out.dtype.element_ty))
     else:
-        tl.store(target, mixed.to(out.dtype.element_ty), (dim < DIM)[None, :])
+        tl.store(target, mixed.to(out.dtype.element_ty), wanted)
 
 
 def prompt_attention(
-    q: Tensor, keys: Tensor, values: Tensor, span: Tensor, table: Tensor, *, spec: Attention, block_size: int
+    q: Tensor, keys: Tensor, values: Tensor, span: Tensor, table: Tensor, *, block_size: int, **asked: Any
 ) -> Tensor:
     """Causal attention of tokens that lie in consecutive rows; their K and V are written already.
 
-    q [T, Hq, D], T a multiple of QUERIES, heads side by side; keys and values [slots, Hkv, D] of one layer, contiguous.
-    Scale, cap and window are those of `spec`. span int32 [3]: the row of token 0, the first row that there is a token
-    of, the row after the last; tokens before and after are padding, whose output is finite and means nothing. table
-    int32 [blocks]. Both are read on the device. Returns [T, Hq, D].
+    q [T, Hq, D], T a multiple of the tile's queries, heads side by side; keys and values [slots, Hkv, D] of one layer,
+    contiguous. span int32 [3]: the row of token 0, the first row that there is a token of, the row after the last;
+    tokens before and after are padding, whose output is finite and means nothing. table int32 [blocks]. Both are read
+    on the device. `asked`: what `_launch` knows. Returns [T, Hq, D].
     """
+    tile = tile_for(q)
+    given = q, keys, values, span, table
+    return _launch(tile, q.shape[0] // tile.queries, 1, given, block_size, **asked)
+
+
+def ragged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    q_ends: Tensor,
+    k_ends: Tensor,
+    tables: Tensor,
+    *,
+    block_size: int,
+    most_tokens: int,
+    **asked: Any,
+) -> Tensor:
+    """The same of spans of any numbers of tokens, each over its own block table; tokens of no span are left unset.
+
+    The tokens of span i are those of q [T, Hq, D] from q_ends[i] to q_ends[i + 1], `most_tokens` at most; the last one
+    sees k_ends[i + 1] - k_ends[i] rows. A span without tokens has neither. q_ends and k_ends int32 [spans + 1], tables
+    int32 [spans, blocks], a stride of 1 in the last.
+    """
+    tile = tile_for(q)
+    if most_tokens <= FEW:
+        tile = replace(tile, queries=FEW, warps=4)
+    spans = tables.shape[0]
+    given = q, keys, values, q_ends, tables
+    several = {"k_ends": k_ends, "table_stride": tables.stride(0)}
+    return _launch(tile, triton.cdiv(most_tokens, tile.queries), spans, given, block_size, several, **asked)
+
+
+def tile_for(q: Tensor) -> Tile:
+    """The tile for heads q [T, Hq, D] on the GPU where they are."""
+    return choose_tile(triton.next_power_of_2(q.shape[2]) * q.element_size(), shared_bytes(q.device))
+
+
+def _launch(
+    tile: Tile,
+    programs: int,
+    spans: int,
+    given: tuple[Tensor, ...],
+    block_size: int,
+    several: dict[str, Any] | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Scores are multiplied by `scale` (None: D ** -0.5) and become cap * tanh(score / cap).
+
+    A token sees `window` rows, its own among them. sinks [Hq]: a score of each head that has no value.
+    """
+    q, keys, *_ = given
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
-    _prompt_kernel[(heads, tokens // QUERIES)](
-        q, keys, values, span, table, out, spec.softmax_scale * math.log2(math.e),
-        STRIDE=q.stride(0), GROUP=heads // keys.shape[1], DIM=dim, D=triton.next_power_of_2(dim),
-        KV_HEADS=keys.shape[1], BLOCK=block_size, QUERIES=QUERIES, TILE=TILE, WINDOW=spec.window or 0,
-        CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
-        num_warps=8, num_stages=2,
+    scale_log2 = (dim**-0.5 if scale is None else scale) * math.log2(math.e)
+    _prompt_kernel[(heads, programs, spans)](
+        *given, out, scale_log2,
+        STRIDE=q.stride(0), GROUP=heads // keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
+        KV_HEADS=keys.shape[1], BLOCK=block_size, QUERIES=tile.queries, TILE=tile.rows, WINDOW=window or 0,
+        CAP_LOG2=(cap or 0.0) * math.log2(math.e), sinks=sinks, **(several or {}),
+        num_warps=tile.warps, num_stages=STAGES,
     )  # fmt: skip
     return out

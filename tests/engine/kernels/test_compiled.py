@@ -19,15 +19,11 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from engine.execute.cuda.tiles import choose_chunking, choose_tile
 
 TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp32", "lse": "*fp32"} | {
-    "post_squares": "*fp32", "squares_out": "*fp32",
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32"}
 
-POST = {name: "pointer" for name in ("post", "post_weight", "post_squares", "total", "squares_out")} | {
-    "POST_PARTS": 144, "POST_PADDED": 256, "POST_EPS": 1e-6, "POST_OFFSET": 1.0}
-
-def ptx(kernel, warps, constants, language=GluonASTSource, **options):
+def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **options):
     names = kernel.arg_names
     given = inspect.signature(kernel.fn).parameters.values()
     constants = {p.name: p.default for p in given if p.default is not p.empty} | constants
@@ -36,7 +32,7 @@ def ptx(kernel, warps, constants, language=GluonASTSource, **options):
     aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"}
     values = {(names.index(n),): value for n, value in constants.items()}
     source = language(kernel, signature, values, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps} | options)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps} | options)
     return made.asm["ptx"], made.metadata.shared
 """
 DENSE = """
@@ -44,21 +40,20 @@ from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.linear import linear_kernel
 
 def linear(outputs, inputs, **flags):
-    joined = "post" in flags
-    tile = choose_tile(outputs, inputs, flags.get("GATED", False), joined)
+    tile = choose_tile(outputs, inputs, flags.get("GATED", False))
     constants = dict(COUNT=8, N=outputs, K=inputs, EPS=1e-6, NORM=False, BIAS=False, GATED=False, RESIDUAL=False)
     cut = dict(FOLDS=tile.folds, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
     text, shared = ptx(linear_kernel, tile.warps, constants | cut | flags)
     before = text[: text.index("griddepcontrol.wait;")]
     spans = -(-inputs // (tile.warps * tile.folds * 128))
-    unrolled = spans * tile.folds * (1 + joined) <= 6
+    unrolled = spans * tile.folds <= 6
     early = re.findall(r"cp\\.async\\.cg\\S* \\[[^,]*, \\[[^,]*, 0x10", before)
     return {"early": len(early), "held": 8 * tile.tiles * min(tile.ahead, spans), "ldmatrix": text.count("ldmatrix"),
             "read": len(re.findall(r"ld\\.shared\\.v4", text)), "spans": spans if unrolled else 1,
             "tiles": tile.tiles, "products": text.count("mma.sync"), "folds": tile.folds}
 
 def attention(limit, group, dim, **features):
-    cut, width = choose_chunking(limit), triton.next_power_of_2(dim)
+    cut, width = choose_chunking(limit, 8), triton.next_power_of_2(dim)
     constants = dict(SOME=False, CHUNKS=80, HQ=8 * group, HKV=8, D=width, DIM=dim, ROTATED=dim, EPS=1e-6, NORM=True)
     constants |= dict(BLOCK=256, PDL=True)
     wide = max(width // 128, 1)
@@ -72,9 +67,10 @@ def attention(limit, group, dim, **features):
 print(json.dumps([
     linear(4096, 1024, NORM=True), linear(3072, 1024, NORM=True, GATED=True),
     linear(1000, 576, RESIDUAL=True, BIAS=True), linear(4096, 12288, RESIDUAL=True),
-    linear(1536, 1152, NORM=True, OFFSET=1.0, **POST), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh", **POST),
+    linear(1536, 1152, NORM=True, OFFSET=1.0), linear(14336, 3584, GATED=True, ACTIVATION="gelu_tanh"),
     attention(640, 2, 128), attention(40960, 3, 64),
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
+    attention(640, 8, 64, NORM=False, WINDOW=128),
     attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
 ]))
 """
@@ -87,10 +83,14 @@ from engine.kernels.triton.routing import router_kernel
 tile = choose_tile(768, 2048, True)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
 gate, _ = ptx(gate_up_kernel, tile.warps, cut | dict(CHOSEN=8, N=768, K=2048, EPS=1e-6, TILES=tile.tiles))
+clamped = dict(bias="pointer", GAIN=1.702, LIMIT=7.0, UP_OFFSET=1.0)
+shape = dict(CHOSEN=4, N=2880, K=2880, EPS=1e-6, TILES=tile.tiles)
+ptx(gate_up_kernel, tile.warps, cut | shape | clamped)
 tile = choose_tile(2048, 8 * 768, False)
 cut = dict(FOLDS=tile.folds, WARPS=tile.warps, AHEAD=tile.ahead, PDL=True)
 down, _ = ptx(down_kernel, tile.warps, cut | dict(CHOSEN=8, N=2048, K=768))
-odd, _ = ptx(down_kernel, 4, dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True))
+odd = dict(CHOSEN=3, N=328, K=200, FOLDS=2, WARPS=4, AHEAD=4, PDL=True)
+odd, _ = ptx(down_kernel, 4, odd | dict(bias="pointer", SCALE=0.22))
 flags = dict(BIAS=True, SELECTION_BIAS=True, SIGMOID=False, RENORMALISE=True)
 ptx(router_kernel, 4, flags | dict(COUNT=128, CHOSEN=8, K=2048, EPS=1e-6, PER=2, PDL=True), ASTSource)
 ptx(place_kernel, 8, dict(COUNT=128, HEIGHT=128, BLOCK=4096), ASTSource)
@@ -98,12 +98,30 @@ fits = []
 for pairs, gated, n, k, limit in ((32_768, True, 768, 2048, 99), (128, False, 2048, 768, 227)):
     tile = choose_group_tile(pairs, 128)
     shape = dict(CHOSEN=8, HEIGHT=tile.height, WIDTH=tile.width, DEPTH=tile.depth, N=n, K=k, GATED=gated)
+    shape |= clamped if gated else {}
     stages = tile.stages(gated, limit * 1024)
     fits.append(ptx(group_kernel, tile.warps, shape, ASTSource, num_stages=stages)[1] <= limit * 1024)
 early = [text[: text.index("griddepcontrol.wait;")].count("cp.async.cg") for text in (down, odd)]
 print(json.dumps({
     "fits": all(fits), "early": early, "ldmatrix": sum(text.count("ldmatrix") for text in (gate, down, odd)),
     "trigger": gate.index("griddepcontrol.wait") < gate.index("griddepcontrol.launch_dependents")}))
+"""
+
+
+PROMPTS = """
+from engine.kernels.triton.prompt_attention import STAGES, _prompt_kernel, choose_tile
+
+TYPES |= {"span": "*i32", "table": "*i32", "k_ends": "*i32"}
+found = []
+for capability, kilobytes, dim in ((90, 227, 256), (86, 99, 256), (90, 99, 128)):
+    tile = choose_tile(2 * dim, kilobytes * 1024)
+    cut = dict(STRIDE=8 * dim, GROUP=2, DIM=dim, D=dim, KV_HEADS=2, BLOCK=32, QUERIES=tile.queries, TILE=tile.rows)
+    asked = dict(WINDOW=512, CAP_LOG2=72.0, sinks="pointer", k_ends="pointer", table_stride="pointer")
+    text, shared = ptx(_prompt_kernel, tile.warps, cut | asked, ASTSource, capability, num_stages=STAGES)
+    copied = max(text.count("cp.async.cg"), text.count("cp.async.ca"))
+    found.append({"shared": shared, "most": min(tile.shared(2 * dim), kilobytes * 1024), "copied": copied,
+                  "products": text.count("wgmma.mma_async") + text.count("mma.sync")})
+print(json.dumps(found))
 """
 
 
@@ -114,6 +132,13 @@ def made(program: str) -> Any:
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stderr[-2000:]
     return json.loads(ran.stdout)
+
+
+def test_prompts_attend_on_tensor_cores_in_the_shared_memory_there_is() -> None:
+    for found in made(PROMPTS):
+        assert found["shared"] <= found["most"]
+        assert found["copied"] > 0, "the next tile is copied while one is multiplied"
+        assert found["products"] > 0
 
 
 def test_kernels_of_experts_compile_and_the_last_one_loads_early() -> None:

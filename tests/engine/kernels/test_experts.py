@@ -34,6 +34,8 @@ ERNIE = Experts(
     5, 1, FeedForward(8), exact_router=True, selection_bias=True, shared=FeedForward(8), router_bias=True
 )
 SIGMOID = Experts(4, 2, FeedForward(8), renormalise=False, scoring="sigmoid")
+CLAMPED = FeedForward(16, bias=True, gain=1.7, limit=0.5, up_offset=1.0)
+GPT_OSS = Experts(4, 2, CLAMPED, router_bias=True, shared=replace(CLAMPED, size=8))
 
 
 def a_spec(*feeds: FeedForward | Experts) -> ModelSpec:
@@ -64,7 +66,8 @@ def a_network(spec: ModelSpec) -> Network:
 @pytest.fixture(scope="module")
 def network() -> Network:
     """Layers with all kinds of experts, and one without."""
-    spec = a_spec(QWEN, FeedForward(8), ERNIE, SIGMOID)
+    spec = a_spec(QWEN, FeedForward(8), ERNIE, SIGMOID, GPT_OSS, CLAMPED)
+    spec = each_layer(spec, lambda index, layer: replace(layer, residual_scale=0.5) if index > 3 else layer)
     assert not_fused(spec) is None
     return a_network(spec)
 

@@ -9,9 +9,11 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.attention.sdpa import SdpaBackend
+from engine.attention.triton import TritonBackend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
+from engine.cache.window import Window
 from engine.execute.compatibility import not_fused
 from engine.execute.cuda import padded_prefill
 from engine.execute.cuda.fused_program import FusedDecoder
@@ -20,6 +22,7 @@ from engine.execute.cuda.prefill import FusedPrefill
 from engine.execute.cuda.slots import Slots
 from engine.execute.cuda.tiles import context_limit
 from engine.kernels.triton import prompt_attention
+from engine.kernels.triton.prompt_attention import Tile
 from models.load import load_model
 from models.network import Network
 from models.reference.decoder import Decoder
@@ -137,12 +140,12 @@ def test_a_prompt_of_families_gives_what_the_plain_modules_give(case: Case) -> N
     torch.testing.assert_close(caches[1], caches[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["phi3", "gemma2", "olmo3"], indirect=True)
+@pytest.mark.parametrize("case", ["phi3", "gemma2", "olmo3", "gpt-oss"], indirect=True)
 def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_cut(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, size in ((padded_prefill, "SLAB"), (prompt_attention, "QUERIES"), (prompt_attention, "TILE")):
-        monkeypatch.setattr(module, size, 16)  # the interpreter is slow
+    monkeypatch.setattr(padded_prefill, "SLAB", 16)  # the interpreter is slow
+    monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(16, 16, 4))
     monkeypatch.setattr(padded_prefill, "ALONE", (16,))
     spec, text = case.network.spec, case.texts[1]
     found = []
@@ -158,3 +161,31 @@ def test_deterministic_prompts_of_families_have_the_same_bits_however_they_are_c
         found.append(last.clone())
     assert torch.equal(found[0], found[1])
     torch.testing.assert_close(found[0], case.last[1], rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("case", ["phi3", "gemma2", "gemma3", "olmo3"], indirect=True)
+def test_graphs_of_prompts_of_families_give_what_the_plain_modules_give(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chunk alone, then several in a step; blocks that a window of all layers has let go of are not read."""
+    monkeypatch.setattr(padded_prefill, "ALONE", (16, 32))
+    monkeypatch.setattr(padded_prefill, "TOGETHER", (64,))
+    monkeypatch.setattr(padded_prefill, "SPANS", (4,))
+    monkeypatch.setattr(padded_prefill, "LONGEST", (32,))
+    spec, heads = case.network.spec, case.network.spec.attention
+    window = Window(spec.window, 32) if spec.window is not None else None
+    cache = KVCache(len(spec.layers), 48, BLOCK, heads.kv_heads, heads.head_dim, torch.float32, CPU, window)
+    cache.kv.fill_(float("nan"))
+    cache.kv[:, :, : 48 * BLOCK] = case.cache.kv
+    backend = TritonBackend(cache, heads.groups, unusual_layers(case.network))
+    padded = PaddedPrefill(case.network, cache, backend, max(LENGTHS) + 1, graphs=None)
+
+    def chunk(text: int, start: int) -> Span:
+        ids, gone = case.texts[text], cache.first_seen(start) // BLOCK
+        table = (48,) * gone + case.tables[text][gone:]
+        return Span(table, start, len(ids) - start, ids[start:], range(start, len(ids)), True)
+
+    (alone,) = padded.run((chunk(0, 150),))
+    torch.testing.assert_close(alone, case.last[0], rtol=1e-4, atol=2e-4)
+    together = padded.run((chunk(0, 158), chunk(2, 0), chunk(1, 30)))
+    torch.testing.assert_close(torch.stack(together), case.last[[0, 2, 1]], rtol=1e-4, atol=2e-4)

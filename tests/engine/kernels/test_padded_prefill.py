@@ -1,19 +1,23 @@
 """Short chunks in steps of a fixed size against the plain modules, in fp32 and in Triton's interpreter."""
 
 import sys
+from collections.abc import Callable, Hashable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PretrainedConfig
+from transformers import MistralConfig, PretrainedConfig
 
 pytest.importorskip("triton")
 
+from engine.attention.choose import BLOCK_SIZES, make_backend
 from engine.attention.flash import FlashBackend
 from engine.attention.sdpa import SdpaBackend
+from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
@@ -22,12 +26,14 @@ from engine.execute.cuda import padded_prefill
 from engine.execute.cuda.padded_prefill import ALONE, LONGEST, SPANS, TOGETHER, PaddedPrefill, packed
 from engine.execute.runner import Runner
 from engine.kernels.triton import prompt_attention
+from engine.kernels.triton.prompt_attention import Tile
 from engine.params import SamplingParams
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Priority, Sequence
 from models.load import load_model
 from tests.engine import fake_flash
 from tests.models.checkpoints import files_of, tiny_llama, tiny_qwen3, write_checkpoint
+from tests.models.families import tiny
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -96,8 +102,8 @@ def test_chunks_give_the_logits_and_the_cache_of_the_plain_modules(
 def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     tmp_path: Path, config: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, size in ((padded_prefill, "SLAB"), (prompt_attention, "QUERIES"), (prompt_attention, "TILE")):
-        monkeypatch.setattr(module, size, 16)  # the interpreter is slow
+    monkeypatch.setattr(padded_prefill, "SLAB", 16)  # the interpreter is slow
+    monkeypatch.setattr(prompt_attention, "choose_tile", lambda *_: Tile(16, 16, 4))
     monkeypatch.setattr(padded_prefill, "ALONE", (16,))
     network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=DEVICE)
     shape, layers = network.spec.attention, len(network.spec.layers)
@@ -121,6 +127,51 @@ def test_deterministic_steps_give_the_same_bits_however_a_prompt_is_cut(
     plain = Runner(network, SdpaBackend(cache, shape.groups), DEVICE)
     (expected,) = plain.run(StepBatch((Span(blocks, 0, 37, ids, range(37), True),)))
     torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-4)
+
+
+class Recorded:
+    """Stands in for graphs: a step runs as it is, and its key is noted."""
+
+    def __init__(self) -> None:
+        self.keys: list[Hashable] = []
+
+    def run(self, key: Hashable, step: Callable[[], None]) -> None:
+        self.keys.append(key)
+        step()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has the real kernel")
+@pytest.mark.parametrize("name", list(BLOCK_SIZES))
+def test_prompts_are_recorded_unless_torch_attends(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", fake_flash)
+    monkeypatch.setattr(padded_prefill, "ALONE", (16, 32))
+    monkeypatch.setattr(padded_prefill, "TOGETHER", (32,))
+    monkeypatch.setattr(padded_prefill, "SPANS", (2,))
+    config = tiny(MistralConfig, num_hidden_layers=1, head_dim=64, sliding_window=12)
+    network = load_model(files_of(write_checkpoint(tmp_path, config)), dtype=torch.float32, device=CPU)
+    shape, unusual, found = network.spec.attention, unusual_layers(network), []
+    ids = torch.randint(160, (50,), generator=torch.Generator().manual_seed(1)).tolist()
+    for fused in (False, True):
+        cache = KVCache(1, 8, BLOCK_SIZES[name], shape.kv_heads, shape.head_dim, torch.float32, CPU)
+        cache.kv.fill_(float("nan"))
+        runner = Runner(network, make_backend(name, cache, shape.groups, unusual), CPU)
+        graphs: Any = Recorded()
+        if fused:
+            assert runner.fuse(network, cache, 64, graphs, False) is None
+            assert bool(graphs.keys) == (name != "sdpa")
+        before = len(graphs.keys)
+        for spans in (
+            (Span((3, 1), 0, 40, ids[:40], range(40), True),),
+            (Span((3, 1), 40, 10, ids[40:], range(40, 50), True),),
+            (Span((2, 4), 0, 20, ids[:20], range(20), True), Span((5, 6), 0, 9, ids[:9], range(9), True)),
+        ):
+            found += [row.clone() for row in runner.run(StepBatch(spans))]
+        # The first one has more tokens than a graph.
+        assert len(graphs.keys) - before == (2 if fused and name != "sdpa" else 0)
+    half = len(found) // 2
+    torch.testing.assert_close(found[half:], found[:half], rtol=1e-4, atol=2e-4)
 
 
 MIXED = [
@@ -211,7 +262,7 @@ def test_steps_hold_every_token_once_in_order(
 
 
 def test_one_long_chunk_is_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PaddedPrefill, "__init__", lambda self: setattr(self, "_flash", fake_flash))
+    monkeypatch.setattr(PaddedPrefill, "__init__", lambda self: setattr(self, "_backend", fake_flash))
     padded = PaddedPrefill()  # type: ignore[call-arg]
     short, long = (Span((0,), 100, ALONE[-1] + more) for more in (0, 1))
     assert padded.takes((short,))

@@ -34,10 +34,20 @@ from models.spec import (
 from tests.engine.native.spans import a_span
 from tests.engine.native.test_native_batches import Sequence, alone, together
 from tests.engine.native.test_native_chunks import COUNT, Prompt, run
-from tests.engine.native.test_native_decode import BLOCK, CPU, cache_for, errors, in_blocks, rounded, step
+from tests.engine.native.test_native_decode import (
+    BLOCK,
+    CPU,
+    cache_for,
+    errors,
+    in_blocks,
+    plain_model,
+    rounded,
+    step,
+)
 from tests.engine.test_compatibility import a_network
 from tests.models.checkpoints import files_of, random_model, write_checkpoint, write_gguf
-from tests.models.families import tiny_ernie_moe, tiny_qwen3_moe
+from tests.models.families import FAMILIES, GGUF, tiny_ernie_moe, tiny_gpt_oss, tiny_qwen3_moe
+from tests.models.test_gpt_oss import write_quantised
 from tests.models.test_reference import checkpoint, feeds_of, network_of, specs
 
 EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "3"))
@@ -178,7 +188,18 @@ CONFIGS: dict[str, Any] = {
         ),
         ("ernie moe", tiny_ernie_moe, {"num_attention_heads": 4, "num_key_value_heads": 2}),
     )
-}
+} | {"gpt-oss": tiny_gpt_oss(head_dim=32)}
+EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+
+
+@pytest.mark.parametrize("name", ["qwen3 moe", "ernie moe", "gpt-oss"])
+def test_a_family_with_experts_gives_what_the_plain_modules_give(
+    name: str, tmp_path: Path, library: Library, pool: Pool
+) -> None:
+    model = plain_model(tmp_path, FAMILIES[name])
+    assert not_native(model.spec) is None
+    for variant in library.variants.values():
+        assert max(errors(model, pool, variant, (0, 1, 11, 12, 69), torch.float32)) < 2e-5
 
 
 @pytest.mark.parametrize("source", ["gguf", "safetensors"])
@@ -186,14 +207,15 @@ CONFIGS: dict[str, Any] = {
 def test_a_family_with_experts_in_blocks(
     name: str, source: str, tmp_path: Path, library: Library, pool: Pool
 ) -> None:
-    config = CONFIGS[name]
+    config, quantize = CONFIGS[name], "auto"
     if source == "gguf":
-        path = write_gguf(tmp_path / "model.gguf", random_model(config), Kind.Q8_0)
+        kinds = Kind.Q8_0 if name != "gpt-oss" else dict.fromkeys(EXPERTS, Kind.MXFP4)
+        path = write_gguf(tmp_path / "model.gguf", random_model(config), kinds, metadata=GGUF.get(name, {}))
+    elif name == "gpt-oss":
+        path = write_quantised(tmp_path, head_dim=32)
     else:
-        path = write_checkpoint(tmp_path, config)
-    model = load_model(
-        files_of(path), dtype=torch.float32, device=CPU, quantize="auto" if source == "gguf" else "int8"
-    )
+        path, quantize = write_checkpoint(tmp_path, config), "int8"
+    model = load_model(files_of(path), dtype=torch.float32, device=CPU, quantize=quantize)
     mixtures = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, ExpertWeights)]
     assert mixtures
     assert all(not expert.down.is_plain for mixture in mixtures for expert in mixture.experts)
@@ -223,18 +245,19 @@ def test_equal_scores_choose_the_first_experts(library: Library, pool: Pool) -> 
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("part", ["router", "expert"])
+@pytest.mark.parametrize("part", ["router", "gate", "up", "down"])
 def test_weights_that_are_no_numbers_show_in_the_logits(
     library: Library, pool: Pool, part: str, scoring: Any
 ) -> None:
-    model = a_network(a_spec(Experts(8, 3, FeedForward(64), scoring=scoring)))
+    model = a_network(a_spec(Experts(8, 3, FeedForward(64, limit=0.1), scoring=scoring)))
     feed = model.layers[0].feed_forward
     assert isinstance(feed, ExpertWeights)
     if part == "router":
         feed.router.weight[7] = float("nan")
     else:
         for expert in feed.experts:
-            expert.down.weight[3, 5] = float("nan")
+            weight = expert.down.weight if part == "down" else expert.gate_up.weight
+            weight[{"gate": 3, "up": 64 + 3, "down": 3}[part], 5] = float("nan")
     for rows in (1, 20):
         spans = [a_span([row], 0, [0], [row]) for row in range(rows)]
         for variant in library.variants.values():

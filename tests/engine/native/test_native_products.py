@@ -27,7 +27,7 @@ CONFIGS = {
     "gpt2": tiny_gpt2(n_embd=96, n_head=8),
     "qwen3 moe": tiny_qwen3_moe(hidden_size=64, intermediate_size=96, moe_intermediate_size=64, **HEADS),
     "ernie moe": tiny_ernie_moe(hidden_size=64, intermediate_size=96, moe_intermediate_size=64, **HEADS),
-    "gpt-oss moe": tiny_gpt_oss(),
+    "gpt-oss moe": tiny_gpt_oss(**HEADS),
 }
 TOKENS = torch.randint(150, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -39,7 +39,7 @@ def pool() -> Pool:
 
 def a_network(config: Any, folder: Path) -> Any:
     in_mxfp4 = config.model_type == "gpt_oss"
-    files = files_of(write_quantised(folder) if in_mxfp4 else write_checkpoint(folder, config))
+    files = files_of(write_quantised(folder, **HEADS) if in_mxfp4 else write_checkpoint(folder, config))
     network = load_model(files, dtype=torch.float32, device=CPU, quantize="auto" if in_mxfp4 else "int8")
     assert not_native(network.spec) is not None
     return network

@@ -1,0 +1,147 @@
+"""The HTTP API: which path does what."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from chatterm.server.body import read_body
+from chatterm.server.endpoint import Endpoint, Site
+from chatterm.server.errors import broken, error_for, headers_of
+from chatterm.server.fields import json_object
+from chatterm.server.guard import Guard
+from chatterm.server.limits import Gate, Limits
+from chatterm.server.metrics import CONTENT_TYPE, exposition
+from chatterm.server.ollama.models import SHOW, VERSION, running, shown, tag
+from chatterm.server.ollama.requests import load_chat, load_generate, parse_chat, parse_generate
+from chatterm.server.openai import chat, completions, responses
+from chatterm.server.openai.models import TOKENIZE, model_object, tokenized
+from chatterm.server.service import RequestError, Service
+from chatterm.server.sse import ClientGone
+
+_NDJSON = b"application/x-ndjson"
+
+
+def make_app(service: Service, limits: Limits | None = None, key: str | None = None) -> Starlette:
+    """The API of `service`. With a `key`, every path but /health needs it."""
+    limits = limits or Limits()
+    site = Site(service, limits, Gate(limits))
+    generating = {
+        "/v1/chat/completions": Endpoint(site, chat.parse),
+        "/v1/completions": Endpoint(site, completions.parse),
+        "/v1/responses": Endpoint(site, responses.parse),
+        "/api/chat": Endpoint(site, parse_chat, _NDJSON, load_chat),
+        "/api/generate": Endpoint(site, parse_generate, _NDJSON, load_generate),
+    }
+    app = Starlette(
+        routes=[
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
+            *_others(site),
+        ],
+        middleware=[Middleware(Guard, key=key)],
+        exception_handlers={
+            RequestError: _refused,
+            HTTPException: _no_route,
+            ClientGone: _gone,
+            Exception: _broken,
+        },
+    )
+    app.state.site = site
+    app.state.has_key = key is not None
+    return app
+
+
+def _others(site: Site) -> list[Route]:
+    """The paths that generate nothing."""
+    service = site.service
+
+    async def health(request: Request) -> Response:
+        if not service.ready or site.gate.closing.is_set():
+            return _json({"status": "not ready"}, 503)
+        return _json({"status": "ok"})
+
+    async def metrics(request: Request) -> Response:
+        page = exposition(site.recorder, site.gate, await service.metrics())
+        return PlainTextResponse(page, media_type=CONTENT_TYPE)
+
+    async def models(request: Request) -> Response:
+        return _json({"object": "list", "data": [model_object(model) for model in service.models()]})
+
+    async def one_model(request: Request) -> Response:
+        return _json(model_object(await site.model(request.path_params["name"])))
+
+    async def tokenize(request: Request) -> Response:
+        given = TOKENIZE.of(await _body(request, site))
+        return _json(await tokenized(given, await site.model(given.model), service))
+
+    async def tags(request: Request) -> Response:
+        return _json({"models": [tag(model) for model in service.models()]})
+
+    async def loaded(request: Request) -> Response:
+        return _json({"models": [running(model) for model in service.models() if model.loaded]})
+
+    async def show(request: Request) -> Response:
+        body = await _body(request, site)
+        given = SHOW.of({"model": body.get("name"), **body})
+        return _json(shown(await site.model(given.model)))
+
+    async def version(request: Request) -> Response:
+        return _json({"version": VERSION})
+
+    async def root(request: Request) -> Response:
+        return PlainTextResponse("chatterm is running")
+
+    gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/": root,
+        "/health": health,
+        "/metrics": metrics,
+        "/v1/models": models,
+        "/v1/models/{name:path}": one_model,
+        "/api/tags": tags,
+        "/api/ps": loaded,
+        "/api/version": version,
+    }
+    return [
+        *(Route(path, endpoint, methods=["GET"]) for path, endpoint in gets.items()),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/api/show", show, methods=["POST"]),
+    ]
+
+
+async def _body(request: Request, site: Site) -> dict[str, Any]:
+    return json_object(await read_body(request.scope, request.receive, site.limits))
+
+
+def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def _error(request: Request, error: RequestError) -> Response:
+    headers = {name.decode(): value.decode() for name, value in headers_of(error)}
+    return _json(error_for(request.url.path, error), error.status, {**headers, "connection": "close"})
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _error(request, error)
+
+
+def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = "does not exist" if error.status_code == 404 else f"does not take {request.method[:20]}"
+    message = f"{request.url.path[:200]} {what} here; docs/server.md lists the paths."
+    return _error(request, RequestError(error.status_code, "not_found_error", message, code="unknown_url"))
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    return _error(request, broken())

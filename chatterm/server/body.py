@@ -1,0 +1,41 @@
+"""Reads the body of a request, of bounded size and in bounded time."""
+
+import asyncio
+from typing import Any
+
+from chatterm.server.limits import Limits
+from chatterm.server.service import RequestError
+from chatterm.server.sse import ClientGone, Receive
+
+
+async def read_body(scope: Any, receive: Receive, limits: Limits) -> bytes:
+    """Raises RequestError: 413 where it is too large, 408 where it takes too long, 415 where it is compressed."""
+    headers = dict(scope["headers"])
+    if headers.get(b"content-encoding", b"identity") != b"identity":
+        raise RequestError(
+            415, "invalid_request_error", "Compressed bodies are not supported; send plain JSON."
+        )
+    size = headers.get(b"content-length", b"")
+    if size.isdigit() and int(size[:20]) > limits.body_bytes:
+        raise _too_large(limits)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > limits.body_bytes:
+                    raise _too_large(limits)
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise RequestError(
+            408, "invalid_request_error", f"The body did not arrive within {limits.body_s:g} seconds."
+        ) from None
+
+
+def _too_large(limits: Limits) -> RequestError:
+    most = limits.body_bytes / 2**20
+    return RequestError(413, "invalid_request_error", f"The body is larger than {most:g} MiB; send less.")

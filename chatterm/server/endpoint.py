@@ -1,0 +1,301 @@
+"""A request from its body to the last byte of the answer."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from chatterm.server.answers import AnswerState, Collector, Totals
+from chatterm.server.asked import Asked
+from chatterm.server.body import read_body
+from chatterm.server.errors import broken, error_for, headers_of, stopping
+from chatterm.server.fields import json_object, wrong
+from chatterm.server.guard import send_json
+from chatterm.server.limits import Gate, Limits
+from chatterm.server.metrics import ModelFigures, Recorder
+from chatterm.server.service import (
+    Constraint,
+    Delta,
+    Generation,
+    Piece,
+    RequestError,
+    ServedModel,
+    Service,
+    Started,
+)
+from chatterm.server.sse import ALIVE, ClientGone, Stream, unless_gone
+
+log = logging.getLogger("chatterm.server")
+
+LARGEST_CONSTRAINT = 200_000
+"""Characters of a schema or a grammar."""
+LATE_S = 10.0
+"""How much longer than it may an engine takes that does not answer any more."""
+
+
+@dataclass(slots=True)
+class Site:
+    """What the endpoints share."""
+
+    service: Service
+    limits: Limits
+    gate: Gate
+    recorder: Recorder = field(default_factory=Recorder)
+    working: set[asyncio.Task[Any]] = field(default_factory=set)
+    stopped: bool = False
+
+    async def stop(self) -> None:
+        """Begin nothing new, wait a little for what runs, then end it with an error."""
+        self.gate.close()
+        deadline = monotonic() + self.limits.shutdown_s
+        while self.working and monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        self.stopped = True
+        for task in list(self.working):
+            task.cancel()
+
+    @asynccontextmanager
+    async def work(self) -> AsyncIterator[None]:
+        """What is done within ends with a RequestError when the server stops."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.working.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.stopped:
+                raise stopping() from None
+            raise
+        finally:
+            self.working.discard(task)
+
+    async def model(self, name: str, *, loaded: bool = False) -> ServedModel:
+        """The model of this name or alias; `loaded`: after loading it. Raises RequestError 404."""
+        found = self._find(name)
+        if found is not None and loaded and not found.loaded:
+            await self.service.hold(found.name, None)
+            found = self._find(name)
+        if found is None:
+            known = ", ".join(model.name for model in self.service.models()[:10])
+            message = f"Unknown model {name[:100]!r}; this server has: {known or 'none'}."
+            raise RequestError(404, "not_found_error", message.replace("'", '"'), "model", "model_not_found")
+        return found
+
+    def _find(self, name: str) -> ServedModel | None:
+        names = {name, name.removesuffix(":latest")}  # Ollama's clients add that
+        return next((one for one in self.service.models() if names & {one.name, *one.aliases}), None)
+
+
+Instead = Callable[[dict[str, Any], ServedModel, Service], Awaitable[bytes | None]]
+"""The response to a request that generates nothing; None for all others."""
+Parse = Callable[[dict[str, Any], ServedModel, Limits, str], Asked]
+
+
+class Endpoint:
+    """A path that answers with what a model generates."""
+
+    def __init__(
+        self,
+        site: Site,
+        parse: Parse,
+        content_type: bytes = b"text/event-stream; charset=utf-8",
+        instead: Instead | None = None,
+    ) -> None:
+        """`content_type` is that of streams."""
+        self._instead = instead
+        self._site = site
+        self._parse = parse
+        self._type = content_type
+        self._alive = ALIVE if content_type.startswith(b"text/event-stream") else None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        stream = Stream(send, self._type, self._alive)
+        site, path, status = self._site, scope["path"], 200
+        renderer = None
+        try:
+            try:
+                body = json_object(await read_body(scope, receive, site.limits))
+                client = scope["client"][0] if scope.get("client") else ""
+                model = await self._model(body)
+                body["model"] = model.name
+                if self._instead is not None and (done := await self._instead(body, model, site.service)):
+                    await send_whole(send, done)
+                    return
+                asked = self._parse(body, model, site.limits, client)
+                for generation in asked.generations:
+                    check_constraint(generation.constraint)
+                renderer = asked.renderer
+                await unless_gone(receive, self._answer(asked, stream, send))
+            except RequestError:
+                raise
+            except (ClientGone, asyncio.CancelledError):
+                raise
+            except Exception as error:
+                log.exception("a request to %s failed", path)
+                raise broken() from error
+        except ClientGone:
+            status = 499
+        except RequestError as error:
+            status = error.status
+            if not stream.has_begun:
+                await send_json(send, status, error_for(path, error), headers_of(error))
+            elif renderer is not None:
+                await stream.write(renderer.failed(error))
+                await stream.end()
+        finally:
+            site.recorder.responses[path, status] += 1
+
+    async def _model(self, body: dict[str, Any]) -> ServedModel:
+        name = body.get("model")
+        if not isinstance(name, str) or not name:
+            raise wrong("model", "model is missing: name one of those that /v1/models lists.")
+        # What a model's calls look like is known only once it is loaded.
+        return await self._site.model(name, loaded=bool(body.get("tools")))
+
+    async def _answer(self, asked: Asked, stream: Stream, send: Any) -> None:
+        site, generations = self._site, asked.generations
+        size = sum(generation.count for generation in generations)
+        async with site.work(), site.gate.turn(generations[0].client, size) as waited:
+            work = _Work(asked, stream, site.recorder.of(generations[0].model), waited)
+            alive = asyncio.ensure_future(stream.keep_alive()) if asked.stream else None
+            try:
+                async with asyncio.timeout(site.limits.request_s + LATE_S):
+                    async with aclosing(merged(site.service, generations)) as pieces:
+                        async for number, piece in pieces:
+                            await work.take(number, piece)
+            except TimeoutError:
+                raise RequestError(
+                    504, "server_error", "The engine did not finish in time; try again.", code="timeout"
+                ) from None
+            finally:
+                if alive is not None:
+                    alive.cancel()
+            work.check()
+        if asked.stream:
+            await work.begin()
+            await stream.write(asked.renderer.end(work.states, work.totals))
+            await stream.end()
+        else:
+            await send_whole(send, asked.renderer.whole(work.states, work.totals))
+
+
+class _Work:
+    """One request while it is answered."""
+
+    def __init__(self, asked: Asked, stream: Stream, figures: ModelFigures, waited: float) -> None:
+        self._asked = asked
+        self._stream = stream
+        self._figures = figures
+        self._asked_at = monotonic() - waited
+        self._latest: dict[int, float] = {}
+        self.totals = Totals(asked.generations[0].model, queue_s=waited)
+        figures.queue.add(waited)
+        self._collectors: list[Collector] = []
+        first = 0
+        for generation in asked.generations:
+            tools = [tool["function"]["name"] for tool in generation.tools]
+            self._collectors.append(Collector(generation.count, tools, first))
+            first += generation.count
+
+    @property
+    def states(self) -> Sequence[AnswerState]:
+        """All answers."""
+        return [state for collector in self._collectors for state in collector.states]
+
+    async def begin(self) -> None:
+        """Send the headers of a stream, once."""
+        if not self._stream.has_begun:
+            await self._stream.begin([])
+            await self._stream.write(self._asked.renderer.begin(self.totals))
+
+    async def take(self, number: int, piece: Piece) -> None:
+        """What has come of the generation of this number."""
+        taken = self._collectors[number].take(piece)
+        if isinstance(piece, Started):
+            self.totals.prompt_tokens += piece.prompt_tokens
+            self.totals.cached_tokens += piece.cached_tokens
+            self._figures.prompt_tokens.add(piece.prompt_tokens)
+        if taken is None:
+            return
+        state, parts = taken
+        self._record(state, piece)
+        if self._asked.stream:
+            await self.begin()
+            if parts:
+                await self._stream.write(self._asked.renderer.piece(state, parts))
+
+    def check(self) -> None:
+        """Raises RequestError where the engine ended before its answers did."""
+        if not all(collector.is_complete for collector in self._collectors):
+            raise RequestError(
+                500, "server_error", "The engine stopped in the middle of an answer; try again."
+            )
+
+    def _record(self, state: AnswerState, piece: Piece) -> None:
+        now, figures = monotonic(), self._figures
+        if isinstance(piece, Delta):
+            count = len(piece.token_ids)
+            before = self._latest.get(state.index)
+            if before is None:
+                figures.first_token.add(now - self._asked_at)
+            elif count:
+                figures.between_tokens.add((now - before) / count, count)
+            self._latest[state.index] = now
+        elif state.usage is not None and state.reason is not None:
+            figures.generation_tokens.add(state.usage.completion_tokens)
+            figures.finished[{"eos": "stop", "context_full": "length"}.get(state.reason, state.reason)] += 1
+            figures.whole.add(now - self._asked_at)
+
+
+def check_constraint(constraint: Constraint | None) -> None:
+    """Raises RequestError 400 for one that would take too long to prepare."""
+    if constraint is not None and len(constraint.text) > LARGEST_CONSTRAINT:
+        raise wrong(None, f"Schemas and grammars can have {LARGEST_CONSTRAINT:,} characters at most.")
+
+
+async def merged(
+    service: Service, generations: Sequence[Generation]
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """The pieces of all generations as they come, each with its number. The first error ends them all."""
+    if len(generations) == 1:
+        async with aclosing(service.generate(generations[0])) as pieces:
+            async for piece in pieces:
+                yield 0, piece
+        return
+    arrived: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
+
+    async def pump(number: int) -> None:
+        try:
+            async with aclosing(service.generate(generations[number])) as pieces:
+                async for piece in pieces:
+                    arrived.put_nowait((number, piece))
+            arrived.put_nowait((number, None))
+        except BaseException as error:
+            arrived.put_nowait((number, error))
+            raise
+
+    tasks = [asyncio.ensure_future(pump(number)) for number in range(len(generations))]
+    try:
+        left = len(tasks)
+        while left:
+            number, came = await arrived.get()
+            if isinstance(came, BaseException):
+                raise came
+            if came is None:
+                left -= 1
+            else:
+                yield number, came
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def send_whole(send: Any, body: bytes, status: int = 200) -> None:
+    """A response of JSON."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,53 @@
+"""Errors as bodies of responses, in the shape that the clients of a path expect."""
+
+from typing import Any
+
+from chatterm.server.service import RequestError
+
+
+def error_object(error: RequestError) -> dict[str, Any]:
+    """OpenAI's shape."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_for(path: str, error: RequestError) -> dict[str, Any]:
+    """What a client of this path expects: Ollama's errors are one text."""
+    return {"error": error.message} if path.startswith("/api/") else error_object(error)
+
+
+def headers_of(error: RequestError) -> list[tuple[bytes, bytes]]:
+    """What a response with this error needs besides."""
+    found = []
+    if error.retry_after_s is not None:
+        found.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+    if error.status == 401:
+        found.append((b"www-authenticate", b"Bearer"))
+    return found
+
+
+def broken() -> RequestError:
+    """What a client is told where we made a mistake; the traceback is in the log."""
+    return RequestError(
+        500,
+        "server_error",
+        "The server made a mistake with this request; its log says more.",
+        code="internal",
+    )
+
+
+def stopping() -> RequestError:
+    """The server shuts down."""
+    return RequestError(
+        503,
+        "server_error",
+        "The server is shutting down; try again later.",
+        code="shutting_down",
+        retry_after_s=10,
+    )

@@ -1,0 +1,29 @@
+"""What the HTTP API needs besides chatterm itself."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.errors import EngineError
+
+_PACKAGES = ("starlette", "uvicorn")
+
+
+def check_extra() -> None:
+    """Raises EngineError where packages of the server are not installed."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise EngineError(
+            f"The server needs {' and '.join(missing)}; install them with: pip install 'chatterm[server]'"
+        )
+
+
+def read_key(path: Path) -> str:
+    """The API key, which is the only line of this file. Raises EngineError."""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not plain text"
+        raise EngineError(f"The API key cannot be read from {path}: {reason}.") from None
+    if len(key) < 8 or not key.isprintable() or " " in key:
+        raise EngineError(f"The key in {path} must be one line of at least 8 characters without blanks.")
+    return key

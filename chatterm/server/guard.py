@@ -1,0 +1,97 @@
+"""Who may ask: the key, and what keeps web pages in a browser away from a server on the same machine."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from chatterm.server.errors import error_for, headers_of
+from chatterm.server.service import RequestError
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+_OPEN = ("/health",)
+"""Paths that need no key."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or address is this machine only."""
+    host = host.strip("[]").lower().rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """In front of every path. With a key: who has it may ask. Without: programs of this machine, and no web pages.
+
+    A page that a browser shows may send requests to this machine, also under a name of its own that it made point here
+    (DNS rebinding). So, without a key, `Host` has to be a name of this machine, and `Origin` the server itself.
+    """
+
+    def __init__(self, app: App, key: str | None) -> None:
+        self._app = app
+        self._key = None if key is None else _digest(key.encode())
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
+            await send_json(send, error.status, error_for(scope["path"], error), headers_of(error))
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Any) -> RequestError | None:
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, value)
+        if self._key is not None:
+            kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+            # Digests have one length, so how long the comparison takes tells nothing about the key.
+            is_known = hmac.compare_digest(_digest(given.strip()), self._key) and kind.lower() == b"bearer"
+            if is_known or scope["path"] in _OPEN:
+                return None
+            return RequestError(
+                401,
+                "authentication_error",
+                "The API key is missing or wrong; send it as Authorization: Bearer KEY.",
+                code="invalid_api_key",
+            )
+        host = _host(headers.get(b"host", b""))
+        if host is None or not is_loopback(host):
+            return _forbidden(
+                "The Host header is not a name of this machine; ask for 127.0.0.1 or localhost."
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and origin.lower() != b"http://" + headers[b"host"].lower():
+            return _forbidden("Web pages may not use this server unless it has a key (--api-key-file).")
+        return None
+
+
+def _forbidden(message: str) -> RequestError:
+    return RequestError(403, "permission_error", message, code="forbidden")
+
+
+def _host(header: bytes) -> str | None:
+    try:
+        return urlsplit(f"//{header.decode('ascii')}").hostname
+    except ValueError:
+        return None
+
+
+def _digest(text: bytes) -> bytes:
+    return sha256(text).digest()
+
+
+async def send_json(send: Any, status: int, body: Any, headers: list[tuple[bytes, bytes]]) -> None:
+    """A response that ends the connection: nothing more of the request is read."""
+    kept = [(b"content-type", b"application/json"), (b"connection", b"close"), *headers]
+    data = msgspec.json.encode(body)
+    kept.append((b"content-length", str(len(data)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": kept})
+    await send({"type": "http.response.body", "body": data, "more_body": False})

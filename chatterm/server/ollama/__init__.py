@@ -1,0 +1,1 @@
+"""The part of the API of Ollama that editors use."""

@@ -1,0 +1,107 @@
+"""/api/chat and /api/generate: what clients read, one line of JSON for each piece."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from chatterm.server.answers import AnswerState, MadeCall, Part, Thought, Totals
+from chatterm.server.service import RequestError
+from chatterm.server.sse import line
+from chatterm.server.tool_calls import CallEnded, Text
+
+
+def stamp() -> str:
+    """Now, as RFC 3339 has it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+@dataclass(slots=True)
+class _Renderer:
+    model: str
+
+    def begin(self, totals: Totals) -> list[bytes]:
+        return []
+
+    def piece(self, state: AnswerState, parts: Sequence[Part]) -> list[bytes]:
+        lines = []
+        for part in parts:
+            match part:
+                case Thought(text):
+                    lines.append(line(self._line({"thinking": text})))
+                case Text(text):
+                    lines.append(line(self._line({"content": text})))
+                case CallEnded(number):
+                    lines.append(line(self._line(_called(state.calls[number]))))
+                case _:
+                    pass
+        return lines
+
+    def end(self, states: Sequence[AnswerState], totals: Totals) -> list[bytes]:
+        return [line({**self._line({}), **_figures(states[0], totals)})]
+
+    def failed(self, error: RequestError) -> list[bytes]:
+        return [line({"error": error.message})]
+
+    def whole(self, states: Sequence[AnswerState], totals: Totals) -> bytes:
+        state = states[0]
+        said: dict[str, Any] = {"content": state.text}
+        if state.reasoning:
+            said["thinking"] = state.reasoning
+        for call in state.calls:
+            called = _called(call)
+            said["content"] += called.get("content", "")
+            said.setdefault("tool_calls", []).extend(called.get("tool_calls", ()))
+        return msgspec.json.encode({**self._line(said), **_figures(state, totals)})
+
+    def _line(self, said: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self.model, "created_at": stamp()}
+
+
+class ChatRenderer(_Renderer):
+    """Of /api/chat."""
+
+    def _line(self, said: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head(), "message": {"role": "assistant", "content": "", **said}, "done": False}
+
+
+class GenerateRenderer(_Renderer):
+    """Of /api/generate."""
+
+    def _line(self, said: dict[str, Any]) -> dict[str, Any]:
+        others = {name: value for name, value in said.items() if name == "thinking"}
+        return {**self._head(), "response": said.get("content", ""), **others, "done": False}
+
+
+def _called(call: MadeCall) -> dict[str, Any]:
+    """A call; as text where its arguments were cut off."""
+    try:
+        arguments = msgspec.json.decode(call.arguments or "{}")
+    except msgspec.DecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        return {"content": call.arguments}
+    return {"tool_calls": [{"function": {"name": call.name, "arguments": arguments}}]}
+
+
+def _figures(state: AnswerState, totals: Totals) -> dict[str, Any]:
+    """How it ended; durations in nanoseconds."""
+    used = state.usage
+    seconds = (used.load_s, used.prefill_s, used.decode_s) if used is not None else (0.0, 0.0, 0.0)
+    load, prefill, decode = (int(value * 1e9) for value in seconds)
+    waited = int((totals.queue_s + (used.queue_s if used is not None else 0.0)) * 1e9)
+    return {
+        "done": True,
+        "done_reason": "length" if state.reason in ("length", "context_full") else "stop",
+        "total_duration": waited + load + prefill + decode,
+        "load_duration": load,
+        "prompt_eval_count": totals.prompt_tokens,
+        "prompt_eval_duration": prefill,
+        "eval_count": used.completion_tokens if used is not None else 0,
+        "eval_duration": decode,
+    }

@@ -1,0 +1,304 @@
+"""/api/chat and /api/generate: what clients send."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from chatterm.server.asked import Asked
+from chatterm.server.fields import Table, wrong
+from chatterm.server.limits import Limits
+from chatterm.server.ollama.render import ChatRenderer, GenerateRenderer, stamp
+from chatterm.server.openai.common import (
+    Strings,
+    Tool,
+    sampling_of,
+    schema_constraint,
+    stops_of,
+    thinking,
+    tools_of,
+    with_tools,
+)
+from chatterm.server.service import (
+    ChatMessage,
+    Constraint,
+    Generation,
+    ServedModel,
+    Service,
+    Think,
+    ToolCall,
+)
+
+KeepAlive = str | float
+_DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Options(Struct):
+    """The options that have an effect."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    num_ctx: int | None = None
+    stop: Strings | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+OPTIONS = Table(
+    "options",
+    Options,
+    harmless={
+        # How a machine computes is what this server was started with.
+        **dict.fromkeys(
+            ("num_thread", "num_gpu", "main_gpu", "low_vram", "use_mmap", "use_mlock", "numa"), None
+        ),
+        **dict.fromkeys(("num_batch", "num_keep", "f16_kv", "vocab_only"), None),
+        "mirostat": (0,),
+        "tfs_z": (1,),
+        "typical_p": (1,),
+        "logits_all": (False,),
+    },
+    refused=("repeat_last_n", "mirostat_tau", "mirostat_eta", "penalize_newline", "dimensions"),
+)
+
+
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, Any] = {}
+    index: int | None = None
+    description: str | None = None
+
+
+class Call(Struct, forbid_unknown_fields=True):
+    function: CalledFunction
+    id: str | None = None
+    type: str | None = None
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    images: list[Any] | None = None
+
+
+class ChatRequest(Struct):
+    """The fields that have an effect."""
+
+    model: str
+    messages: list[Message] = []
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    think: bool | str | None = None
+    keep_alive: KeepAlive | None = None
+    tools: list[Tool] | None = None
+
+
+class GenerateRequest(Struct):
+    """The fields that have an effect."""
+
+    model: str
+    prompt: str = ""
+    system: str | None = None
+    stream: bool = True
+    raw: bool = False
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    think: bool | str | None = None
+    keep_alive: KeepAlive | None = None
+
+
+CHAT = Table(
+    "/api/chat",
+    ChatRequest,
+    harmless={"logprobs": (False,), "top_logprobs": (0,), "truncate": None, "shift": None},
+)
+GENERATE = Table(
+    "/api/generate",
+    GenerateRequest,
+    harmless={
+        **CHAT.harmless,
+        "suffix": ("",),
+        "template": ("",),
+        "context": ([],),
+        "images": ([],),
+    },
+    refused=("width", "height", "steps"),
+)
+
+
+def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> Asked:
+    """What the client wants. Raises RequestError."""
+    given = CHAT.of(body)
+    tools = tools_of(given.tools)
+    constraint = with_tools(_constraint(given.format), model, tools, "auto", True)
+    think, template = _think(given.think, model)
+    generation = Generation(
+        model=given.model,
+        messages=_messages(given.messages),
+        sampling=_sampling(given.options, model, limits),
+        think=think,
+        template=template,
+        tools=tools,
+        constraint=constraint,
+        most_tokens=limits.context,
+        deadline_s=limits.request_s,
+        client=client,
+        keep_alive_s=seconds_of(given.keep_alive),
+    )
+    return Asked((generation,), given.stream, ChatRenderer(given.model))
+
+
+def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> Asked:
+    """What the client wants. Raises RequestError."""
+    given = GENERATE.of(body)
+    think, template = _think(given.think, model)
+    system = (ChatMessage("system", given.system),) if given.system else ()
+    is_raw = given.raw or not model.chats
+    if is_raw and given.system:
+        raise wrong("system", "A raw prompt has no system prompt; put it into the prompt.")
+    generation = Generation(
+        model=given.model,
+        messages=None if is_raw else (*system, ChatMessage("user", given.prompt)),
+        prompt=given.prompt if is_raw else None,
+        sampling=_sampling(given.options, model, limits),
+        think=think,
+        template=template,
+        constraint=_constraint(given.format),
+        most_tokens=limits.context,
+        deadline_s=limits.request_s,
+        client=client,
+        keep_alive_s=seconds_of(given.keep_alive),
+    )
+    return Asked((generation,), given.stream, GenerateRenderer(given.model))
+
+
+async def load_chat(body: dict[str, Any], model: ServedModel, service: Service) -> bytes | None:
+    """A chat without messages loads the model, or unloads it (`keep_alive` 0)."""
+    if body.get("messages"):
+        return None
+    given = CHAT.of(body)
+    message = {"message": {"role": "assistant", "content": ""}}
+    return await _loaded(given.keep_alive, model, service, message)
+
+
+async def load_generate(body: dict[str, Any], model: ServedModel, service: Service) -> bytes | None:
+    """The same without a prompt."""
+    if body.get("prompt"):
+        return None
+    given = GENERATE.of(body)
+    return await _loaded(given.keep_alive, model, service, {"response": ""})
+
+
+async def _loaded(
+    keep_alive: KeepAlive | None, model: ServedModel, service: Service, said: dict[str, Any]
+) -> bytes:
+    seconds = seconds_of(keep_alive)
+    await service.hold(model.name, seconds)
+    reason = "unload" if seconds == 0 else "load"
+    head = {"model": model.name, "created_at": stamp()}
+    return msgspec.json.encode({**head, **said, "done": True, "done_reason": reason})
+
+
+def seconds_of(given: KeepAlive | None) -> float | None:
+    """A duration as Ollama's clients write it: seconds, or "5m". Below 0 is for ever. Raises RequestError 400."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        parts = _DURATION.findall(given)
+        try:
+            if parts and "".join(map("".join, parts)) == given:
+                seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+            else:
+                seconds = float(given)
+        except ValueError:
+            raise wrong("keep_alive", 'keep_alive must be seconds or a duration such as "5m".') from None
+    else:
+        seconds = given
+    if not seconds < 1e9:
+        raise wrong("keep_alive", "keep_alive is too long; -1 keeps the model loaded.")
+    return -1.0 if seconds < 0 else seconds
+
+
+def _messages(given: Sequence[Message]) -> tuple[ChatMessage, ...]:
+    """The conversation. Results of tools, which have no ids here, belong to the calls in their order."""
+    found: list[ChatMessage] = []
+    waiting: list[ToolCall] = []
+    for number, message in enumerate(given):
+        if message.images:
+            raise wrong(f"messages[{number}].images", "Images are not supported; send text.")
+        calls = [
+            ToolCall(
+                call.id or f"call_{number}_{at}",
+                call.function.name,
+                msgspec.json.encode(call.function.arguments).decode(),
+            )
+            for at, call in enumerate(message.tool_calls or ())
+        ]
+        name = message.tool_name or message.name
+        id = message.tool_call_id
+        if message.role == "tool" and id is None:
+            call = next((call for call in waiting if call.name == name), next(iter(waiting), None))
+            if call is not None:
+                waiting.remove(call)
+            id = call.id if call is not None else f"call_{number}"
+        if calls:
+            waiting = list(calls)
+        found.append(
+            ChatMessage(message.role, message.content, message.thinking or "", tuple(calls), id, name)
+        )
+    return tuple(found)
+
+
+def _constraint(format: str | dict[str, Any] | None) -> Constraint | None:
+    if format is None or format == "":
+        return None
+    if isinstance(format, dict):
+        return schema_constraint(format)
+    if format != "json":
+        raise wrong("format", 'format must be "json" or a JSON schema.')
+    return Constraint("json_object")
+
+
+def _think(given: bool | str | None, model: ServedModel) -> tuple[Think, dict[str, Any]]:
+    if isinstance(given, str):
+        return thinking(given, None, model, "think")
+    if given and model.thinks is False:
+        raise wrong("think", f"{model.name} does not think; leave out think.")
+    return ("auto" if given is None else "on" if given else "off"), {}
+
+
+def _sampling(given: Mapping[str, Any] | None, model: ServedModel, limits: Limits) -> dict[str, Any]:
+    if given is None:
+        return {}
+    options = OPTIONS.of(given)
+    room = min((size for size in (model.context_length, limits.context) if size is not None), default=None)
+    if options.num_ctx is not None and room is not None and options.num_ctx > room:
+        raise wrong(
+            "options.num_ctx",
+            f"num_ctx is {options.num_ctx}; this server was started with a context of {room:,} tokens.",
+        )
+    same = ("temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
+    found = sampling_of(options, same)
+    if options.seed == -1:
+        del found["seed"]  # any
+    if options.repeat_penalty is not None:
+        found["repetition_penalty"] = options.repeat_penalty
+    if options.num_predict is not None and options.num_predict >= 0:
+        found["max_tokens"] = options.num_predict
+    if (stops := stops_of(options.stop)) is not None:
+        found["stop"] = stops
+    return found

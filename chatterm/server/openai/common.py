@@ -1,0 +1,381 @@
+"""What OpenAI's endpoints have in common: messages, tools, sampling, formats of answers, ids, usage."""
+
+import json
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from chatterm.server.answers import AnswerState, Totals
+from chatterm.server.fields import convert, wrong
+from chatterm.server.limits import Limits
+from chatterm.server.service import (
+    ChatMessage,
+    Constraint,
+    Role,
+    ServedModel,
+    Think,
+    ToolCall,
+)
+from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST_TOOLS = 128
+_MOST_STOPS = 16
+_LONGEST_STOP = 1000
+_EFFORTS: Mapping[str, Think] = {
+    "none": "off",
+    "minimal": "off",
+    "low": "on",
+    "medium": "on",
+    "high": "on",
+    "xhigh": "on",
+}
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
+
+Strings = str | list[str]
+
+
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str = "{}"
+
+
+class Call(Struct, forbid_unknown_fields=True):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    """A message as clients send it, and as they got it (they send answers back as they are)."""
+
+    role: Role
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(Struct, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedTool(Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class Schema(Struct, forbid_unknown_fields=True):
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """As vLLM's clients ask for it; exactly one is given."""
+
+    json: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+def messages_of(given: Sequence[Message], place: str = "messages") -> tuple[ChatMessage, ...]:
+    """The conversation. Raises RequestError 400 that names the message."""
+    if not given:
+        raise wrong(place, f"{place} is empty; write something first.")
+    found = []
+    for number, message in enumerate(given):
+        where = f"{place}[{number}]"
+        text = text_of(message.content, f"{where}.content") or message.refusal or ""
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls or ()
+        )
+        if message.role != "assistant" and (calls or message.reasoning_content or message.reasoning):
+            raise wrong(where, f"{where}: only an assistant's message can have tool_calls or reasoning.")
+        if message.content is None and message.role != "assistant":
+            raise wrong(f"{where}.content", f"{where}.content is missing.")
+        if message.role == "tool" and message.tool_call_id is None:
+            raise wrong(
+                f"{where}.tool_call_id", f"{where}.tool_call_id is missing: it says which call this answers."
+            )
+        found.append(
+            ChatMessage(
+                message.role,
+                text,
+                message.reasoning_content or message.reasoning or "",
+                calls,
+                message.tool_call_id,
+                message.name,
+            )
+        )
+    return tuple(found)
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]] | None, place: str) -> str:
+    """The text of a message that may come in parts. Raises RequestError 400 for parts that are not text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            shown = kind if isinstance(kind, str) else "of unknown type"
+            raise wrong(
+                f"{place}[{number}]", f"{place}[{number}]: parts {shown[:40]!r} are not supported; send text."
+            )
+        if not isinstance(text, str):
+            raise wrong(f"{place}[{number}].text", f"{place}[{number}].text must be a string.")
+        texts.append(text)
+    return "".join(texts)
+
+
+def tools_of(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
+    """The functions that a model may call. Raises RequestError 400."""
+    tools = given or ()
+    if len(tools) > _MOST_TOOLS:
+        raise wrong("tools", f"tools has {len(tools)} functions; at most {_MOST_TOOLS} are possible.")
+    names = set()
+    for number, tool in enumerate(tools):
+        name = tool.function.name
+        if not _TOOL_NAME.fullmatch(name) or name in names:
+            reason = "is there twice" if name in names else "must be 1 to 64 letters, digits, _, . or -"
+            raise wrong(f"tools[{number}].function.name", f"tools[{number}].function.name {reason}.")
+        names.add(name)
+    return tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": tool.function.name,
+                **(
+                    {"description": tool.function.description}
+                    if tool.function.description is not None
+                    else {}
+                ),
+                "parameters": tool.function.parameters or {"type": "object", "properties": {}},
+            },
+        }
+        for tool in tools
+    )
+
+
+def choice_of(
+    given: str | NamedTool | None, tools: Sequence[Mapping[str, Any]], parallel: bool = True
+) -> str:
+    """ "auto", "none", "required" or the name of a function. Raises RequestError 400."""
+    names = [tool["function"]["name"] for tool in tools]
+    if isinstance(given, NamedTool):
+        if given.function.name not in names:
+            raise wrong("tool_choice", "tool_choice names a function that is not among the tools.")
+        return given.function.name
+    choice = given or "auto"
+    if choice not in ("auto", "none", "required"):
+        raise wrong("tool_choice", 'tool_choice must be "auto", "none", "required" or a function.')
+    if choice == "required" and not tools:
+        raise wrong("tool_choice", "tool_choice is required but there are no tools.")
+    return choice
+
+
+def constraint_of(
+    format: ResponseFormat | None, structured: StructuredOutputs | None = None
+) -> Constraint | None:
+    """What the answer has to be. Raises RequestError 400."""
+    if structured is not None:
+        return _structured(structured, format)
+    if format is None or format.type == "text":
+        return None
+    if format.type == "json_object":
+        return Constraint("json_object")
+    if format.json_schema is None or format.json_schema.schema is None:
+        raise wrong("response_format.json_schema", "response_format.json_schema.schema is missing.")
+    return schema_constraint(format.json_schema.schema)
+
+
+def schema_constraint(schema: Mapping[str, Any]) -> Constraint:
+    """JSON of this schema."""
+    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _structured(given: StructuredOutputs, format: ResponseFormat | None) -> Constraint | None:
+    place = "structured_outputs"
+    kinds = [name for name in given.__struct_fields__ if getattr(given, name) is not None]
+    if len(kinds) != 1 or (format is not None and format.type != "text"):
+        raise wrong(place, f"{place} must have exactly one kind, and response_format none besides.")
+    if given.json is not None:
+        return schema_constraint(given.json)
+    if given.regex is not None:
+        return Constraint("regex", given.regex)
+    if given.choice is not None:
+        if not given.choice:
+            raise wrong(f"{place}.choice", f"{place}.choice is empty.")
+        return Constraint("lark", f"start: {' | '.join(map(json.dumps, given.choice))}")
+    return Constraint("json_object") if given.json_object else Constraint("lark", given.grammar or "")
+
+
+def with_tools(
+    constraint: Constraint | None,
+    model: ServedModel,
+    tools: Sequence[Mapping[str, Any]],
+    choice: str,
+    parallel: bool,
+    strict: Collection[str] = (),
+) -> Constraint | None:
+    """The constraint where the model has these tools: calls that are required, calls besides a format, or calls with
+    arguments that fit (of the tools named in `strict`).
+
+    Raises RequestError 400 where the model cannot call tools.
+    """
+    if not tools:
+        return constraint
+    if model.tool_format is None:
+        raise wrong("tools", f"{model.name} cannot call tools; leave out tools, or use a model that can.")
+    if choice in ("required", *(tool["function"]["name"] for tool in tools)):
+        wanted = [tool for tool in tools if choice in ("required", tool["function"]["name"])]
+        return forced_calls(model.tool_format, wanted, parallel and choice == "required")
+    if constraint is not None and constraint.kind == "lark":
+        raise wrong(
+            "tools", "A grammar or a choice leaves no room for calls of tools; leave out one of the two."
+        )
+    if constraint is not None:
+        return calls_or(constraint, model.tool_format, tools, parallel)
+    return free_calls(model.tool_format, tools, strict, parallel) if strict or not parallel else None
+
+
+def strict_of(given: Sequence[Tool] | None) -> frozenset[str]:
+    """The functions whose arguments have to fit their schema."""
+    return frozenset(tool.function.name for tool in given or () if tool.function.strict)
+
+
+def sampling_of(given: Struct, names: Sequence[str]) -> dict[str, Any]:
+    """Those of these fields that were given."""
+    found = {name: value for name in names if (value := getattr(given, name)) is not None}
+    if "seed" in found:
+        found["seed"] %= 2**63  # seeds of other servers may be negative
+    return found
+
+
+def stops_of(given: Strings | None) -> tuple[str, ...] | None:
+    """The stop strings; None where nothing was given. Raises RequestError 400."""
+    if given is None:
+        return None
+    stops = (given,) if isinstance(given, str) else tuple(given)
+    if len(stops) > _MOST_STOPS or any(not 0 < len(stop) <= _LONGEST_STOP for stop in stops):
+        raise wrong("stop", f"stop must be at most {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters.")
+    return stops
+
+
+def bias_of(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    """Biases by token id. Raises RequestError 400."""
+    if given is None:
+        return None
+    try:
+        bias = {int(token): float(value) for token, value in given.items() if len(token) < 12}
+    except ValueError:
+        raise wrong("logit_bias", "logit_bias must map token ids to numbers.") from None
+    if (
+        len(bias) != len(given)
+        or len(bias) > 1024
+        or not all(-100 <= value <= 100 for value in bias.values())
+    ):
+        raise wrong("logit_bias", "logit_bias must map at most 1,024 token ids to numbers from -100 to 100.")
+    return bias
+
+
+def count_of(given: int | None, limits: Limits, prompts: int = 1) -> int:
+    """How many answers. Raises RequestError 400."""
+    count = 1 if given is None else given
+    if not 1 <= count * prompts <= limits.answers or count < 1:
+        raise wrong(
+            "n", f"n is {count} for {prompts} prompts; at most {limits.answers} answers are possible."
+        )
+    return count
+
+
+def thinking(
+    effort: str | None,
+    template: Mapping[str, Any] | None,
+    model: ServedModel,
+    place: str = "reasoning_effort",
+) -> tuple[Think, dict[str, Any]]:
+    """Whether to think, and the names for the chat template. Raises RequestError 400."""
+    names = dict(template or {})
+    if (reserved := next((name for name in names if name in _RESERVED), None)) is not None:
+        raise wrong("chat_template_kwargs", f"chat_template_kwargs cannot contain {reserved}.")
+    think: Think = "auto"
+    if effort is not None:
+        if effort not in _EFFORTS:
+            raise wrong(place, f"{place} must be one of {', '.join(_EFFORTS)}.")
+        think = _EFFORTS[effort]
+        if think == "on" and model.thinks is False:
+            raise wrong(place, f"{model.name} does not think; leave out {place}.", "unsupported_parameter")
+        if think == "on" and "reasoning_effort" in model.template:
+            names.setdefault("reasoning_effort", effort)
+    enable = names.pop("enable_thinking", names.pop("thinking", None))
+    if enable is not None:
+        if not isinstance(enable, bool):
+            raise wrong("chat_template_kwargs", "chat_template_kwargs.enable_thinking must be true or false.")
+        think = "on" if enable else "off"
+    return think, names
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody guesses."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def usage_of(states: Sequence[AnswerState], totals: Totals) -> dict[str, Any]:
+    """Tokens of a request."""
+    completion = sum(state.usage.completion_tokens for state in states if state.usage)
+    return {
+        "prompt_tokens": totals.prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": totals.prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": totals.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(state.usage.reasoning_tokens for state in states if state.usage)
+        },
+    }
+
+
+def finish_of(state: AnswerState) -> str:
+    """OpenAI's finish_reason."""
+    if state.reason in ("length", "context_full"):
+        return "length"
+    return "tool_calls" if state.calls else "stop"
+
+
+def named_tool(given: Any) -> str | NamedTool | None:
+    """A tool_choice as it was decoded. Raises RequestError 400."""
+    return given if given is None or isinstance(given, str) else convert(given, NamedTool, "tool_choice")

@@ -1,0 +1,56 @@
+"""/v1/models and /tokenize."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from chatterm.server.fields import Table, wrong
+from chatterm.server.openai.common import Message, messages_of
+from chatterm.server.service import ServedModel, Service
+
+
+def model_object(model: ServedModel) -> dict[str, Any]:
+    """One model. `max_model_len` is vLLM's name."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "chatterm",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.context_length,
+        "loaded": model.loaded,
+    }
+
+
+class TokenizeRequest(Struct):
+    """The fields that have an effect."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    return_token_strs: bool = False
+
+
+TOKENIZE = Table(
+    "/tokenize",
+    TokenizeRequest,
+    harmless={"add_special_tokens": (True,), "add_generation_prompt": (True,)},
+    refused=(
+        "continue_final_message",
+        "chat_template",
+        "chat_template_kwargs",
+        "tools",
+        "mm_processor_kwargs",
+    ),
+)
+
+
+async def tokenized(given: TokenizeRequest, model: ServedModel, service: Service) -> dict[str, Any]:
+    """The tokens of a text or a conversation. Raises RequestError."""
+    if (given.prompt is None) == (given.messages is None):
+        raise wrong("prompt", "Give either prompt or messages.")
+    text = given.prompt if given.prompt is not None else messages_of(given.messages or [])
+    ids = await service.tokenize(model.name, text)
+    texts = await service.token_texts(model.name, ids) if given.return_token_strs else None
+    return {"count": len(ids), "max_model_len": model.context_length, "tokens": ids, "token_strs": texts}

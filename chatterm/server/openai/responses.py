@@ -1,0 +1,283 @@
+"""/v1/responses: what clients send. What they read is in `responses_render`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from chatterm.server.asked import Asked
+from chatterm.server.fields import Table, convert, wrong
+from chatterm.server.limits import Limits
+from chatterm.server.openai.common import (
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    choice_of,
+    sampling_of,
+    schema_constraint,
+    strict_of,
+    text_of,
+    thinking,
+    tools_of,
+    with_tools,
+)
+from chatterm.server.openai.responses_render import ResponseRenderer
+from chatterm.server.service import ChatMessage, Constraint, Generation, Role, ServedModel, ToolCall
+
+
+class Reasoning(Struct, forbid_unknown_fields=True):
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: None = None
+
+
+class TextFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class FunctionTool(Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesRequest(Struct):
+    """The fields that have an effect."""
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    max_output_tokens: int | None = None
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+
+
+TABLE = Table(
+    "/v1/responses",
+    ResponsesRequest,
+    harmless={
+        "store": (False,),
+        "background": (False,),
+        "truncation": ("disabled",),
+        "service_tier": ("auto", "default"),
+        "prompt_cache_retention": None,
+        "stream_options": ({"include_obfuscation": False}, {}),
+    },
+    refused=(
+        "previous_response_id",
+        "conversation",
+        "prompt",
+        "max_tool_calls",
+        "context_management",
+        "moderation",
+    ),
+)
+
+_INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+
+
+def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str) -> Asked:
+    """What the client wants. Raises RequestError."""
+    if body.get("store") is True:
+        raise wrong(
+            "store", "Nothing is stored here; leave out store, or set it to false.", "unsupported_value"
+        )
+    given = TABLE.of(body)
+    functions = [Tool("function", _function(tool)) for tool in given.tools or ()]
+    tools = tools_of(functions)
+    choice = choice_of(_choice(given.tool_choice), tools)
+    tools = () if choice == "none" else tools
+    parallel = given.parallel_tool_calls is not False
+    constraint = with_tools(_constraint(given.text), model, tools, choice, parallel, strict_of(functions))
+    effort = given.reasoning.effort if given.reasoning is not None else None
+    think, template = thinking(effort, None, model, "reasoning.effort")
+    unknown = next((name for name in given.include or () if name not in _INCLUDED), None)
+    if unknown is not None:
+        raise wrong("include", f"include can only have {' and '.join(_INCLUDED)} here.", "unsupported_value")
+    logprobs = given.top_logprobs is not None or _INCLUDED[0] in (given.include or ())
+    sampling = sampling_of(given, ("temperature", "top_p"))
+    if given.max_output_tokens is not None:
+        sampling["max_tokens"] = given.max_output_tokens
+    if logprobs:
+        sampling["logprobs"] = given.top_logprobs or 0
+        if not 0 <= sampling["logprobs"] <= 20:
+            raise wrong("top_logprobs", "top_logprobs must be 0 to 20.")
+    generation = Generation(
+        model=given.model,
+        messages=_messages(given.instructions, given.input),
+        sampling=sampling,
+        think=think,
+        template=template,
+        tools=tools,
+        tool_choice=choice,
+        constraint=constraint,
+        most_tokens=limits.context,
+        deadline_s=limits.request_s,
+        client=f"{client} {given.safety_identifier or given.user or ''}".rstrip(),
+        cache_key=given.prompt_cache_key,
+    )
+    return Asked((generation,), given.stream, ResponseRenderer(given.model, _echo(given), logprobs))
+
+
+def _echo(given: ResponsesRequest) -> dict[str, Any]:
+    """What a response repeats of its request."""
+    text = (
+        given.text.format if given.text is not None and given.text.format is not None else TextFormat("text")
+    )
+    format = {name: value for name, value in msgspec.to_builtins(text).items() if value is not None}
+    return {
+        "instructions": given.instructions,
+        "max_output_tokens": given.max_output_tokens,
+        "metadata": given.metadata or {},
+        "parallel_tool_calls": given.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": given.reasoning.effort if given.reasoning else None, "summary": None},
+        "store": False,
+        "temperature": given.temperature,
+        "text": {"format": format},
+        "tool_choice": given.tool_choice if given.tool_choice is not None else "auto",
+        "tools": [msgspec.to_builtins(tool) for tool in given.tools or ()],
+        "top_p": given.top_p,
+        "truncation": "disabled",
+        "user": given.user,
+    }
+
+
+def _function(tool: FunctionTool) -> Function:
+    return Function(tool.name, tool.description, tool.parameters, tool.strict)
+
+
+def _choice(given: Any) -> str | NamedTool | None:
+    if given is None or isinstance(given, str):
+        return given
+    found = convert(given, FunctionTool, "tool_choice")
+    return NamedTool("function", NamedFunction(found.name))
+
+
+def _constraint(text: TextOptions | None) -> Constraint | None:
+    if text is None or text.format is None or text.format.type == "text":
+        return None
+    if text.format.type == "json_object":
+        return Constraint("json_object")
+    if text.format.schema is None:
+        raise wrong("text.format.schema", "text.format.schema is missing.")
+    return schema_constraint(text.format.schema)
+
+
+class _MessageItem(Struct, forbid_unknown_fields=True):
+    role: Role
+    content: str | list[dict[str, Any]]
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class _CallItem(Struct, forbid_unknown_fields=True):
+    call_id: str
+    name: str
+    arguments: str
+    type: Literal["function_call"]
+    id: str | None = None
+    status: str | None = None
+    namespace: str | None = None
+
+
+class _ResultItem(Struct, forbid_unknown_fields=True):
+    call_id: str
+    output: str | list[dict[str, Any]]
+    type: Literal["function_call_output"]
+    id: str | None = None
+    status: str | None = None
+
+
+class _ReasoningItem(Struct, forbid_unknown_fields=True):
+    type: Literal["reasoning"]
+    summary: list[dict[str, Any]] | None = None
+    content: list[dict[str, Any]] | None = None
+    encrypted_content: str | None = None
+    id: str | None = None
+    status: str | None = None
+
+
+def _messages(instructions: str | None, given: str | Sequence[Mapping[str, Any]]) -> tuple[ChatMessage, ...]:
+    """The conversation. Items of one answer (thinking, text, calls) become one message. Raises RequestError 400."""
+    found = [ChatMessage("system", instructions)] if instructions else []
+    if isinstance(given, str):
+        return (*found, ChatMessage("user", given))
+    if not given:
+        raise wrong("input", "input is empty; write something first.")
+    answer: _Answer | None = None
+    for number, item in enumerate(given):
+        place = f"input[{number}]"
+        kind = item.get("type", "message")
+        if (kind == "message" and item.get("role") != "assistant") or kind == "function_call_output":
+            if answer is not None:
+                found.append(answer.message())
+                answer = None
+            if kind == "message":
+                message = convert(item, _MessageItem, place)
+                if message.role == "tool":
+                    raise wrong(
+                        f"{place}.role", f"{place}: results of tools are items of type function_call_output."
+                    )
+                found.append(ChatMessage(message.role, text_of(message.content, f"{place}.content")))
+            else:
+                result = convert(item, _ResultItem, place)
+                text = text_of(result.output, f"{place}.output")
+                found.append(ChatMessage("tool", text, tool_call_id=result.call_id))
+            continue
+        answer = answer or _Answer()
+        if kind == "message":
+            message = convert(item, _MessageItem, place)
+            answer.text += text_of(message.content, f"{place}.content")
+        elif kind == "function_call":
+            call = convert(item, _CallItem, place)
+            answer.calls.append(ToolCall(call.call_id, call.name, call.arguments))
+        elif kind == "reasoning":
+            thought = convert(item, _ReasoningItem, place)
+            parts = thought.content or []
+            answer.reasoning += "".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+        else:
+            shown = kind if isinstance(kind, str) else "of unknown type"
+            raise wrong(place, f"{place}: items {shown[:40]!r} are not supported.")
+    if answer is not None:
+        found.append(answer.message())
+    return tuple(found)
+
+
+class _Answer:
+    """An assistant's message that is put together."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.reasoning = ""
+        self.calls: list[ToolCall] = []
+
+    def message(self) -> ChatMessage:
+        return ChatMessage("assistant", self.text, self.reasoning, tuple(self.calls))

@@ -1,0 +1,233 @@
+"""/v1/responses: what clients read, at once or as events."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from chatterm.server.answers import AnswerState, Likelihoods, Part, Thought, Totals
+from chatterm.server.errors import error_object
+from chatterm.server.openai.chat import logprob_object
+from chatterm.server.openai.common import new_id
+from chatterm.server.service import Logprob, RequestError
+from chatterm.server.sse import event
+from chatterm.server.tool_calls import CallArguments, CallBegan, CallEnded, Text
+
+_PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+
+
+@dataclass(slots=True)
+class _Item:
+    """One item of the output as far as it has come."""
+
+    kind: str
+    """"reasoning", "message" or "function_call"."""
+    id: str
+    text: str = ""
+    """Or the arguments."""
+    name: str = ""
+    call_id: str = ""
+    logprobs: list[Logprob] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ResponseRenderer:
+    """Events, or one response. What was said in which order makes the items."""
+
+    model: str
+    echo: Mapping[str, Any]
+    """What is repeated of the request."""
+    logprobs: bool
+    id: str = field(default_factory=lambda: new_id("resp_"))
+    created: int = field(default_factory=lambda: int(time.time()))
+    _number: int = 0
+    _items: list[_Item] = field(default_factory=list)
+    _is_open: bool = False
+    _likelihoods: tuple[Logprob, ...] = ()
+
+    def begin(self, totals: Totals) -> list[bytes]:
+        response = self._response("in_progress", None)
+        return [
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
+        ]
+
+    def piece(self, state: AnswerState, parts: Sequence[Part]) -> list[bytes]:
+        events: list[bytes] = []
+        for part in parts:
+            match part:
+                case Likelihoods(tokens):
+                    self._likelihoods += tokens
+                case Thought(text):
+                    events += self._more("reasoning", text)
+                case Text(text):
+                    events += self._more("message", text)
+                case CallBegan(_, name):
+                    events += self._close()
+                    events += self._open(
+                        _Item("function_call", new_id("fc_"), name=name, call_id=new_id("call_"))
+                    )
+                case CallArguments(_, text):
+                    self._items[-1].text += text
+                    events.append(
+                        self._event("response.function_call_arguments.delta", **self._where(), delta=text)
+                    )
+                case CallEnded():
+                    events += self._close()
+                case _:
+                    pass
+        return events
+
+    def end(self, states: Sequence[AnswerState], totals: Totals) -> list[bytes]:
+        events = self._close() if self._items else [*self._more("message", ""), *self._close()]
+        status = _status(states[0])
+        response = self._response(status, self._usage(states, totals))
+        return [*events, self._event(f"response.{status}", response=response)]
+
+    def failed(self, error: RequestError) -> list[bytes]:
+        said = {"code": error.code or error.kind, "message": error.message}
+        response = {**self._response("failed", None), "error": said}
+        return [
+            self._event("error", **said, param=error.param, error=error_object(error)["error"]),
+            self._event("response.failed", response=response),
+        ]
+
+    def whole(self, states: Sequence[AnswerState], totals: Totals) -> bytes:
+        state = states[0]
+        if state.reasoning:
+            self._items.append(_Item("reasoning", new_id("rs_"), state.reasoning))
+        if state.text or not state.calls:
+            self._items.append(_Item("message", new_id("msg_"), state.text, logprobs=state.logprobs))
+        for call in state.calls:
+            item = _Item("function_call", new_id("fc_"), call.arguments, call.name, new_id("call_"))
+            self._items.append(item)
+        return msgspec.json.encode(self._response(_status(states[0]), self._usage(states, totals)))
+
+    # -- items
+
+    def _more(self, kind: str, text: str) -> list[bytes]:
+        """Text of an item of this kind: the open one, or a new one."""
+        events: list[bytes] = []
+        if not self._is_open or self._items[-1].kind != kind:
+            events += self._close()
+            events += self._open(_Item(kind, new_id(_PREFIX[kind])))
+        item = self._items[-1]
+        item.text += text
+        if kind == "reasoning":
+            name, more = "response.reasoning_text.delta", {}
+        else:
+            found, self._likelihoods = self._likelihoods, ()
+            item.logprobs += found
+            name, more = "response.output_text.delta", {"logprobs": [logprob_object(one) for one in found]}
+        events.append(self._event(name, **self._where(), content_index=0, delta=text, **more))
+        return events
+
+    def _open(self, item: _Item) -> list[bytes]:
+        self._items.append(item)
+        self._is_open = True
+        place = len(self._items) - 1
+        empty = {
+            **self._object(item, "in_progress"),
+            **({"content": []} if item.kind != "function_call" else {}),
+        }
+        events = [self._event("response.output_item.added", output_index=place, item=empty)]
+        if item.kind != "function_call":
+            part = self._part(item)
+            events.append(
+                self._event("response.content_part.added", **self._where(), content_index=0, part=part)
+            )
+        return events
+
+    def _close(self) -> list[bytes]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        item, where = self._items[-1], self._where()
+        if item.kind == "function_call":
+            done = {"name": item.name, "arguments": item.text}
+            events = [self._event("response.function_call_arguments.done", **where, **done)]
+        else:
+            thinks = item.kind == "reasoning"
+            name = "response.reasoning_text.done" if thinks else "response.output_text.done"
+            more = {} if thinks else {"logprobs": [logprob_object(one) for one in item.logprobs]}
+            events = [
+                self._event(name, **where, content_index=0, text=item.text, **more),
+                self._event("response.content_part.done", **where, content_index=0, part=self._part(item)),
+            ]
+        place = where["output_index"]
+        item_object = self._object(item, "completed")
+        return [*events, self._event("response.output_item.done", output_index=place, item=item_object)]
+
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
+
+    def _part(self, item: _Item) -> dict[str, Any]:
+        if item.kind == "reasoning":
+            return {"type": "reasoning_text", "text": item.text}
+        logprobs = [logprob_object(one) for one in item.logprobs] if self.logprobs else []
+        return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": logprobs}
+
+    def _object(self, item: _Item, status: str) -> dict[str, Any]:
+        if item.kind == "function_call":
+            return {
+                "type": "function_call",
+                "id": item.id,
+                "call_id": item.call_id,
+                "name": item.name,
+                "arguments": item.text,
+                "status": status,
+            }
+        if item.kind == "reasoning":
+            return {
+                "type": "reasoning",
+                "id": item.id,
+                "summary": [],
+                "content": [self._part(item)],
+                "status": status,
+            }
+        return {
+            "type": "message",
+            "id": item.id,
+            "role": "assistant",
+            "content": [self._part(item)],
+            "status": status,
+        }
+
+    # -- the response
+
+    def _event(self, name: str, /, **data: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return event({"type": name, "sequence_number": number, **data}, name)
+
+    def _response(self, status: str, usage: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": self.model,
+            "output": [self._object(item, "completed") for item in self._items],
+            "usage": usage,
+            **self.echo,
+        }
+
+    def _usage(self, states: Sequence[AnswerState], totals: Totals) -> dict[str, Any]:
+        used = states[0].usage
+        completion = used.completion_tokens if used is not None else 0
+        return {
+            "input_tokens": totals.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": totals.cached_tokens},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens if used is not None else 0},
+            "total_tokens": totals.prompt_tokens + completion,
+        }
+
+
+def _status(state: AnswerState) -> str:
+    return "incomplete" if state.reason in ("length", "context_full") else "completed"

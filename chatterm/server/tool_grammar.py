@@ -1,0 +1,121 @@
+"""Grammars of tool calls (llguidance's Lark): of calls that are required, of calls or an answer in some format, and of
+calls after any text.
+
+A mark such as `<tool_call>` is one token for some models and plain text for others, so it is written as `⟦<tool_call>⟧`
+here, and a rule of all text up to it as `⟦until <tool_call>⟧`; who has the tokenizer writes what they are (`spelled`).
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from chatterm.server.service import Constraint, ToolFormat
+
+_MARK = re.compile("⟦([^⟦⟧]+)⟧")
+_LEAD = re.compile("⟦until ([^⟦⟧]+)⟧")
+_SEVERAL = {
+    "hermes": 'call ("\\n" call)*',
+    "llama3": 'call ("; " call)*',
+    "mistral": '⟦[TOOL_CALLS]⟧ "[" call (", " call)* "]"',
+    "harmony": "call",
+}
+_ONE = {**dict.fromkeys(_SEVERAL, "call"), "mistral": '⟦[TOOL_CALLS]⟧ "[" call "]"'}
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON on one line: a model cannot write blanks for ever."""
+
+
+def forced_calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> Constraint:
+    """The answer is a call of one of these tools, or several calls."""
+    return Constraint("calls", f"start: calls\n{_calls(format, tools, parallel)}")
+
+
+def calls_or(
+    constraint: Constraint, format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool
+) -> Constraint:
+    """The answer is what `constraint` (no grammar) says, or it is calls."""
+    if constraint.kind == "regex":
+        expression = constraint.text.replace("/", "\\/").replace("⟦", "\\x{27e6}")
+        answer = f"answer: /{expression}/"
+    else:
+        answer = f"answer: {_json(json.loads(constraint.text) if constraint.text else {'type': 'object'})}"
+    return Constraint("calls", f"start: answer | calls\n{answer}\n{_calls(format, tools, parallel)}")
+
+
+def free_calls(
+    format: ToolFormat, tools: Sequence[Mapping[str, Any]], strict: Collection[str], parallel: bool
+) -> Constraint | None:
+    """The answer is text, and calls if the model likes; arguments fit for the tools named in `strict`.
+
+    None for harmony, whose calls are messages of their own.
+    """
+    if format == "harmony":
+        return None
+    known = [tool if tool["function"]["name"] in strict else _lenient(tool) for tool in tools]
+    rules = _calls(format, known, parallel)
+    if format == "llama3":
+        return Constraint("calls", f"start: TEXT? | calls\nTEXT: /\\s*[^{{\\s](.|\\n)*/\n{rules}")
+    mark, rest = {
+        "hermes": ("<tool_call>", 'body ("\\n" call)*' if parallel else "body"),
+        "mistral": ("[TOOL_CALLS]", '"[" call (", " call)* "]"' if parallel else '"[" call "]"'),
+    }[format]
+    found = re.escape(mark)
+    text = f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{found}(.|\\n)*/"
+    return Constraint("calls", f"start: TEXT? | lead {rest}\n{text}\nlead⟦until {mark}⟧\n{rules}")
+
+
+def spelled(grammar: str, token_id: Callable[[str], int | None]) -> str:
+    """The grammar with its marks written as the tokens that they are, or as text where they are none."""
+
+    def lead(mark: re.Match[str]) -> str:
+        if token_id(mark[1]) is None:
+            return f"[suffix={json.dumps(mark[1])}]: /(.|\\n)*/"
+        return f": TEXT? ⟦{mark[1]}⟧"
+
+    def written(mark: re.Match[str]) -> str:
+        id = token_id(mark[1])
+        return json.dumps(mark[1]) if id is None else f"<[{id}]>"
+
+    return _MARK.sub(written, _LEAD.sub(lead, grammar))
+
+
+def _calls(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
+    """The rule `calls` and those that it needs."""
+    rules = [_call(format, tool["function"]) for tool in tools]
+    names = [f"call{number}" for number in range(len(rules))]
+    lines = [f"{name}: {rule}" for name, rule in zip(names, rules, strict=True)]
+    many, choice = (_SEVERAL if parallel else _ONE)[format], " | ".join(names)
+    if format != "hermes":
+        return "\n".join([f"calls: {many}", f"call: {choice}", *lines])
+    body = f'"\\n" ({choice}) "\\n" ⟦</tool_call>⟧'
+    return "\n".join([f"calls: {many}", "call: ⟦<tool_call>⟧ body", f"body: {body}", *lines])
+
+
+def _call(format: ToolFormat, function: Mapping[str, Any]) -> str:
+    """One call of this function."""
+    parameters = dict(function["parameters"])
+    if format == "harmony":
+        header = f'⟦<|channel|>⟧ "commentary to=functions.{function["name"]} " ⟦<|constrain|>⟧ "json" ⟦<|message|>⟧'
+        return f"{header} {_json(parameters)} ⟦<|call|>⟧"
+    key = "parameters" if format == "llama3" else "arguments"
+    # References are to the root of the schema, so what they refer to has to be there.
+    shared = {name: parameters.pop(name) for name in ("$defs", "definitions") if name in parameters}
+    whole = {
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, key: parameters},
+        "required": ["name", key],
+        "additionalProperties": False,
+        **shared,
+    }
+    return _json(whole)
+
+
+def _lenient(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"function": {"name": tool["function"]["name"], "parameters": {"type": "object"}}}
+
+
+def _json(schema: Any) -> str:
+    """A schema within a grammar. What people write in it is no mark."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _COMPACT}
+    return f"%json {json.dumps(schema)}"

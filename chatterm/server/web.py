@@ -1,0 +1,143 @@
+"""Runs the HTTP API: uvicorn, with bounds for slow and silent clients."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from chatterm.server.endpoint import Site
+from chatterm.server.guard import is_loopback
+from chatterm.server.limits import Limits
+from engine.errors import EngineError
+
+
+async def serve(app: Starlette, host: str, port: int, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve `app` (of `make_app`) until SIGINT or SIGTERM, in the event loop of its service.
+
+    `on_ready` gets the address once it can be asked. Raises EngineError where it cannot start.
+    """
+    sock = listen(app, host, port)
+    if on_ready is not None:
+        name = f"[{host}]" if ":" in host else host
+        on_ready(f"http://{name}:{sock.getsockname()[1]}")
+    await make_server(app).serve(sockets=[sock])
+
+
+def run(app: Starlette, host: str, port: int) -> None:
+    """As `serve`, in an event loop of its own."""
+    asyncio.run(serve(app, host, port))
+
+
+def listen(app: Starlette, host: str, port: int) -> socket.socket:
+    """A socket that listens; `port` 0 takes any that is free. Raises EngineError."""
+    if not app.state.has_key and not is_loopback(host):
+        raise EngineError(f"Anybody could use a server on {host}; give it a key with --api-key-file FILE.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise EngineError(f"There is no address {host!r}: {error}. Choose another --host.") from None
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # A client that has vanished without a word: connections inherit these.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    patience = int(app.state.site.limits.write_s * 1000)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", patience)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    try:
+        sock.bind(address)
+        sock.listen(512)
+    except OSError as error:
+        sock.close()
+        raise EngineError(
+            f"{host} port {port} cannot be used: {error.strerror or error}. Choose another --port or --host."
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def make_server(app: Starlette) -> uvicorn.Server:
+    """A server of `app`, not yet running; `serve(sockets=[...])` runs it within an event loop."""
+    site: Site = app.state.site
+    limits = site.limits
+
+    class Protocol(BoundedProtocol):
+        bounds = limits
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_level="error",  # what clients do wrong is no news here
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections,
+        h11_max_incomplete_event_size=limits.header_bytes,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, round(limits.shutdown_s)),
+    )
+    return _Server(config, site)
+
+
+class _Server(uvicorn.Server):
+    """Ends streams with an error that the clients understand before the connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await self._site.stop()
+        await super().shutdown(sockets)
+
+
+class BoundedProtocol(H11Protocol):
+    """Ends connections whose headers do not come, and those that do not take what is sent to them."""
+
+    bounds = Limits()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._late: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._late, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self._stuck or self.loop.call_later(self.bounds.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _watch(self) -> None:
+        """A request's headers may take so long from their first byte (or the connection) on; drips do not extend it."""
+        waits = self.cycle is None or self.cycle.response_complete
+        if waits and self._late is None:
+            self._late = self.loop.call_later(self.bounds.header_s, self.transport.abort)
+        elif not waits and self._late is not None:
+            self._late.cancel()
+            self._late = None

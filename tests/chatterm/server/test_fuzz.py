@@ -1,0 +1,239 @@
+"""Whatever is sent, there is an answer, and it is never a mistake of ours.
+
+CHATTERM_FUZZ=10000 tries so many requests.
+"""
+
+import asyncio
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from chatterm.server.app import make_app
+from chatterm.server.limits import Limits
+from chatterm.server.ollama.models import SHOW
+from chatterm.server.ollama.requests import CHAT, GENERATE, OPTIONS
+from chatterm.server.openai import chat, completions, responses
+from chatterm.server.openai.models import TOKENIZE
+from tests.chatterm.server.fake import FakeService
+
+EXAMPLES = int(os.environ.get("CHATTERM_FUZZ", "60"))
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+TOOL = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+VALID = {
+    "/v1/chat/completions": (chat.TABLE, {"model": "tiny", "messages": MESSAGES}),
+    "/v1/completions": (completions.TABLE, {"model": "tiny", "prompt": "Hello"}),
+    "/v1/responses": (responses.TABLE, {"model": "tiny", "input": "Hello"}),
+    "/tokenize": (TOKENIZE, {"model": "tiny", "prompt": "Hello"}),
+    "/api/chat": (CHAT, {"model": "tiny", "messages": MESSAGES}),
+    "/api/generate": (GENERATE, {"model": "tiny", "prompt": "Hello"}),
+    "/api/show": (SHOW, {"model": "tiny"}),
+}
+
+words = st.sampled_from(
+    [
+        *(
+            "tiny",
+            "user",
+            "assistant",
+            "tool",
+            "system",
+            "text",
+            "json_schema",
+            "json_object",
+            "function",
+            "low",
+        ),
+        *(
+            "message",
+            "function_call",
+            "function_call_output",
+            "reasoning",
+            "input_text",
+            "required",
+            "auto",
+            "5m",
+        ),
+        *(
+            "add",
+            "",
+            "\x00",
+            "é\u2028",
+            "x" * 300,
+            "1e999",
+            "../../etc/passwd",
+            "<tool_call>",
+            "/",
+            "[",
+            "1",
+            "none",
+        ),
+    ]
+)
+names = st.sampled_from(
+    [
+        *("type", "role", "content", "text", "name", "function", "arguments", "parameters", "id", "call_id"),
+        *("tool_calls", "tool_call_id", "output", "json_schema", "schema", "strict", "format", "effort"),
+        *("include_usage", "regex", "choice", "enable_thinking", "messages", "summary", "$defs", "documents"),
+    ]
+) | st.sampled_from(sorted(OPTIONS.known.__struct_fields__))
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.integers(-3, 30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | words
+    | st.just(TOOL)
+    | st.just({"type": "function", "function": TOOL})
+    | st.just(
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
+    )
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def fitting(kind):
+    """Values of a type of msgspec's: what is wrong with them is not their type."""
+    match kind:
+        case inspect.UnionType(types=types):
+            return st.one_of(*map(fitting, types))
+        case inspect.StructType(fields=fields):
+            required = {field.encode_name: fitting(field.type) for field in fields if field.required}
+            others = {field.encode_name: fitting(field.type) for field in fields if not field.required}
+            return st.fixed_dictionaries(required, optional=others)
+        case inspect.ListType(item_type=item):
+            return st.lists(fitting(item), max_size=3)
+        case inspect.DictType(value_type=value):
+            return st.dictionaries(names, fitting(value), max_size=3)
+        case inspect.LiteralType(values=found):
+            return st.sampled_from(found)
+        case inspect.StrType():
+            return words
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.IntType():
+            return st.integers(-2, 30)
+        case inspect.FloatType():
+            return st.floats(-1, 3)
+        case inspect.NoneType():
+            return st.none()
+    return values
+
+
+FITTING = {
+    (path, field.encode_name): fitting(field.type)
+    for path, (table, _) in VALID.items()
+    for field in inspect.type_info(table.known).fields
+}
+
+
+@st.composite
+def requests(draw):
+    """A path and a body that is nearly right, or not at all."""
+    path = draw(st.sampled_from(sorted(VALID)))
+    table, body = VALID[path]
+    changed = {}
+    for name in draw(st.lists(st.sampled_from(table.known.__struct_fields__), max_size=4, unique=True)):
+        fits = draw(st.integers(0, 4)) > 0 and (name != "model" or draw(st.booleans()))
+        changed[name] = draw(FITTING[path, name] if fits else values)
+    if not draw(st.integers(0, 5)):
+        others = [*table.harmless, *table.refused, "nonsense", "\ud800"]
+        changed[draw(st.sampled_from(others))] = draw(values)
+    text = json.dumps({**body, **changed}).encode()
+    damage = draw(st.sampled_from(["none"] * 12 + ["cut", "noise", "raw"]))
+    if damage == "cut":
+        text = text[: draw(st.integers(0, len(text)))]
+    elif damage == "noise":
+        at = draw(st.integers(0, len(text)))
+        text = text[:at] + draw(st.binary(max_size=4)) + text[at:]
+    elif damage == "raw":
+        text = draw(
+            st.binary(max_size=40) | st.sampled_from([b"[" * 5000, b'{"a":' * 5000, b"1" * 9000, b"null"])
+        )
+    return path, text
+
+
+async def call(app, path, body, headers=()):
+    """The status and the body of the response."""
+    sent, status = [], None
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), *headers],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if not waiting:
+            await asyncio.Event().wait()
+        return waiting.pop()
+
+    async def send(message):
+        nonlocal status
+        status = message.get("status", status)
+        sent.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, b"".join(sent)
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+@given(request=requests())
+def test_no_request_is_a_mistake_of_ours(request):
+    path, body = request
+    app = make_app(FakeService(), Limits(answers=4))
+    status, answer = asyncio.run(call(app, path, body))
+    assert status in (200, 400, 404, 413)
+    if status != 200:
+        error = json.loads(answer)["error"]
+        message = error if path.startswith("/api/") else error["message"]
+        assert message
+        assert "\n" not in message
+        assert len(message) < 1000
+    elif answer.startswith((b"data:", b"event:")):
+        lines = [
+            line for event in answer.split(b"\n\n") for line in event.split(b"\n") if line[:6] == b"data: "
+        ]
+        events = [json.loads(line[6:]) for line in lines if line != b"data: [DONE]"]
+        assert events
+        assert not [event for event in events if event.get("error")]
+    else:
+        found = [json.loads(line) for line in answer.splitlines()]
+        assert not [line for line in found if line.get("error")]
+
+
+@pytest.mark.parametrize("path", sorted(VALID))
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_requests_that_are_changed_are_right_at_first(path, stream):
+    body = dict(VALID[path][1])
+    if path not in ("/tokenize", "/api/show"):
+        body["stream"] = stream
+    status, _ = asyncio.run(call(make_app(FakeService()), path, json.dumps(body).encode()))
+    assert status == 200
+
+
+@pytest.mark.parametrize("path", sorted(VALID))
+def test_every_field_is_in_one_table_only(path):
+    table = VALID[path][0]
+    known, harmless, refused = set(table.known.__struct_fields__), set(table.harmless), set(table.refused)
+    assert not known & harmless
+    assert not known & refused
+    assert not harmless & refused

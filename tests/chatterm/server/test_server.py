@@ -1,0 +1,348 @@
+"""The server itself: who may ask, clients that go away or dawdle, bounds, the end."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from chatterm.server.app import make_app
+from chatterm.server.extra import check_extra, read_key
+from chatterm.server.limits import Limits
+from chatterm.server.service import RequestError
+from chatterm.server.web import listen
+from engine.errors import EngineError
+from tests.chatterm.server.fake import FakeService, serving
+
+CHAT = "/v1/chat/completions"
+LONG = {"model": "tiny", "messages": [{"role": "user", "content": "word " * 20_000}], "stream": True}
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}]}
+
+
+def eventually(check, seconds=20.0):
+    """Wait until this is so."""
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def running():
+    with serving(FakeService(), Limits(body_bytes=1_000_000, header_bytes=8192)) as server:
+        yield server
+
+
+@pytest.fixture
+def impatient():
+    """A server that waits for nobody."""
+    with serving(FakeService(), Limits(body_s=0.3, header_s=0.3, write_s=0.3)) as server:
+        yield server
+
+
+@pytest.fixture
+def service(running):
+    running.service.__init__()
+    return running.service
+
+
+def test_a_client_that_goes_away_ends_its_answer(running, service):
+    service.pause_s = 0.001
+    with httpx.stream("POST", running.url + CHAT, json=LONG) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert service.running == 1
+    eventually(lambda: service.closed == 1 and service.running == 0)
+
+
+def test_a_client_that_goes_away_before_the_answer_ends_it_too(running, service):
+    service.pause_s = 0.001
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(running.url + CHAT, json={**LONG, "stream": False}, timeout=0.2)
+    eventually(lambda: service.closed == 1 and service.running == 0)
+
+
+def raw(running, data):
+    """A connection that has sent this."""
+    found = socket.create_connection(("127.0.0.1", running.port))
+    found.sendall(data)
+    return found
+
+
+def head(extra="", length=10):
+    return f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{extra}\r\n".encode()
+
+
+def test_headers_that_never_end_and_bodies_that_never_come_are_cut_off(impatient):
+    slow = raw(impatient, b"POST / HTTP/1.1\r\nHost: localhost\r\n")
+    silent = raw(impatient, b"")
+    bodiless = raw(impatient, head() + b"{")
+    for connection in (slow, silent, bodiless):
+        connection.settimeout(20)
+    for byte in b"X-A: b":
+        try:
+            slow.sendall(bytes([byte]))
+        except OSError:
+            break
+        time.sleep(0.1)
+    assert not received(slow)
+    assert not received(silent)
+    assert b"408" in received(bodiless)
+
+
+def received(connection):
+    data = b""
+    try:
+        while part := connection.recv(65536):
+            data += part
+    except ConnectionResetError:
+        pass
+    connection.close()
+    return data
+
+
+def test_a_client_that_reads_nothing_is_cut_off(impatient):
+    body = json.dumps({**LONG, "logprobs": True, "top_logprobs": 20}).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", impatient.port))
+    connection.sendall(head(length=len(body)) + body)
+    eventually(lambda: impatient.service.closed == 1 and impatient.service.running == 0)
+    assert 0 < impatient.service.said < 20_000
+    connection.close()
+
+
+def test_sizes_are_bounded(running, service):
+    assert httpx.post(running.url + CHAT, content=b"x" * 1_000_001).status_code == 413
+    chunks = (b"x" * 100_000 for _ in range(20))
+    with suppress(httpx.WriteError, httpx.ReadError):  # the server has hung up in the middle
+        assert httpx.post(running.url + CHAT, content=chunks).status_code == 413
+    assert (
+        received(raw(running, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000))[9:12]
+        == b"400"
+    )
+    assert httpx.post(running.url + CHAT, content=b"[" * 100_000).status_code == 400
+    assert service.asked == []
+
+
+def test_paths_that_do_not_exist_and_methods_that_do_not_fit(running):
+    found = httpx.post(running.url + "/v1/embeddings", json={})
+    assert (found.status_code, found.json()["error"]["code"]) == (404, "unknown_url")
+    assert httpx.get(running.url + CHAT).status_code == 405
+    assert httpx.delete(running.url + "/api/tags").json()["error"].startswith("/api/tags")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "127.0.0.1.evil.example", "", "[::1"])
+def test_a_name_that_was_made_point_here_is_refused(running, host):
+    assert httpx.get(running.url + "/v1/models", headers={"Host": host}).status_code in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:9", "LOCALHOST:80"])
+def test_names_of_this_machine_are_fine(running, host):
+    assert httpx.get(running.url + "/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_web_pages_are_kept_out(running, service):
+    headers = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
+    found = httpx.post(running.url + CHAT, content=json.dumps(HELLO), headers=headers)
+    assert found.status_code == 403
+    assert httpx.options(running.url + CHAT, headers=headers).status_code == 403
+    assert httpx.get(running.url + "/v1/models", headers={"Origin": "null"}).status_code == 403
+    assert service.asked == []
+    same = httpx.get(running.url + "/v1/models", headers={"Origin": running.url})
+    assert same.status_code == 200
+    assert not [name for name in same.headers if name.startswith("access-control")]
+
+
+def test_a_key():
+    with serving(FakeService(), key="secret") as running:
+        url = running.url + "/v1/models"
+        for given in (
+            None,
+            "secret",
+            "Bearer",
+            "Bearer secre",
+            "Bearer secret2",
+            "Basic secret",
+            "Bearer \xff",
+        ):
+            headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+            found = httpx.get(url, headers=headers)
+            assert found.status_code == 401
+            assert found.headers["www-authenticate"] == "Bearer"
+        assert (
+            httpx.get(url, headers={"Authorization": "Bearer secret", "Host": "my.proxy"}).status_code == 200
+        )
+        assert httpx.get(running.url + "/health").status_code == 200
+        assert "error" in httpx.get(running.url + "/api/tags").json()
+
+
+def test_another_host_needs_a_key():
+    app = make_app(FakeService())
+    for host in ("0.0.0.0", "192.0.2.1", "example.org", "::"):
+        with pytest.raises(EngineError, match="api-key-file"):
+            listen(app, host, 0)
+    first = listen(app, "127.0.0.1", 0)
+    with pytest.raises(EngineError, match="Choose another --port"):
+        listen(app, "127.0.0.1", first.getsockname()[1])
+    first.close()
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back():
+    with serving(FakeService(pause_s=0.001), Limits(running=1, waiting=0)) as running:
+        with httpx.stream("POST", running.url + CHAT, json=LONG) as response:
+            lines = response.iter_lines()
+            next(lines)
+            refused = httpx.post(running.url + CHAT, json=HELLO)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        eventually(lambda: running.service.running == 0)
+        eventually(lambda: httpx.post(running.url + CHAT, json=HELLO).status_code == 200)
+
+
+def test_an_engine_that_hangs_is_given_up_on(monkeypatch):
+    monkeypatch.setattr("chatterm.server.endpoint.LATE_S", 0.1)
+    with serving(FakeService(pause_s=60), Limits(request_s=0.1)) as running:
+        found = httpx.post(running.url + CHAT, json=HELLO)
+        assert (found.status_code, found.json()["error"]["code"]) == (504, "timeout")
+        assert running.service.running == 0
+
+
+def test_an_engine_that_breaks_in_the_middle_is_told_in_the_stream(running, service):
+    async def breaks(request):
+        async for piece in FakeService()._pieces(request):
+            yield piece
+            if len(request.messages) and piece.__class__.__name__ == "Delta":
+                raise RequestError(500, "server_error", "The engine has stopped; try again.")
+
+    service.generate = breaks
+    lines = httpx.post(running.url + CHAT, json={**HELLO, "stream": True}).text.split("\n\n")
+    assert json.loads(lines[-3][6:])["error"]["message"].startswith("The engine has stopped")
+    assert lines[-2] == "data: [DONE]"
+    assert httpx.post(running.url + CHAT, json=HELLO).status_code == 500
+    ollama = httpx.post(running.url + "/api/chat", json=HELLO).text.strip().split("\n")
+    assert json.loads(ollama[-1]) == {"error": "The engine has stopped; try again."}
+    del service.generate
+
+
+def test_a_mistake_of_ours_is_a_500_that_tells_nothing(running, service, caplog):
+    def mistake(request, index):
+        raise KeyError("a secret of the inside")
+
+    service.say = mistake
+    found = httpx.post(running.url + CHAT, json=HELLO)
+    assert (found.status_code, found.json()["error"]["type"]) == (500, "server_error")
+    assert "secret" not in found.text
+    assert "secret" in caplog.text
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/api/chat"])
+def test_streams_end_with_an_error_when_the_server_stops(path):
+    body = {**LONG, "input": "word " * 20_000} if path == "/v1/responses" else LONG
+    body = {
+        name: value for name, value in body.items() if name != ("messages" if "input" in body else "input")
+    }
+    with serving(FakeService(pause_s=0.001), Limits(shutdown_s=0.1)) as running:
+        with httpx.stream("POST", running.url + path, json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.stop()
+            text = "\n".join(lines)
+        assert "shutting down" in text
+        running.thread.join(20)
+        assert running.service.running == 0
+
+
+def test_a_stream_says_that_it_is_still_there(monkeypatch):
+    monkeypatch.setattr("chatterm.server.sse.QUIET_S", 0.01)
+    service = FakeService(say=lambda request, index: [("answer", "one two three")], pause_s=0.1)
+    with serving(service) as running:
+        text = httpx.post(running.url + CHAT, json={**HELLO, "stream": True}, timeout=30).text
+    assert ": still there\n\n" in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_health_and_tokenize(running, service):
+    assert httpx.get(running.url + "/health").json() == {"status": "ok"}
+    service.ready = False
+    assert httpx.get(running.url + "/health").status_code == 503
+    found = httpx.post(
+        running.url + "/tokenize", json={"model": "tiny", "prompt": "a bc", "return_token_strs": True}
+    ).json()
+    assert found == {"count": 2, "max_model_len": 4096, "tokens": [1, 2], "token_strs": ["<1>", "<2>"]}
+    assert httpx.post(running.url + "/tokenize", json={**HELLO, "model": "tiny"}).json()["count"] == 2
+    assert httpx.post(running.url + "/tokenize", json={"model": "tiny"}).status_code == 400
+
+
+def test_metrics_are_what_prometheus_reads(running, service):
+    for _ in range(2):
+        httpx.post(running.url + CHAT, json=HELLO)
+    page = httpx.get(running.url + "/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    values = {}
+    kinds = {}
+    for line in page.text.splitlines():
+        if line.startswith("# TYPE"):
+            _, _, name, kind = line.split()
+            assert kinds.setdefault(name, kind) == kind
+        elif not line.startswith("#"):
+            found = re.fullmatch(r'([a-z0-9_:]+)(\{(?:[a-z_]+="[^"]*",?)+\})? (\S+)', line)
+            assert found, line
+            values[found[1] + (found[2] or "")] = float(found[3])
+    label = '{model_name="tiny"}'
+    assert values[f"vllm:kv_cache_usage_perc{label}"] == 0.25
+    assert values[f"vllm:prefix_cache_hits_total{label}"] == 5
+    assert values[f"vllm:time_to_first_token_seconds_count{label}"] >= 2
+    assert values['vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="tiny"}'] >= 2
+    assert values['vllm:request_success_total{finished_reason="stop",model_name="tiny"}'] >= 2
+    assert values[f'chatterm:http_requests_total{{path="{CHAT}",status="200"}}'] >= 2
+
+
+def test_many_connections_at_once(running, service):
+    found = []
+
+    def ask(number):
+        body = {**HELLO, "messages": [{"role": "user", "content": f"Number {number}"}]}
+        with httpx.Client() as client:
+            for _ in range(3):
+                answer = client.post(running.url + CHAT, json=body, timeout=60).json()
+                found.append((number, answer["choices"][0]["message"]["content"]))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted((number, f"Number {number}") for number in range(10) for _ in range(3))
+
+
+def test_a_key_is_read_from_a_file(tmp_path):
+    path = tmp_path / "key"
+    path.write_text("a-long-secret\n")
+    assert read_key(path) == "a-long-secret"
+    for wrong in ("", "short", "two words here", "two\nlines-in-it"):
+        path.write_text(wrong)
+        with pytest.raises(EngineError, match="at least 8"):
+            read_key(path)
+    with pytest.raises(EngineError, match="cannot be read"):
+        read_key(tmp_path / "nothing")
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    check_extra()
+    monkeypatch.setattr("chatterm.server.extra.find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"starlette and uvicorn.*chatterm\[server\]"):
+        check_extra()
+
+
+def test_the_server_brings_no_torch():
+    program = "import sys, chatterm.server.app, chatterm.server.web; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"

@@ -1,0 +1,134 @@
+"""Grammars of calls: what they allow is found as calls, and nothing else is allowed."""
+
+import json
+
+import pytest
+
+from chatterm.server.service import Constraint
+from chatterm.server.tool_calls import CallArguments, CallBegan, Parser
+from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls, spelled
+
+llguidance = pytest.importorskip("llguidance")
+
+NESTED = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/Place"}},
+    "required": ["place"],
+    "$defs": {"Place": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "go", "parameters": NESTED}},
+    {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
+]
+GO = ("go", '{"place": {"name": "Rome"}}')
+STOP = ("stop", "{}")
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    grammar = llguidance.grammar_from("lark", spelled(constraint.text, lambda mark: None))
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    data = text.encode()
+    return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
+
+
+def written(format, calls):
+    key = "parameters" if format == "llama3" else "arguments"
+    objects = [f'{{"name": "{name}", "{key}": {given}}}' for name, given in calls]
+    if format == "llama3":
+        return "; ".join(objects)
+    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects)
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+@pytest.mark.parametrize("calls", [[GO], [STOP], [GO, STOP]])
+def test_a_call_that_is_allowed_is_found(format, calls):
+    text = written(format, calls)
+    assert accepts(forced_calls(format, TOOLS, True), text)
+    assert accepts(forced_calls(format, TOOLS, False), text) == (len(calls) == 1)
+    parser = Parser(format, ["go", "stop"])
+    events = parser.push(text) + parser.end()
+    names = [event.name for event in events if isinstance(event, CallBegan)]
+    given = [event.text for event in events if isinstance(event, CallArguments)]
+    assert list(zip(names, given, strict=True)) == calls
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_what_does_not_fit_is_not_allowed(format):
+    forced = forced_calls(format, TOOLS, True)
+    assert not accepts(forced, "Hello")
+    assert not accepts(forced, "")
+    assert not accepts(forced, written(format, [("run", "{}")]))
+    assert not accepts(forced, written(format, [("go", '{"place": "Rome"}')]))
+    assert not accepts(forced_calls(format, TOOLS[1:], True), written(format, [GO]))
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_calls_besides_a_format_of_the_answer(format):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    both = calls_or(Constraint("json_schema", json.dumps(schema)), format, TOOLS, True)
+    assert accepts(both, '{"a": 1}')
+    assert accepts(both, written(format, [STOP]))
+    assert not accepts(both, '{"a": "b"}')
+    text = calls_or(Constraint("regex", "a/b+"), format, TOOLS, True)
+    assert accepts(text, "a/bb")
+    assert not accepts(text, "ab")
+
+
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_calls_after_any_text(format):
+    free = free_calls(format, TOOLS, {"go"}, True)
+    once = free_calls(format, TOOLS, {"go"}, False)
+    lead = "" if format == "llama3" else "Let me <see>.\n"
+    for text in ("", "Hello", lead + written(format, [GO]), lead + written(format, [STOP])):
+        assert accepts(free, text)
+        assert accepts(once, text)
+    assert accepts(free, lead + written(format, [GO, STOP]))
+    assert not accepts(once, lead + written(format, [GO, STOP]))
+    assert not accepts(free, lead + written(format, [("go", '{"place": "Rome"}')]))
+    assert not accepts(free, lead + written(format, [("run", "{}")]))
+    lenient = ("stop", '{"anything": 1}')
+    assert accepts(free, lead + written(format, [lenient]))
+
+
+def test_calls_after_any_text_where_marks_are_tokens():
+    for format, mark in (("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]")):
+        constraint = free_calls(format, TOOLS, {"go"}, True)
+        assert "lead: TEXT? <[9]>" in spelled(constraint.text, {mark: 9}.get)
+        text = spelled(constraint.text, {}.get)
+        assert "suffix=" in text
+        matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), llguidance.grammar_from("lark", text))
+        assert not matcher.is_error(), matcher.get_error()
+    assert free_calls("harmony", TOOLS, {"go"}, True) is None
+
+
+def test_a_choice_is_one_of_them():
+    from chatterm.server.openai.common import StructuredOutputs, constraint_of
+
+    constraint = constraint_of(None, StructuredOutputs(choice=["yes", 'no "really"', "é\n"]))
+    for choice in ("yes", 'no "really"', "é\n"):
+        assert accepts(constraint, choice)
+    assert not accepts(constraint, "maybe")
+
+
+def test_marks_are_tokens_where_they_are_and_text_elsewhere():
+    text = forced_calls("mistral", TOOLS, True).text
+    assert '"[TOOL_CALLS]" "["' in spelled(text, {}.get)
+    assert '<[9]> "["' in spelled(text, {"[TOOL_CALLS]": 9}.get)
+    known = {"<|channel|>": 1, "<|constrain|>": 2, "<|message|>": 3, "<|call|>": 4}
+    text = spelled(forced_calls("harmony", TOOLS, True).text, known.get)
+    assert all(f"<[{id}]>" in text for id in known.values())
+    assert "⟦" not in text
+
+
+def test_what_people_write_is_no_mark():
+    parameters = {"type": "object", "properties": {"a": {"enum": ["⟦<tool_call>⟧"]}}}
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    constraint = forced_calls("llama3", [tool], False)
+    assert spelled(constraint.text, {"<tool_call>": 9}.get) == constraint.text
+
+
+@pytest.mark.parametrize("format", ["mistral", "harmony"])
+def test_the_other_formats_are_grammars(format):
+    grammar = llguidance.grammar_from("lark", spelled(forced_calls(format, TOOLS, True).text, {}.get))
+    assert not llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar).is_error()
