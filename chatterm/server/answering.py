@@ -123,7 +123,16 @@ class Answering:
         assert self._held is not None
         self._params = params_of(self._held.engine, self._request)
         self._asked = asked_of(self._held, self._request, self._params)
-        self._begin(0)
+        leader = self._held.requests.leader(self._asked, list(self._held.sequences))
+        if leader is None or not self._held.follow(leader, self._begin_now):
+            self._begin(0)
+
+    def _begin_now(self) -> None:
+        """The prompt that this one begins like is computed. In a thread of its own."""
+        try:
+            self._begin(0)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
+            self._loop.call_soon_threadsafe(self.fail, error)
 
     def _begin(self, number: int) -> None:
         """From any thread."""
@@ -154,6 +163,7 @@ class Answering:
 
     def send(self) -> None:
         """Say what has come since the last time."""
+        self._let_followers_begin()
         if self._is_over or self._out.blocked(self):
             return
         deltas: dict[int, _Gathered] = {}
@@ -179,6 +189,13 @@ class Answering:
             self._out.item(gathered.delta(number))
         if all(answer.is_over for answer in self._answers):
             self._close()
+
+    def _let_followers_begin(self) -> None:
+        """Whether its own client reads or not."""
+        first = self._answers[0].sequence
+        if self._held is not None and first is not None and self._held.followers:
+            for begin in self._held.begun(first):
+                self._workers.submit(begin)
 
     def _say_started(self, number: int) -> None:
         sequence, held = self._answers[number].sequence, self._held

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +36,28 @@ class Held:
     """On the monotonic clock; of no use while somebody uses it."""
     sequences: set[Any] = field(default_factory=set)
     """What runs for requests now."""
+    followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
+    """What begins once a sequence has its first token: it needs what that computes."""
+    lock: Any = field(default_factory=threading.Lock)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+
+    def follow(self, leader: Any, begin: Callable[[], None]) -> bool:
+        """Have `begin` called once the sequence `leader` has its first token; False where it has, or is over."""
+        with self.lock:
+            if leader.first_token or leader.finished.is_set():
+                return False
+            self.followers.append((leader, begin))
+            return True
+
+    def begun(self, leader: Any) -> list[Callable[[], None]]:
+        """What waited for this sequence, which has its first token or is over."""
+        with self.lock:
+            ready = [begin for other, begin in self.followers if other is leader]
+            self.followers = [waiting for waiting in self.followers if waiting[0] is not leader]
+            return ready
 
     def left(self, now: float) -> float | None:
         """Seconds until it is unloaded; None: never, as things stand."""
