@@ -113,6 +113,26 @@ def test_serve_is_a_process_that_ends_with_its_parent(runtime: Path) -> None:
     process.stderr.close()
 
 
+def test_an_engine_process_that_crashes_is_started_again_once(
+    runtime: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-c", _PROGRAM, "serve", "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    pids, said = [], []
+    for line in process.stderr:
+        said.append(line)
+        if line.startswith("Ready"):
+            assert call(["ps", "--json"]) == 0
+            pids.append(json.loads(capsys.readouterr().out)["pid"])
+            os.kill(pids[-1], signal.SIGKILL)
+    assert process.wait() == 1
+    assert len(set(pids)) == 2
+    assert sum("another one starts" in line for line in said) == 1
+    assert "ended unexpectedly again" in said[-2]  # the last line is what was imported
+    process.stderr.close()
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("30m", 1800), ("1h30m", 5400), ("90", 90), ("0", 0), ("1.5h", 5400), ("2d", 172800), ("Forever", None)],
