@@ -31,6 +31,9 @@ SETTINGS = {
     "top_k 128": SamplingParams(temperature=1.0, top_k=128),
     "top_p": SamplingParams(temperature=0.3, top_p=0.9),
     "top_p, flat": SamplingParams(temperature=0.7, top_p=0.9),
+    "frequency": SamplingParams(temperature=0.7, top_k=20, frequency_penalty=0.5),
+    "bias": SamplingParams(temperature=0.7, top_k=20, logit_bias={5: 1.0, 700: -2.0}),
+    "logprobs": SamplingParams(temperature=0.7, top_k=20, logprobs=5),
     "top_k 500, top_p": SamplingParams(temperature=0.7, top_k=500, top_p=0.9),
 }
 
@@ -114,7 +117,8 @@ def main() -> None:
         plain = microseconds(partial(sample, logits, state), arguments.repeats)
         overlapped = f"{ours[True]:9.2f}" if pdl_possible else f"{'-':>9}"
         best = min(ours.values())
-        print(f"{name:<20} {draw:<5} {ours[False]:7.2f} {overlapped} {plain:9.2f} {plain / best:6.1f}")
+        kind = f"{'race' if draw.race else 'any':<5}"
+        print(f"{name:<20} {kind} {ours[False]:7.2f} {overlapped} {plain:9.2f} {plain / best:6.1f}")
 
 
 if __name__ == "__main__":

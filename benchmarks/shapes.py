@@ -176,16 +176,20 @@ def random_engine(
     dtype: torch.dtype,
     context: int,
     network: Network | None = None,
+    tokenizer: Any = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, Network]]:
-    """An engine over a random model (or `network`), and the model; `options` go to Engine as they are."""
+    """An engine over a random model (or `network`), and the model; `options` go to Engine as they are.
+
+    Without a `tokenizer` every token is a word.
+    """
     loop = Loop()
+    words = tokenizer or WordTokenizer()
 
     def build() -> tuple[Engine, Network]:
         model = network or random_model(spec, dtype, device, context)
-        tokenizer: Any = WordTokenizer()
         made = Engine(
-            loop, model, tokenizer, name="random", device=device, dtype=dtype, context=context, **options
+            loop, model, words, name="random", device=device, dtype=dtype, context=context, **options
         )
         return made, model
 

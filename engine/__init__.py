@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ContextFullError, EngineError
 from engine.events import FinishReason, TokenEvent, TurnStats
-from engine.params import SamplingParams
+from engine.params import Constraint, SamplingParams
 
 if TYPE_CHECKING:
     from engine.engine import Engine
 
 __all__ = [
+    "Constraint",
     "ContextFullError",
     "Engine",
     "EngineError",

@@ -236,6 +236,7 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
         why = (str(error).splitlines() or [repr(error)])[0][:200]
         _refuse_deterministic(options, why)
         pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)
+    pieces.scheduler.recorded = pieces.runner.recorded
     if graphs is not None and graphs.problem is not None:
         pieces.notes += (f"CUDA graphs are off, so decoding is slower ({graphs.problem}).",)
 

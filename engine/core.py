@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
-from typing import Any, TypeVar
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -15,8 +16,9 @@ from engine.cache.rows import Rows
 from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.machine.bandwidth import known_bandwidth
-from engine.params import UNRECOMMENDED, SamplingParams
+from engine.params import UNRECOMMENDED, Constraint, SamplingParams
 from engine.schedule.channels import ChannelTracker
+from engine.schedule.guide import Guide
 from engine.schedule.loop import Loop
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
@@ -26,6 +28,9 @@ from engine.schedule.step import EngineStep, explain
 from models.network import Network
 from models.text.tokenizer import Tokenizer
 from models.units import counted
+
+if TYPE_CHECKING:
+    from engine.sampling.grammar import Grammars
 
 T = TypeVar("T")
 Follow = Callable[[Sequence], None]
@@ -60,6 +65,8 @@ class EngineCore:
         self.context_length = pieces.context_length
         self.spec = network.spec
         self.vocab_size = network.spec.vocab_size
+        self._grammars: Grammars | None = None
+        self._grammars_lock = Lock()
         self._weight_bytes = network.nbytes
         self._cache = pieces.cache
         self._kv_bytes = pieces.cache.kv.nbytes
@@ -80,6 +87,7 @@ class EngineCore:
             self._cache,
             self._runner,
             pieces.threads,
+            jumps=not options.get("deterministic", False),
         )
         if pieces.decode_runner is not None:
             self._engine_step.decode_with(pieces.decode_runner)
@@ -172,14 +180,32 @@ class EngineCore:
 
     # -- what conversations use
 
-    def output(self, params: SamplingParams, inside_think: bool = False) -> Output:
-        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span."""
+    def output(
+        self, params: SamplingParams, inside_think: bool = False, shown: frozenset[int] = frozenset()
+    ) -> Output:
+        """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span.
+
+        `shown` are special tokens that have text all the same. Raises EngineError for a constraint that cannot be used.
+        """
+        tracker, guided = self._tracker(inside_think), params.constraint is not None
+        # Where text is bound to a grammar, not even a blank at the start is left out.
+        stream = self.tokenizer.stream(shown, goes_on=guided)
+        guide = self._guide(params.constraint, inside_think) if params.constraint is not None else None
+        return Output(stream, tracker, params.stop, guide=guide)
+
+    def _tracker(self, inside_think: bool) -> ThinkTracker | ChannelTracker:
         known = self.tokenizer
         if known.channels is not None:
-            return Output(known.stream(), ChannelTracker(known.channels, inside_think), params.stop)
-        return Output(
-            known.stream(), ThinkTracker(known.think_start, known.think_end, inside_think), params.stop
-        )
+            return ChannelTracker(known.channels, inside_think)
+        return ThinkTracker(known.think_start, known.think_end, inside_think)
+
+    def _guide(self, constraint: Constraint, inside_think: bool) -> Guide:
+        from engine.sampling.grammar import Grammars  # not before somebody asks: its library takes memory
+
+        with self._grammars_lock:
+            self._grammars = self._grammars or Grammars(self.tokenizer, self.vocab_size)
+        matcher = self._grammars.matcher(constraint)
+        return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think))
 
     def start(
         self,
@@ -198,6 +224,11 @@ class EngineCore:
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
         self._check(rows, spare=1)
+        unknown = [id for id in params.logit_bias if id >= self.vocab_size]
+        if unknown:
+            raise EngineError(
+                f"logit_bias names token {unknown[0]}; this model knows tokens 0 to {self.vocab_size - 1}."
+            )
         answer = list(earlier or [])
         sequence = Sequence(
             rows, Priority.PERSON, params, output or self.output(params), origin=origin, generated=answer

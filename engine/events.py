@@ -25,6 +25,10 @@ class TokenEvent:
     text: str
     token_id: int
     kind: Kind
+    logprob: float | None = None
+    """Of the token, as `SamplingParams.logprobs` says; None where nobody asked."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens there and their log-probabilities, the likeliest first."""
 
 
 class Cause(IntEnum):

@@ -1,13 +1,56 @@
 """How the next token is chosen."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
+from typing import Literal, get_args
 
 from engine.errors import EngineError
 
 UNRECOMMENDED: Mapping[str, float | int] = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """What holds for a model whose authors recommend nothing."""
+
+MOST_BIASED = 1024
+"""Tokens that one request may bias."""
+MOST_ALTERNATIVES = 20
+"""Alternatives of a token whose log-probabilities are told, at most."""
+MOST_CHARACTERS = 262_144
+"""Of a schema, a regular expression or a grammar."""
+
+ConstraintKind = Literal["json_schema", "json_object", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer has to match, from its first character to its last; thinking before it is free.
+
+    It is compiled where the request is made (`engine.sampling.grammar`), and what is wrong with it is said there.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    """A JSON schema as JSON, a regular expression (Rust's syntax) or a Lark grammar; nothing for `json_object`."""
+
+    def __post_init__(self) -> None:
+        """Raises EngineError for another kind, and for a text that is missing or far too long."""
+        if self.kind not in get_args(ConstraintKind):
+            known = ", ".join(get_args(ConstraintKind))
+            raise EngineError(f"The kind of a constraint is {self.kind!r}; it must be one of {known}.")
+        if not self.text.strip() and self.kind != "json_object":
+            raise EngineError(f"The {NAMES[self.kind]} is empty; write one, or leave it out.")
+        if len(self.text) > MOST_CHARACTERS:
+            raise EngineError(
+                f"The {NAMES[self.kind]} has {len(self.text):,} characters; it may have {MOST_CHARACTERS:,}."
+            )
+
+
+NAMES: Mapping[ConstraintKind, str] = {
+    "json_schema": "JSON schema",
+    "json_object": "JSON object",
+    "regex": "regular expression",
+    "lark": "grammar",
+}
+"""Kinds of constraints for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +72,17 @@ class SamplingParams:
     """Divide (multiply, where negative) the logits of every token seen in prompt or answer, as in CTRL."""
     presence_penalty: float = 0.0
     """Subtract from the logits of every token already generated in this answer."""
+    frequency_penalty: float = 0.0
+    """The same, as many times as the token was generated."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Add to the logits of these tokens."""
+    logprobs: int | None = None
+    """Tell the log-probability of each token, and of so many likeliest ones; None: tell none.
+
+    They are the model's own: of its logits as they are, before any bias, constraint, penalty or temperature.
+    """
+    constraint: Constraint | None = None
+    """What the answer has to match; None: anything."""
     seed: int | None = None
     """The same seed on the same machine gives the same text; None draws a fresh one."""
     max_tokens: int | None = None
@@ -44,6 +98,18 @@ class SamplingParams:
             (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "from 0 to 1"),
             (0.0 < self.repetition_penalty < inf, "repetition_penalty", self.repetition_penalty, "above 0"),
             (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", self.presence_penalty, "from -2 to 2"),
+            (
+                -2.0 <= self.frequency_penalty <= 2.0,
+                "frequency_penalty",
+                self.frequency_penalty,
+                "from -2 to 2",
+            ),
+            (
+                self.logprobs is None or 0 <= self.logprobs <= MOST_ALTERNATIVES,
+                "logprobs",
+                self.logprobs,
+                f"from 0 to {MOST_ALTERNATIVES}",
+            ),
             (self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more"),
             (self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1"),
             (all(self.stop), "stop", self.stop, "strings that are not empty"),
@@ -51,6 +117,16 @@ class SamplingParams:
         for valid, name, value, allowed in rules:
             if not valid:
                 raise EngineError(f"{name} is {value!r}; it must be {allowed}.")
+        if len(self.logit_bias) > MOST_BIASED:
+            raise EngineError(
+                f"logit_bias has {len(self.logit_bias):,} tokens; it may have {MOST_BIASED:,} at most."
+            )
+        for token_id, bias in self.logit_bias.items():
+            if token_id < 0 or not -100.0 <= bias <= 100.0:
+                raise EngineError(
+                    f"logit_bias has {bias!r} for token {token_id!r}; it must be from -100 to 100, "
+                    "for a token of 0 or more."
+                )
 
 
 def seeds(first: int | None, count: int) -> list[int | None]:

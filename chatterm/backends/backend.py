@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from chatterm.backends.exchange import Exchange, Outcome
 from engine.errors import ContextFullError, EngineError
 from engine.events import DraftCost, Figures, FinishReason, OffloadFigures, TokenEvent, TurnStats
+from engine.params import Constraint
 from models.errors import ModelError
 from models.progress import OnProgress, Progress
 
@@ -74,6 +75,8 @@ class ChatOptions:
     think_cache: ThinkCache = "exact"
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams that override the model's own defaults."""
+    constraint: Constraint | None = None
+    """What every answer has to match."""
 
 
 @dataclass(frozen=True, slots=True)

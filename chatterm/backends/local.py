@@ -1,10 +1,10 @@
-"""The engine in this process as a Backend."""
+"""The engine in this process as a Backend: one of its own, or one that is shared with others."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chatterm.backends.backend import (
     ChatOptions,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from engine.conversation.chat import Chat
     from engine.conversation.prompt import PromptFormat
     from engine.conversation.several import Part as EnginePart
-    from engine.conversation.several import Prompt
+    from engine.conversation.several import Prompt, Several
     from engine.conversation.turns import Answer, Turn
     from engine.engine import Engine
     from models.files import ModelFiles
@@ -49,10 +49,60 @@ _COMPLETION = 256
 """Tokens of a completion at most, where nobody says how many."""
 
 
+class Engines(Protocol):
+    """Where the engine of a conversation comes from. Raises ModelError and EngineError."""
+
+    def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
+        """The files of a model that can run, fetched where they are not here."""
+
+    def load(
+        self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
+    ) -> "Engine": ...
+
+    def close(self, engine: "Engine") -> None:
+        """The conversation does not use it any more. Closing twice is fine."""
+
+
+class OwnEngine:
+    """An engine for one conversation."""
+
+    def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
+        from models.families.registry import load_spec
+        from models.hub.sources import resolve
+
+        files = resolve(model, on_progress=on_progress)
+        load_spec(files)
+        return files
+
+    def load(
+        self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
+    ) -> "Engine":
+        from engine.engine import Engine  # brings torch: not before the first frame stands
+
+        return Engine.load(
+            files,
+            device=options.device,
+            dtype=options.dtype,
+            quantize=options.quantize,
+            context=options.context,
+            threads=options.threads,
+            attention=options.attention,
+            graphs=options.graphs,
+            deterministic=options.deterministic,
+            offload_gb=options.offload_gb,
+            streams=options.streams,
+            on_progress=on_progress,
+        )
+
+    def close(self, engine: "Engine") -> None:
+        engine.close()
+
+
 class LocalBackend:
     """Implements Backend. Nothing is read or fetched before `open`, and what is slow to import waits for it."""
 
-    def __init__(self, model: str, options: ChatOptions) -> None:
+    def __init__(self, model: str, options: ChatOptions, engines: Engines | None = None) -> None:
+        self._engines: Engines = engines or OwnEngine()
         self._model = model
         self._options = options
         self._system = options.system
@@ -71,6 +121,8 @@ class LocalBackend:
         self._keys: list[Key] = []
         self._map: BlockMap | None = None
         self._looking = False
+        self._several: Several | None = None
+        """What answers requests, while it does."""
 
     @property
     def model(self) -> str:
@@ -133,50 +185,32 @@ class LocalBackend:
     def stop(self, but: int | None = None) -> None:
         if (chat := self._chat) is not None:
             chat.stop(but)
+        if (several := self._several) is not None:
+            several.stop()
 
     def answer_now(self) -> None:
         if (chat := self._chat) is not None:
             chat.answer_now()
 
     def open(self, on_progress: OnProgress | None = None) -> None:
-        from models.hub.sources import resolve
-
-        self._load(resolve(self._model, on_progress=on_progress), on_progress)
+        self._load(self._engines.find(self._model, on_progress), on_progress)
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
-        from models.families.registry import load_spec
-        from models.hub.sources import resolve
-
-        files = resolve(model, on_progress=on_progress)
-        load_spec(files)  # a model that cannot run is refused while the present one is still there
+        # A model that cannot run is refused while the present one is still there.
+        files = self._engines.find(model, on_progress)
         self.close()
         self._model = model
         self._load(files, on_progress)
 
     def _load(self, files: "ModelFiles", on_progress: OnProgress | None) -> None:
+        engine = self._engines.load(self._model, files, self._options, on_progress)
         from engine.conversation.aside import Aside
-        from engine.engine import Engine  # brings torch: not before the first frame stands
 
-        options = self._options
-        engine = Engine.load(
-            files,
-            device=options.device,
-            dtype=options.dtype,
-            quantize=options.quantize,
-            context=options.context,
-            threads=options.threads,
-            attention=options.attention,
-            graphs=options.graphs,
-            deterministic=options.deterministic,
-            offload_gb=options.offload_gb,
-            streams=options.streams,
-            on_progress=on_progress,
-        )
         try:
-            params = _params(engine, self._sampling)
+            params = self._params_of(engine, self._sampling)
             chat = engine.chat(system=self._system, think=self._think, think_cache=self._think_cache)
         except BaseException:
-            engine.close()
+            self._engines.close(engine)
             raise
         self._engine, self._chat, self._params = engine, chat, params
         self._aside = Aside(engine)
@@ -219,9 +253,13 @@ class LocalBackend:
         self._loaded()
         assert self._engine is not None
         prompts = self._prompts(PromptFormat(self._engine.tokenizer), requests)
-        with closing(Several(self._engine).run(prompts)) as parts:
-            for index, part in parts:
-                yield index, _part(part)
+        self._several = Several(self._engine)
+        try:
+            with closing(self._several.run(prompts)) as parts:
+                for index, part in parts:
+                    yield index, _part(part)
+        finally:
+            self._several = None
 
     def _prompts(
         self, format: "PromptFormat", requests: Iterable[Request]
@@ -236,7 +274,7 @@ class LocalBackend:
             said = [message.content for message in (rest if first.role == "system" else [first, *rest])]
             think = {"auto": None, "on": True, "off": False}[request.think or self._think]
             try:
-                params = _params(engine, {**self._sampling, **request.sampling})
+                params = self._params_of(engine, {**self._sampling, **request.sampling})
                 before = list(zip(said[:-1:2], said[1::2], strict=True))
                 yield prompt_of(engine, format, system, before, said[-1], think, params)
             except (EngineError, ModelError) as error:
@@ -291,7 +329,7 @@ class LocalBackend:
         except TypeError:
             raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
         if self._engine is not None:
-            self._params = _params(self._engine, sampling)
+            self._params = self._params_of(self._engine, sampling)
         self._sampling = dict(sampling)
 
     def settle(self) -> None:
@@ -337,11 +375,14 @@ class LocalBackend:
         return choices(self._options.device, self._options.dtype, given_back, bandwidth)
 
     def close(self) -> None:
-        engine = self._engine
+        engine, chat = self._engine, self._person()
         self._engine = self._chat = self._params = self._info = self._map = self._aside = None
         self._used, self._keys, self._looking = 0, [], False
+        if chat is not None:  # the engine may go on with others
+            chat.stop()
+            chat.reset()
         if engine is not None:
-            engine.close()
+            self._engines.close(engine)
 
     def _counted(self, events: Iterator[TokenEvent]) -> Iterator[TokenEvent]:
         try:
@@ -355,6 +396,11 @@ class LocalBackend:
             self._keys = self._chat.history.keys
             self._used = len(self._keys)
 
+    def _params_of(self, engine: "Engine", sampling: Mapping[str, Any]) -> SamplingParams:
+        """The model's own sampling with changes. A text that is completed has no end that a model would know."""
+        limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
+        return engine.default_params(**{**limit, "constraint": self._options.constraint, **sampling})
+
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:
             raise EngineError("No model is loaded; load one with /model NAME.")
@@ -365,12 +411,6 @@ class LocalBackend:
         if self._aside is not None:
             self._aside.stop()
         return self._chat
-
-
-def _params(engine: "Engine", sampling: Mapping[str, Any]) -> SamplingParams:
-    """The model's own sampling with changes. A text that is completed has no end that a model would know."""
-    limit = {} if engine.tokenizer.has_chat_template else {"max_tokens": _COMPLETION}
-    return engine.default_params(**{**limit, **sampling})
 
 
 def _outcome(answer: "Answer", opening: Sequence[int]) -> Outcome:

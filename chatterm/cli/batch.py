@@ -56,6 +56,7 @@ def batch(
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
     deterministic: options.Deterministic = False,
+    no_server: options.NoServer = False,
 ) -> None:
     """Answer the requests in FILE, many at once; one result a line, in their order.
 
@@ -63,8 +64,11 @@ def batch(
     "messages": [{"role": "user", "content": TEXT}, ...] (system, user, assistant).
 
     It may have an "id", and these, which go before the options given here:
-    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed,
-    max_tokens, stop and think.
+    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
+    frequency_penalty, seed, max_tokens, stop, think and response_format.
+
+    A "response_format" is {"type": "json_object"} or
+    {"type": "json_schema", "json_schema": {"schema": SCHEMA}}: the answer is JSON that matches.
 
     A result has the number of its line, the id, and the answer ("text",
     "reasoning", "finish_reason", "stats") or an "error" of that line alone.
@@ -75,11 +79,10 @@ def batch(
     chosen_model = None if file is None else model
     options.check_model(chosen_model)
     chosen = options.chat_options(invocation)
-    from chatterm.backends.local import LocalBackend
     from chatterm.cli.batch_run import Batch
     from chatterm.cli.results import Results
     from chatterm.settings.settings import with_settings
-    from models.hub.catalogue import DEFAULT_MODEL
+    from models.hub.default import DEFAULT_MODEL
 
     preferences = options.preferences()
     chosen = replace(
@@ -98,9 +101,8 @@ def batch(
             if output == "-"
             else Results.open(output, source)
         )
-        run = Batch(
-            LocalBackend(model, chosen), source, results, json.dumps(settings, sort_keys=True).encode()
-        )
+        backend = options.backend_for(model, chosen, no_server)
+        run = Batch(backend, source, results, json.dumps(settings, sort_keys=True).encode())
         try:
             run.answer()
         except BrokenPipeError:  # whoever read the results has left

@@ -49,7 +49,7 @@ def first_model(device: str, dtype: str) -> str | None:
 def is_first_time() -> bool:
     """Nobody has chatted here, and nothing has been downloaded but maybe the default."""
     from chatterm.sessions.schema import database_path
-    from models.hub.catalogue import DEFAULT_MODEL
+    from models.hub.default import DEFAULT_MODEL
     from models.hub.sources import local_models
 
     return not database_path().exists() and all(model.name == DEFAULT_MODEL for model in local_models())
@@ -66,7 +66,7 @@ def _offer(device: str, dtype: str) -> "tuple[Speed, Speed] | None":
     from engine.machine.bandwidth import keep_bandwidth
     from engine.machine.expected import catalogue_speed
     from engine.machine.report import look_here
-    from models.hub.catalogue import DEFAULT_MODEL
+    from models.hub.default import DEFAULT_MODEL
     from models.hub.sources import local_models
 
     here = look_here(device, dtype)

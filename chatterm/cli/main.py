@@ -14,6 +14,7 @@ from chatterm.cli import options
 from chatterm.cli.batch import batch
 from chatterm.cli.config import config_app
 from chatterm.cli.options import check_utf8
+from chatterm.cli.serve import serve
 from chatterm.cli.sessions import sessions_app
 from chatterm.cli.shell_completion import model_names
 from chatterm.cli.usage import WrongUsage
@@ -161,6 +162,9 @@ def run(
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
+    schema: options.Schema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
     think: options.Think = "auto",
     think_cache: options.ThinkCache = "exact",
     device: options.Device = "auto",
@@ -171,6 +175,7 @@ def run(
     attention: options.Attention = "auto",
     no_graph: options.NoGraph = False,
     deterministic: options.Deterministic = False,
+    no_server: options.NoServer = False,
 ) -> None:
     """Chat with MODEL; with TEXT, -p or text on standard input, answer and exit.
 
@@ -204,6 +209,10 @@ def run(
             raise WrongUsage(
                 "The chat screen needs a terminal; add -p TEXT or pipe text in to get an answer here."
             )
+    if schema is not None or json_object or regex is not None:
+        from chatterm.cli import constraints
+
+        chosen = replace(chosen, constraint=constraints.given(schema, json_object, regex))
     resume: dict[str, Any] = {}
     if continue_last and session is not None:
         raise WrongUsage("--continue and --session cannot be combined; use one of them.")
@@ -228,10 +237,9 @@ def run(
         from chatterm.cli.first_run import first_model
 
         model = first_model(chosen.device, chosen.dtype)
-    from chatterm.backends.local import LocalBackend
-    from models.hub.catalogue import DEFAULT_MODEL
+    from models.hub.default import DEFAULT_MODEL
 
-    backend = LocalBackend(DEFAULT_MODEL if model is None else model, chosen)
+    backend = options.backend_for(DEFAULT_MODEL if model is None else model, chosen, no_server)
     if inline:
         from chatterm.cli.inline import run_inline
 
@@ -321,6 +329,25 @@ def checked_prompts(prompts: Sequence[str], stdin: BinaryIO | None = None, each:
 
 
 app.command()(batch)
+app.command()(serve)
+
+
+@app.command()
+def ps(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the server that runs here: its models, their memory, who uses them."""
+    from chatterm.cli.servers import show_server
+
+    raise typer.Exit(show_server(as_json=as_json))
+
+
+@app.command()
+def stop() -> None:
+    """End the server that runs here; running answers end with a message."""
+    from chatterm.cli.servers import stop_server
+
+    raise typer.Exit(stop_server())
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """The options that commands which ask a model share, and what is made of them."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,7 +11,7 @@ from chatterm.terminal.sanitize import one_line
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from chatterm.backends.backend import ChatOptions
+    from chatterm.backends.backend import Backend, ChatOptions
     from chatterm.settings.settings import Settings
 
 MODEL = (
@@ -23,6 +24,7 @@ ModelArgument = Annotated[
 MOST_STREAMS = 64
 """Answers at once for which the KV cache has room however long they are; shorter ones leave room for more."""
 _SAMPLING = "Sampling (defaults: the model's, then chatterm's)"
+_FORMAT = "Format of the answers"
 _MACHINE = "Machine"
 _THINKING = "Thinking"
 
@@ -73,6 +75,23 @@ Stop = Annotated[
         help="Stop when this text is generated; repeatable.",
         rich_help_panel=_SAMPLING,
         show_default=False,
+    ),
+]
+Schema = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Each answer is JSON that matches this JSON schema.", rich_help_panel=_FORMAT
+    ),
+]
+JsonObject = Annotated[
+    bool, typer.Option("--json-object", help="Each answer is a JSON object.", rich_help_panel=_FORMAT)
+]
+Regex = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Each answer matches this regular expression as a whole.",
+        rich_help_panel=_FORMAT,
     ),
 ]
 Think = Annotated[
@@ -132,6 +151,14 @@ Deterministic = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+NoServer = Annotated[
+    bool,
+    typer.Option(
+        "--no-server",
+        help="Load the model in this process, even where a chatterm server runs.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 
 
 _SAMPLING_FIELDS = (
@@ -147,6 +174,15 @@ _SAMPLING_FIELDS = (
     ),
     "stop",
 )
+
+
+def engine_options(invocation: typer.Context) -> "ChatOptions":
+    """What the command line says of how models are loaded."""
+    from chatterm.backends.backend import ChatOptions
+
+    given = invocation.params
+    same = ("device", "dtype", "quantize", "context", "threads", "attention", "deterministic")
+    return ChatOptions(**{name: given[name] for name in same}, graphs=not given["no_graph"])
 
 
 def chat_options(invocation: typer.Context) -> "ChatOptions":
@@ -181,9 +217,27 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
     )
 
 
+def backend_for(model: str, options: "ChatOptions", no_server: bool) -> "Backend":
+    """What answers: the server of this machine where one runs that computes as `options` say, else an engine here."""
+    if not no_server:
+        from chatterm.channel.runtime import has_socket
+
+        if has_socket():
+            from chatterm.backends.attach import attached
+
+            backend, why = attached(model, options)
+            if backend is not None:
+                return backend
+            if why:
+                print(f"chatterm: {one_line(why, 400)}", file=sys.stderr)
+    from chatterm.backends.local import LocalBackend
+
+    return LocalBackend(model, options)
+
+
 def decided(invocation: typer.Context) -> set[str]:
     """The fields of ChatOptions that the command line decides, whatever the settings say."""
-    names = ("device", "context", "threads", "system", "think", "think_cache")
+    names = {"device", "context", "threads", "system", "think", "think_cache"} & invocation.params.keys()
     return {name for name in names if is_given(invocation, name)}
 
 

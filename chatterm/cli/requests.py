@@ -7,13 +7,14 @@ from hashlib import sha256
 from typing import Any, BinaryIO, Literal, cast
 
 from chatterm.backends.backend import EngineError, Message, Outcome, Request, ThinkMode
+from chatterm.cli.constraints import of_format
 from chatterm.cli.oneshot import json_of
 
 LINE_LIMIT = 16 * 1024 * 1024
 """Bytes of one line that are read at most: far beyond any model's context."""
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTEGERS = ("top_k", "max_tokens", "seed")
-_FIELDS = ("prompt", "messages", "id", *_FLOATS, *_INTEGERS, "stop", "think")
+_FIELDS = ("prompt", "messages", "id", *_FLOATS, *_INTEGERS, "stop", "think", "response_format")
 _THINK: Mapping[Any, ThinkMode] = {True: "on", False: "off", "on": "on", "off": "off", "auto": "auto"}
 
 
@@ -131,6 +132,8 @@ def _request(fields: dict[str, Any]) -> Request:
     from engine.params import SamplingParams
 
     try:
+        if fields.get("response_format") is not None:
+            sampling["constraint"] = of_format(fields["response_format"])
         SamplingParams(**sampling)
     except EngineError as error:
         raise LineError(str(error)) from error

@@ -19,6 +19,8 @@ VERSION = 1
 _SESSION = ("title", "model", "system", "think", "think_cache", "sampling", "created", "updated")
 _EXCHANGE = tuple(field.name for field in fields(Exchange))
 _LARGEST = 2**31 - 1
+_OF_REQUESTS = ("logit_bias", "logprobs", "constraint")
+"""Fields of SamplingParams that no conversation keeps."""
 # JSON may hold these as they are, but a terminal obeys some and UTF-8 has no place for the others.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -136,6 +138,9 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
             raise SessionError("sampling: stop must be a list of strings.")
         values = values | {"stop": tuple(stop)}
     whole = ("top_k", "seed", "max_tokens")
+    known = [field.name for field in fields(SamplingParams) if field.name not in _OF_REQUESTS]
+    if not set(values) <= set(known):
+        raise SessionError(f"sampling contains an unknown setting; choose one of: {', '.join(known)}.")
     for name, value in values.items():
         if name == "stop" or (value is None and name in ("seed", "max_tokens")):
             continue
@@ -145,9 +150,6 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
         SamplingParams(**values)
     except EngineError as error:
         raise SessionError(f"sampling: {error}") from error
-    except TypeError:
-        known = ", ".join(field.name for field in fields(SamplingParams))
-        raise SessionError(f"sampling contains an unknown setting; choose one of: {known}.") from None
     return values
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import TypeVar
 
 import torch
@@ -106,9 +106,12 @@ def ends(cache: KVCache, spans: tuple[Span, ...]) -> tuple[Tensor, Tensor]:
 
     Both begin with 0.
     """
-    counts, stops = [span.count for span in spans], [span.stop for span in spans]
-    both = torch.tensor([[0, *accumulate(counts)], [0, *accumulate(stops)]], dtype=torch.int32)
-    q_ends, k_ends = both.to(cache.kv.device, non_blocking=True)
+    count = len(spans) + 1
+    # A kernel is compiled once more for what does not begin at a multiple of 16 bytes.
+    both = torch.zeros(2, -(-count // 4) * 4, dtype=torch.int32)
+    both[0, 1:count] = torch.tensor([span.count for span in spans]).cumsum(0)
+    both[1, 1:count] = torch.tensor([span.stop for span in spans]).cumsum(0)
+    q_ends, k_ends = both.to(cache.kv.device, non_blocking=True)[:, :count]
     return q_ends, k_ends
 
 

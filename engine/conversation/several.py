@@ -175,8 +175,8 @@ class Several:
             if self._stopped and index != self._only:  # in between
                 sequence.cancelled = True
 
-        output = self._engine.output(prompt.params, prompt.inside_think)
         try:
+            output = self._engine.output(prompt.params, prompt.inside_think)
             self._engine.start(prompt.rows, prompt.params, output, None, prompt.origin, follow)
         except EngineError as error:
             self._running.pop(index, None)

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
 from engine.attention.triton import TritonBackend
-from engine.batch import Span, StepBatch
+from engine.batch import Recorded, Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu import products
 from engine.execute.cpu.executor import NativeDecoder, unsupported
@@ -108,6 +108,12 @@ class Runner:
     def firsts(self) -> int:
         """Steps so far that took longer than they will from now on, because something was compiled or recorded."""
         return self._padded.firsts if self._padded is not None else 0
+
+    @property
+    def recorded(self) -> Recorded:
+        """What prompts are padded to. Deterministic steps are not told of: where a slab ends matters there."""
+        padded = self._padded
+        return Recorded() if padded is None or padded.deterministic else padded.recorded
 
     @property
     def all_native(self) -> bool:

@@ -4,14 +4,29 @@ The plain twin, on any device, is `engine/sampling/sampler.py`.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.params import SamplingParams
+from engine.sampling.sampler import Drawn
 
-Draw = Literal["race", "any"]
+
+class Draw(NamedTuple):
+    """What the launches of a draw can do: `Draw()` everything. What nobody needs is left out, and costs nothing."""
+
+    race: bool = False
+    """Every slot draws from all tokens, or greedily: there is no other kind."""
+    edits: bool = True
+    """Some have a bias or a constraint."""
+    tells: bool = True
+    """Some ask for log-probabilities."""
+
+
+ALL = Draw()
 HISTORY = 64
 """Tokens of a slot that the host can still read."""
 
@@ -35,27 +50,39 @@ class DeviceSampler:
         """
         import triton
 
-        from engine.kernels.triton import ranking, sampling
+        from engine.kernels.triton import edits, ranking, sampling
         from engine.kernels.triton.launch import split_alike
 
         self._kernels = sampling
+        self._edits = edits
         self._most_ranked = ranking.MAX_NARROW.value
         self._split_alike = split_alike
         self.vocab_size = vocab_size
         self.pdl = pdl
         self.token = torch.full((slots,), -1, dtype=torch.int64, device=device)
         """The newest token of each slot; -1 where the logits held NaN or their maximum was not finite."""
-        self.history = torch.full((slots, HISTORY), -1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        pinned = device.type == "cuda"
+        self.history = torch.full((slots, HISTORY), -1, dtype=torch.int32, pin_memory=pinned)
         """The token of step s (its number within the answer) of a slot at [slot, s % 64], in memory that the host
         reads directly once that step has ended."""
-        self.marks = torch.zeros(slots, vocab_size, dtype=torch.uint8, device=device)
-        """1 for tokens of prompt and answer, 3 for tokens of the answer; only kept where a penalty needs it."""
-        # One row of bytes a slot, so that one copy loads it: three int64, then six fp32.
+        self.marks = torch.zeros(slots, vocab_size, dtype=torch.int16, device=device)
+        """1 for tokens of prompt and answer, and 2 for each time in the answer; only kept where a penalty needs it."""
+        self.masks = torch.zeros(slots, -(-vocab_size // 32), dtype=torch.int32, pin_memory=pinned)
+        """One bit for each token that may be drawn, where a slot has a constraint; kernels read it from the host."""
+        self._read: NDArray[np.int32] = self.history.numpy()
+        self._words: NDArray[np.int32] = self.masks.numpy()
+        told = (slots, HISTORY, edits.PLACES.value)
+        self._chances = torch.zeros(told, pin_memory=pinned)
+        self._others = torch.zeros(told, dtype=torch.int32, pin_memory=pinned)
+        self._told = self._chances.numpy(), self._others.numpy()
+        self._biased = torch.zeros(slots, edits.BIASED.value, dtype=torch.int32, device=device)
+        self._bias = torch.zeros(slots, edits.BIASED.value, device=device)
+        # One row of bytes a slot, so that one copy loads it: three int64, then ten fp32.
         self._state = torch.zeros(slots, sampling.NUMBERS.value, dtype=torch.int64, device=device)
         self._settings = self._state.view(torch.float32)[:, 6:]
         self.step = self._state[:, 1]
         """int64 [slots]: tokens of the answer so far; with the seed it determines the next draw."""
-        self._races = [True] * slots
+        self._needs = [Draw(True, False, False)] * slots
         # A block is what one program reads: small for many programs, and enough for 16 bytes a thread.
         self._block = 2048
         self._parts = triton.cdiv(vocab_size, sampling.PART.value)
@@ -68,6 +95,12 @@ class DeviceSampler:
         self._names = torch.zeros(rows, self._places, dtype=torch.int32, device=device)
         self._masses = torch.zeros(rows, triton.next_power_of_2(self._blocks), device=device)
         self._arrived = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._parts_told = triton.cdiv(vocab_size, edits.BLOCK.value)
+        self._room_told = triton.next_power_of_2(self._parts_told * edits.MOST.value)
+        parts = rows * self._parts_told
+        self._told_parts = torch.zeros(2, parts, device=device)
+        self._told_values = torch.zeros(parts * edits.MOST.value, device=device)
+        self._told_names = torch.zeros(parts * edits.MOST.value, dtype=torch.int32, device=device)
 
     def load(
         self,
@@ -79,43 +112,81 @@ class DeviceSampler:
     ) -> None:
         """Serve a sequence in a slot from the next `sample` on; what was enqueued before is not touched.
 
-        It only enqueues, on the current stream. `seed` (0 to 2^63 - 1) is used whatever `params.seed` says.
+        It only enqueues, on the current stream. `seed` (0 to 2^63 - 1) is used whatever `params.seed` says. With a
+        constraint its `words` have to be written before each `sample`.
         """
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else 0
         if params.temperature == 0.0 or (top_k == 0 and params.top_p >= 1.0):
             kind = self._kernels.RACE
         else:
             kind = self._kernels.NARROW if 1 <= top_k <= self._most_ranked else self._kernels.WIDE
-        self._races[slot] = kind is self._kernels.RACE
+        edits = bool(params.logit_bias) or params.constraint is not None
+        self._needs[slot] = Draw(kind is self._kernels.RACE, edits, params.logprobs is not None)
         # 0 is greedy; what is above must not become 0 or divide to infinity in fp32.
         temperature = max(params.temperature, 1e-30) if params.temperature else 0.0
         settings = [temperature, params.top_p, params.min_p]
-        settings += [params.repetition_penalty, params.presence_penalty, kind.value]
-        state = torch.tensor([seed, len(generated_ids), top_k or self.vocab_size, 0, 0, 0])
+        settings += [params.repetition_penalty, params.presence_penalty, kind.value, params.frequency_penalty]
+        settings += [len(params.logit_bias), params.constraint is not None]
+        settings += [-1 if params.logprobs is None else min(params.logprobs, self.vocab_size)]
+        state = torch.tensor([seed, len(generated_ids), top_k or self.vocab_size, 0, 0, 0, 0, 0])
         state.view(torch.float32)[6:] = torch.tensor(settings)
         self._send(state, self._state[slot])
-        if params.repetition_penalty != 1.0 or params.presence_penalty != 0.0:
+        if params.logit_bias:
+            count = len(params.logit_bias)
+            self._send(torch.tensor([*params.logit_bias], dtype=torch.int32), self._biased[slot, :count])
+            self._send(torch.tensor([*params.logit_bias.values()]).float(), self._bias[slot, :count])
+        if (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        ):
             self._mark(self.marks[slot], prompt_ids, generated_ids)
 
+    def words(self, slot: int) -> NDArray[np.int32]:
+        """The mask of a slot. What is written here holds for every `sample` that has not run."""
+        words: NDArray[np.int32] = self._words[slot]
+        return words
+
     def draw(self, slots: Iterable[int]) -> Draw:
-        """Which draw serves these slots fastest; "any" is always right."""
-        return "race" if all(self._races[slot] for slot in slots) else "any"
+        """Which draw serves these slots fastest; `Draw()` is always right."""
+        needs = [self._needs[slot] for slot in slots]
+        return Draw(
+            all(need.race for need in needs),
+            any(need.edits for need in needs),
+            any(need.tells for need in needs),
+        )
+
+    def drawn(self, tokens: Sequence[tuple[int, int, int | None]]) -> list[Drawn]:
+        """Tokens whose steps have ended, of each the slot, the number in its answer and `SamplingParams.logprobs`."""
+        slots = [slot for slot, _, _ in tokens]
+        places = [number % HISTORY for _, number, _ in tokens]
+        ids = self._read[slots, places].tolist()
+        return [
+            Drawn(id) if count is None or id < 0 else Drawn(id, *self._told_of(slot, place, count))
+            for id, slot, place, (_, _, count) in zip(ids, slots, places, tokens, strict=True)
+        ]
+
+    def _told_of(self, slot: int, place: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+        chances, others = (told[slot, place].tolist() for told in self._told)
+        last = 1 + min(count, self.vocab_size)
+        return chances[0], tuple(zip(others[1:last], chances[1:last], strict=True))
 
     def sample(
-        self, logits: Tensor, active: Tensor, counters: Tensor | None = None, draw: Draw = "any"
+        self, logits: Tensor, active: Tensor, counters: Tensor | None = None, draw: Draw = ALL
     ) -> None:
         """Enqueue: the tokens of the slots `active` int32 [rows] from logits [rows, vocab], any float dtype.
 
         A slot of -1 is a row that is nobody's; no slot comes twice, and nothing that overlaps this kernel writes
         `active`. The tokens also go into the marks and `history`, and `step` and every entry of a slot's counters
-        (int64 [slots, n], contiguous) go up by 1. `draw` "race": every slot here draws from all tokens, or greedily.
+        (int64 [slots, n], contiguous) go up by 1. `draw` has to serve every slot here.
         """
         rows = logits.shape[0]
         if rows > len(self._arrived):
             raise ValueError(f"There are {rows} rows to sample, and room for {len(self._arrived)}.")
+        edited = self._edit(logits, active) if draw.edits else logits
         arguments = (
-            logits,
-            logits.stride(0) if rows > 1 else 0,  # 0: loads of 16 bytes, whatever the vocabulary
+            edited,
+            edited.stride(0) if rows > 1 else 0,  # 0: loads of 16 bytes, whatever the vocabulary
             active,
             self.marks,
             self._settings,
@@ -135,18 +206,73 @@ class DeviceSampler:
             "GROUPS": self._groups,
             "SLOTS": HISTORY,
             "COUNTERS": 0 if counters is None else counters.shape[1],
-            "PDL": self.pdl,
-            **({"launch_pdl": True} if self.pdl else {}),
+            **self._overlapping,
         }
-        if draw == "race":
+        if draw.race:
             kernel = self._kernels.race_kernel[(self._parts, rows)](*arguments, **constants, num_warps=4)
             self._split_alike(kernel)
-            return
-        for look, finish in [(True, True)] if rows <= ONE_LAUNCH else [(True, False), (False, True)]:
-            kernel = self._kernels.sampling_kernel[(self._blocks if look else 1, rows)](
-                *arguments, **constants, BLOCK=self._block, LOOK=look, FINISH=finish, num_warps=16
-            )
-            self._split_alike(kernel)
+        else:
+            for look, finish in [(True, True)] if rows <= ONE_LAUNCH else [(True, False), (False, True)]:
+                kernel = self._kernels.sampling_kernel[(self._blocks if look else 1, rows)](
+                    *arguments, **constants, BLOCK=self._block, LOOK=look, FINISH=finish, num_warps=16
+                )
+                self._split_alike(kernel)
+        if draw.tells:
+            self._tell(logits, active)
+
+    @property
+    def _overlapping(self) -> dict[str, Any]:
+        return {"PDL": self.pdl, **({"launch_pdl": True} if self.pdl else {})}
+
+    def _edit(self, logits: Tensor, active: Tensor) -> Tensor:
+        """Logits fp32 [rows, vocab] with the biases and the masks of their slots."""
+        edited = torch.empty(logits.shape, device=logits.device)
+        kernels, rows = self._edits, logits.shape[0]
+        kernel = kernels.edit_kernel[(self._parts_told, rows)](
+            logits,
+            logits.stride(0) if rows > 1 else 0,
+            active,
+            self._settings,
+            self._biased,
+            self._bias,
+            self.masks,
+            edited,
+            VOCAB=self.vocab_size,
+            WORDS=self.masks.shape[1],
+            PITCH=2 * self._kernels.NUMBERS.value,
+            **self._overlapping,
+            num_warps=4,
+        )
+        self._split_alike(kernel)
+        return edited
+
+    def _tell(self, logits: Tensor, active: Tensor) -> None:
+        """Write the log-probabilities of the tokens that were just drawn."""
+        kernels, rows, numbers = self._edits, logits.shape[0], self._kernels.NUMBERS.value
+        stride = logits.stride(0) if rows > 1 else 0
+        parts = (*self._told_parts, self._told_values, self._told_names)
+        constants = {"PITCH": 2 * numbers, "BLOCKS": self._parts_told, **self._overlapping}
+        kernel = kernels.chances_kernel[(self._parts_told, rows)](
+            logits, stride, active, self._settings, *parts, VOCAB=self.vocab_size, **constants, num_warps=8
+        )
+        self._split_alike(kernel)
+        kernel = kernels.tell_kernel[(rows,)](
+            logits,
+            stride,
+            active,
+            self._settings,
+            self._state,
+            *parts,
+            self.token,
+            self._chances,
+            self._others,
+            NUMBERS=numbers,
+            SLOTS=HISTORY,
+            ROOM=self._room_told,
+            **constants,
+            num_warps=8,
+        )
+        self._split_alike(kernel)
 
     def _mark(self, marks: Tensor, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
         from engine.kernels.triton import scores
@@ -155,8 +281,9 @@ class DeviceSampler:
         there = torch.empty_like(ids, device=marks.device)
         self._send(ids, there)
         marks.zero_()
-        marks.index_fill_(0, there[: len(prompt_ids)], scores.SEEN.value)
-        marks.index_fill_(0, there[len(prompt_ids) :], scores.GENERATED.value)
+        marks.index_fill_(0, there, scores.SEEN.value)
+        generated = there[len(prompt_ids) :]
+        marks.index_add_(0, generated, torch.full_like(generated, scores.GENERATED.value, dtype=torch.int16))
 
     def _send(self, values: Tensor, to: Tensor) -> None:
         """Copy to the device without waiting. Pinned memory is not used again before the copy has been made."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from secrets import randbits
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,15 @@ from engine.params import SamplingParams
 
 LEAST_TEMPERATURE = 1e-30
 """What a smaller one does is the same."""
+
+
+class Drawn(NamedTuple):
+    """A token that was drawn, and what `SamplingParams.logprobs` asks for."""
+
+    token_id: int
+    """-1 where the logits are no numbers."""
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -31,7 +41,9 @@ class SamplerState:
     seen: Tensor | None
     """bool [vocab]: tokens of the prompt and the answer; None without a repetition penalty."""
     generated: Tensor | None
-    """bool [vocab]: tokens of the answer; None without a presence penalty."""
+    """int32 [vocab]: how often each token is in the answer; None without a presence or frequency penalty."""
+    biased: tuple[Tensor, Tensor] | None
+    """int64 [n], fp32 [n]: tokens, and what is added to their logits; None without a bias."""
     room: Tensor | None
     """fp32 [vocab] for the native kernels; None where they do not draw."""
 
@@ -49,7 +61,7 @@ class SamplerState:
         `earlier` are the tokens at the end of `prompt` that belong to the answer: it is one that goes on.
         """
         seed = randbits(63) if params.seed is None else params.seed
-        generator = seen = generated = room = None
+        generator = seen = generated = biased = room = None
         if params.temperature > 0.0:
             if device.type != "cpu":
                 generator = torch.Generator(device)
@@ -58,29 +70,40 @@ class SamplerState:
         if params.repetition_penalty != 1.0:
             seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             seen[torch.tensor(prompt, dtype=torch.int64, device=device)] = True
-        if params.presence_penalty != 0.0:
-            generated = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            generated[torch.tensor(earlier, dtype=torch.int64, device=device)] = True
-        return cls(params, seed, len(earlier), generator, seen, generated, room)
+        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+            ids = torch.tensor(earlier, dtype=torch.int64)
+            generated = torch.bincount(ids, minlength=vocab_size).to(device, torch.int32)
+        if params.logit_bias:
+            ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=device)
+            biased = ids, torch.tensor(list(params.logit_bias.values()), device=device)
+        return cls(params, seed, len(earlier), generator, seen, generated, biased, room)
 
     def note(self, token_id: int) -> None:
         """Remember a token of the answer, at least 0."""
-        for mask in (self.seen, self.generated):
-            if mask is not None:
-                mask[token_id] = True
+        if self.seen is not None:
+            self.seen[token_id] = True
+        if self.generated is not None:
+            self.generated[token_id] += 1
+
+    def skip(self, token_id: int) -> None:
+        """The next token is this one, and nothing is drawn."""
+        self.step += 1
+        self.note(token_id)
 
 
-def sample(logits: Tensor, state: SamplerState) -> int:
+def sample(logits: Tensor, state: SamplerState, mask: Tensor | None = None) -> int:
     """The next token id for logits [vocab] of any float dtype; -1 where they are no numbers. It is a step of `state`.
 
-    In this order: repetition penalty, presence penalty, temperature, top-k, top-p, min-p; then one draw from
-    what is left. Temperature 0 takes the most likely token after the penalties. Raises NativeError when memory is
-    short.
+    In this order: bias, mask, repetition penalty, presence penalty, frequency penalty, temperature, top-k, top-p,
+    min-p; then one draw from what is left. `mask` is int32 [(vocab + 31) / 32] on the same device: a token is allowed
+    where its bit is set. Temperature 0 takes the most likely token after the penalties. Raises NativeError when memory
+    is short.
     """
     params = state.params
     seed = draw_seed(state.seed, state.step)
     state.step += 1
-    logits = penalise(logits.float(), state)
+    logits = edit(logits.float(), state, mask)
+    logits = penalise(logits, state)
     if params.temperature == 0.0:
         return likeliest(logits)
     if state.room is not None:
@@ -95,13 +118,51 @@ def sample(logits: Tensor, state: SamplerState) -> int:
     return choice if ids is None else int(ids[choice])
 
 
+def log_chances(logits: Tensor, token_id: int, count: int) -> Drawn:
+    """The token, its log-probability in logits [vocab] as they are, and the `count` likeliest ones and theirs.
+
+    Of equals the lower id comes first.
+    """
+    if token_id < 0:
+        return Drawn(token_id)
+    logits = logits.float()
+    whole = logits.logsumexp(-1)
+    # All that equal the last one are looked at: topk takes any of them.
+    least = logits.topk(count).values[-1] if count else logits.new_tensor(math.inf)
+    ids = (logits >= least).nonzero().squeeze(1)
+    values, order = logits[ids].sort(descending=True, stable=True)
+    chosen = float(logits[token_id] - whole)
+    top = zip(ids[order[:count]].tolist(), (values[:count] - whole).tolist(), strict=True)
+    return Drawn(token_id, chosen, tuple(top))
+
+
+def edit(logits: Tensor, state: SamplerState, mask: Tensor | None) -> Tensor:
+    """fp32 logits [vocab] with the bias of `state`, and -inf where the mask allows nothing."""
+    if state.biased is not None:
+        ids, bias = state.biased
+        logits = logits.index_add(0, ids, bias)
+    if mask is None:
+        return logits
+    if logits.device.type == "cpu" and native.problem() is None:
+        return native.masked(logits, mask)
+    return logits.masked_fill(~allowed(mask, len(logits)), -math.inf)
+
+
+def allowed(mask: Tensor, vocab_size: int) -> Tensor:
+    """bool [vocab_size] of the bits of a mask."""
+    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
+    return ((mask[:, None] >> bits) & 1).bool().flatten()[:vocab_size]
+
+
 def penalise(logits: Tensor, state: SamplerState) -> Tensor:
-    """Logits [vocab] with the repetition and the presence penalty of `state`."""
+    """Logits [vocab] with the repetition, the presence and the frequency penalty of `state`."""
     if state.seen is not None:
         logits = penalise_repetition(logits, state.seen, state.params.repetition_penalty)
     if state.generated is not None:
         ids = state.generated.nonzero().squeeze(1)
-        logits = logits.index_copy(0, ids, logits[ids] - state.params.presence_penalty)
+        # One after the other, as the kernels do it.
+        left = logits[ids] - state.params.presence_penalty
+        logits = logits.index_copy(0, ids, left - state.params.frequency_penalty * state.generated[ids])
     return logits
 
 

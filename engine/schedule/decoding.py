@@ -1,10 +1,17 @@
 """The sequences in the slots of a decode runner; the host looks on one step behind.
 
     device   | step i: tokens i-1 -> tokens i | a chunk of a prompt | step i+1: tokens i -> tokens i+1 | ...
-    host     | launch i+1, enqueue the chunk, wait for tokens i | their text, their events; launch i+2 ...
+    host     | launch i+1, wait for tokens i | their text, their events; enqueue a chunk; launch i+2 ...
 
 The device never waits for the host, and a sequence that joins or leaves holds up nobody. Where a token turns out to be
 the last of its sequence, the one after was launched already and is thrown away.
+
+What a constrained sequence may draw depends on its token before. Where there is one in the step, the draws are enqueued
+apart: while the device computes the logits of step i+1, which takes far longer, the host reads tokens i and writes the
+masks. So nobody waits here either.
+
+    device   | logits i+1: tokens i -> ...                     | draws: tokens i+1 | logits i+2 ...
+    host     | wait for tokens i, masks; enqueue the draws     | their text, their events; launch i+2 ...
 """
 
 from collections import deque
@@ -16,6 +23,7 @@ from torch import Tensor
 
 from engine.cache.blocks import BlockManager
 from engine.execute.cuda.decode_runner import DecodeRunner
+from engine.sampling.sampler import Drawn
 from engine.schedule.sequence import Sequence
 
 
@@ -33,6 +41,10 @@ class Decoding:
     joined: set[Sequence] = field(default_factory=set)
     in_flight: deque[set[Sequence]] = field(default_factory=deque)
     """For each `join` and `launch` that was not read, oldest first, the sequences that still want its tokens."""
+    undrawn: set[Sequence] | None = None
+    """The same for a step that was launched, and whose draws are not enqueued yet."""
+    behind: int = 0
+    """How many of the newest of those in flight came after the last `launch`."""
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
         """Decode `sequence` from now on, all of whose rows are computed; without logits, all but the last one."""
@@ -41,31 +53,71 @@ class Decoding:
         self.joined.add(sequence)
         if logits is not None:
             self.in_flight.append({sequence})
+            self.behind += 1
 
-    def launch(self, sequences: list[Sequence]) -> None:
-        """Enqueue a step of these."""
-        self.runner.launch(sequences)
-        self.in_flight.append(set(sequences))
+    def launch(self, sequences: list[Sequence]) -> bool:
+        """Enqueue a step of these. True: its draws wait for the tokens before; `read` enqueues them."""
+        self.undrawn, self.behind = None, 0
+        waits, wanted = self.runner.launch(sequences), set(sequences)
+        if waits:
+            self.undrawn = wanted
+        else:
+            self.in_flight.append(wanted)
         for sequence in sequences:
             sequence.unread += 1
             if sequence.unread == 1:
                 self._commit(sequence)
+        return waits
 
-    def read(self, ahead: int, take: Callable[[Sequence, int], None]) -> None:
-        """Wait for tokens and have `take` take them, until the newest `ahead` of what is in flight are left."""
-        while len(self.in_flight) > ahead:
+    def read(
+        self,
+        ahead: int,
+        take: Callable[[Sequence, Drawn], None],
+        failed: Callable[[Sequence, Exception], None],
+    ) -> None:
+        """Wait for tokens and have `take` take them, until the newest `ahead` of what is in flight are left.
+
+        Draws that wait for these tokens are enqueued before they are taken; `failed` gets who cannot go on.
+        """
+        before: list[tuple[Sequence, Drawn]] = []
+        while len(self.in_flight) + (self.undrawn is not None) > ahead:
             wanted = self.in_flight.popleft()
-            for sequence, token in self.runner.read():
-                if sequence in wanted:
-                    sequence.unread -= 1
-                    take(sequence, token)
-                    self._commit(sequence)
+            self.behind = min(self.behind, len(self.in_flight))
+            drawn = [(sequence, token) for sequence, token in self.runner.read() if sequence in wanted]
+            if self.undrawn is not None:
+                before += drawn
+            else:
+                self._take(drawn, take)
+        if self.undrawn is not None:
+            self._draw(before, failed)
+            self._take(before, take)
+
+    def _take(self, drawn: list[tuple[Sequence, Drawn]], take: Callable[[Sequence, Drawn], None]) -> None:
+        for sequence, token in drawn:
+            if sequence.joined:
+                sequence.unread -= 1
+                take(sequence, token)
+                self._commit(sequence)
+
+    def _draw(
+        self, drawn: list[tuple[Sequence, Drawn]], failed: Callable[[Sequence, Exception], None]
+    ) -> None:
+        """Enqueue the draws of the step that was launched, whose sequences have drawn these before."""
+        for sequence, token in drawn:
+            try:
+                self.runner.guide(sequence, token.token_id)
+            except Exception as error:  # noqa: BLE001 - it is this sequence's alone
+                failed(sequence, error)
+        self.runner.draw()
+        assert self.undrawn is not None
+        self.in_flight.append(self.undrawn)
+        self.undrawn = None
 
     def leave(self, sequence: Sequence) -> None:
         """Give the slot of `sequence` back; its tokens that were not read are thrown away."""
         self.joined.remove(sequence)
         sequence.joined, sequence.unread = False, 0
-        for wanted in self.in_flight:
+        for wanted in [*self.in_flight, self.undrawn or set()]:
             wanted.discard(sequence)
         self.runner.leave(sequence)
 
@@ -86,4 +138,5 @@ class Decoding:
             assert sequence.unread == waited <= 2, (
                 f"{sequence.unread} tokens are unread, {waited} are waited for"
             )
+        assert self.undrawn is None, "draws were not enqueued"
         assert all(wanted <= self.joined for wanted in self.in_flight), "somebody waits who has left"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine.events import Kind, TokenEvent
 from engine.schedule.channels import ChannelTracker
+from engine.schedule.guide import Guide
 from engine.schedule.reasoning import ThinkTracker
 from models.text.tokenizer import TextStream
 
@@ -23,6 +24,8 @@ class Output:
     stop: tuple[str, ...] = ()
     stopped: bool = False
     """A stop string was found."""
+    guide: Guide | None = None
+    """What may be sampled, where the answer has to match a constraint."""
     reasoning_tokens: int = 0
     kind: Kind = "answer"
     """Of the latest token, and so of the text held back."""

@@ -14,6 +14,7 @@ from engine.cache.rows import Rows
 from engine.events import FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState
+from engine.schedule.guide import Guide, Words, only
 from engine.schedule.output import Output
 
 
@@ -94,6 +95,8 @@ class Sequence:
     """The tokens of the answer; the last ones of `rows`."""
     earlier: int = 0
     """How many of them were there before: the sequence goes on with an answer."""
+    told: int = 1
+    """How many tokens the last draw gave: the one drawn, and those that a constraint forces after it."""
     seed: int = 0
     """With the number of tokens generated it is the state of sampling; drawn where the request gives none."""
     created: float = field(default_factory=perf_counter)
@@ -105,6 +108,11 @@ class Sequence:
         self.prompt_tokens, self.earlier = len(self.rows), len(self.generated)
         given = self.params.seed if self.params is not None else None
         self.seed = randbits(63) if given is None else given
+
+    @property
+    def guide(self) -> Guide | None:
+        """What may be sampled next; None: anything."""
+        return self.output.guide if self.output is not None else None
 
     @property
     def computed(self) -> int:
@@ -124,8 +132,23 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Its newest token is all that is yet to be computed."""
-        return self.pending == 1 and len(self.generated) > self.earlier
+        """What the last draw gave is all that is yet to be computed."""
+        return 1 <= self.pending <= self.told and len(self.generated) - self.earlier >= self.pending
+
+    def allow(self, words: Words, drawn: int | None = None) -> None:
+        """Write which tokens may follow what is known of the answer, or `drawn`, which was drawn after it.
+
+        Only for a sequence with a guide. Tokens that were told before are the only ones where they come again. Raises
+        EngineError where the constraint cannot be followed.
+        """
+        guide, told_before = self.guide, self.known[int(drawn is not None) :]
+        assert guide is not None
+        if told_before:
+            return only(words, told_before[0])
+        guide.follow(self.generated)
+        if drawn is not None:
+            guide.push(self.known[0] if self.known else drawn)
+        return guide.fill(words)
 
     def rewind(self) -> None:
         """Go back to where the rows that are present end, to decode from there: so every row is what it was."""

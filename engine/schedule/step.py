@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -14,7 +15,7 @@ from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.execute.cuda.decode_runner import DecodeRunner
 from engine.execute.runner import Runner
-from engine.sampling.sampler import SamplerState, sample
+from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
 from engine.schedule.busy import Others
 from engine.schedule.chunk_pace import ChunkPace, ChunkTimer
 from engine.schedule.decoding import Decoding
@@ -22,6 +23,11 @@ from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Chunk, Scheduler, Step
 from engine.schedule.sequence import Priority, Sequence, Status
 from models.load import is_out_of_memory
+
+MOST_FORCED = 64
+"""Tokens that a constraint puts in at once; what it forces beyond them comes with the next token."""
+FEWEST_FORCED = 4
+"""So many at least, where it takes leaving a slot and getting one again."""
 
 
 @dataclass(slots=True)
@@ -49,15 +55,14 @@ class EngineStep:
     others: Others = field(default_factory=Others)
     alone: bool = False
     """Whether idle work keeps to one core now."""
+    jumps: bool = True
+    """Whether rows of an answer in a slot may be computed as a prompt's are."""
+    _guided: list[Sequence] = field(default_factory=list)
+    """Constrained sequences in slots whose tokens were just read."""
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
-            self.timer = ChunkTimer(self._timed)
-
-    def _timed(self, rows: int, cost: float, seconds: float) -> None:
-        self.chunk_pace.saw(cost, seconds)
-        if self.cache.host is not None:
-            self.cache.host.costs.saw(rows, seconds)
+            self.timer = ChunkTimer()
 
     def decode_with(self, runner: DecodeRunner[Sequence]) -> None:
         """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
@@ -70,7 +75,9 @@ class EngineStep:
         return self.scheduler.has_work or (self.decoding is not None and bool(self.decoding.in_flight))
 
     def step(self) -> None:
-        """Launch a decode step, enqueue chunks of prompts behind it, and read the tokens of the decode step before.
+        """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
+
+        These are read sooner where the draws of the step depend on them.
 
         What goes wrong ends those whose work it was, so that nobody is left waiting.
         """
@@ -80,7 +87,10 @@ class EngineStep:
         with self._ending(lambda: [*scheduler.waiting, *scheduler.running]):
             self._judge_host()
             self.alone = self.device.type == "cpu" and self.others.are_busy()
-            scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, self.chunk_pace.rows
+            if self.timer is not None:
+                self.timer.read()
+            pace = self.chunk_pace
+            scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, (pace.rows, pace.cost)
             step = scheduler.next_step()
         self._report_finished()
         for sequence in step.joining:
@@ -88,19 +98,29 @@ class EngineStep:
                 self._join(sequence, None)
         # Who joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
+        behind = decoding.behind if decoding is not None else 0
         if decoding is not None and launched:
             with self._ending(lambda: [*decoding.joined]):
-                decoding.launch(launched)
+                if decoding.launch(launched):
+                    decoding.read(1, self._took, self._failed)
+        # Tokens are told before a chunk is enqueued, which may take the host as long as the device. Those that were
+        # drawn behind the last chunk are not waited for before that: the next tokens would be late.
+        self._read(behind + bool(launched))
         if step.chunks:
             with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
                 drawn = self._run(step.chunks)
-        if decoding is not None and decoding.in_flight:
-            with self._ending(lambda: [*decoding.joined]):
-                decoding.read(1 if launched else 0, self._took)
+        self._read(int(bool(launched)))
+        self._jump_ahead()
         for sequence, logits in drawn:
             with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
                 self._draw(sequence, logits)
         self._report_finished()
+
+    def _read(self, ahead: int) -> None:
+        decoding = self.decoding
+        if decoding is not None and decoding.in_flight:
+            with self._ending(lambda: [*decoding.joined]):
+                decoding.read(ahead, self._took, self._failed)
 
     @contextmanager
     def _ending(self, sequences: Callable[[], Iterable[Sequence]]) -> Iterator[None]:
@@ -114,14 +134,13 @@ class EngineStep:
     def _run(self, chunks: list[Chunk]) -> list[tuple[Sequence, torch.Tensor]]:
         """Compute chunks. Returns the sequences whose next token is drawn now, and logits [vocab] of each."""
         idle = chunks[0].sequence.priority is Priority.IDLE
-        cost, prompts = self.scheduler.row_cost.cost, [c for c in chunks if not c.sequence.decodes]
-        of_prompts = sum(cost(chunk.start, chunk.count) for chunk in prompts)
+        prompts = Step(chunks=chunks).prompts
         count = sum(chunk.count for chunk in chunks)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         batch = StepBatch(tuple(chunk.span for chunk in chunks))
         self._share_cores(batch, idle)
         began = perf_counter()
-        logits = self._logits(count, of_prompts, batch)
+        logits = self._logits(prompts, batch)
         self.scheduler.done(Step(chunks=chunks))
         if idle and self.device.type == "cuda":
             # Otherwise chunk after chunk is queued, and a person waits for all of them.
@@ -135,13 +154,14 @@ class EngineStep:
                 self.decode_s = seconds
             else:
                 decoding = self.decode_s if len(prompts) < len(chunks) else 0.0
-                self.chunk_pace.saw(of_prompts, seconds - decoding)
+                self._saw(prompts, seconds - decoding)
         return list(zip(sampling, logits, strict=True))
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
         """The first token after a chunk, from logits [vocab]. In the decode runner it is drawn, and not waited for."""
         if self.decoding is None:
             self._take(sequence, self._sample(sequence, logits))
+            self._jump(sequence)
         else:
             self._join(sequence, logits)
 
@@ -155,14 +175,19 @@ class EngineStep:
         if sequence.status is Status.RUNNING:
             self.decoding.join(sequence, logits)
 
-    def _took(self, sequence: Sequence, token_id: int) -> None:
+    def _took(self, sequence: Sequence, drawn: Drawn) -> None:
         try:
             if sequence.known:
-                self._take_again(sequence, token_id)
+                self._take_again(sequence, drawn.token_id)
             else:
-                self._take(sequence, token_id)
+                self._take(sequence, drawn)
+            if sequence.guide is not None:
+                self._guided.append(sequence)
         except Exception as error:  # noqa: BLE001 - as above, and the others have their tokens
             self.scheduler.finish(sequence, None, error)
+
+    def _failed(self, sequence: Sequence, error: Exception) -> None:
+        self.scheduler.finish(sequence, None, error)
 
     def _take_again(self, sequence: Sequence, token_id: int) -> None:
         """A token that was told before. Should another one be drawn now, the next step is told which it was."""
@@ -177,14 +202,23 @@ class EngineStep:
     def _idle_pace(self) -> IdlePace:
         return self.pace_alone if self.alone else self.pace
 
-    def _logits(self, rows: int, cost: float, batch: StepBatch) -> list[torch.Tensor]:
+    def _logits(self, prompts: list[Chunk], batch: StepBatch) -> list[torch.Tensor]:
         if self.timer is None:
             return self.runner.run(batch)
         firsts = self.runner.firsts
-        logits = self.timer.of(rows, cost, lambda: self.runner.run(batch))
+        logits = self.timer.of(partial(self._saw, prompts), lambda: self.runner.run(batch))
         if self.runner.firsts != firsts:
             self.timer.forget()
         return logits
+
+    def _saw(self, prompts: list[Chunk], seconds: float) -> None:
+        """A batch of these took so long."""
+        scheduler, rows = self.scheduler, sum(chunk.count for chunk in prompts)
+        computed = scheduler.recorded.computed(len(prompts), rows)
+        cost = sum(scheduler.row_cost.cost(chunk.start, chunk.count) for chunk in prompts)
+        self.chunk_pace.saw(computed, cost + computed - rows, seconds)
+        if self.cache.host is not None and self.timer is not None:
+            self.cache.host.costs.saw(rows, seconds)
 
     def _judge_host(self) -> None:
         """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
@@ -211,22 +245,65 @@ class EngineStep:
         if torch.get_num_threads() != wanted:
             torch.set_num_threads(wanted)
 
-    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> int:
+    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> Drawn:
         """The next token; -1 where the logits are not numbers."""
-        assert sequence.params is not None
+        params, guide = sequence.params, sequence.guide
+        assert params is not None
         if sequence.sampler is None:
-            params = replace(sequence.params, seed=sequence.seed)
+            seeded = replace(params, seed=sequence.seed)
             sequence.sampler = SamplerState.create(
-                params, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
+                seeded, sequence.rows.token_ids, logits.shape[-1], logits.device, sequence.generated
             )
-        token_id = sample(logits, sequence.sampler)
+        mask = None
+        if guide is not None:
+            guide.follow(sequence.generated)
+            words = torch.empty(-(-len(logits) // 32), dtype=torch.int32)
+            guide.fill(words.numpy())
+            mask = words.to(logits.device)
+        token_id = sample(logits, sequence.sampler, mask)
         if token_id >= 0:
             sequence.sampler.note(token_id)
-        return token_id
+        return Drawn(token_id) if params.logprobs is None else log_chances(logits, token_id, params.logprobs)
 
-    def _take(self, sequence: Sequence, token_id: int) -> None:
+    def _jump(self, sequence: Sequence, fewest: int = 1) -> None:
+        """Take the tokens that a constraint forces after the newest one, if they are not too few.
+
+        Their rows are computed together. Where log-probabilities are asked for there are none: each needs its logits.
+        """
+        guide, params = sequence.guide, sequence.params
+        assert params is not None
+        if guide is None or params.logprobs is not None or sequence.known:
+            return
+        while sequence.status is Status.RUNNING and sequence.told < MOST_FORCED:
+            guide.follow(sequence.generated)
+            forced = guide.forced()[: MOST_FORCED - sequence.told]
+            if len(forced) < fewest:
+                return
+            if sequence.joined and self.decoding is not None:
+                self.decoding.leave(sequence)
+            for token_id in forced:
+                if sequence.status is Status.RUNNING:
+                    self._force(sequence, token_id)
+            fewest = 1
+
+    def _force(self, sequence: Sequence, token_id: int) -> None:
+        if sequence.sampler is not None:
+            sequence.sampler.skip(token_id)
+        told = sequence.told
+        self._take(sequence, Drawn(token_id))
+        sequence.told = told + 1
+
+    def _jump_ahead(self) -> None:
+        """Those in slots jump where that takes fewer steps: what they are forced to say is computed as a prompt is."""
+        jumping, self._guided = self._guided, []
+        for sequence in jumping:
+            if sequence.joined and self.jumps:
+                with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
+                    self._jump(sequence, FEWEST_FORCED)
+
+    def _take(self, sequence: Sequence, drawn: Drawn) -> None:
         """What a new token means for its sequence: text, events, whether it goes on."""
-        params, output, rows = sequence.params, sequence.output, sequence.rows
+        params, output, rows, token_id = sequence.params, sequence.output, sequence.rows, drawn.token_id
         assert params is not None
         assert output is not None
         if token_id < 0:
@@ -238,6 +315,7 @@ class EngineStep:
         sequence.first_token = sequence.first_token or sequence.last_token
         sequence.generated.append(token_id)
         rows.append(token_id)
+        sequence.told = 1
         reason = None
         if token_id in self.stop_ids:
             event, reason = output.end(token_id), FinishReason.EOS
@@ -251,6 +329,8 @@ class EngineStep:
                 reason = FinishReason.CONTEXT_FULL
             if reason is not None:
                 event = replace(event, text=event.text + output.flush())
+        if drawn.logprob is not None:
+            event = replace(event, logprob=drawn.logprob, top=drawn.top)
         sequence.events.put(event)
         if reason is not None:
             self.scheduler.finish(sequence, reason)

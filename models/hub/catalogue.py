@@ -18,10 +18,9 @@ from typing import IO
 import platformdirs
 
 from models.errors import ModelError
+from models.hub.default import DEFAULT_MODEL as DEFAULT_MODEL
 from models.hub.fetching import Meter, locked, need_space, size_of, storage_error
 from models.progress import OnProgress
-
-DEFAULT_MODEL = "smollm2"
 
 QWEN3 = {
     "qwen3:0.6b": "Qwen/Qwen3-0.6B",

@@ -31,6 +31,9 @@ class Message(TypedDict):
     role: str
     content: str
     reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
 class ChatTemplate:
@@ -38,7 +41,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens`: the names the template may use (bos_token, eos_token, ...) with their text."""
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,17 +49,25 @@ class ChatTemplate:
         """Ends the process; it happens by itself when nobody has the template any more, and when Python ends."""
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        more: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as text. `enable_thinking` None leaves the choice to the template.
+        """The conversation as text. `enable_thinking` None leaves the choice to the template; `tools` are those that
+        the model may call, `more` are names of the template's own.
 
         Raises ModelError when the template is not valid, fails, refuses the conversation, or takes too long or too
         much memory.
         """
         names: dict[str, Any] = {
+            **(more or {}),
             **self._special_tokens,
             "messages": [_template_message(message) for message in messages],
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -124,7 +135,7 @@ class ChatTemplate:
         self._process, self._stop = process, weakref.finalize(self, _kill, process)
         assert process.stdin is not None
         with suppress(OSError):  # whoever asks it something sees that it has ended
-            process.stdin.write(json.dumps(self._source).encode() + b"\n")
+            process.stdin.write(json.dumps(self.source).encode() + b"\n")
         return process
 
 

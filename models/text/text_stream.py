@@ -50,13 +50,13 @@ class TokenBytes:
 class TextStream:
     """Text of tokens as they come; what `push` and `flush` return, joined, is `decode` of all ids."""
 
-    __slots__ = ("_decoder", "_hidden", "_strip_left", "_token_bytes")
+    __slots__ = ("_decoder", "_hidden", "_strip", "_strip_left", "_token_bytes")
 
-    def __init__(self, token_bytes: TokenBytes, hidden: Container[int]) -> None:
-        """`hidden`: ids of the tokens that have no text (special tokens)."""
+    def __init__(self, token_bytes: TokenBytes, hidden: Container[int], *, strip: bool = True) -> None:
+        """`hidden`: ids of the tokens that have no text (special tokens). `strip`: it is the very start of a text."""
         self._token_bytes = token_bytes
         self._hidden = hidden
-        self._strip_left = token_bytes.strip_left
+        self._strip = self._strip_left = token_bytes.strip_left if strip else 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
@@ -69,7 +69,7 @@ class TextStream:
         """End the text: an unfinished character becomes U+FFFD. The stream is then as new."""
         text = self._trim(self._decoder.decode(b"", final=True))
         self._decoder.reset()
-        self._strip_left = self._token_bytes.strip_left
+        self._strip_left = self._strip
         return text
 
     def _trim(self, text: str) -> str:

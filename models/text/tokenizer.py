@@ -1,7 +1,7 @@
 """Text to token ids and back, and conversations to text."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from models.errors import ModelError
 from models.text.chat_template import ChatTemplate, Message
@@ -74,6 +74,11 @@ class Tokenizer:
         """Whether the model was made to chat; else it completes text."""
         return self._template is not None
 
+    @property
+    def template(self) -> str:
+        """The source of the chat template; "" where there is none."""
+        return self._template.source if self._template is not None else ""
+
     def start_template(self) -> None:
         """Start the process of the chat template, so that the first `render` need not wait for it."""
         if self._template is not None:
@@ -92,6 +97,14 @@ class Tokenizer:
         _check(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
+
+    def completes(self, text: str) -> list[int]:
+        """Token ids of a prompt that is `text` itself, behind what every text of the model begins with.
+
+        Added tokens in it are taken as such. Raises ModelError as `encode` does.
+        """
+        start = self._text_start
+        return self.encode(text if text.startswith(start) else start + text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of `text` as a person typed it: whatever it spells, it is text and no control token.
@@ -120,18 +133,33 @@ class Tokenizer:
         steers = token_id in self._control or token_id in self._hidden
         return not steers and bool(self._token_bytes(token_id))
 
-    def stream(self) -> TextStream:
-        """A new incremental decoder; special tokens have no text in it."""
-        return TextStream(self._token_bytes, self._hidden)
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; none for an id that the vocabulary does not have."""
+        return self._token_bytes(token_id)
+
+    def stream(self, shown: frozenset[int] = frozenset(), *, goes_on: bool = False) -> TextStream:
+        """A new incremental decoder; special tokens have no text in it, but for those `shown`.
+
+        `goes_on`: text stands before it.
+        """
+        return TextStream(self._token_bytes, self._hidden - shown, strip=not goes_on)
 
     def token_id(self, text: str) -> int | None:
         """Id of the added or special token with exactly this text; None when there is none."""
         return self._added.get(text)
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, enable_thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        more: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as text, by the model's chat template; without one, its messages as one text that goes on.
+
+        `tools` and `more` are as in `ChatTemplate.render`.
 
         Raises ModelError when the template is not valid or fails, or the model completes text and there is a system
         message.
@@ -143,7 +171,11 @@ class Tokenizer:
                 )
             return self._text_start + "".join(message["content"] for message in messages)
         return self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, enable_thinking=enable_thinking
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            enable_thinking=enable_thinking,
+            tools=tools,
+            more=more,
         )
 
     def _find_markers(self, template: str) -> ThinkMarkers | None:

@@ -12,6 +12,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     folder = tmp_path_factory.mktemp("own")
     monkeypatch.setenv("CHATTERM_CONFIG", str(folder / "config.toml"))
     monkeypatch.setenv("CHATTERM_DATA", str(folder / "data"))
+    monkeypatch.setenv("CHATTERM_RUNTIME", str(folder / "run"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of processes that a test starts
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return folder

@@ -49,7 +49,19 @@ TEMPLATES = {
     "{{ m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
     "qwen3": TEMPLATE,
+    "phi3": "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}",
+    "granite": "{% for m in messages %}"
+    "{{ '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}",
 }
+ERNIE = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ 'User: ' + m['content'] + '\\n' }}"
+    "{% elif m['role'] == 'assistant' %}{{ 'Assistant: ' + m['content'] + eos_token }}"
+    "{% else %}{{ m['content'] + '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+"""Its prompts end in a space, which the tokens of a text would have in one with the first word of the answer."""
 MARKERS = [
     *(
         "<|im_start|>",
@@ -118,9 +130,9 @@ def special_tokens(names: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def tokenizer_of(kind: str, template: str) -> Tokenizer:
-    """The same as the engine has it."""
+    """The same as the engine has it; `template` is a name, or the template itself."""
     made = backend(kind)
-    return Tokenizer(TokenizerParts(made, special_tokens(), frozenset(), TEMPLATES[template]))
+    return Tokenizer(TokenizerParts(made, special_tokens(), frozenset(), TEMPLATES.get(template, template)))
 
 
 def said(ids: list[int], text: str) -> Answer:

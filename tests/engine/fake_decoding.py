@@ -18,7 +18,8 @@ from engine.batch import Span, StepBatch
 from engine.cache.blocks import BlockManager, BlockTable, Copy, RowCopy
 from engine.cache.offload import Offload
 from engine.params import SamplingParams
-from engine.sampling.sampler import SamplerState, sample
+from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
+from engine.schedule.guide import Guide
 from engine.schedule.scheduler import Chunk
 from engine.schedule.sequence import Sequence
 
@@ -98,15 +99,22 @@ class HashModel:
         logits[: self.prompts] = -torch.inf
         return logits
 
-    def alone(self, tokens: list[int], params: SamplingParams, seed: int, most: int) -> list[int]:
+    def alone(
+        self, tokens: list[int], params: SamplingParams, seed: int, most: int, guide: Guide | None = None
+    ) -> list[int]:
         """Up to `most` tokens that a prompt is answered with, without blocks and without anybody else."""
         sampler = SamplerState.create(replace(params, seed=seed), tokens, self.vocab, torch.device("cpu"))
         state: list[int] = []
         answer: list[int] = []
         for position, token in enumerate(tokens):
             state.append(mixed(*state[self._first_seen(position) :], token, position, 0))
+        words = torch.zeros(-(-self.vocab // 32), dtype=torch.int32)
         while len(answer) < most:
-            answer.append(sample(self.logits(state[-self.window :] if self.window else state), sampler))
+            if guide is not None:
+                guide.follow(answer)
+                guide.fill(words.numpy())
+            logits = self.logits(state[-self.window :] if self.window else state)
+            answer.append(sample(logits, sampler, words if guide is not None else None))
             sampler.note(answer[-1])
             state.append(mixed(*state[self._first_seen(len(state)) :], answer[-1], len(state), 1))
         return answer
@@ -134,36 +142,57 @@ class FakeRunner:
     `computes` is the engine's runner, or a HashModel.
     """
 
-    def __init__(self, computes: Computes, capacity: int, most: int = 2) -> None:
-        """At most `most` steps are in flight."""
+    def __init__(self, computes: Computes, capacity: int, most: int = 2, words: int = 0) -> None:
+        """At most `most` steps are in flight; a mask has so many words."""
+        self.words = words
         self.capacity = capacity
         self.slots: dict[Sequence, _Slot] = {}
         self.launches: list[int] = []
         """How many rows each step had."""
         self._computes = computes
         self._most = most
-        self._unread: deque[list[tuple[Sequence, int]]] = deque()
+        self._unread: deque[list[tuple[Sequence, Drawn]]] = deque()
+        self._held: list[tuple[Sequence, Tensor]] = []
+        """A step whose draws wait for masks."""
+        self.held = 0
+        """How many such steps there were."""
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
         assert sequence not in self.slots, "it has a slot"
         assert len(self.slots) < self.capacity, "there is no free slot"
         assert sequence.pending == int(logits is None), "there are rows that were not computed"
         slot = self.slots[sequence] = _Slot(sequence)
+        if sequence.guide is not None:
+            slot.words = torch.zeros(self.words, dtype=torch.int32)
+        if slot.words is not None:
+            sequence.allow(slot.words.numpy())
         if logits is not None:
             self._unread.append([(sequence, slot.draw(logits))])
 
-    def launch(self, sequences: list[Sequence]) -> None:
+    def launch(self, sequences: list[Sequence]) -> bool:
         assert sequences
         assert len(set(sequences)) == len(sequences) <= self.capacity
         assert sum(len(unit) > 0 for unit in self._unread) <= self._most + self.capacity
         spans = tuple(self.slots[sequence].step() for sequence in sequences)
         self.launches.append(len(spans))
         drawn = getattr(self._computes, "decode", self._computes.run)(StepBatch(spans))
-        self._unread.append(
-            [(s, self.slots[s].draw(logits.clone())) for s, logits in zip(sequences, drawn, strict=True)]
-        )
+        self._held = [(s, logits.clone()) for s, logits in zip(sequences, drawn, strict=True)]
+        guided = any(s.guide is not None for s in sequences)
+        if not guided:
+            self.draw()
+        self.held += guided
+        return guided
 
-    def read(self) -> list[tuple[Sequence, int]]:
+    def guide(self, sequence: Sequence, drawn: int) -> None:
+        words = self.slots[sequence].words
+        if words is not None and drawn >= 0:
+            sequence.allow(words.numpy(), drawn)
+
+    def draw(self) -> None:
+        held, self._held = self._held, []
+        self._unread.append([(s, self.slots[s].draw(logits)) for s, logits in held if s in self.slots])
+
+    def read(self) -> list[tuple[Sequence, Drawn]]:
         return self._unread.popleft()
 
     def leave(self, sequence: Sequence) -> None:
@@ -180,17 +209,19 @@ class _Slot:
         self.generated = list(sequence.generated)
         self.params = replace(sequence.params, seed=sequence.seed)
         self.sampler: SamplerState | None = None
+        self.words: Tensor | None = None
 
-    def draw(self, logits: Tensor) -> int:
+    def draw(self, logits: Tensor) -> Drawn:
         if self.sampler is None:
             self.sampler = SamplerState.create(
                 self.params, self.rows.token_ids, logits.shape[-1], logits.device, self.generated
             )
-        token = sample(logits, self.sampler)
+        token = sample(logits, self.sampler, self.words)
         if token >= 0:
             self.sampler.note(token)
             self.rows.append(token)
-        return token
+        asked = self.params.logprobs
+        return Drawn(token) if asked is None else log_chances(logits, token, asked)
 
     def step(self) -> Span:
         """The row of the newest token."""

@@ -6,6 +6,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.cache.blocks import BlockManager, OutOfBlocksError
@@ -15,13 +16,14 @@ from engine.cache.window import Window
 from engine.events import FinishReason
 from engine.params import SamplingParams
 from engine.schedule.chunk_pace import ChunkPace
+from engine.schedule.guide import Guide
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Priority, Sequence, Status
 from engine.schedule.step import EngineStep
-from tests.engine.fake_decoding import FakeRunner, HashModel
+from tests.engine.fake_decoding import FakeRunner, HashModel, mixed
 from tests.engine.tiny import tiny_tokenizer
 
 VOCAB, SIZE, CONTEXT, EOS = 40, 4, 48, 39
@@ -64,8 +66,44 @@ def tokenizer() -> Any:
     return tiny_tokenizer()
 
 
+@dataclass
+class Rule:
+    """In place of a `Matcher`: what may follow depends on every token before; now and then several are forced."""
+
+    state: int = 1
+
+    def copy(self) -> "Rule":
+        return Rule(self.state)
+
+    def push(self, token: int) -> None:
+        assert token in self._allowed(), "it may not follow"
+        self.state = mixed(self.state, token)
+
+    def fill(self, words: Any) -> None:
+        words.fill(0)
+        for token in self._allowed():
+            words[token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
+
+    def forced(self) -> list[int]:
+        rule, tokens = self.copy(), list[int]()
+        while len(allowed := rule._allowed()) == 1 and len(tokens) < 20:
+            tokens += allowed
+            rule.push(*allowed)
+        return tokens
+
+    def _allowed(self) -> list[int]:
+        number = self.state // 7
+        if number % 5 < 3:
+            return [PROMPT_TOKENS + number % (EOS - PROMPT_TOKENS)]
+        return [token for token in range(PROMPT_TOKENS, VOCAB) if mixed(number, token) % 3 or token == 25]
+
+
 def output(params: SamplingParams) -> Output:
-    return Output(tokenizer().stream(), ThinkTracker(None, None, False), params.stop)
+    guide = None
+    if params.constraint is not None:
+        rule: Any = Rule()
+        guide = Guide(rule, lambda: ThinkTracker(None, None), (EOS,), None, (), frozenset())
+    return Output(tokenizer().stream(), ThinkTracker(None, None, False), params.stop, guide=guide)
 
 
 def prompt_of(family: int, length: int) -> list[int]:
@@ -117,7 +155,8 @@ class World:
             others=SimpleNamespace(are_busy=lambda: False),  # type: ignore[arg-type]
         )
         if slots:
-            self.engine_step.decode_with(FakeRunner(self.model, slots))
+            self.engine_step.decode_with(FakeRunner(self.model, slots, words=-(-VOCAB // 32)))
+            self.engine_step.jumps = False  # the rows of a prompt have other bits
         self.requests: list[Request] = []
 
     def arrive(self, prompt: list[int], priority: str, params: SamplingParams | None) -> Request:
@@ -228,7 +267,7 @@ class World:
     ) -> tuple[list[int], str, FinishReason]:
         most = min(params.max_tokens or CONTEXT, CONTEXT - len(prompt))
         out, text, tokens = output(params), "", []
-        for token in self.model.alone(prompt, params, seed, most):
+        for token in self.model.alone(prompt, params, seed, most, output(params).guide):
             tokens.append(token)
             if token == EOS and self.ends:
                 return tokens, text + out.end(token).text, FinishReason.EOS

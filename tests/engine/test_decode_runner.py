@@ -16,6 +16,8 @@ from engine.execute.cuda.sharing import KVShape, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW
 from engine.params import SamplingParams
+from engine.sampling.device_sampler import Draw
+from engine.sampling.sampler import Drawn
 from engine.schedule.sequence import Priority, Sequence
 
 CPU = torch.device("cpu")
@@ -94,10 +96,13 @@ class Sampler:
     ) -> None:
         self.step[slot] = len(generated)
 
-    def draw(self, slots: list[int]) -> str:
-        return "any"
+    def draw(self, slots: list[int]) -> Draw:
+        return Draw()
 
-    def sample(self, logits: Tensor, active: Tensor, counters: Tensor | None, draw: str) -> None:
+    def drawn(self, tokens: Items[tuple[int, int, int | None]]) -> list[Drawn]:
+        return [Drawn(int(self.history[slot, number % 64])) for slot, number, _ in tokens]
+
+    def sample(self, logits: Tensor, active: Tensor, counters: Tensor | None, draw: Draw) -> None:
         for row, slot in enumerate(active.tolist()):
             if slot >= 0:
                 self.token[slot] = logits[row].argmax()
@@ -243,7 +248,7 @@ def drive(
             assert sequence in wanted
             wanted.remove(sequence)
             unread[sequence] -= 1
-            of[sequence].take(token)
+            of[sequence].take(token.token_id)
         assert not wanted
 
     for _ in range(60):
@@ -298,8 +303,8 @@ def test_a_slot_is_free_again_at_once_and_nothing_of_its_former_sequence_is_read
     assert [runner.read() for _ in range(4)] == [
         [],
         [],
-        [(two.sequence, two.first)],
-        [(two.sequence, two.expected(2)[1])],
+        [(two.sequence, Drawn(two.first))],
+        [(two.sequence, Drawn(two.expected(2)[1]))],
     ]
 
 

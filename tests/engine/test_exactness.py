@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine import ContextFullError, EngineError, FinishReason, SamplingParams, TokenEvent
@@ -29,7 +28,7 @@ from engine.cache.window import Window
 from engine.conversation.chat import Chat, Turn
 from engine.schedule.sequence import Sequence
 from tests.engine.tiny import TinyEngine, close_to, tiny_engine
-from tests.models.checkpoints import tiny_qwen3
+from tests.models.checkpoints import PlainAttention, run, tiny_qwen3
 
 SEEDS = int(os.environ.get("CHATTERM_FIRE_SEEDS", "8"))
 STEPS = int(os.environ.get("CHATTERM_FIRE_STEPS", "50"))
@@ -68,23 +67,11 @@ class Talk:
 
 
 def reference(model: Any, stream: list[int], hidden: list[tuple[int, int, int]], first: int) -> Tensor:
-    """Logits from row `first` on; rows from `until` on do not see rows `start` to `end` of a (start, end, until).
-
-    A window counts the rows that are seen.
-    """
-    allowed = torch.ones(len(stream), len(stream), dtype=torch.bool).tril()
+    """Logits from row `first` on; rows from `until` on do not see rows `start` to `end` of a (start, end, until)."""
+    seen = torch.ones(len(stream), len(stream), dtype=torch.bool)
     for start, end, until in hidden:
-        allowed[until:, start:end] = False
-    if (window := model.spec.window) is not None:
-        allowed &= allowed.flip(1).cumsum(1).flip(1) <= window
-
-    def attention(_: int, *qkv: Tensor) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in qkv)
-        return F.scaled_dot_product_attention(q, k, v, allowed, enable_gqa=True)[0].transpose(0, 1)
-
-    with torch.inference_mode():
-        rows = model.forward(torch.tensor(stream), torch.arange(len(stream)), attention)
-        return model.logits(rows[first:])
+        seen[until:, start:end] = False
+    return run(model, stream, PlainAttention(model.network, seen))[first:]
 
 
 class Fire:

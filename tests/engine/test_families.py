@@ -1,6 +1,8 @@
 """Every family in the engine: prompts in small chunks, reused blocks, crossed windows, against transformers."""
 
+import os
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,15 @@ from engine import SamplingParams
 from engine.execute.cpu.held_weights import read_model
 from engine.schedule.loop import Loop
 from models.load import load_model
-from tests.engine.tiny import TinyEngine, tiny_tokenizer
+from tests.engine.test_exactness import CONTEXT, Fire
+from tests.engine.tiny import TinyEngine, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import files_of, random_model, run_reference, write_checkpoint
 from tests.models.families import FAMILIES
 
 CPU = torch.device("cpu")
+STEPS = int(os.environ.get("CHATTERM_FAMILY_STEPS", "8"))
+LOGITS = 10
+"""So many at least are compared for each policy, whatever chance does."""
 COUNTS = (256, 30, 30)
 PROMPT = torch.randint(150, (70,), generator=torch.Generator().manual_seed(3)).tolist()
 PROMPTS = (PROMPT, PROMPT[:45], [*PROMPT[:61], 7, 8])
@@ -40,18 +46,33 @@ def test_greedy_answers_are_those_of_transformers(name: str, tmp_path: Path) -> 
     )
     answers = []
     try:
-        for prompt, count in zip(PROMPTS, COUNTS, strict=True):
-            greedy = SamplingParams(temperature=0.0, max_tokens=count)
-            answers.append([event.token_id for event in engine.stream(prompt, greedy)][:count])
+        for prompt, most in zip(PROMPTS, COUNTS, strict=True):
+            greedy = SamplingParams(temperature=0.0, max_tokens=most)
+            answers.append([event.token_id for event in engine.stream(prompt, greedy)][:most])
         engine.check()
     finally:
         engine.close()
     model = random_model(config)
-    for prompt, count, answer in zip(PROMPTS, COUNTS, answers, strict=True):
-        assert len(answer) == count
+    for prompt, most, answer in zip(PROMPTS, COUNTS, answers, strict=True):
+        assert len(answer) == most
         # One pass over prompt and answer: each token is the best after those before it.
         logits = run_reference(model, prompt + answer)[len(prompt) - 1 : -1]
         assert logits.argmax(-1).tolist() == answer
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_conversations_with_thinking_have_the_logits_of_a_plain_forward(name: str, tmp_path: Path) -> None:
+    """Think spans that are masked, prefixes that are found again, whatever is done in between."""
+    config = deepcopy(FAMILIES[name])
+    config.vocab_size, config.max_position_embeddings = 272, 512
+    with tiny_engine(tmp_path, config, context=CONTEXT, max_chunk=16) as engine:
+        fire = Fire(engine, list(FAMILIES).index(name))
+        for step in count():
+            fire.step()
+            # With a window in every layer masked turns are answered as exact ones are: nobody holds what they need.
+            masked = fire.compared["mask"] if engine.spec.window is None else LOGITS
+            if step >= STEPS and min(masked, fire.compared["exact"]) >= LOGITS:
+                break
 
 
 def test_the_context_that_a_person_asks_for_decides_on_longrope(tmp_path: Path) -> None:

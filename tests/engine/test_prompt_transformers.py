@@ -7,8 +7,9 @@ import pytest
 
 from engine.conversation.prompt import PromptFormat
 from engine.conversation.turns import Answer
-from models.text.tokenizer import Message
+from models.text.tokenizer import Message, Piece
 from tests.engine.chat_formats import (
+    ERNIE,
     MARKERS,
     TEMPLATES,
     TOKENIZERS,
@@ -127,3 +128,19 @@ def test_a_conversation_is_what_transformers_makes_of_it(kind: str, template: st
                 answers.append(answer)
                 compared += 1
     assert compared
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_history_goes_on_from_a_prompt_that_ends_in_a_space(kind: str) -> None:
+    """Whole, the text would have other tokens there; what was computed counts."""
+    tokenizer = tokenizer_of(kind, ERNIE)
+    format = PromptFormat(tokenizer)
+    users, answers, before = ["one"], list[Answer](), list[int]()
+    for text in ("the end", "and", "\u6f22"):
+        asked = flat(format.segments("system", users, answers, generate=True), answers)
+        assert asked[: len(before)] == before
+        ids = tokenizer.encode_pieces([Piece(text, typed=True)], asked[-1])
+        before = asked + ids
+        assert tokenizer.decode(before).endswith(f"Assistant: {text}")
+        answers.append(said(ids, text))
+        users.append(" the next ")

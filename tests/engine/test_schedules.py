@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.params import SamplingParams
+from engine.params import Constraint, SamplingParams
 from tests.engine.schedule_world import CONTEXT, World, needed_blocks
 
 EXAMPLES = int(os.environ.get("CHATTERM_EXAMPLES", "60"))
@@ -22,6 +22,8 @@ PARAMS = st.builds(
     seed=st.integers(0, 3),
     max_tokens=st.one_of(st.none(), st.integers(1, 20)),
     stop=st.sampled_from([(), (), ("#",), ("ab", "+")]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    constraint=st.sampled_from([None, None, Constraint("json_object")]),
 )
 ARRIVE = st.tuples(
     st.just("arrive"),

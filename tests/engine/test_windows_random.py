@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence as Items
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PretrainedConfig
 
-from engine.attention.sdpa import SdpaBackend
+from engine.attention.choose import make_backend
 from engine.attention.unusual import unusual_layers
 from engine.batch import Span, StepBatch
 from engine.cache.kv_cache import KVCache
@@ -31,12 +32,14 @@ from tests.models.test_reference_random import (
 
 BLOCK = 4
 TEXTS = 4
+BACKENDS = ["sdpa", "triton"] if find_spec("triton") and not torch.cuda.is_available() else ["sdpa"]
+"""Triton's in its interpreter."""
 
 
 class Paged(Reference):
     """The same network over blocks that lie scattered; rows that nobody wrote are NaN."""
 
-    def __init__(self, folder: Path, blocks: list[int]) -> None:
+    def __init__(self, folder: Path, blocks: list[int], backend: str) -> None:
         super().__init__(folder)
         spec = self.model.spec.attention
         layers, count = len(self.model.spec.layers), len(blocks)
@@ -45,7 +48,7 @@ class Paged(Reference):
         )
         cache.kv.fill_(float("nan"))
         self._blocks, self._each = blocks, count // TEXTS
-        self._backend = SdpaBackend(cache, spec.groups, unusual_layers(self.model.network))
+        self._backend = make_backend(backend, cache, spec.groups, unusual_layers(self.model.network))
 
     def attention(self, pieces: Items[Piece]) -> Attention:
         spans = []
@@ -57,17 +60,24 @@ class Paged(Reference):
 
 
 @EXAMPLES
-@given(gemmas(), texts_and_steps(), st.permutations(range(TEXTS * POSITIONS // BLOCK)), st.integers(0, 2**16))
+@given(
+    gemmas(),
+    texts_and_steps(),
+    st.permutations(range(TEXTS * POSITIONS // BLOCK)),
+    st.integers(0, 2**16),
+    st.sampled_from(BACKENDS),
+)
 def test_chunks_and_batches_across_windows_give_the_logits_of_transformers(
     config: PretrainedConfig,
     given_texts: tuple[list[list[int]], list[list[int]]],
     blocks: list[int],
     seed: int,
+    backend: str,
 ) -> None:
     texts, cuts = given_texts
     model = random_model(config, seed=seed)
     with TemporaryDirectory() as name:
         model.save_pretrained(Path(name))
-        found = side_by_side(Paged(Path(name), blocks), texts, cuts)
+        found = side_by_side(Paged(Path(name), blocks, backend), texts, cuts)
     for logits, text in zip(found, texts, strict=True):
         assert_close(logits, run_reference(model, text))

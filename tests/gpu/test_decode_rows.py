@@ -159,10 +159,10 @@ def test_sequences_that_join_and_leave_get_the_tokens_that_they_get_alone(
     runner = runner_of(network, cache, graphs)
     for number, sequence in enumerate(sequences()):
         runner.join(sequence, first[number])
-        tokens = [token for _, token in runner.read()]
+        tokens = [drawn.token_id for _, drawn in runner.read()]
         for _ in range(23):
             runner.launch([sequence])
-            tokens += [token for _, token in runner.read()]
+            tokens += [drawn.token_id for _, drawn in runner.read()]
         runner.leave(sequence)
         alone.append(tokens)
 
@@ -172,8 +172,8 @@ def test_sequences_that_join_and_leave_get_the_tokens_that_they_get_alone(
     flights, launched = 0, [0] * len(lengths)
 
     def read() -> None:
-        for sequence, token in runner.read():
-            found[order[id(sequence)]].append(token)
+        for sequence, drawn in runner.read():
+            found[order[id(sequence)]].append(drawn.token_id)
 
     while away or there:
         if away and (not there or random.random() < 0.3):
@@ -253,7 +253,7 @@ def test_recorded_steps_of_rows_that_share_are_those_that_are_not_recorded(
             if step == 6:
                 runner.leave(sequences.pop(0))  # the one whose table was read
             runner.launch(sequences)
-            tokens.append([token for _, token in runner.read()])
+            tokens.append([drawn.token_id for _, drawn in runner.read()])
         assert runner.slots.given.shared[: len(sequences)].tolist() == [2048] * 9 + [0] * 2
         found.append(tokens)
     assert found[0] == found[1]

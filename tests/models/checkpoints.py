@@ -110,10 +110,14 @@ def files_of(path: Path) -> ModelFiles:
 
 
 class PlainAttention:
-    """Causal attention of one sequence, as `network` has it, softmax in fp32; keeps k and v of every layer."""
+    """Causal attention of one sequence, as `network` has it, softmax in fp32; keeps k and v of every layer.
 
-    def __init__(self, network: Network | None = None) -> None:
+    `seen` bool [rows, rows] says which rows a row may see beside that; a window counts those that it does see.
+    """
+
+    def __init__(self, network: Network | None = None, seen: Tensor | None = None) -> None:
         self.network = network
+        self.seen = seen
         self.kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -132,10 +136,12 @@ class PlainAttention:
         if layer is not None and layer.score_cap is not None:
             scores = torch.tanh(scores / layer.score_cap) * layer.score_cap
         rows, columns = torch.arange(len(k) - len(q), len(k)).unsqueeze(1), torch.arange(len(k))
-        hidden = columns > rows
+        seen = columns <= rows
+        if self.seen is not None:
+            seen &= self.seen[rows, columns]
         if layer is not None and layer.window is not None:
-            hidden |= columns <= rows - layer.window
-        scores = scores.masked_fill(hidden, float("-inf"))
+            seen &= seen.flip(1).cumsum(1).flip(1) <= layer.window
+        scores = scores.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             column = sinks.float().view(-1, 1, 1).expand(-1, len(q), 1)
             weights = torch.cat((scores.float(), column), dim=-1).softmax(-1)[..., :-1].to(q.dtype)

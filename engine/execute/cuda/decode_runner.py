@@ -15,7 +15,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.cache.blocks import BlockTable
@@ -26,7 +28,8 @@ from engine.execute.cuda.sharing import LEAST, KVShape, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
 from engine.params import SamplingParams
-from engine.sampling.device_sampler import HISTORY, DeviceSampler, Draw
+from engine.sampling.device_sampler import DeviceSampler, Draw
+from engine.sampling.sampler import Drawn
 from models.network import Network
 
 ROWS = (1, 2, 4, FEW, 16, 32, 64, 96, 128, 192, 256)
@@ -67,13 +70,17 @@ class Event(Protocol):
 
 
 class Decoded(Protocol):
-    """What the runner reads of a sequence (see `engine.schedule.sequence.Sequence`)."""
+    """What the runner reads of a sequence (see `engine.schedule.sequence.Sequence`), and asks of a constrained one."""
 
     rows: Rows
     params: SamplingParams | None
     table: BlockTable | None
     generated: list[int]
     seed: int
+
+    def allow(self, words: NDArray[np.int32], drawn: int | None = None) -> None:
+        """Write which tokens may follow the newest one, or `drawn`, which was drawn after it."""
+        ...
 
 
 S = TypeVar("S", bound=Decoded)
@@ -89,7 +96,19 @@ class Seat(Generic[S]):
     """Where its newest token lies, read or not."""
     token: int
     """The number of that token within the answer."""
+    logprobs: int | None = None
+    guided: bool = False
+    """It has a constraint."""
     left: bool = False
+
+
+@dataclass(slots=True)
+class Held(Generic[S]):
+    """A step whose logits are computed, and whose tokens are drawn when their masks are there."""
+
+    seats: list[Seat[S]]
+    rows: int
+    logits: Tensor
 
 
 def rows_for(count: int) -> int:
@@ -123,7 +142,9 @@ class DecodeRunner(Generic[S]):
         self._unread: deque[tuple[Event, list[tuple[Seat[S], int]]]] = deque()
         """For each `join` and `launch` that was not read: where it ends, and the number of each sequence's token."""
         self._events: list[Event] = []
-        self._history = sampler.history.numpy()
+        self._held: Held[S] | None = None
+        self._logits: dict[tuple[int, int, int], Tensor] = {}
+        """Of steps that only compute them, by what they are of: a graph always writes to the same ones."""
         self._together: list[Seat[S]] = []
         """Of the step that `_shared` was found for."""
         self._shared: list[int] = []
@@ -144,9 +165,15 @@ class DecodeRunner(Generic[S]):
         rows, drawn = sequence.rows, sequence.generated
         slot = self._free.pop()
         known = int(logits is None)
-        seat = self._seats[sequence] = Seat(sequence, slot, len(rows) - known, len(drawn) - known)
+        params = sequence.params
+        seat = self._seats[sequence] = Seat(
+            sequence, slot, len(rows) - known, len(drawn) - known, params.logprobs
+        )
+        seat.guided = params.constraint is not None
         prompt = rows.token_ids[: len(rows) - len(drawn)]
-        self.sampler.load(slot, sequence.params, prompt, drawn, sequence.seed)
+        self.sampler.load(slot, params, prompt, drawn, sequence.seed)
+        if seat.guided:
+            sequence.allow(self.sampler.words(slot))
         # Sent with what the next step changes: nothing before that reads it.
         self.slots.put(slot, seat.row, rows.positions[-1] if known else rows.next_position)
         if logits is None:
@@ -156,21 +183,51 @@ class DecodeRunner(Generic[S]):
             self.sampler.sample(logits.view(1, -1), every, None, self.sampler.draw([slot]))
             self._note([seat])
 
-    def launch(self, sequences: list[S]) -> None:
-        """Enqueue a step of these. Their tables have room for the row of their newest token, read or not."""
+    def launch(self, sequences: list[S]) -> bool:
+        """Enqueue a step of these. Their tables have room for the row of their newest token, read or not.
+
+        True: some are constrained, so that only their logits are computed. `draw` enqueues the rest, as soon as it is
+        known what they may draw: their tokens of the step before have been read, and `guide` was told of them.
+        """
         seats = [self._seats[sequence] for sequence in sequences]
         taken = [seat.slot for seat in seats]
         for seat in seats:
             assert seat.sequence.table is not None
             self.slots.show(seat.slot, seat.sequence.table.blocks, seat.sequence.table.first)
-        self.step(taken, max(seat.row for seat in seats), self._own_rows(seats))
+        furthest, own = max(seat.row for seat in seats), self._own_rows(seats)
+        guided = any(seat.guided for seat in seats)
+        if guided:
+            rows = self._activate(taken)
+            logits = self._compute(rows, context_limit(furthest), 0 if own is None else context_limit(own))
+            self._held = Held(seats, rows, logits)
+        else:
+            self.step(taken, furthest, own)
         for seat in seats:
             seat.row += 1
             seat.token += 1
-        self._note(seats)
+        if not guided:
+            self._note(seats)
+        return guided
 
-    def read(self) -> list[tuple[S, int]]:
-        """Wait for the oldest `join` or `launch` that was not read: its sequences and their tokens (-1: no number).
+    def guide(self, sequence: S, drawn: int) -> None:
+        """Let the constraint of `sequence` know its newest token, for `draw`. Raises EngineError where it fails."""
+        seat = self._seats[sequence]
+        if seat.guided and drawn >= 0:
+            sequence.allow(self.sampler.words(seat.slot), drawn)
+
+    def draw(self) -> None:
+        """Enqueue the draws of the step that was launched."""
+        assert self._held is not None
+        held, self._held = self._held, None
+        draw = self.sampler.draw([seat.slot for seat in held.seats])
+        with torch.inference_mode():
+            self.sampler.sample(
+                held.logits, self.slots.given.active[: held.rows], self.slots.given.counters, draw
+            )
+        self._note(held.seats)
+
+    def read(self) -> list[tuple[S, Drawn]]:
+        """Wait for the oldest `join` or `launch` that was not read: its sequences and their tokens.
 
         Those that have left meanwhile are not among them.
         """
@@ -178,8 +235,7 @@ class DecodeRunner(Generic[S]):
         event.synchronize()
         self._events.append(event)
         there = [(seat, number) for seat, number in drawn if not seat.left]
-        slots = [seat.slot for seat, _ in there]
-        tokens = self._history[slots, [number % HISTORY for _, number in there]].tolist()
+        tokens = self.sampler.drawn([(seat.slot, number, seat.logprobs) for seat, number in there])
         return [(seat.sequence, token) for (seat, _), token in zip(there, tokens, strict=True)]
 
     def leave(self, sequence: S) -> None:
@@ -193,18 +249,23 @@ class DecodeRunner(Generic[S]):
 
         With `own` they read together what `slots` was told to share; none has more than `own` rows beside.
         """
-        rows, limit = rows_for(len(slots)), context_limit(row)
-        self.slots.activate(slots, rows)
-        self.slots.send()
-        self._step(rows, limit, self.sampler.draw(slots), 0 if own is None else context_limit(own))
+        rows = self._activate(slots)
+        self._step(
+            rows, context_limit(row), self.sampler.draw(slots), 0 if own is None else context_limit(own)
+        )
 
     @torch.inference_mode()
     def logits(self, slots: Items[int], row: int) -> Tensor:
         """Logits [len(slots), vocab] of the tokens of these slots, as `step` would; nothing is sampled."""
+        rows = self._activate(slots)
+        return self.program.run(rows, context_limit(row))[: len(slots)].clone()
+
+    def _activate(self, slots: Items[int]) -> int:
+        """The rows of a step of these slots, which is the next one."""
         rows = rows_for(len(slots))
         self.slots.activate(slots, rows)
         self.slots.send()
-        return self.program.run(rows, context_limit(row))[: len(slots)].clone()
+        return rows
 
     @torch.inference_mode()
     def prepare(self, streams: int = 1) -> None:
@@ -213,13 +274,21 @@ class DecodeRunner(Generic[S]):
         For one every context; for several every context up to 8 rows, and the usual ones beyond. Kernels for shared
         prefixes are compiled, and recorded where they are used.
         """
-        vocab = self.sampler.vocab_size
+        vocab, given = self.sampler.vocab_size, self.slots.given
         logits = torch.zeros(1, vocab, dtype=self.program.run(1, SMALLEST).dtype, device=self._every.device)
         largest = rows_for(min(streams, self.capacity))
         for params in (SamplingParams(temperature=0.0), SamplingParams(top_k=20)):
             self.sampler.load(0, params, [], [], 0)
             draw = self.sampler.draw([0])
             self.sampler.sample(logits, self._every[:1], None, draw)  # as after a prompt
+            for rows in {
+                1,
+                min(largest, 2 * FEW),
+            }:  # what few ask for is compiled, and recorded where it is used
+                many = torch.zeros(rows, vocab, dtype=logits.dtype, device=logits.device)
+                self.slots.activate([], rows)
+                self.slots.send()
+                self.sampler.sample(many, given.active[:rows], given.counters, Draw(draw.race))
             for rows in (rows for rows in ROWS if rows <= largest):
                 self.slots.activate([], rows)
                 self.slots.send()
@@ -261,6 +330,20 @@ class DecodeRunner(Generic[S]):
             self._run(rows, limit, draw, own)
         else:
             self._graphs.run((rows, limit, draw, own), lambda: self._run(rows, limit, draw, own))
+
+    def _compute(self, rows: int, limit: int, own: int) -> Tensor:
+        """Enqueue what gives the logits [rows, vocab] of a step."""
+        key = rows, limit, own
+
+        @torch.inference_mode()
+        def run() -> None:
+            self._logits[key] = self.program.run(*key)
+
+        if self._graphs is not None:
+            self._graphs.run(("logits", *key), run)
+            return self._logits[key]
+        run()
+        return self._logits.pop(key)
 
     @torch.inference_mode()
     def _run(self, rows: int, limit: int, draw: Draw, own: int) -> None:

@@ -13,8 +13,9 @@ A norm of what a product gives, before it is added to x, is a launch of its own 
 
 In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
 
-More rows: rows that several sequences share are attended to once (`shared_prefix.py`), before those that each has
-alone. From 17 rows on (with experts: nine) products are those of a prompt's layers, with its kernels between them.
+More rows: rows that several sequences share are attended to once, beside those that each has alone
+(`shared_prefix.py`). From 17 rows on (with experts: nine) products are those of a prompt's layers, with its kernels
+between them.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.
@@ -29,6 +30,7 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.attend_shared import attend_shared, choose_cut
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.prefill import Normed, add_norm, normed, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
@@ -271,11 +273,14 @@ class FusedDecoder:
             self._lse,
             layer.sinks,
         )
-        cuts = choose_chunkings(rows, limit, spec.window)
         sharing = None
-        if own and self.kv is not None and spec.window is None:
+        if own and self.kv is not None and spec.window is None and layer.sinks is None:
             sharing = choose_sharing(rows, self.kv.group)
-        attend(shape, step, self._mixed, rows, cuts, sharing, own, given.shared, given.members)
+        if sharing is None:
+            attend(shape, step, self._mixed, rows, choose_chunkings(rows, limit, self._kv_heads, spec.window))
+        else:
+            cut = choose_cut(shape, rows, sharing, own)
+            attend_shared(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
 
 
 def _largest(spec: ModelSpec) -> int:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from engine.attention import RaggedBackend, Write
 from engine.attention.unusual import Layers, unusual_layers
-from engine.batch import Span
+from engine.batch import Recorded, Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.given import Given
 from engine.execute.cuda.graphs import Graphs
@@ -100,6 +100,11 @@ class PaddedPrefill:
     def deterministic(self) -> bool:
         """Whether the bits of a token depend on nothing but the tokens before it."""
         return self._backend is None
+
+    @property
+    def recorded(self) -> Recorded:
+        """The sizes that chunks are padded to."""
+        return Recorded(ALONE, TOGETHER)
 
     @property
     def firsts(self) -> int:

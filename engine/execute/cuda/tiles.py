@@ -74,30 +74,32 @@ def context_limit(row: int) -> int:
     return limit
 
 
-def choose_chunking(limit: int) -> Chunking:
-    """What was fastest on an H200 for one sequence of up to `limit` rows."""
-    if limit <= 10240:
-        warps, tile, tiles = 4, 64, 2
-    else:
-        warps, tile, tiles = 4, 32, _parts(limit, MOST_CHUNKS * 32)
-    return Chunking(warps, tile, tiles, _parts(limit, tile * tiles))
+def choose_chunking(limit: int, heads: int) -> Chunking:
+    """What was fastest on an H200 for one sequence of up to `limit` rows and so many KV heads.
+
+    Few heads are cut into shorter parts, or there would be few programs; where that makes too many, as many heads are.
+    """
+    tile, tiles = (32, min(heads, 2)) if heads <= 4 else (64, 2)
+    if _parts(limit, tile * tiles) > MOST_CHUNKS:
+        tile, tiles = (64, 2) if limit <= 10240 else (32, _parts(limit, MOST_CHUNKS * 32))
+    return Chunking(4, tile, tiles, _parts(limit, tile * tiles))
 
 
-def choose_chunkings(rows: int, limit: int, window: int | None = None) -> tuple[Chunking, ...]:
-    """The launches of the attention of so many sequences of up to `limit` rows.
+def choose_chunkings(rows: int, limit: int, heads: int, window: int | None = None) -> tuple[Chunking, ...]:
+    """The launches of the attention of so many sequences of up to `limit` rows, with so many KV heads.
 
     Few sequences are each cut as alone, which depends on how long they are. Of many, each is cut into few large parts.
     With a window they are cut as if they were twice as long as that at most, and only chunks in the window count.
     """
     if window is not None:
-        *cuts, last = choose_chunkings(rows, min(limit, context_limit(2 * window)))
+        *cuts, last = choose_chunkings(rows, min(limit, context_limit(2 * window)), heads)
         cuts.append(replace(last, end=limit) if last.end else last)
         return tuple(
             replace(cut, chunks=min(_parts(cut.end or limit, cut.rows), _parts(window - 1, cut.rows) + 1))
             for cut in cuts
         )
     if rows == 1:
-        return (choose_chunking(limit),)
+        return (choose_chunking(limit, heads),)
     if rows > FEW:
         most, tiles = most_chunks(rows), 16 if rows >= 32 else 8  # measured on an H200 with 850 rows each
         while tiles * 32 * most < limit:
@@ -106,13 +108,13 @@ def choose_chunkings(rows: int, limit: int, window: int | None = None) -> tuple[
     found: list[Chunking] = []
     first, end = 0, SMALLEST
     while end <= limit:
-        cut = choose_chunking(end)
+        cut = choose_chunking(end, heads)
         if found and (found[-1].warps, found[-1].rows) == (cut.warps, cut.rows):
             first = found.pop().first
         found.append(Chunking(cut.warps, cut.tile, cut.tiles, cut.chunks, first, end))
         first, end = end, 2 * end
     if len(found) == 1:
-        return (choose_chunking(limit),)
+        return (choose_chunking(limit, heads),)
     return tuple(found)
 
 

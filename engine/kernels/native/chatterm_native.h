@@ -198,6 +198,8 @@ enum ct_no_token : int32_t { CT_NO_NUMBERS = -1, CT_IMPOSSIBLE = -2 };
 // The token that a chance falls on, of fp32 logits [count]; `room` is fp32 [count]. CT_NO_NUMBERS where the largest logit
 // is not finite or one is no number, CT_IMPOSSIBLE when memory is short or this machine does not run the variant.
 int32_t ct_sample(int32_t variant, const float* logits, int32_t count, const ct_sampling* how, float* room);
+// Logits fp32 [count] to `out`, -inf where bit i % 32 of word i / 32 of `mask` is not set.
+void ct_mask(const float* logits, int32_t count, const uint32_t* mask, float* out);
 
 // For tests and benchmarks. x fp32 [count, columns] -> out fp32 [count, rows], as a batch of so many rows computes it;
 // false for what cannot be multiplied.

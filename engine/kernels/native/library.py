@@ -172,6 +172,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_multiplier_destroy": (None, (_Pointer,)),
     "ct_multiplier_run": (_Int, (_Pointer, ctypes.POINTER(Linear), _Int, _Pointer, _Pointer)),
     "ct_sample": (_Int, (_Int, _Pointer, _Int, ctypes.POINTER(Sampling), _Pointer)),
+    "ct_mask": (None, (_Pointer, _Int, _Pointer, _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
 }
@@ -250,6 +251,16 @@ def sample(logits: "Tensor", how: Sampling, room: "Tensor") -> int:
     if token == IMPOSSIBLE:
         raise NativeError("memory is short")
     return token
+
+
+def masked(logits: "Tensor", mask: "Tensor") -> "Tensor":
+    """fp32 logits [vocab], -inf where the bit of a token in int32 `mask` is not set; both on the CPU."""
+    given, words = logits.contiguous(), mask.contiguous()
+    if len(words) * 32 < len(given):
+        raise ValueError(f"The mask has {len(words)} words for {len(given)} logits.")
+    out = given.new_empty(len(given))
+    library().functions.ct_mask(given.data_ptr(), len(given), words.data_ptr(), out.data_ptr())
+    return out
 
 
 class Pool:

@@ -115,3 +115,16 @@ int32_t ct_sample(int32_t variant, const float* logits, int32_t count, const ct_
     return CT_IMPOSSIBLE;
   }
 }
+
+void ct_mask(const float* logits, int32_t count, const uint32_t* mask, float* out) {
+  for (int32_t first = 0; first < count; first += 32) {
+    const uint32_t word = mask[first / 32];
+    const int32_t here = std::min(32, count - first);
+    // Most words of a mask forbid everything.
+    for (int32_t i = 0; i < here; ++i) out[first + i] = -INFINITY;
+    for (uint32_t left = word; left != 0; left &= left - 1) {
+      const int32_t i = __builtin_ctz(left);
+      if (i < here) out[first + i] = logits[first + i];
+    }
+  }
+}

@@ -4,8 +4,8 @@ The plain twin is `engine/sampling/sampler.py`. The grid is blocks of the vocabu
 of a row that arrives last (a counter in device memory) finishes the row alone with what the others left, so no second
 launch is needed. A row's token is the same whatever the other rows are, and in whichever kernel.
 
-What belongs to a sequence lies in its slot: `settings` fp32 (those of `scores.py`, then the kind), `numbers` int64
-(seed, step, top_k) and `marks`. Logits that are NaN are taken as +inf, and a likeliest logit that is not finite
+What belongs to a sequence lies in its slot: `settings` fp32 (those of `scores.py`, then those of `edits.py`), `numbers`
+int64 (seed, step, top_k) and `marks`. Logits that are NaN are taken as +inf, and a likeliest logit that is not finite
 gives token -1.
 """
 
@@ -15,7 +15,16 @@ import triton.language as tl
 
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
 from engine.kernels.triton.ranking import GROUP, draw_from_groups, store_groups
-from engine.kernels.triton.scores import GENERATED, INFINITY, entry, gumbel_of_block, penalised, scaled, score
+from engine.kernels.triton.scores import (
+    GENERATED,
+    INFINITY,
+    SEEN,
+    entry,
+    gumbel_of_block,
+    penalised,
+    scaled,
+    score,
+)
 
 RACE = tl.constexpr(0)
 """Greedy decoding, or a draw from all tokens that pass min_p."""
@@ -23,7 +32,7 @@ NARROW = tl.constexpr(1)
 """Never greedy, and 1 <= top_k <= MAX_NARROW."""
 WIDE = tl.constexpr(2)
 """Never greedy; a larger top_k, or top_p without one."""
-NUMBERS = tl.constexpr(6)
+NUMBERS = tl.constexpr(8)
 """int64 from a slot's numbers to the next slot's; its settings lie behind them."""
 PART = tl.constexpr(1024)
 """Tokens of which one winner is kept."""
@@ -47,8 +56,10 @@ def _commit(
     step = tl.load(numbers + 1)
     tl.store(token, chosen.to(tl.int64))
     tl.store(history + step % SLOTS, chosen)
-    if (tl.load(settings + 3) != 1.0) | (tl.load(settings + 4) != 0.0):
-        tl.store(marks + chosen, GENERATED, mask=finite)
+    if (tl.load(settings + 3) != 1.0) | (tl.load(settings + 4) != 0.0) | (tl.load(settings + 6) != 0.0):
+        mark = tl.load(marks + chosen, mask=finite, other=0)
+        more = (mark | SEEN) + GENERATED
+        tl.store(marks + chosen, tl.where(more > mark, more, mark), mask=finite)
     tl.store(numbers + 1, step + 1)
     for i in tl.static_range(COUNTERS):
         tl.store(counters + i, tl.load(counters + i) + 1)
@@ -148,7 +159,7 @@ def sampling_kernel(
     registers, so that of programs which may have to do it a GPU runs fewer at once.
 
     logits: rows of VOCAB, any float dtype, `stride` apart; active int32 [rows]: the slot of a row, -1 for none, set
-    before the kernels that this one may overlap. By slot: marks uint8 [VOCAB], settings and numbers (NUMBERS apart),
+    before the kernels that this one may overlap. By slot: marks int16 [VOCAB], settings and numbers (NUMBERS apart),
     token int64, history int32 [SLOTS], counters int64 [COUNTERS]. Scratch by row: peaks fp32 [GROUPS], values fp32
     and names int32 [PLACES], masses fp32, one a program, arrived int32, all 0. PLACES and GROUPS are powers of two:
     at least CANDIDATES and the parts of the grid, and the groups of the grid. `_commit` says what is written.

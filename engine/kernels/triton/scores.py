@@ -4,8 +4,9 @@ One draw is the largest of scaled logit + Gumbel noise (the logarithm of the exp
 sampler). The noise of a token is philox (Salmon et al. 2011) of key seed and counter (token id / 4, step), which
 gives four numbers for four neighbours, so a seed gives the same tokens however the work is split.
 
-Settings are read from device memory: `settings` fp32: temperature, top_p, min_p, repetition and presence penalty;
-`numbers` int64: seed, step, top_k. `marks` uint8 [vocab]: 0, SEEN or GENERATED; read only where a penalty needs it.
+Settings are read from device memory: `settings` fp32: temperature, top_p, min_p, repetition and presence penalty, the
+kind, frequency penalty; `numbers` int64: seed, step, top_k. `marks` int16 [vocab]: SEEN, and GENERATED for each time
+that a token is in the answer; read only where a penalty needs it.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
@@ -15,13 +16,13 @@ import triton.language as tl
 INFINITY = tl.constexpr(float("inf"))
 SEEN = tl.constexpr(1)
 """The token is in the prompt or the answer."""
-GENERATED = tl.constexpr(3)
-"""The token is in the answer, and so SEEN."""
+GENERATED = tl.constexpr(2)
+"""The token is in the answer, and so SEEN; as often as that was added."""
 
 
 @triton.jit
 def penalised(logits, marks, settings, ids, VOCAB: tl.constexpr):
-    """The logits of `ids` in fp32 after both penalties; -inf beyond the vocabulary, NaN as +inf."""
+    """The logits of `ids` in fp32 after the penalties; -inf beyond the vocabulary, NaN as +inf."""
     inside = ids < VOCAB
     x = tl.load(logits + ids, mask=inside, other=-INFINITY).to(tl.float32)
     repetition = tl.load(settings + 3)
@@ -29,9 +30,10 @@ def penalised(logits, marks, settings, ids, VOCAB: tl.constexpr):
     if repetition != 1.0:
         known = tl.load(marks + ids, mask=inside, other=0) != 0
         x = tl.where(known, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
-    if presence != 0.0:
-        known = tl.load(marks + ids, mask=inside, other=0) >= GENERATED
-        x = tl.where(known, x - presence, x)
+    frequency = tl.load(settings + 6)
+    if (presence != 0.0) | (frequency != 0.0):
+        count = (tl.load(marks + ids, mask=inside, other=0) // GENERATED).to(tl.float32)
+        x = tl.where(count > 0, x - presence - frequency * count, x)
     return tl.where(x != x, INFINITY, x)
 
 

@@ -164,9 +164,10 @@ def test_a_step_gives_the_logits_and_the_cache_of_the_plain_modules(
 
 @pytest.mark.parametrize("limit", [1, 640, 1280, 2560, 10240, 20480, 40960, 131072])
 def test_the_chunks_cover_every_row_and_fit_the_buffers(limit: int) -> None:
-    cut = choose_chunking(limit)
-    assert cut.rows * cut.chunks >= limit
-    assert cut.chunks <= 80
+    for heads in (1, 2, 4, 8):
+        cut = choose_chunking(limit, heads)
+        assert cut.rows * cut.chunks >= limit
+        assert cut.chunks <= 80
 
 
 @pytest.mark.parametrize("inputs", [64, 576, 1024, 1536, 2048, 2560, 3072, 4096, 8192, 9728, 12288, 28672])

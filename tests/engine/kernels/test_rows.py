@@ -201,9 +201,10 @@ def test_many_rows_that_share_a_prefix_give_what_they_give_without_sharing(model
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
 @pytest.mark.parametrize("window", [1, 12, 639, 640, 4096, 10_240, 40_000])
-def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(rows: int, window: int) -> None:
+@pytest.mark.parametrize("heads", [1, 4, 8])
+def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(rows: int, window: int, heads: int) -> None:
     for limit in (640 << i for i in range(9)):
-        cuts = choose_chunkings(rows, limit, window)
+        cuts = choose_chunkings(rows, limit, heads, window)
         assert all(cut.chunks <= most_chunks(rows) for cut in cuts)
         for row in {0, 1, window - 1, window, 2 * window + 63, 10239, 10240, limit - 1}:
             if row >= limit:
@@ -211,21 +212,22 @@ def test_every_row_of_a_window_belongs_to_one_chunk_of_one_launch(rows: int, win
             (cut,) = (cut for cut in cuts if not cut.end or cut.first <= row < cut.end)
             assert row // cut.rows - max(row - window + 1, 0) // cut.rows < cut.chunks
             if 1 < rows <= 8:  # as alone, in a step of the context that it needs by itself
-                (alone,) = choose_chunkings(1, context_limit(row), window)
+                (alone,) = choose_chunkings(1, context_limit(row), heads, window)
                 assert (cut.warps, cut.tile, cut.tiles) == (alone.warps, alone.tile, alone.tiles)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 64, 256])
-def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(rows: int) -> None:
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 32])
+def test_every_row_of_a_sequence_belongs_to_one_chunk_of_one_launch(rows: int, heads: int) -> None:
     for limit in (640 << i for i in range(9)):
-        cuts = choose_chunkings(rows, limit)
+        cuts = choose_chunkings(rows, limit, heads)
         for row in {0, 1, 639, 640, 1279, 1280, 10239, 10240, limit // 2, limit - 1}:
             if row >= limit:
                 continue
             (cut,) = (cut for cut in cuts if not cut.end or cut.first <= row < cut.end)
             assert row // cut.rows < cut.chunks <= 80
             if 1 < rows <= 8:  # as alone
-                (alone,) = choose_chunkings(1, context_limit(row))
+                (alone,) = choose_chunkings(1, context_limit(row), heads)
                 assert (cut.warps, cut.tile, cut.tiles) == (alone.warps, alone.tile, alone.tiles)
 
 

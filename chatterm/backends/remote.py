@@ -1,0 +1,395 @@
+"""A conversation with an engine in another process of this machine, as a Backend."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chatterm.backends.backend import (
+    ChatOptions,
+    DraftCost,
+    EngineError,
+    Exchange,
+    Figures,
+    FinishReason,
+    ModelChoice,
+    ModelError,
+    ModelInfo,
+    OnProgress,
+    Outcome,
+    Part,
+    Progress,
+    Request,
+    ThinkCache,
+    ThinkMode,
+    TokenEvent,
+    TurnStats,
+)
+from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Tokens, Wanted
+from chatterm.channel.link import Answers, Link, ServerGoneError, error_of
+from chatterm.channel.messages import Done, Failed, Item, unpacked
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.cache.block_map import BlockMap
+
+_AGAIN = 0.03
+"""Seconds between two looks at figures."""
+_SOON = 0.5
+"""Seconds that a question may take which a screen waits for."""
+
+T = TypeVar("T")
+
+
+class RemoteBackend:
+    """Implements Backend. The other side has the conversation; what a screen looks at lies here.
+
+    When the server is gone, calls raise ServerGoneError, and what had come of an answer stays.
+    """
+
+    def __init__(self, link: Link, model: str, options: ChatOptions) -> None:
+        self._link = link
+        self._model = model
+        self._system = options.system
+        self._think: ThinkMode = options.think
+        self._think_cache: ThinkCache = options.think_cache
+        self._sampling = dict(options.sampling)
+        self._path: list[Exchange] = []
+        self._is_open = False
+        self._info: ModelInfo | None = None
+        self._used = 0
+        self._last: Outcome | None = None
+        self._running: _Running | None = None
+        self._look = Look(None, None)
+        self._looks_at = 0.0
+        self._looks = self._maps = False
+        self._map: BlockMap | None = None
+        self._texts: dict[int, str | None] = {}
+
+    @property
+    def is_lost(self) -> bool:
+        """The server is gone."""
+        return self._link.is_lost
+
+    # --- anyone ---
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._info
+
+    @property
+    def last(self) -> Outcome | None:
+        running = self._running
+        return running.outcome() if running is not None else self._last
+
+    @property
+    def used_tokens(self) -> int:
+        return self._used
+
+    @property
+    def system(self) -> str | None:
+        return self._system
+
+    @property
+    def think(self) -> ThinkMode:
+        return self._think
+
+    @property
+    def think_cache(self) -> ThinkCache:
+        return self._think_cache
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """What overrides the model's own sampling."""
+        return self._sampling
+
+    def figures(self) -> Figures | None:
+        self._look_again()
+        return self._look.figures
+
+    def made_title(self) -> str | None:
+        self._look_again()
+        return self._look.title
+
+    def blocks(self) -> "BlockMap | None":
+        from engine.cache.block_map import BlockMap
+
+        def seen(message: Item | Done | Failed | None) -> None:
+            self._maps = False
+            if isinstance(message, Done):
+                self._map = unpacked(message.body, BlockMap | None)  # type: ignore[arg-type]
+
+        if self._is_open and not self._maps:
+            self._maps = True
+            self._post("blocks", None, seen)
+        return self._map
+
+    def token_text(self, token_id: int) -> str | None:
+        if token_id not in self._texts and self._is_open:
+            from queue import Empty, SimpleQueue
+
+            came: SimpleQueue[Item | Done | Failed | None] = SimpleQueue()
+            self._post("token_text", token_id, came.put)
+            try:
+                message = came.get(timeout=_SOON)
+            except Empty:
+                return None
+            if isinstance(message, Done):
+                self._texts[token_id] = unpacked(message.body, str | None)  # type: ignore[arg-type]
+        return self._texts.get(token_id)
+
+    def stop(self, but: int | None = None) -> None:
+        if self._is_open:
+            self._post("stop", but)
+
+    def answer_now(self) -> None:
+        if self._is_open:
+            self._post("answer_now", None)
+
+    def _look_again(self) -> None:
+        now = time.monotonic()
+        if not self._is_open or self._looks or now < self._looks_at + _AGAIN:
+            return
+
+        def seen(message: Item | Done | Failed | None) -> None:
+            self._looks = False
+            if isinstance(message, Done):
+                self._look = unpacked(message.body, Look)
+
+        self._looks, self._looks_at = True, now
+        self._post("look", None, seen)
+
+    def _post(self, method: str, body: Any, then: Any = lambda message: None) -> None:
+        try:
+            self._link.begin(method, body, then)
+        except ServerGoneError:
+            then(None)
+
+    # --- the worker ---
+
+    def open(self, on_progress: OnProgress | None = None) -> None:
+        wanted = Open(
+            self._model, str(Path.cwd()), self._system, self._think, self._think_cache, self._sampling
+        )
+        self._ask("open", wanted, on_progress)
+        self._is_open = True
+        path, self._path = self._path, []
+        if path:
+            self.load_path(path)
+
+    def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
+        if not self._is_open:
+            self._model = model
+            return self.open(on_progress)
+        self._ask("switch", (model, str(Path.cwd())), on_progress)
+        self._model, self._texts, self._map = model, {}, None
+        return None
+
+    def send(self, text: str) -> Iterator[TokenEvent]:
+        return self._events(self._call("send", text))
+
+    def retry(self) -> Iterator[TokenEvent]:
+        return self._events(self._call("retry"))
+
+    def resume(self) -> Iterator[TokenEvent]:
+        return self._events(self._call("resume"))
+
+    def candidates(self, text: str, count: int) -> Iterator[tuple[int, Part]]:
+        return self._parts(self._call("candidates", (text, count)), iter(()))
+
+    def answers(self, requests: Iterable[Request]) -> Iterator[tuple[int, Part]]:
+        return self._parts(self._call("answers"), iter(requests))
+
+    def load_path(self, exchanges: Sequence[Exchange]) -> None:
+        if not self._is_open:
+            self._path = list(exchanges)
+            return
+        name = self._info.name if self._info is not None else ""
+        known = [
+            replace(exchange, model=name) if exchange.model == self._model else exchange
+            for exchange in exchanges
+        ]
+        self._ask("load_path", known)
+
+    def count(self, draft: str) -> DraftCost | None:
+        if not self._is_open:
+            return None
+        return self._value("count", draft, DraftCost | None)  # type: ignore[arg-type]
+
+    def undo(self) -> bool:
+        return self._value("undo", None, bool)
+
+    def reset(self) -> None:
+        self._path = []
+        if self._is_open:
+            self._ask("reset")
+
+    def set_system(self, system: str | None) -> None:
+        if self._is_open:
+            self._ask("set_system", system)
+        self._system = system
+
+    def set_think(self, think: ThinkMode) -> None:
+        if self._is_open:
+            self._ask("set_think", think)
+        self._think = think
+
+    def set_think_cache(self, think_cache: ThinkCache) -> None:
+        if self._is_open:
+            self._ask("set_think_cache", think_cache)
+        self._think_cache = think_cache
+
+    def set_sampling(self, sampling: Mapping[str, Any]) -> None:
+        try:
+            SamplingParams(**sampling)
+        except TypeError:
+            raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
+        if self._is_open:
+            self._ask("set_sampling", dict(sampling))
+        self._sampling = dict(sampling)
+
+    def settle(self) -> None:
+        if self._is_open:
+            self._ask("settle")
+
+    def prepare(self, draft: str) -> None:
+        if self._is_open:
+            self._ask("prepare", draft)
+
+    def begin_title(self, question: str, answer: str) -> bool:
+        return not self._is_open or self._value("begin_title", (question, answer), bool)
+
+    def models(self) -> list[str]:
+        from models.hub.sources import local_models
+
+        return [model.name for model in local_models()]
+
+    def catalogue(self) -> list[ModelChoice]:
+        if not self._is_open:
+            return []
+        return self._value("catalogue", None, list[ModelChoice])
+
+    def close(self) -> None:
+        self._is_open, self._info = False, None
+        self._link.close()
+
+    # --- how it is done ---
+
+    def _call(self, method: str, body: Any = None) -> Answers:
+        if not self._is_open and method != "open":
+            raise EngineError("No model is loaded; load one with /model NAME.")
+        return self._link.call(method, body)
+
+    def _ask(self, method: str, body: Any = None, on_progress: OnProgress | None = None) -> State:
+        answers = self._call(method, body)
+        for said in self._said(answers):
+            if isinstance(said, Loading) and on_progress is not None:
+                try:
+                    on_progress(Progress(said.stage, said.what, said.done, said.total))  # type: ignore[arg-type]
+                except BaseException:
+                    answers.cancel()
+                    raise
+        return self._over(answers)
+
+    def _value(self, method: str, body: Any, kind: type[T]) -> T:
+        return unpacked(self._ask(method, body).value, kind)
+
+    def _said(self, answers: Answers) -> Iterator[Said]:
+        """What comes of a call. When it fails, what the other side knows of itself is taken over first."""
+        while (body := answers.next()) is not None:
+            said: Said = unpacked(body, Said)  # type: ignore[arg-type]
+            if isinstance(said, State):
+                self._take(said)
+            else:
+                yield said
+
+    def _over(self, answers: Answers) -> State:
+        state = unpacked(answers.result, State)
+        self._take(state)
+        return state
+
+    def _take(self, state: State) -> None:
+        self._info, self._used, self._look = state.info, state.used_tokens, state.look
+        self._last, self._running = state.last, None
+
+    def _events(self, answers: Answers) -> Iterator[TokenEvent]:
+        try:
+            for said in self._said(answers):
+                if isinstance(said, Begun):
+                    self._running = _Running(said.outcome)
+                elif isinstance(said, Tokens):
+                    for event in said.events:
+                        if self._running is not None:
+                            self._running.add(event, said.stats)
+                        yield event
+            self._over(answers)
+        finally:
+            self._leave(answers)
+
+    def _leave(self, answers: Answers) -> None:
+        """Wait for the end of an answer that nobody reads any more: it says what is kept of it."""
+        try:
+            if not answers.is_over:
+                answers.cancel()
+                for _ in self._said(answers):
+                    pass
+                self._over(answers)
+        except (EngineError, ModelError):
+            pass
+        if (running := self._running) is not None:  # nobody is left to say it
+            self._running, self._last = None, running.outcome(FinishReason.CANCELLED)
+
+    def _parts(self, answers: Answers, requests: Iterator[Request]) -> Iterator[tuple[int, Part]]:
+        try:
+            for said in self._said(answers):
+                if isinstance(said, Wanted):
+                    request = next(requests, None)
+                    answers.feed(None if request is None else request)
+                elif isinstance(said, OnePart):
+                    yield said.index, _part(said)
+            self._over(answers)
+        finally:
+            self._leave(answers)
+
+
+class _Running:
+    """An answer as far as it has come."""
+
+    def __init__(self, before: Outcome) -> None:
+        self._before = before
+        self._text, self._reasoning = before.text, before.reasoning
+        self._ids = list(before.token_ids)
+        self._stats = before.stats
+
+    def add(self, event: TokenEvent, stats: TurnStats) -> None:
+        self._ids.append(event.token_id)
+        self._stats = stats
+        if event.kind == "reasoning":
+            self._reasoning += event.text
+        else:
+            self._text += event.text
+
+    def outcome(self, reason: FinishReason | None = None) -> Outcome:
+        before = self._before
+        return Outcome(
+            self._text,
+            self._reasoning,
+            reason,
+            self._stats,
+            self._ids,
+            before.shown,
+            before.opening,
+            before.seed,
+            before.ends_at if reason is None else None,
+        )
+
+
+def _part(said: OnePart) -> Part:
+    if said.token is not None or said.outcome is not None:
+        return said.token or said.outcome  # type: ignore[return-value]
+    return error_of(Failed(0, *(said.error or ("engine", "The answer failed; try again.", {}))))

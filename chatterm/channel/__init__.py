@@ -1,0 +1,1 @@
+"""The private channel between the engine process and its clients on this machine: a Unix socket with bounded frames."""

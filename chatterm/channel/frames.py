@@ -1,0 +1,43 @@
+"""Frames: a length of four bytes, then so many bytes. What arrives is bounded before it is looked at."""
+
+from engine.errors import EngineError
+
+MOST = 80 * 2**20
+"""Bytes of a frame: more than the longest prompt that a command reads."""
+_HEADER = 4
+
+
+class FrameError(EngineError):
+    """What the other side sent is none of our frames. Nothing after it can be understood."""
+
+
+def framed(body: bytes) -> bytes:
+    """`body` as a frame. Raises FrameError where it is too long."""
+    if len(body) > MOST:
+        raise FrameError(
+            f"A message of {len(body):,} bytes is more than the server takes; send less at once."
+        )
+    return len(body).to_bytes(_HEADER, "big") + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into the bodies of frames."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._held = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
+        """The frames that are whole now. Raises FrameError for one that would be empty or too long."""
+        self._held += data
+        bodies, at = [], 0
+        while len(self._held) - at >= _HEADER:
+            size = int.from_bytes(self._held[at : at + _HEADER], "big")
+            if not 0 < size <= self._most:
+                raise FrameError(f"The other side sent a frame of {size:,} bytes, which is none of ours.")
+            if len(self._held) - at - _HEADER < size:
+                break
+            at += _HEADER + size
+            bodies.append(bytes(self._held[at - size : at]))
+        del self._held[:at]
+        return bodies

@@ -1,0 +1,151 @@
+"""`chatterm serve`: the engine as a server that stays warm."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatterm.cli import options
+from chatterm.cli.shell_completion import model_names
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from chatterm.server.service import Service
+    from chatterm.server.supervisor import Web
+
+_STREAMS = 4
+"""Conversations for which the KV cache has room, however long they are."""
+
+
+def serve(
+    invocation: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Load this model at once, as in chatterm run; others are loaded when they are asked for.",
+            show_default=False,
+            autocompletion=model_names,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address that the HTTP API listens on; others than this one need a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 takes one that is free.")] = 8642,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Requests need the key in this file.", show_default=False),
+    ] = None,
+    keep_alive: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Unload a model that nobody has used for so long: 30m, 1h, 0, forever."
+        ),
+    ] = "30m",
+    max_running: Annotated[
+        int, typer.Option(min=1, max=1024, help="Answers that are computed at the same time; more wait.")
+    ] = 64,
+    max_context_per_request: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of prompt and answer of a request at most.", show_default=False),
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quantize: options.Quantize = "auto",
+    context: options.Context = None,
+    threads: options.Threads = None,
+    attention: options.Attention = "auto",
+    no_graph: options.NoGraph = False,
+    deterministic: options.Deterministic = False,
+) -> None:
+    """Keep models loaded for other programs and terminals, until Ctrl+C.
+
+    Programs use the HTTP API, which is OpenAI's. chatterm run and chatterm batch find the server by themselves, and
+    answer at once.
+    """
+    from chatterm.cli.durations import seconds_of
+
+    options.check_model(model)
+    stays = seconds_of(keep_alive, "--keep-alive")
+    import asyncio
+
+    from chatterm.server.engine_process import ProcessOptions
+    from chatterm.server.supervisor import Supervisor
+    from chatterm.settings.settings import with_settings
+
+    chosen = with_settings(
+        options.engine_options(invocation), options.preferences(), options.decided(invocation)
+    )
+    chosen = replace(chosen, streams=_STREAMS, system=None, sampling={})
+    make_web = _web(host, port, api_key_file, max_running, max_context_per_request)
+
+    def load() -> None:
+        if model is not None:
+            load_first(model, stays)
+        where = " and programs" if make_web is not None else ""
+        _tell(f"Ready for terminals{where}; Ctrl+C or chatterm stop ends it.")
+
+    async def run() -> None:
+        await Supervisor(ProcessOptions(chosen, stays), make_web, load, _tell).run()
+
+    asyncio.run(run())
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _web(
+    host: str, port: int, key_file: Path | None, running: int, context: int | None
+) -> "Callable[[Service], Web] | None":
+    """What makes the HTTP API; None where it cannot be had. Raises EngineError."""
+    from importlib import import_module
+
+    try:
+        extra = import_module("chatterm.server.extra")
+        extra.check_extra()
+        app, web, limits = (import_module(f"chatterm.server.{name}") for name in ("app", "web", "limits"))
+    except (ImportError, EngineError) as error:
+        why = str(error) if isinstance(error, EngineError) else "The HTTP API is not installed here."
+        _tell(f"{why} Until then the server is for terminals only.")
+        return None
+    key = extra.read_key(key_file) if key_file is not None else None
+
+    def make(service: "Service") -> "Web":
+        from chatterm.server.supervisor import Web
+
+        made = app.make_app(service, limits.Limits(running=running, context=context), key)
+        socket = web.listen(made, host, port)
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{socket.getsockname()[1]}"
+        _tell(f"The HTTP API is at {address}/v1")
+        return Web(address, web.make_server(made), socket)
+
+    return make
+
+
+def load_first(model: str, stays: float | None) -> None:
+    """Have the server load a model, and show how far it is. Raises ModelError and EngineError."""
+    from chatterm.backends.attach import greeted
+    from chatterm.backends.wire import Hold, Loading
+    from chatterm.channel.messages import unpacked
+    from chatterm.cli.progress import progress_on
+    from chatterm.terminal.sanitize import one_line
+    from models.progress import Progress
+
+    found = greeted("command")
+    if found is None:
+        raise EngineError("The engine process does not answer.")
+    link, _ = found
+    try:
+        with progress_on(sys.stderr) as on_progress:
+            answers = link.call("hold", Hold(model, str(Path.cwd()), stays if stays is not None else -1.0))
+            while (body := answers.next()) is not None:
+                said = unpacked(body, Loading)
+                on_progress(Progress(said.stage, said.what, said.done, said.total))  # type: ignore[arg-type]
+    finally:
+        link.close()
+    _tell(f"{one_line(model)} is loaded.")

@@ -1,0 +1,109 @@
+"""`chatterm ps` and `chatterm stop`: the server that runs here."""
+
+import json
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from chatterm.backends.attach import greeted
+from chatterm.backends.backend import EngineError
+from chatterm.backends.wire import LoadedModel, Status
+from chatterm.channel.link import Link, ServerGoneError
+from chatterm.cli.durations import duration_text
+from chatterm.terminal.sanitize import one_line
+from models.units import bytes_text, counted
+
+NONE = "No chatterm server runs here; start one with chatterm serve."
+_LEAVE = 20.0
+"""Seconds that a server gets to end."""
+
+
+def show_server(*, as_json: bool) -> int:
+    """Print what the server does; the exit code."""
+    link = _link()
+    if link is None:
+        print(json.dumps(None) if as_json else NONE, file=sys.stdout if as_json else sys.stderr)
+        return 1
+    try:
+        status = link.ask("status", None, Status, 5.0)
+    finally:
+        link.close()
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(status).decode())
+        return 0
+    where = f" on {one_line(status.address)}" if status.address else ", for terminals only"
+    attached = counted(status.terminals, "terminal")
+    up = duration_text(status.uptime_s)
+    print(f"chatterm serve (process {status.pid}){where}; up {up}; {attached} attached")
+    if not status.models:
+        print("No model is loaded; one is when it is asked for.")
+    else:
+        _print_models(status.models)
+    return 0
+
+
+def stop_server() -> int:
+    """End the server; the exit code."""
+    link = _link()
+    if link is None:
+        print(NONE, file=sys.stderr)
+        return 1
+    with suppress(ServerGoneError):
+        link.ask("end", None, type(None), 5.0)
+    until = time.monotonic() + _LEAVE
+    while not link.is_lost:
+        if time.monotonic() > until:
+            raise EngineError("The server takes long to end; look at it with chatterm ps.")
+        time.sleep(0.02)
+    print("The chatterm server has ended.")
+    return 0
+
+
+def _link() -> Link | None:
+    found = greeted("command")
+    return found[0] if found is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    memory: str
+    device: str
+    context: str
+    use: str
+    stays: str
+
+
+def _row(model: LoadedModel) -> _Row:
+    use = []
+    if model.users:
+        use.append(counted(model.users, "client"))
+    if model.running:
+        use.append(counted(model.running, "answer"))
+    if model.keep_alive_s is None:
+        stays = "until the server ends"
+    elif model.keep_alive_left_s is None:
+        stays = f"{duration_text(model.keep_alive_s)} after its last use"
+    else:
+        stays = f"{duration_text(model.keep_alive_left_s)} more"
+    return _Row(
+        one_line(model.name),
+        bytes_text(model.weight_bytes + model.kv_bytes),
+        model.device,
+        f"{model.context_length:,}",
+        ", ".join(use) or "idle",
+        stays,
+    )
+
+
+def _print_models(models: tuple[LoadedModel, ...]) -> None:
+    titles = _Row("Model", "Memory", "Device", "Context", "In use by", "Stays")
+    rows = [titles, *(_row(model) for model in models)]
+    names = ("name", "memory", "device", "context", "use", "stays")
+    widths = {name: max(len(getattr(row, name)) for row in rows) for name in names}
+    print()
+    for row in rows:
+        print("  ".join(getattr(row, name).ljust(widths[name]) for name in names).rstrip())

@@ -1,0 +1,322 @@
+"""One request on its way: from what a client asked to the engine's sequences, and from their tokens to pieces."""
+
+import asyncio
+from collections import deque
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Raw
+
+from chatterm.backends.backend import ContextFullError, EngineError, FinishReason, ModelError, TokenEvent
+from chatterm.channel.frames import FrameError
+from chatterm.server.host import Held, Host
+from chatterm.server.pump import Pump
+from chatterm.server.requested import asked_of, params_of
+from chatterm.server.service import (
+    Delta,
+    Ended,
+    Generation,
+    Kind,
+    Logprob,
+    Piece,
+    RequestError,
+    Started,
+    TokenLogprob,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from engine.conversation.requests import Asked
+    from engine.params import SamplingParams
+    from engine.schedule.sequence import Sequence
+    from models.text.tokenizer import Tokenizer
+
+
+class Out:
+    """Where pieces go. Its methods are called on the event loop's thread."""
+
+    def blocked(self, source: Any) -> bool:
+        """Whether nobody reads now; `source` is woken when somebody does."""
+        raise NotImplementedError
+
+    def item(self, value: Piece) -> None: ...
+    def done(self, value: Any = None) -> None: ...
+    def failed(self, error: Exception) -> None: ...
+
+
+@dataclass(slots=True)
+class _Answer:
+    sequence: "Sequence | None" = None
+    text: list[str] = field(default_factory=list)
+    """Of the answer without its thinking."""
+    is_over: bool = False
+
+
+class Answering:
+    """Answers one Generation. On the event loop's thread, but for what says otherwise."""
+
+    def __init__(self, request: Generation, host: Host, pump: Pump, workers: Executor, out: Any) -> None:
+        """`workers` prepare prompts; `out` is an Out or a Stream."""
+        self.waits, self.due = False, 0.0
+        self._request = request
+        self._host = host
+        self._pump = pump
+        self._workers = workers
+        self._out = out
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[tuple[int, TokenEvent | None]] = deque()
+        self._answers = [_Answer() for _ in range(request.count)]
+        self._held: Held | None = None
+        self._asked: Asked | None = None
+        self._params: SamplingParams | None = None
+        self._cancelled = self._expired = self._has_begun = self._is_over = False
+        self._load_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._problem: Exception | None = None
+        self._task = self._loop.create_task(self._start())
+        if request.deadline_s is not None:
+            self._timer = self._loop.call_later(max(request.deadline_s, 0.0), self._expire)
+
+    def cancel(self) -> None:
+        """End it within one step."""
+        self._cancelled = True
+        for answer in self._answers:
+            if answer.sequence is not None:
+                answer.sequence.cancelled = True
+
+    def feed(self, body: Raw) -> None:
+        raise FrameError("A request takes nothing while it runs.")
+
+    # -- the beginning
+
+    async def _start(self) -> None:
+        try:
+            began = monotonic()
+            held = self._host.take_loaded(self._request.model)
+            if held is None:
+                held = await self._loaded()
+                self._load_s = monotonic() - began
+            self._held = held
+            if self._request.keep_alive_s is not None:
+                held.keep_alive_s = self._request.keep_alive_s if self._request.keep_alive_s >= 0 else None
+            await self._loop.run_in_executor(self._workers, self._prepare)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
+            self._fail(error)
+
+    async def _loaded(self) -> Held:
+        """A model that is on this machine. A request makes nobody read other files, or fetch any."""
+        names = await self._loop.run_in_executor(self._workers, local_names)
+        if self._request.model not in names:
+            raise RequestError(
+                404,
+                "not_found_error",
+                f"There is no model {self._request.model!r:.200} here; see /v1/models for those that there are.",
+                param="model",
+                code="model_not_found",
+            )
+        return await asyncio.to_thread(self._host.take, self._request.model)
+
+    def _prepare(self) -> None:
+        """Make the prompt and begin with the first answer. In a thread of its own."""
+        assert self._held is not None
+        self._params = params_of(self._held.engine, self._request)
+        self._asked = asked_of(self._held, self._request, self._params)
+        self._begin(0)
+
+    def _begin(self, number: int) -> None:
+        """From any thread."""
+        assert self._held is not None
+        assert self._asked is not None
+        assert self._params is not None
+        answer = self._answers[number]
+        answer.sequence = self._held.requests.begin(self._asked, self._params, number, self._take)
+        self._held.sequences.add(answer.sequence)
+        if self._cancelled or self._expired:
+            answer.sequence.cancelled = True
+
+    def _begin_others(self) -> None:
+        """The others find the prompt's rows, which the first one has computed. In a thread of its own."""
+        for number in range(1, len(self._answers)):
+            try:
+                self._begin(number)
+            except EngineError as error:
+                self._problem = error
+                self._take(number, None)
+
+    def _take(self, number: int, event: TokenEvent | None) -> None:
+        """From the engine's thread."""
+        self._events.append((number, event))
+        self._pump.wake(self)
+
+    # -- on its way
+
+    def send(self) -> None:
+        """Say what has come since the last time."""
+        if self._is_over or self._out.blocked(self):
+            return
+        deltas: dict[int, _Gathered] = {}
+        while self._events:
+            number, event = self._events.popleft()
+            if not self._has_begun:
+                self._has_begun = True
+                self._say_started(number)
+            gathered = deltas.get(number)
+            if event is None:
+                self._ended(number, gathered)
+                deltas.pop(number, None)
+                continue
+            if gathered is None or gathered.kind != event.kind:
+                if gathered is not None:
+                    self._out.item(gathered.delta(number))
+                gathered = deltas[number] = _Gathered(event.kind)
+            assert self._held is not None
+            gathered.add(event, self._held.engine.tokenizer)
+            if event.kind == "answer":
+                self._answers[number].text.append(event.text)
+        for number, gathered in deltas.items():
+            self._out.item(gathered.delta(number))
+        if all(answer.is_over for answer in self._answers):
+            self._close()
+
+    def _say_started(self, number: int) -> None:
+        sequence, held = self._answers[number].sequence, self._held
+        if held is None or sequence is None or sequence.error is not None:
+            return
+        stats = sequence.stats()
+        held.prompt_tokens += stats.prompt_tokens
+        held.cached_tokens += stats.cached_tokens
+        if not sequence.finished.is_set() or sequence.generated:
+            self._out.item(Started(held.name, stats.prompt_tokens, stats.cached_tokens, held.tool_format))
+        if len(self._answers) > 1:
+            self._workers.submit(self._begin_others)
+
+    def _ended(self, number: int, gathered: "_Gathered | None") -> None:
+        answer = self._answers[number]
+        answer.is_over = True
+        sequence = answer.sequence
+        error = self._problem if sequence is None else sequence.error
+        if error is not None:
+            self._problem = error
+            self.cancel()
+            return
+        assert sequence is not None
+        if sequence.tail and sequence.output is not None:
+            kind = sequence.output.kind
+            if gathered is not None and gathered.kind != kind:
+                self._out.item(gathered.delta(number))
+                gathered = None
+            gathered = gathered or _Gathered(kind)
+            gathered.text.append(sequence.tail)
+            if kind == "answer":
+                answer.text.append(sequence.tail)
+        if gathered is not None:
+            self._out.item(gathered.delta(number))
+        stats = sequence.stats()
+        if self._held is not None:
+            self._held.sequences.discard(sequence)
+            self._held.generated_tokens += stats.generated_tokens
+            self._held.preemptions += sequence.preemptions
+        reason = sequence.finish_reason or FinishReason.CANCELLED
+        if self._expired and reason is FinishReason.CANCELLED:
+            reason = FinishReason.LENGTH
+        usage = Usage(
+            completion_tokens=stats.generated_tokens,
+            reasoning_tokens=stats.reasoning_tokens,
+            load_s=self._load_s,
+            queue_s=max(sequence.admitted - sequence.created, 0.0),
+            prefill_s=stats.prefill_s,
+            decode_s=stats.decode_s,
+        )
+        self._out.item(Ended(number, reason.value, usage))
+
+    def _expire(self) -> None:
+        self._expired = True
+        for answer in self._answers:
+            if answer.sequence is not None:
+                answer.sequence.cancelled = True
+
+    # -- the end
+
+    def _fail(self, error: Exception) -> None:
+        self._problem = error
+        self._close()
+
+    def _close(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._problem is not None:
+            self._out.failed(request_error(self._problem, self._has_begun))
+        else:
+            self._out.done()
+        if self._held is not None:
+            with suppress(RuntimeError):  # the process ends
+                self._workers.submit(self._leave, self._held)
+
+    def _leave(self, held: Held) -> None:
+        """Have the next turn prewarmed, and use the model no more. In a thread of its own."""
+        try:
+            for answer in self._answers:
+                if self._asked is not None and answer.sequence is not None:
+                    settles = answer is self._answers[0] and not self._cancelled
+                    with suppress(EngineError, ModelError):
+                        held.requests.over(self._asked, answer.sequence, "".join(answer.text), settles)
+                held.sequences.discard(answer.sequence)
+        finally:
+            self._host.give_back(held)
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Tokens of one kind that go into one piece."""
+
+    kind: Kind
+    text: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    def add(self, event: TokenEvent, tokenizer: "Tokenizer") -> None:
+        self.text.append(event.text)
+        self.ids.append(event.token_id)
+        value = getattr(event, "logprob", None)
+        if value is not None:
+            top = [_token(tokenizer, *pair) for pair in getattr(event, "top", ())]
+            self.logprobs.append(Logprob(_token(tokenizer, event.token_id, value), tuple(top)))
+
+    def delta(self, index: int) -> Delta:
+        return Delta(index, "".join(self.text), self.kind, tuple(self.ids), tuple(self.logprobs))
+
+
+def _token(tokenizer: "Tokenizer", id: int, logprob: float) -> TokenLogprob:
+    raw = tokenizer.token_bytes(id)
+    return TokenLogprob(id, raw.decode("utf-8", "replace"), raw, logprob)
+
+
+def request_error(error: Exception, has_begun: bool = False) -> RequestError:
+    """An error as the web API knows it."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, ContextFullError):
+        return RequestError(
+            400, "invalid_request_error", str(error), param="messages", code="context_length_exceeded"
+        )
+    if isinstance(error, EngineError | ModelError) and not has_begun:
+        return RequestError(400, "invalid_request_error", str(error))
+    if isinstance(error, EngineError | ModelError):
+        return RequestError(500, "server_error", str(error))
+    from chatterm.terminal.error_log import error_line, write_down
+
+    return RequestError(500, "server_error", f"{error_line(error)} {write_down(error)}")
+
+
+def local_names() -> set[str]:
+    """The names of the models on this machine. Raises ModelError where they cannot be read."""
+    from models.hub.sources import local_models
+
+    return {model.name for model in local_models()}

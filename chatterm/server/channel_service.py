@@ -1,0 +1,208 @@
+"""The engine process as the web API sees it: a Service over the channel. No engine and no torch in this process."""
+
+import asyncio
+import itertools
+import os
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from msgspec import Raw
+
+from chatterm.backends.wire import Hello, Hold, Welcome, agreed
+from chatterm.channel.frames import FrameError, FrameReader
+from chatterm.channel.messages import (
+    Call,
+    Cancel,
+    Done,
+    Failed,
+    Item,
+    from_server,
+    packed,
+    to_frame,
+    unpacked,
+)
+from chatterm.channel.runtime import connected
+from chatterm.server.service import ChatMessage, Generation, Metrics, Piece, RequestError, ServedModel
+
+_LOOK = 1.0
+"""Seconds between two looks at the list of models."""
+
+T = TypeVar("T")
+
+
+class _Answers:
+    """What comes of one call."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item | Done | Failed] = deque()
+        self._came = asyncio.Event()
+        self.is_over = False
+
+    def put(self, message: Item | Done | Failed) -> None:
+        self._items.append(message)
+        self._came.set()
+
+    async def next(self) -> Raw | None:
+        """The body of the next item; None at the end. Raises RequestError."""
+        while not self._items:
+            self._came.clear()
+            await self._came.wait()
+        message = self._items.popleft()
+        if isinstance(message, Item):
+            return message.body
+        self.is_over = True
+        if isinstance(message, Failed):
+            raise _error(message)
+        self.result = message.body
+        return None
+
+
+class ChannelService(asyncio.Protocol):
+    """One connection with many requests. When the engine process ends, `lost` is set, and requests fail with 503."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader()
+        self._calls: dict[int, _Answers] = {}
+        self._numbers = itertools.count(1)
+        self._models: list[ServedModel] = []
+        self._looks: asyncio.Task[None] | None = None
+        self.lost = asyncio.Event()
+
+    async def connect(self, address: str = "") -> Welcome:
+        """Attach to the engine process of this user; `address` is where the web API listens.
+
+        Raises RequestError where there is none, or one of another version.
+        """
+        peer = connected()
+        if peer is None:
+            raise _gone("The engine process does not answer.")
+        peer.setblocking(False)
+        self.lost.clear()
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self, sock=peer)
+        hello = Hello(agreed(), "web", os.getpid(), address)
+        welcome = await self._ask("hello", hello, Welcome)
+        self._models = await self._ask("models", None, list[ServedModel])
+        self._looks = loop.create_task(self._look())
+        return welcome
+
+    async def close(self) -> None:
+        """Part from the engine process, which goes on."""
+        if self._looks is not None:
+            self._looks.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looks
+        if self._transport is not None:
+            self._transport.close()
+
+    async def end(self) -> None:
+        """Have the engine process end. Returns when it has begun to."""
+        with suppress(RequestError):
+            await self._ask("end", None, type(None))
+
+    # -- Service
+
+    @property
+    def ready(self) -> bool:
+        return self._transport is not None
+
+    def models(self) -> list[ServedModel]:
+        return list(self._models)
+
+    async def generate(self, request: Generation) -> AsyncGenerator[Piece, None]:
+        id, answers = self._begin("generate", request)
+        try:
+            while (body := await answers.next()) is not None:
+                yield unpacked(body, Piece)  # type: ignore[arg-type]
+        finally:
+            self._end(id, answers)
+
+    async def tokenize(self, model: str, text: str | tuple[ChatMessage, ...]) -> list[int]:
+        return await self._ask("tokenize", {"model": model, "text": text}, list[int])
+
+    async def token_texts(self, model: str, ids: list[int]) -> list[str]:
+        return await self._ask("token_texts", {"model": model, "ids": ids}, list[str])
+
+    async def hold(self, model: str, keep_alive_s: float | None) -> None:
+        await self._ask("hold", Hold(model, "", keep_alive_s), type(None))
+        self._models = await self._ask("models", None, list[ServedModel])
+
+    async def metrics(self) -> Metrics:
+        return await self._ask("metrics", None, Metrics)
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                message = from_server(body)
+                if (answers := self._calls.get(message.id)) is not None:
+                    answers.put(message)
+        except FrameError:
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, reason: Exception | None) -> None:
+        self._transport = None
+        self._reader = FrameReader()
+        calls, self._calls = self._calls, {}
+        for id, answers in calls.items():
+            fields = {"status": 503, "kind": "server_error", "code": "engine_ended"}
+            answers.put(Failed(id, "request", "The engine process has ended; try again soon.", fields))
+        self.lost.set()
+
+    # -- calls
+
+    def _begin(self, method: str, body: Any) -> tuple[int, _Answers]:
+        if self._transport is None:
+            raise _gone("The engine process is not there; try again soon.")
+        id, answers = next(self._numbers), _Answers()
+        try:
+            frame = to_frame(Call(id, method, packed(body)))
+        except FrameError as error:
+            raise RequestError(413, "invalid_request_error", str(error)) from None
+        self._calls[id] = answers
+        self._transport.write(frame)
+        return id, answers
+
+    def _end(self, id: int, answers: _Answers) -> None:
+        self._calls.pop(id, None)
+        if not answers.is_over and self._transport is not None:
+            self._transport.write(to_frame(Cancel(id)))
+
+    async def _ask(self, method: str, body: Any, kind: type[T]) -> T:
+        id, answers = self._begin(method, body)
+        try:
+            while await answers.next() is not None:
+                pass
+            return unpacked(answers.result, kind)
+        finally:
+            self._end(id, answers)
+
+    async def _look(self) -> None:
+        while self.ready:
+            await asyncio.sleep(_LOOK)
+            with suppress(RequestError, FrameError):
+                self._models = await self._ask("models", None, list[ServedModel])
+
+
+def _gone(message: str) -> RequestError:
+    return RequestError(503, "server_error", message, code="engine_ended", retry_after_s=1.0)
+
+
+def _error(failed: Failed) -> RequestError:
+    if failed.kind == "request":
+        names = ("param", "code", "retry_after_s")
+        given = {name: failed.fields.get(name) for name in names}
+        status, kind = int(failed.fields.get("status", 500)), str(failed.fields.get("kind", "server_error"))
+        return RequestError(status, kind, failed.message, **given)
+    if failed.kind == "context":
+        return RequestError(400, "invalid_request_error", failed.message, code="context_length_exceeded")
+    return RequestError(500, "server_error", failed.message)

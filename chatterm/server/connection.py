@@ -1,0 +1,257 @@
+"""One client's connection, seen from the engine process: its calls, and what they have to say."""
+
+import asyncio
+from typing import Any, Protocol
+
+from msgspec import Raw
+
+from chatterm.backends.backend import ContextFullError, EngineError, ModelError
+from chatterm.backends.wire import Hello
+from chatterm.channel.frames import FrameError, FrameReader
+from chatterm.channel.messages import (
+    NOTHING,
+    Call,
+    Cancel,
+    Done,
+    Failed,
+    Feed,
+    Item,
+    ToClient,
+    from_client,
+    packed,
+    to_frame,
+    unpacked,
+)
+from chatterm.channel.runtime import is_own
+from chatterm.server.pump import Pump, Source
+from chatterm.server.service import RequestError
+from chatterm.terminal.error_log import error_line, write_down
+
+ENDING = RequestError(503, "server_error", "The server is shutting down.", code="shutting_down")
+MOST_CALLS = 4096
+"""Calls of one connection that run at once."""
+_UNREAD = 256 * 1024
+"""Bytes that a client may leave unread before its streams wait for it."""
+
+
+class Running(Protocol):
+    """A call that takes a while."""
+
+    def cancel(self) -> None:
+        """Nobody wants the rest: end it within one step. It tells its end all the same."""
+
+    def feed(self, body: Raw) -> None:
+        """What it has asked the client for. Raises FrameError."""
+
+
+class Stream:
+    """What one call says to its client. On the event loop's thread."""
+
+    def __init__(self, connection: "Connection", id: int) -> None:
+        self._connection = connection
+        self._id = id
+        self.is_over = False
+
+    @property
+    def client(self) -> "Connection":
+        return self._connection
+
+    def blocked(self, source: Source) -> bool:
+        """Whether the client does not read; `source` is woken when it does again."""
+        return not self.is_over and self._connection.blocked(source)
+
+    def item(self, value: Any) -> None:
+        """More of it."""
+        if not self.is_over:
+            self._connection.send(Item(self._id, packed(value)))
+
+    def done(self, value: Any = None) -> None:
+        """It is over."""
+        self._end(Done(self._id, NOTHING if value is None else packed(value)))
+
+    def failed(self, error: Exception) -> None:
+        """It is over: this went wrong."""
+        self._end(failure(self._id, error))
+
+    def _end(self, message: Done | Failed) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._connection.ended(self._id)
+            self._connection.send(message)
+
+
+def failure(id: int, error: Exception) -> Failed:
+    """An error as clients are told."""
+    if isinstance(error, RequestError):
+        names = ("status", "kind", "param", "code", "retry_after_s")
+        return Failed(id, "request", error.message, {name: getattr(error, name) for name in names})
+    if isinstance(error, ContextFullError):
+        return Failed(id, "context", str(error), {"needed": error.needed, "available": error.available})
+    if isinstance(error, ModelError):
+        return Failed(id, "model", str(error), {})
+    if isinstance(error, EngineError):
+        return Failed(id, "engine", str(error), {})
+    return Failed(id, "engine", f"{error_line(error)} {write_down(error)}", {})
+
+
+class Calls(Protocol):
+    """What the engine process does for its clients."""
+
+    agreed: str
+    pump: Pump
+
+    def joined(self, connection: "Connection") -> bool:
+        """A client is there; False where there are too many."""
+
+    def greeted(self, connection: "Connection") -> Any:
+        """It has said who it is; returns what it is told."""
+
+    def begin(self, connection: "Connection", call: Call, stream: Stream) -> Running | None:
+        """Do what a call asks for. Returns at once, with what takes a while. Raises what is wrong with the call."""
+
+    def left(self, connection: "Connection") -> None:
+        """The client is gone. Its calls have been cancelled."""
+
+
+class Connection(asyncio.Protocol):
+    """Reads calls and writes what comes of them. A client that breaks the rules is sent away; nobody else notices."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._running: dict[int, Running | None] = {}
+        self._paused = False
+        self._blocked: list[Source] = []
+        self.hello: Hello | None = None
+        self.session: Any = None
+        """The conversation of a terminal."""
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_UNREAD)
+        peer = transport.get_extra_info("socket")
+        own = peer is None or is_own(getattr(peer, "_sock", peer))
+        if not own or not self._calls.joined(self):
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._take(from_client(body))
+        except FrameError as error:
+            self._refuse(error)
+
+    def connection_lost(self, reason: Exception | None) -> None:
+        self._transport = None
+        for running in list(self._running.values()):
+            if running is not None:
+                running.cancel()
+        self._running.clear()
+        blocked, self._blocked = self._blocked, []
+        for source in blocked:  # they see that nobody is there
+            self._calls.pump.wake(source)
+        self._calls.left(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if self._transport is not None:  # who does not read is not read: its answers would have no room
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._transport is not None:
+            self._transport.resume_reading()
+        blocked, self._blocked = self._blocked, []
+        for source in blocked:
+            self._calls.pump.wake(source)
+
+    # -- what streams use
+
+    def blocked(self, source: Source) -> bool:
+        if self._paused and self._transport is not None and source not in self._blocked:
+            self._blocked.append(source)
+        return self._paused and self._transport is not None
+
+    def send(self, message: ToClient) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(to_frame(message))
+
+    def ended(self, id: int) -> None:
+        self._running.pop(id, None)
+
+    def end(self) -> None:
+        """The server ends: what runs is cancelled, and whoever waits is told."""
+        for id, running in list(self._running.items()):
+            if running is not None:
+                running.cancel()
+            if id in self._running:
+                self._running.pop(id, None)
+                self.send(failure(id, ENDING))
+
+    def close(self) -> None:
+        """Send what is written, then part."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- calls
+
+    def _take(self, message: Call | Feed | Cancel) -> None:
+        if isinstance(message, Call):
+            self._call(message)
+            return
+        running = self._running.get(message.id)
+        if running is None:  # it was over before this came
+            return
+        if isinstance(message, Feed):
+            running.feed(message.body)
+        else:
+            running.cancel()
+
+    def _call(self, call: Call) -> None:
+        if call.id in self._running:
+            raise FrameError(f"There are two calls with the number {call.id}.")
+        stream = Stream(self, call.id)
+        if self.hello is None:
+            self._greet(call, stream)
+            return
+        if len(self._running) >= MOST_CALLS:
+            stream.failed(RequestError(429, "rate_limit_error", "Too many requests at once; try again soon."))
+            return
+        self._running[call.id] = None
+        try:
+            running = self._calls.begin(self, call, stream)
+        except FrameError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is this call's alone)
+            stream.failed(error)
+            return
+        if running is not None and not stream.is_over:
+            self._running[call.id] = running
+
+    def _greet(self, call: Call, stream: Stream) -> None:
+        if call.method != "hello" or not call.body:
+            raise FrameError("A client has to say who it is first.")
+        hello = unpacked(call.body, Hello)
+        # A command may end a server of another version.
+        if hello.agreed != self._calls.agreed and hello.kind != "command":
+            stream.failed(
+                EngineError(
+                    "The server that runs here is of another version of chatterm; restart it with chatterm stop and "
+                    "chatterm serve."
+                )
+            )
+            self.close()
+            return
+        self.hello = hello
+        stream.done(self._calls.greeted(self))
+
+    def _refuse(self, error: FrameError) -> None:
+        """Say why, and part: nothing that comes after this can be understood."""
+        self.send(failure(0, error))
+        if self._transport is not None:
+            self._transport.close()
+        self._reader = FrameReader(0)

@@ -1,0 +1,270 @@
+"""The engine process: owns the engines, and answers whoever comes to its socket. It knows no HTTP.
+
+`chatterm serve` starts it as `python -P -m chatterm.server.engine_process`, with its options as a line of JSON on
+standard input. It says `ready` on standard output, or why it is not, and ends when standard input does.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from chatterm.backends.backend import ChatOptions, EngineError, Progress
+from chatterm.backends.local import Engines
+from chatterm.backends.wire import Hold, LoadedModel, Loading, Status, Welcome, agreed
+from chatterm.channel.frames import FrameError
+from chatterm.channel.messages import Call, unpacked
+from chatterm.channel.runtime import listening
+from chatterm.server.answering import Answering
+from chatterm.server.connection import Connection, Stream
+from chatterm.server.host import Held, Host
+from chatterm.server.looking import Looking, Tokenize, TokenTexts
+from chatterm.server.pump import Pump
+from chatterm.server.service import Generation
+from chatterm.server.terminal import Terminal, named
+
+MOST_CLIENTS = 256
+_LOOK = 1.0
+"""Seconds between two looks at what is not used any more."""
+_LEAVE = 5.0
+"""Seconds that clients get to take the end of their streams when the server ends."""
+
+
+class ProcessOptions(Struct, frozen=True):
+    """What the engine process is started with."""
+
+    options: ChatOptions
+    keep_alive_s: float | None = None
+
+
+class EngineProcess:
+    """The calls of all clients. Everything here belongs to the event loop's thread."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.agreed = agreed()
+        self.pump = Pump(asyncio.get_running_loop())
+        self.workers = ThreadPoolExecutor(4, "request")
+        self.ended = asyncio.Event()
+        """Somebody wants the process to end."""
+        self._clients: set[Connection] = set()
+        self._began = time.time()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking = Looking(host)
+        self._methods: dict[str, Callable[[Call, Stream], Any]] = {
+            "generate": self._generate,
+            "models": lambda call, stream: self._off(stream, self._looking.models),
+            "tokenize": lambda call, stream: self._off(
+                stream, self._looking.tokenize, unpacked(call.body, Tokenize)
+            ),
+            "token_texts": lambda call, stream: self._off(
+                stream, self._looking.token_texts, unpacked(call.body, TokenTexts)
+            ),
+            "hold": self._hold,
+            "metrics": lambda call, stream: stream.done(self._looking.metrics(self._terminals)),
+            "status": lambda call, stream: stream.done(self.status()),
+            "end": self._end,
+        }
+
+    # -- what connections ask
+
+    def joined(self, connection: Connection) -> bool:
+        self._clients.add(connection)
+        return len(self._clients) <= MOST_CLIENTS and not self.ended.is_set()
+
+    def greeted(self, connection: Connection) -> Welcome:
+        return Welcome(os.getpid(), self.host.options)
+
+    def left(self, connection: Connection) -> None:
+        self._clients.discard(connection)
+        if isinstance(connection.session, Terminal):
+            connection.session.close()
+
+    def begin(self, connection: Connection, call: Call, stream: Stream) -> Any:
+        if self.ended.is_set():
+            raise EngineError("The server is shutting down.")
+        if (method := self._methods.get(call.method)) is not None:
+            return method(call, stream)
+        if connection.session is None:
+            connection.session = Terminal(self.host, self.pump)
+        return connection.session.begin(call, stream)
+
+    # -- calls
+
+    def _generate(self, call: Call, stream: Stream) -> Answering:
+        request = unpacked(call.body, Generation)
+        if not 1 <= request.count <= 1024:
+            raise EngineError(f"count is {request.count}; it must be from 1 to 1024.")
+        return Answering(request, self.host, self.pump, self.workers, stream)
+
+    def _hold(self, call: Call, stream: Stream) -> None:
+        """Load or unload a model; tells of the progress."""
+        wanted = unpacked(call.body, Hold)
+        loop = asyncio.get_running_loop()
+
+        def tell(progress: Progress) -> None:
+            said = Loading(progress.stage, progress.what, progress.done, progress.total)
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(stream.item, said)
+
+        def work() -> None:
+            model = named(wanted.model, wanted.folder) if wanted.folder else wanted.model
+            if not wanted.folder:
+                self._looking.check(model)
+            if wanted.keep_alive_s == 0:
+                if (held := self.host.find(model)) is not None:
+                    held.keep_alive_s = 0.0
+                    self.host.unload(held)
+                return
+            self.host.give_back(self.host.take(model, tell, wanted.keep_alive_s))
+
+        self._off(stream, work, thread=True)
+
+    def _end(self, call: Call, stream: Stream) -> None:
+        stream.done()
+        self.ended.set()
+
+    def _off(self, stream: Stream, work: Callable[..., Any], *arguments: Any, thread: bool = False) -> None:
+        """Have `work` done elsewhere; what it returns is the result."""
+
+        async def run() -> None:
+            try:
+                if thread:  # it may take minutes
+                    stream.done(await asyncio.to_thread(work, *arguments))
+                else:
+                    loop = asyncio.get_running_loop()
+                    stream.done(await loop.run_in_executor(self.workers, work, *arguments))
+            except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
+                stream.failed(error)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def _terminals(self) -> int:
+        return sum(isinstance(client.session, Terminal) for client in self._clients)
+
+    def status(self) -> Status:
+        """What `chatterm ps` shows."""
+        now = time.monotonic()
+        addresses = [client.hello.address for client in self._clients if client.hello is not None]
+        return Status(
+            pid=os.getpid(),
+            uptime_s=time.time() - self._began,
+            address=next(filter(None, addresses), ""),
+            terminals=self._terminals,
+            models=tuple(_loaded(held, now) for held in self.host.held),
+        )
+
+    # -- its life
+
+    async def run(self) -> None:
+        """Look after what is not used any more, until somebody ends the process."""
+        while not self.ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), _LOOK)
+            await asyncio.to_thread(self.host.unload_unused, time.monotonic())
+
+    async def leave(self) -> None:
+        """Say to every client that this is the end, and free everything."""
+        for client in list(self._clients):
+            client.end()
+        await asyncio.to_thread(self.host.close)
+        for client in list(self._clients):
+            client.close()
+        self.workers.shutdown(wait=False, cancel_futures=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE):
+                while self._clients:
+                    await asyncio.sleep(0.02)
+
+
+def _loaded(held: Held, now: float) -> LoadedModel:
+    figures = held.engine.figures()
+    return LoadedModel(
+        name=held.name,
+        device=figures.device,
+        weight_bytes=figures.weight_bytes,
+        kv_bytes=figures.kv_bytes,
+        context_length=figures.context_length,
+        users=held.users,
+        running=len(held.sequences),
+        loaded_at=held.loaded_at,
+        keep_alive_left_s=held.left(now),
+        keep_alive_s=held.keep_alive_s,
+    )
+
+
+async def serve(
+    process: ProcessOptions,
+    engines: Engines | None = None,
+    ready: Callable[["EngineProcess"], None] = lambda calls: None,
+    parent: int | None = None,
+) -> None:
+    """Listen until it is ended, which the end of the file `parent` does, too.
+
+    Raises EngineError where there is a server already.
+    """
+    loop = asyncio.get_running_loop()
+    host = Host(process.options, process.keep_alive_s, engines)
+    with listening() as listener:
+        listener.setblocking(False)
+        calls = EngineProcess(host)
+        for name in ("SIGTERM", "SIGINT"):
+            with suppress(ValueError, RuntimeError, NotImplementedError):  # not in a thread of a test
+                loop.add_signal_handler(getattr(signal, name), calls.ended.set)
+        server = await loop.create_unix_server(lambda: Connection(calls), sock=listener)
+        if parent is not None:
+            _end_with(parent, loop, calls.ended)
+        ready(calls)
+        try:
+            await calls.run()
+        finally:
+            server.close()
+            await calls.leave()
+
+
+def _end_with(parent: int, loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+    """Whoever started this process holds the file open."""
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(parent, 4096):
+                pass
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def main() -> int:
+    """Run as a process of its own; returns the exit code."""
+    line = sys.stdin.buffer.readline()
+    sys.setswitchinterval(0.0001)  # as the worker of a chat: the engine's thread must not wait for the loop's
+
+    def ready(calls: EngineProcess) -> None:
+        print("ready", flush=True)
+
+    try:
+        process = msgspec.json.decode(line, type=ProcessOptions)
+        asyncio.run(serve(process, ready=ready, parent=sys.stdin.fileno()))
+    except (EngineError, FrameError, msgspec.MsgspecError) as error:
+        print(f"failed {error}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # threads of libraries must not hold it up

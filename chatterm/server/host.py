@@ -1,0 +1,195 @@
+"""The models of the engine process: loaded on demand, shared by all clients, unloaded when nobody uses them."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress
+from chatterm.backends.local import Engines, OwnEngine
+from chatterm.server.service import ToolFormat
+from chatterm.server.tools import tool_format
+
+if TYPE_CHECKING:
+    from engine.conversation.requests import Requests
+    from engine.engine import Engine
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A loaded model."""
+
+    name: str
+    engine: "Engine"
+    requests: "Requests"
+    keep_alive_s: float | None
+    """Seconds that it stays once nobody uses it; None: for ever."""
+    loaded_at: float
+    """Seconds since the epoch."""
+    tool_format: ToolFormat | None = None
+    aliases: set[str] = field(default_factory=set)
+    users: int = 0
+    unused_since: float = 0.0
+    """On the monotonic clock; of no use while somebody uses it."""
+    sequences: set[Any] = field(default_factory=set)
+    """What runs for requests now."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+
+    def left(self, now: float) -> float | None:
+        """Seconds until it is unloaded; None: never, as things stand."""
+        if self.users or self.keep_alive_s is None:
+            return None
+        return max(self.unused_since + self.keep_alive_s - now, 0.0)
+
+
+class Host:
+    """Owns the engines. From any thread; taking a model that is not loaded takes long."""
+
+    def __init__(
+        self, options: ChatOptions, keep_alive_s: float | None, engines: Engines | None = None
+    ) -> None:
+        self.options = options
+        self.keep_alive_s = keep_alive_s
+        self.loads = 0
+        """How many models have been loaded so far."""
+        self.engines: Engines = engines or OwnEngine()
+        """What makes them."""
+        self._held: list[Held] = []
+        self._state = threading.RLock()
+        self._loading = threading.Lock()
+        """One model at a time: a load takes memory step by step."""
+        self._closed = False
+
+    @property
+    def held(self) -> list[Held]:
+        """The loaded models, in the order in which they were loaded."""
+        with self._state:
+            return list(self._held)
+
+    def find(self, name: str) -> Held | None:
+        """The loaded model of this name, without using it."""
+        with self._state:
+            return next((held for held in self._held if name in held.aliases), None)
+
+    def take(
+        self, name: str, on_progress: OnProgress | None = None, keep_alive_s: float | None = None
+    ) -> Held:
+        """Use a model until `give_back`; it is loaded if it is not. `keep_alive_s` None leaves that as it is.
+
+        Raises ModelError and EngineError.
+        """
+        if (held := self.take_loaded(name)) is None:
+            with self._loading:
+                held = self.take_loaded(name) or self._add(name, on_progress)
+        if keep_alive_s is not None:
+            held.keep_alive_s = keep_alive_s if keep_alive_s >= 0 else None
+        return held
+
+    def take_loaded(self, name: str) -> Held | None:
+        """The same of a model that is loaded; None where it is not. Returns at once."""
+        with self._state:
+            if self._closed:
+                raise EngineError("The server is shutting down; start it again with chatterm serve.")
+            if (held := self.find(name)) is not None:
+                held.users += 1
+            return held
+
+    def give_back(self, held: Held) -> None:
+        """It is not used any more by one who took it."""
+        with self._state:
+            held.users -= 1
+            held.unused_since = time.monotonic()
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[Held]:
+        """A model while it is used for something short. Raises as `take` does."""
+        held = self.take(name)
+        try:
+            yield held
+        finally:
+            self.give_back(held)
+
+    def unload(self, held: Held) -> bool:
+        """Free a model, unless somebody uses it."""
+        with self._state:
+            if held.users or held not in self._held:
+                return False
+            self._held.remove(held)
+        self.engines.close(held.engine)
+        return True
+
+    def unload_unused(self, now: float) -> None:
+        """Free the models whose time is over. `now` is on the monotonic clock."""
+        for held in self.held:
+            if (left := held.left(now)) is not None and left <= 0.0:
+                self.unload(held)
+
+    def close(self) -> None:
+        """Free everything; whatever runs ends as cancelled. Closing twice is fine."""
+        with self._state:
+            self._closed = True
+            held, self._held = self._held, []
+        for one in held:
+            self.engines.close(one.engine)
+
+    def _add(self, name: str, on_progress: OnProgress | None) -> Held:
+        from engine.conversation.requests import Requests
+
+        key = canonical(name)
+        with self._state:
+            if (held := self.find(key)) is not None:
+                held.aliases.add(name)
+                held.users += 1
+                return held
+        files = self.engines.find(name, on_progress)
+        try:
+            engine = self.engines.load(name, files, self.options, on_progress)
+        except EngineError:
+            if not self._free_unused():
+                raise
+            engine = self.engines.load(name, files, self.options, on_progress)  # there is more room now
+        try:
+            requests = Requests(engine)
+        except BaseException:
+            self.engines.close(engine)
+            raise
+        with self._state:
+            if self._closed:
+                self.engines.close(engine)
+                raise EngineError("The server is shutting down; start it again with chatterm serve.")
+            full = engine.model_name
+            aliases = {name, key} if self.find(full) is not None else {name, key, full}
+            held = Held(
+                full,
+                engine,
+                requests,
+                self.keep_alive_s,
+                time.time(),
+                tool_format(engine.tokenizer),
+                aliases,
+                users=1,
+            )
+            self._held.append(held)
+            self.loads += 1
+        return held
+
+    def _free_unused(self) -> bool:
+        """Whether a model could be freed that nobody uses now."""
+        return sum(self.unload(held) for held in self.held) > 0
+
+
+def canonical(name: str) -> str:
+    """One name for all names of a model; of one in a folder or a file its whole path."""
+    from models.hub.sources import parse
+
+    try:
+        source = parse(name)
+    except ModelError:
+        return name
+    return str(source.resolve()) if isinstance(source, Path) else source.name

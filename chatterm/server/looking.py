@@ -1,0 +1,168 @@
+"""What can be asked about the models of this machine and about the engines, beside answers."""
+
+import os
+import threading
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from chatterm.backends.backend import ModelError
+from chatterm.server.answering import request_error
+from chatterm.server.host import Held, Host
+from chatterm.server.requested import THINK, message_of
+from chatterm.server.service import ChatMessage, Metrics, ModelMetrics, RequestError, ServedModel
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from models.hub.sources import LocalModel
+
+_FRESH = 10.0
+"""Seconds for which the list of models on this machine is good."""
+
+
+class Tokenize(Struct, frozen=True):
+    """A text or a conversation to be tokenised."""
+
+    model: str
+    text: str | tuple[ChatMessage, ...]
+
+
+class TokenTexts(Struct, frozen=True):
+    """Tokens whose texts are wanted."""
+
+    model: str
+    ids: list[int]
+
+
+class Looking:
+    """Answers questions; they may read files, and belong into a thread of their own."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._local: list[ServedModel] = []
+        self._looked_at = -_FRESH
+        self._lock = threading.Lock()
+
+    def models(self) -> list[ServedModel]:
+        """What can be asked, the loaded ones first. Raises ModelError."""
+        with self._lock:
+            if time.monotonic() >= self._looked_at + _FRESH:
+                from models.hub.sources import local_models
+
+                self._local = [_on_disk(model) for model in local_models()]
+                self._looked_at = time.monotonic()
+        held, now = self._host.held, time.monotonic()
+        names = {name for one in held for name in one.aliases}
+        return [
+            *(_served(one, now) for one in held),
+            *(model for model in self._local if model.name not in names),
+        ]
+
+    def tokenize(self, wanted: Tokenize) -> list[int]:
+        """Raises RequestError."""
+        with self._using(wanted.model) as held:
+            try:
+                if isinstance(wanted.text, str):
+                    return held.requests.completes(wanted.text).rows.token_ids
+                messages = [message_of(message) for message in wanted.text]
+                params = held.engine.default_params()
+                return held.requests.asked(messages, params, think=THINK["auto"]).rows.token_ids
+            except (EngineError, ModelError) as error:
+                raise request_error(error) from error
+
+    def token_texts(self, wanted: TokenTexts) -> list[str]:
+        """Raises RequestError for an unknown id."""
+        with self._using(wanted.model) as held:
+            size = held.engine.vocab_size
+            for id in wanted.ids:
+                if not 0 <= id < size:
+                    raise RequestError(
+                        400, "invalid_request_error", f"There is no token {id}; {held.name} knows {size:,}."
+                    )
+            return [held.engine.tokenizer.decode([id], skip_special=False, goes_on=True) for id in wanted.ids]
+
+    def metrics(self, terminals: int) -> Metrics:
+        """Returns at once."""
+        return Metrics(
+            models=tuple(_metrics(held) for held in self._host.held),
+            terminals=terminals,
+            process_bytes=_resident(),
+        )
+
+    def check(self, name: str) -> None:
+        """Raises RequestError for a model that no request may have: it is not on this machine."""
+        known = name in {model.name for model in self.models()} or self._host.find(name) is not None
+        if not known:
+            raise RequestError(
+                404,
+                "not_found_error",
+                f"There is no model {name!r:.200} here; see /v1/models for those that there are.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _using(self, name: str) -> AbstractContextManager[Held]:
+        self.check(name)
+        return self._host.using(name)
+
+
+def _served(held: Held, now: float) -> ServedModel:
+    from models.weights.slots import parameters
+
+    engine = held.engine
+    figures = engine.figures()
+    return ServedModel(
+        name=held.name,
+        aliases=tuple(sorted(held.aliases - {held.name})),
+        created=int(held.loaded_at),
+        context_length=engine.context_length,
+        thinks=held.requests.thinks,
+        chats=engine.tokenizer.has_chat_template,
+        tool_format=held.tool_format,
+        bytes=figures.weight_bytes + figures.kv_bytes,
+        loaded=True,
+        expires_in_s=held.left(now),
+        format=figures.dtype,
+        parameters=parameters(engine.spec),
+        template=engine.tokenizer.template,
+    )
+
+
+def _on_disk(model: "LocalModel") -> ServedModel:
+    place = model.files.gguf or model.files.folder
+    created = 0
+    if place is not None:
+        try:
+            created = int(place.stat().st_mtime)
+        except OSError:
+            created = 0
+    return ServedModel(name=model.name, created=created, context_length=None, bytes=model.bytes)
+
+
+def _metrics(held: Held) -> ModelMetrics:
+    figures = held.engine.figures()
+    blocks = max(figures.blocks_held + figures.blocks_cached + figures.blocks_free, 1)
+    running = sum(1 for sequence in list(held.sequences) if sequence.admitted)
+    return ModelMetrics(
+        model=held.name,
+        running=running,
+        waiting=max(len(held.sequences) - running, 0),
+        kv_usage=figures.blocks_held / blocks,
+        prompt_tokens=held.prompt_tokens,
+        cached_tokens=held.cached_tokens,
+        generated_tokens=held.generated_tokens,
+        preemptions=held.preemptions,
+        weight_bytes=figures.weight_bytes,
+        kv_bytes=figures.kv_bytes,
+    )
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,65 @@
+"""From the threads of engines to connections: what a stream has to say, at most one frame every 10 ms."""
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import Protocol
+
+INTERVAL = 0.010
+"""Seconds between two frames of a stream."""
+
+
+class Source(Protocol):
+    """A stream that has something to say now and then. `waits` and `due` belong to the pump."""
+
+    waits: bool
+    due: float
+
+    def send(self) -> None:
+        """Send all there is. On the event loop's thread."""
+
+
+class Pump:
+    """Has streams send what they have: the first thing at once, what comes soon after it together."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._fresh: deque[Source] = deque()
+        self._early: list[Source] = []
+        """They have sent something just now."""
+        self._called = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wake(self, source: Source) -> None:
+        """`source` has something to say. From any thread; returns at once."""
+        if source.waits:
+            return
+        source.waits = True
+        self._fresh.append(source)
+        if not self._called:
+            self._called = True
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        self._called = False
+        now = self._loop.time()
+        for _ in range(len(self._fresh)):
+            source = self._fresh.popleft()
+            if source.due > now:
+                self._early.append(source)
+            else:
+                self._send(source, now)
+        if self._early and self._timer is None:
+            self._timer = self._loop.call_at(min(source.due for source in self._early), self._again)
+
+    def _again(self) -> None:
+        self._timer = None
+        early, self._early = self._early, []
+        self._fresh.extend(early)
+        self._run()
+
+    def _send(self, source: Source, now: float) -> None:
+        source.waits = False  # before it looks: what comes from now on wakes it again
+        source.due = now + INTERVAL
+        source.send()

@@ -1,0 +1,145 @@
+"""What a request asks for, as the engine knows it: prompts and sampling."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from chatterm.backends.backend import EngineError, ModelError
+from chatterm.server.host import Held
+from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
+from chatterm.server.tools import marks_of
+from engine import params as engine_params
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.conversation.requests import Asked
+    from engine.engine import Engine
+    from models.text.tokenizer import Tokenizer
+
+THINK = {"auto": None, "on": True, "off": False}
+_COMPLETION = 256
+"""Tokens of a completion at most, where nobody says how many."""
+
+
+def params_of(engine: "Engine", request: Generation) -> SamplingParams:
+    """How to sample. Raises RequestError for a value out of range, and for what is not known here."""
+    given = dict(request.sampling)
+    for name in given:
+        if name not in _FIELDS:
+            raise _wrong(name, f"{name} is not supported here; leave it out.")
+    if "stop" in given:
+        given["stop"] = tuple(given["stop"] or ())
+    if request.constraint is not None:
+        given["constraint"] = _constraint(engine.tokenizer, request.constraint)
+    limit = {} if engine.tokenizer.has_chat_template or "max_tokens" in given else {"max_tokens": _COMPLETION}
+    try:
+        return engine.default_params(**{**limit, **given})
+    except EngineError as error:
+        name = str(error).split(maxsplit=1)[0]
+        raise _wrong(name if name in _FIELDS else None, str(error)) from None
+    except (TypeError, ValueError):
+        wrong = next((name for name in given if not _is_valid(name, given[name])), None)
+        raise _wrong(
+            wrong, f"{wrong or 'A sampling setting'} has a value of the wrong type; see /docs."
+        ) from None
+
+
+def asked_of(held: Held, request: Generation, params: SamplingParams) -> "Asked":
+    """The prompt. Raises RequestError, EngineError and ModelError."""
+    if request.messages is None:
+        return held.requests.completes(_checked(held, request.prompt or ""))
+    engine = held.engine
+    if not engine.tokenizer.has_chat_template:
+        raise RequestError(
+            400, "invalid_request_error", f"{held.name} completes text and cannot chat; use /v1/completions."
+        )
+    if request.tools and held.tool_format is None:
+        raise _wrong("tools", f"{held.name} cannot call tools; use another model, or leave them out.")
+    return held.requests.asked(
+        [message_of(message) for message in request.messages],
+        params,
+        think=THINK[request.think],
+        tools=request.tools,
+        names=request.template,
+        shown=marks_of(engine.tokenizer) if request.tools else frozenset(),
+    )
+
+
+def message_of(message: ChatMessage) -> dict[str, Any]:
+    """A message as chat templates know it."""
+    role = "system" if message.role == "developer" else message.role
+    made: dict[str, Any] = {"role": role, "content": message.content}
+    if message.reasoning:
+        made["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _object(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        made["name"] = message.name
+    return made
+
+
+_NAMED = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<([^<>\s"]+)>')
+"""In a grammar: texts and expressions, which are left alone, and names of special tokens."""
+
+
+def _constraint(tokenizer: "Tokenizer", asked: Constraint) -> Any:
+    """A constraint as the engine knows it. Raises RequestError."""
+    made = getattr(engine_params, "Constraint", None)
+    if made is None:
+        raise _wrong("response_format", "Answers in a given format are not supported by this engine.")
+
+    def numbered(found: re.Match[str]) -> str:
+        name = found[1] or ""
+        token = tokenizer.token_id(name if name[:1] == "[" else f"<{name}>")
+        return found[0] if token is None else f"<[{token}]>"
+
+    text = _NAMED.sub(numbered, asked.text) if asked.kind == "lark" else asked.text
+    try:
+        return made(asked.kind, text)
+    except EngineError as error:
+        raise _wrong("response_format", str(error)) from None
+
+
+def _checked(held: Held, prompt: str | tuple[int, ...]) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    unknown = [id for id in prompt if not 0 <= id < held.engine.vocab_size]
+    if unknown:
+        raise _wrong(
+            "prompt", f"There is no token {unknown[0]}; {held.name} knows {held.engine.vocab_size:,}."
+        )
+    return list(prompt)
+
+
+def _object(text: str) -> Any:
+    """What the JSON text of a call's arguments says; the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+_FIELDS: Mapping[str, Any] = {field.name: field for field in fields(SamplingParams)}
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    try:
+        SamplingParams(**{name: value})
+    except (EngineError, ModelError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _wrong(name: str | None, message: str) -> RequestError:
+    return RequestError(400, "invalid_request_error", message, param=name)

@@ -1,0 +1,158 @@
+"""What `chatterm serve` does: starts the engine process, watches it, and runs the web API beside it."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from chatterm.backends.backend import EngineError, ModelError
+from chatterm.server.channel_service import ChannelService
+from chatterm.server.engine_process import ProcessOptions
+from chatterm.server.service import RequestError, Service
+
+_LEAVE = 20.0
+"""Seconds that an engine process gets to end."""
+_OFTEN = 60.0
+"""Seconds: one that ends twice so soon would do so again."""
+
+
+class EngineChild:
+    """The engine process, while it lives. It ends when this process does."""
+
+    def __init__(self, options: ProcessOptions) -> None:
+        """Returns when it listens. Raises EngineError where it does not."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "chatterm.server.engine_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl+C in the terminal is for whoever started it, who ends it
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):  # what it says tells more
+            self._process.stdin.write(msgspec.json.encode(options) + b"\n")
+            self._process.stdin.flush()
+        said = self._process.stdout.readline().decode("utf-8", "replace").strip()
+        if said != "ready":
+            self._process.kill()
+            self._process.wait()
+            raise EngineError(
+                said.removeprefix("failed ") or "The engine process has ended while it started."
+            )
+
+    def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Have it end: its clients are told. One that does not is killed."""
+        self._process.terminate()
+        try:
+            self._process.wait(_LEAVE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """A web server that listens and does not answer yet."""
+
+    address: str
+    server: Any
+    """A uvicorn.Server."""
+    socket: Any
+
+
+class Supervisor:
+    """The life of a server, in one event loop."""
+
+    def __init__(
+        self,
+        process: ProcessOptions,
+        make_web: Callable[[Service], Web] | None,
+        load: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """`load` has the first model loaded, and blocks; `tell` says a line to the person."""
+        self._process = process
+        self._make_web = make_web
+        self._load = load
+        self._tell = tell
+        self._stop = asyncio.Event()
+        self._service = ChannelService()
+        self._web: Web | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serve until somebody ends it. Raises EngineError and ModelError."""
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(name, self._stop.set)
+        if self._make_web is not None:
+            self._web = self._make_web(self._service)
+        began = -_OFTEN
+        try:
+            while not self._stop.is_set():
+                is_again, began = time.monotonic() - began < _OFTEN, time.monotonic()
+                code = await self._once(await asyncio.to_thread(EngineChild, self._process))
+                if code == 0:
+                    return
+                if is_again:
+                    raise EngineError(f"The engine process ended unexpectedly again (exit code {code}).")
+                self._tell(f"The engine process ended unexpectedly (exit code {code}); another one starts.")
+        finally:
+            if self._serving is not None and self._web is not None:
+                self._web.server.should_exit = True
+                await self._serving
+            await self._service.close()
+
+    async def _once(self, child: EngineChild) -> int:
+        """Serve with an engine process; returns its exit code, 0 where it was to end."""
+        loop = asyncio.get_running_loop()
+        ended = loop.run_in_executor(None, child.wait)
+        stopped = loop.create_task(self._stop.wait())
+        loading = loop.create_task(self._begin())
+        try:
+            waits: set[asyncio.Future[Any]] = {ended, stopped, loading}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                self._serve()
+                waits = {ended, stopped} if self._serving is None else {ended, stopped, self._serving}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+            self._tell("Ending; running answers are told.")
+            return 0
+        finally:
+            stopped.cancel()
+            if not ended.done() and self._serving is not None and self._web is not None:
+                self._web.server.should_exit = True  # its clients first: their streams end with an error
+                await self._serving
+                self._serving = None
+            await asyncio.to_thread(child.end)
+            with suppress(EngineError, ModelError, RequestError):
+                await loading
+
+    async def _begin(self) -> None:
+        try:
+            await self._service.connect(self._web.address if self._web is not None else "")
+        except RequestError as error:
+            raise EngineError(error.message) from None
+        await asyncio.to_thread(self._load)
+
+    def _serve(self) -> None:
+        """Answer requests from now on."""
+        if self._web is None or self._serving is not None:
+            return
+        self._serving = asyncio.get_running_loop().create_task(
+            self._web.server.serve(sockets=[self._web.socket])
+        )

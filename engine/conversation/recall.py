@@ -1,0 +1,81 @@
+"""What clients that send the whole conversation back call an answer, and the ids that were sampled for it.
+
+A tokenizer may spell a text in other tokens than the model did. With the sampled ids in its place, the next prompt of
+such a client goes on from the rows that the answer left in the cache.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from json import dumps
+from threading import Lock
+from typing import Any
+
+from engine.conversation.turns import Answer
+
+MOST_TOKENS = 4_000_000
+"""Of all answers that are remembered; the ones used longest ago are forgotten."""
+
+
+class Place:
+    """Everything that stands before an answer: what was said, and the ids that earlier answers had."""
+
+    def __init__(
+        self, *, tools: Sequence[Mapping[str, Any]] = (), names: Mapping[str, Any] | None = None
+    ) -> None:
+        self._hash = sha256(dumps([list(tools), dict(names or {})], sort_keys=True, default=repr).encode())
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """A message that is only known as text."""
+        self._put(b"m", dumps(message, sort_keys=True, default=repr).encode())
+
+    def add_ids(self, ids: Sequence[int]) -> None:
+        """An answer with these ids."""
+        self._put(b"i", b"".join(id.to_bytes(4, "little") for id in ids))
+
+    def key(self, text: str) -> bytes:
+        """The name of an answer that stands here and reads so."""
+        named = self._hash.copy()
+        named.update(b"a" + text.encode("utf-8", "surrogatepass"))
+        return named.digest()
+
+    def copy(self) -> "Place":
+        """A place that can go on by itself."""
+        twin = Place.__new__(Place)
+        twin._hash = self._hash.copy()
+        return twin
+
+    def _put(self, kind: bytes, data: bytes) -> None:
+        self._hash.update(kind + len(data).to_bytes(8, "little") + data)
+
+
+class Recall:
+    """Answers by their place and text, a bounded number of tokens of them. From any thread."""
+
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        self._most = most_tokens
+        self._held = 0
+        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
+        self._lock = Lock()
+
+    def note(self, key: bytes, answer: Answer) -> None:
+        """Remember a finished answer."""
+        with self._lock:
+            if (before := self._answers.pop(key, None)) is not None:
+                self._held -= _weight(before)
+            self._answers[key] = answer
+            self._held += _weight(answer)
+            while self._held > self._most:
+                self._held -= _weight(self._answers.popitem(last=False)[1])
+
+    def find(self, key: bytes) -> Answer | None:
+        """The answer that was noted under this name last."""
+        with self._lock:
+            if (answer := self._answers.get(key)) is not None:
+                self._answers.move_to_end(key)
+            return answer
+
+
+def _weight(answer: Answer) -> int:
+    """What it counts for: a short one takes memory, too."""
+    return len(answer.token_ids) + 64

@@ -1,0 +1,196 @@
+"""Constraints as masks: which tokens may follow, by llguidance (an Earley parser over a lexer of derivatives).
+
+What people write is never trusted: the size of a grammar, the work to compile it, the work of a mask and the states
+of its lexer are bounded, and nothing is fetched.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import EngineError
+from engine.params import NAMES, Constraint
+from models.text.pieces import Piece
+from models.text.tokenizer import Tokenizer
+
+KEPT = 32
+"""Compiled constraints that are kept for the next request."""
+LIMITS = llguidance.LLParserLimits(
+    max_grammar_size=200_000,  # symbols
+    initial_lexer_fuel=1_000_000,  # 20 ms
+    step_lexer_fuel=200_000,  # 15 ms of a mask
+    step_max_items=50_000,  # 3 ms of a mask
+    max_lexer_states=50_000,  # 100 MB
+    verbose_errors=False,
+)
+_JSON: Any = {
+    # One line, as json.dumps writes it: what is fixed is forced, and a model cannot go on with blanks for ever.
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+Words = NDArray[np.int32]
+"""int32 [(vocab + 31) / 32]: one bit a token."""
+
+
+class Matcher:
+    """Where an answer stands in its grammar. One thread at a time."""
+
+    __slots__ = ("_matcher", "_name")
+
+    def __init__(self, matcher: llguidance.LLMatcher, name: str) -> None:
+        self._matcher = matcher
+        self._name = name
+
+    def copy(self) -> "Matcher":
+        """One that goes on from here on its own."""
+        return Matcher(self._matcher.deep_copy(), self._name)
+
+    @property
+    def accepts(self) -> bool:
+        """The answer may end here."""
+        return self._matcher.is_accepting()
+
+    def push(self, token_id: int) -> None:
+        """Go on with this token. Raises EngineError where it may not follow, or the grammar is too complex for that."""
+        if not self._matcher.consume_token(token_id):
+            self._fail()
+
+    def fill(self, words: Words) -> None:
+        """Write which tokens may follow; those that end a turn may where the answer may end. Raises EngineError."""
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            self._fail()
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow, one after the other, as the tokenizer writes what they spell."""
+        return list(self._matcher.compute_ff_tokens())
+
+    def _fail(self) -> None:
+        raise EngineError(
+            f"The answer cannot follow the {self._name} any further ({reason(self._matcher.get_error())}); "
+            "simplify it, or ask again."
+        )
+
+
+class Grammars:
+    """Compiles constraints for one tokenizer, in the thread of whoever asks. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """`vocab_size` is that of the model: it may have rows for more tokens than there are, or for fewer."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = Lock()
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._known: OrderedDict[Constraint, Matcher] = OrderedDict()
+
+    def matcher(self, constraint: Constraint) -> Matcher:
+        """A matcher at the beginning of an answer. The first takes about a second for a large vocabulary.
+
+        Raises EngineError with what is wrong with the constraint.
+        """
+        with self._lock:
+            known = self._known.pop(constraint, None)
+            if known is None:
+                self._vocabulary = self._vocabulary or self._read_vocabulary()
+                known = compiled(constraint, self._vocabulary)
+            self._known[constraint] = known
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            return known.copy()
+
+    def _read_vocabulary(self) -> llguidance.LLTokenizer:
+        stops = sorted(id for id in self._tokenizer.stop_ids if id < self._vocab_size)
+        if not stops:
+            raise EngineError(
+                "Answers of this model cannot be constrained: no token of it ends one. Choose another model."
+            )
+        vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, stops[0])
+        wrapper = llguidance.TokenizerWrapper(vocabulary)
+        return llguidance.LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=stops)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance looks at it. What steers a model has no text there: no grammar allows it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: int) -> None:
+        self.eos_token_id = eos
+        self.bos_token_id: int | None = None
+        ids = range(vocab_size)
+        self.tokens = [tokenizer.token_bytes(id) if tokenizer.is_text(id) else b"" for id in ids]
+        self.special_token_ids = [id for id in ids if not self.tokens[id]]
+        self._tokenizer = tokenizer
+        # SentencePiece puts a space before the first word of a text, and none before what follows something.
+        self._after = next((id for id in ids if self.tokens[id] == b"{"), None)
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a text that goes on with what was said."""
+        return self._tokenizer.encode_pieces([Piece(text, typed=True)], self._after)
+
+
+def check(constraint: Constraint) -> None:
+    """Raises EngineError with what is wrong with a constraint, as far as that shows without a model."""
+    grammar, name = _grammar(constraint), NAMES[constraint.kind]
+    failed, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
+    if failed:
+        raise _refused(name, reason(said[0]))
+
+
+def compiled(constraint: Constraint, vocabulary: llguidance.LLTokenizer) -> Matcher:
+    """A matcher at the beginning. Raises EngineError with what is wrong with the constraint."""
+    grammar, name = _grammar(constraint), NAMES[constraint.kind]
+    matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+    tried = matcher.deep_copy()  # some of what is wrong shows with the first token
+    if not matcher.is_error() and not any(tried.compute_bitmask()) and not tried.is_error():
+        raise _refused(name, "nothing matches it")
+    for each in (matcher, tried):
+        if each.is_error():
+            raise _refused(name, reason(each.get_error()))
+    return Matcher(matcher, name)
+
+
+def _refused(name: str, why: str) -> EngineError:
+    return EngineError(f"The {name} cannot be used: {why}.")
+
+
+def _grammar(constraint: Constraint) -> str:
+    """A constraint as the library reads it. Raises EngineError."""
+    if constraint.kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(_unanchored(constraint.text))
+    if constraint.kind == "lark":
+        return llguidance.LLMatcher.grammar_from_lark(constraint.text)
+    schema = '{"type": "object"}' if constraint.kind == "json_object" else constraint.text
+    try:
+        if not isinstance(json.loads(schema), dict | bool):
+            raise ValueError("it is no JSON object")
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
+    except (ValueError, RecursionError) as error:
+        nested = isinstance(error, RecursionError) or "recursion limit" in str(error)
+        why = "it is nested too deeply" if nested else reason(str(error))
+        raise _refused(NAMES[constraint.kind], why) from None
+
+
+def _unanchored(expression: str) -> str:
+    """Without the anchors around all of it: the whole answer is matched anyway."""
+    ends = re.search(r"(\\*)\$$", expression)
+    if ends is not None and len(ends[1]) % 2 == 0:
+        expression = expression[:-1]
+    return expression.removeprefix("^")
+
+
+def reason(text: str) -> str:
+    """What the library says is wrong, as one short line."""
+    if "NoExtension" in text:
+        return "nothing matches it"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    line = said or (lines[0] if lines else "it is not valid")
+    return re.sub(r"^\d+\(\d+\): ", "", line).rstrip(".")[:200]

@@ -1,0 +1,128 @@
+"""What may be sampled next in an answer that has to match a constraint."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.schedule.channels import ChannelTracker
+from engine.schedule.reasoning import ThinkTracker
+from models.text.pieces import Piece
+from models.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.sampling.grammar import Matcher
+
+Words = NDArray[np.int32]
+"""int32 [(vocab + 31) / 32]: one bit a token, set where it may follow."""
+
+
+@dataclass(slots=True)
+class Guide:
+    """Follows the tokens of an answer through its thinking, which is free, and then through its grammar.
+
+    It belongs to the loop thread as soon as its sequence is queued. In thinking only those tokens are forbidden that
+    end a turn. What the template writes between thinking and answer is forced, and no part of what has to match.
+    """
+
+    start: "Matcher"
+    """At the beginning of an answer."""
+    track: Callable[[], ThinkTracker | ChannelTracker]
+    """Makes a tracker at the beginning of an answer."""
+    stop_ids: tuple[int, ...]
+    opener: int | None
+    """The token that begins the thinking, where the prompt has not."""
+    lead: tuple[int, ...]
+    """What stands between thinking and answer."""
+    breaks: frozenset[int]
+    """Tokens of nothing but line breaks."""
+    count: int = 0
+    """Tokens that were followed."""
+    _matcher: "Matcher" = field(init=False)
+    _tracker: ThinkTracker | ChannelTracker = field(init=False)
+    _due: list[int] = field(default_factory=list)
+    """What is left of `lead`."""
+    _thought: bool = False
+    """The thinking has just ended, and the answer has not begun."""
+
+    def __post_init__(self) -> None:
+        self._restart()
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, start: "Matcher", track: Callable[[], ThinkTracker | ChannelTracker]
+    ) -> "Guide":
+        """One for an answer of the model with this tokenizer."""
+        stops, opener, lead = tuple(sorted(tokenizer.stop_ids)), tokenizer.think_start, list[int]()
+        if tokenizer.channels is not None:
+            opener = tokenizer.channels.channel
+        elif (markers := tokenizer.think_markers) is not None:
+            lead = tokenizer.encode_pieces([Piece(markers.after_close, typed=False)], tokenizer.think_end)
+        breaks = [[Piece("\n" * count, typed=False)] for count in (1, 2, 3)] if opener is not None else []
+        known = frozenset(id for pieces in breaks for id in tokenizer.encode_pieces(pieces, opener))
+        return cls(start, track, stops, opener, tuple(lead), known)
+
+    def follow(self, tokens: Items[int]) -> None:
+        """Be behind exactly these tokens of the answer. Raises EngineError where one may not stand there."""
+        if len(tokens) < self.count:
+            self._restart()
+        for token in tokens[self.count :]:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        """Go on with this token. Raises EngineError where it may not follow."""
+        self.count += 1
+        tracker, before = self._tracker, self._tracker.inside
+        tracker.push(token)
+        if before or tracker.inside:
+            if not tracker.inside:
+                self._due, self._thought = list(self.lead), True
+            return
+        if self._thought and token in self.breaks:
+            self._due = self._due[1:] if self._due[:1] == [token] else []
+            return
+        self._due, self._thought = [], False
+        tracker.answering = True
+        if token not in self.stop_ids:
+            self._matcher.push(token)
+
+    def fill(self, words: Words) -> None:
+        """Write which tokens may follow. Raises EngineError where the grammar is too complex to tell."""
+        if self._tracker.inside:
+            words.fill(-1)
+            for stop in self.stop_ids:
+                if stop // 32 < len(words):
+                    words[stop // 32] &= ~_bit(stop)
+        elif self._due:
+            only(words, self._due[0])
+        else:
+            self._matcher.fill(words)
+            if self._may_think and self.opener is not None:
+                words[self.opener // 32] |= _bit(self.opener)
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow, in their order; there may be more behind them."""
+        if self._tracker.inside or self._may_think:
+            return []
+        return list(self._due) or self._matcher.forced()
+
+    @property
+    def _may_think(self) -> bool:
+        return self.count == 0 and self.opener is not None
+
+    def _restart(self) -> None:
+        self.count, self._due, self._thought = 0, [], False
+        self._matcher, self._tracker = self.start.copy(), self.track()
+
+
+def only(words: Words, token: int) -> None:
+    """Allow this token and no other."""
+    words.fill(0)
+    words[token // 32] = _bit(token)
+
+
+def _bit(token: int) -> np.int32:
+    return np.uint32(1 << token % 32).astype(np.int32)

@@ -1,0 +1,3 @@
+"""The model that answers where nobody names one."""
+
+DEFAULT_MODEL = "smollm2"

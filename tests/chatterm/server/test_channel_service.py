@@ -1,0 +1,288 @@
+"""Requests over the channel: the engine's own answers, several at once, cancelled, and clients that misbehave."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatterm.backends.backend import EngineError
+from chatterm.backends.wire import Hello, Welcome, agreed
+from chatterm.channel.link import Link
+from chatterm.channel.messages import Call, packed, to_frame
+from chatterm.channel.runtime import connected
+from chatterm.server import engine_process
+from chatterm.server.channel_service import ChannelService
+from chatterm.server.service import ChatMessage, Delta, Ended, Generation, Piece, RequestError, Started
+from tests.chatterm.server.conftest import Gate, Served, serving
+
+QUESTION = (ChatMessage("user", "Name a river."),)
+
+
+@pytest.fixture
+async def service(served: Served) -> AsyncIterator[ChannelService]:
+    await asyncio.to_thread(hold, served)
+    made = ChannelService()
+    await made.connect()
+    yield made
+    await made.close()
+
+
+def hold(served: Served, name: str = "tiny") -> None:
+    """Have the model loaded."""
+    host = served.calls.host
+    host.give_back(host.take(name))
+
+
+async def answers_of(service: ChannelService, request: Generation) -> tuple[list[Started], dict[int, Any]]:
+    """What came at first, and by number the text, the ids and the end of each answer."""
+    started, answers = [], {}
+    async for piece in service.generate(request):
+        match piece:
+            case Started():
+                started.append(piece)
+            case Delta():
+                one = answers.setdefault(piece.index, {"text": "", "reasoning": "", "ids": [], "end": None})
+                one["text" if piece.kind == "answer" else "reasoning"] += piece.text
+                one["ids"] += piece.token_ids
+            case Ended():
+                answers.setdefault(piece.index, {"text": "", "reasoning": "", "ids": []})["end"] = piece
+    return started, answers
+
+
+def asks(**more: Any) -> Generation:
+    given = {"max_tokens": 12, "seed": 7, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    given |= more.pop("sampling", {})
+    return Generation(**{"model": "tiny", "messages": QUESTION, "sampling": given, **more})
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if is_so():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it does not happen")
+
+
+async def test_an_answer_is_the_engines_own(service: ChannelService, served: Served) -> None:
+    engine = served.engine
+    request = asks()
+    ids = await service.tokenize("tiny", QUESTION)
+    params = engine.default_params(**request.sampling)
+    alone = await asyncio.to_thread(lambda: list(engine.stream(ids, params)))
+    (started,), answers = await answers_of(service, request)
+    assert answers[0]["ids"] == [event.token_id for event in alone]
+    assert answers[0]["text"] + answers[0]["reasoning"] == "".join(event.text for event in alone)
+    assert started.prompt_tokens == len(ids)
+    assert started.cached_tokens == len(ids) - 1  # the engine had answered it before
+    assert answers[0]["end"].usage.completion_tokens == len(alone)
+
+
+async def test_several_answers_have_seeds_that_count_on(service: ChannelService) -> None:
+    (started,), answers = await answers_of(service, asks(count=3))
+    assert sorted(answers) == [0, 1, 2]
+    for index, answer in answers.items():
+        _, alone = await answers_of(service, asks(sampling={"seed": 7 + index}))
+        assert alone[0]["ids"] == answer["ids"]
+    assert started.prompt_tokens > started.cached_tokens
+
+
+async def test_stop_strings_and_limits(service: ChannelService, served: Served) -> None:
+    served.engine.scripted.script = served.engine.tokenizer.encode("one two three<|im_end|>")
+    _, answers = await answers_of(service, asks(sampling={"stop": ["wo"], "max_tokens": 50}))
+    assert (answers[0]["text"], answers[0]["end"].reason) == ("one t", "stop")
+    served.engine.scripted.script = served.engine.tokenizer.encode("one two three<|im_end|>")
+    _, answers = await answers_of(service, asks(sampling={"max_tokens": 3}))
+    assert (answers[0]["text"], answers[0]["end"].reason) == ("one", "length")
+
+
+async def test_many_requests_run_side_by_side(service: ChannelService) -> None:
+    requests = [asks(prompt=f"river {n}", messages=None, sampling={"seed": n}) for n in range(12)]
+    alone = [(await answers_of(service, request))[1][0]["ids"] for request in requests]
+    together = await asyncio.gather(*(answers_of(service, request) for request in requests))
+    assert [answers[0]["ids"] for _, answers in together] == alone
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"model": "nobody"}, 404, "model"),
+        ({"sampling": {"temperature": -1.0}}, 400, "temperature"),
+        ({"sampling": {"top_k": "many"}}, 400, "top_k"),
+        ({"sampling": {"telepathy": 1}}, 400, "telepathy"),
+        ({"messages": ()}, 400, None),
+        ({"messages": (*QUESTION, ChatMessage("assistant", "The Rhine."))}, 400, None),
+        ({"messages": None, "prompt": (1, 99_999)}, 400, "prompt"),
+        ({"messages": (ChatMessage("user", "river " * 1000),)}, 400, "messages"),
+        ({"tools": ({"type": "function"},)}, 400, "tools"),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused(
+    service: ChannelService, change: dict[str, Any], status: int, param: str | None
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        await answers_of(service, asks(**change))
+    assert (caught.value.status, caught.value.param) == (status, param)
+    assert "\n" not in caught.value.message
+    await answers_of(service, asks())
+
+
+async def test_closing_an_answer_ends_it_at_once(service: ChannelService, served: Served) -> None:
+    gate = Gate(served.engine)
+    pieces = service.generate(asks(sampling={"max_tokens": 700}))
+    async for piece in pieces:
+        if isinstance(piece, Delta):
+            break
+    (held,) = served.calls.host.held
+    (sequence,) = held.sequences
+    await pieces.aclose()
+    await until(lambda: sequence.cancelled)
+    gate.open()
+    await until(lambda: sequence.finished.is_set() and not held.users)
+    assert len(sequence.generated) <= 7
+    assert held.sequences == set()
+    await asyncio.to_thread(served.engine.check)
+
+
+async def test_a_deadline_ends_an_answer_as_too_long(service: ChannelService, served: Served) -> None:
+    gate = Gate(served.engine)
+    gate.open_when(lambda: any(sequence.cancelled for sequence in served.running))
+    _, answers = await answers_of(service, asks(sampling={"max_tokens": 700}, deadline_s=0.05))
+    assert answers[0]["end"].reason == "length"
+    assert len(answers[0]["ids"]) <= 7
+
+
+async def test_the_same_conversation_is_computed_once(service: ChannelService, served: Served) -> None:
+    """Twenty turns of a client that sends everything back each time, as text, with thinking that it leaves out."""
+    engine, (held,) = served.engine, served.calls.host.held
+    encode = engine.tokenizer.encode
+    messages: list[ChatMessage] = [ChatMessage("system", "Be terse.")]
+    glue = "<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
+    for turn in range(20):
+        question = f"Question {turn}?"
+        messages.append(ChatMessage("user", question))
+        thought = "<think>\nhm\n</think>\n\n" if turn % 2 else ""
+        engine.scripted.script = encode(f"{thought}Answer é {turn}.<|im_end|>")
+        (started,), answers = await answers_of(
+            service, asks(messages=tuple(messages), sampling={"max_tokens": 60})
+        )
+        assert answers[0]["text"] == f"Answer é {turn}."
+        if turn:
+            new = started.prompt_tokens - started.cached_tokens
+            assert new <= len(encode(question)) + len(encode(glue)), turn
+        messages.append(ChatMessage("assistant", answers[0]["text"]))
+        await until(lambda: not held.users)
+        assert await asyncio.to_thread(held.requests.settled, 30.0)
+    engine.check()
+
+
+async def test_a_client_that_never_reads_holds_up_nobody(service: ChannelService, served: Served) -> None:
+    peer = await asyncio.to_thread(greeted)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    request = asks(messages=None, prompt="x", sampling={"max_tokens": 200, "seed": 1}, count=4)
+    for number in range(2, 30):
+        await asyncio.to_thread(peer.sendall, to_frame(Call(number, "generate", packed(request))))
+    _, answers = await answers_of(service, asks())
+    assert answers[0]["end"] is not None
+    written = [client._transport.get_write_buffer_size() for client in served.calls._clients]  # type: ignore[union-attr]
+    assert max(written) < 2**20
+    peer.close()
+    await until(lambda: not served.calls.host.held[0].users)
+    assert served.calls.host.held[0].sequences == set()
+
+
+def greeted() -> socket.socket:
+    """A client that has said who it is, without anything that reads."""
+    peer = connected()
+    assert peer is not None
+    peer.sendall(to_frame(Call(1, "hello", packed(Hello(agreed(), "web")))))
+    return peer
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x03abc",
+        to_frame(Call(1, "generate", packed(None))),
+        to_frame(Call(1, "hello", packed({"agreed": 3}))),
+        to_frame(Call(1, "hello", packed(Hello("another", "web")))),
+    ],
+)
+async def test_garbage_ends_one_connection(service: ChannelService, garbage: bytes) -> None:
+    peer = connected()
+    assert peer is not None
+
+    def spoil() -> None:
+        with contextlib.suppress(OSError):
+            peer.sendall(garbage)
+        peer.settimeout(30)
+        with contextlib.suppress(ConnectionError):
+            while peer.recv(4096):
+                pass
+        peer.close()
+
+    await asyncio.to_thread(spoil)  # the server parts
+    peer = await asyncio.to_thread(greeted)
+    await asyncio.to_thread(peer.sendall, garbage)
+    peer.close()
+    _, answers = await answers_of(service, asks())
+    assert answers[0]["end"] is not None
+
+
+async def test_bodies_of_the_wrong_shape_end_nothing_else(service: ChannelService) -> None:
+    link = Link(connected())  # type: ignore[arg-type]
+    with pytest.raises(EngineError):
+        link.ask("nothing", None, Welcome, 30.0)
+    _, answers = await answers_of(service, asks())
+    assert answers[0]["end"] is not None
+
+
+async def test_when_the_server_ends_streams_end_with_an_error(
+    service: ChannelService, served: Served
+) -> None:
+    gate = Gate(served.engine)
+    pieces: AsyncIterator[Piece] = service.generate(asks(sampling={"max_tokens": 700}))
+    await anext(pieces)
+    served.end()
+    gate.open_when(lambda: any(sequence.cancelled for sequence in served.running))
+    with pytest.raises(RequestError) as caught:
+        async for _ in pieces:
+            pass
+    assert caught.value.status == 503
+    await service.lost.wait()
+    assert not service.ready
+    with pytest.raises(RequestError):
+        await answers_of(service, asks())
+
+
+async def test_what_is_served(service: ChannelService) -> None:
+    (model,) = [one for one in service.models() if one.loaded]
+    assert (model.name, model.thinks, model.chats) == ("tiny", True, True)
+    metrics = await service.metrics()
+    assert metrics.models[0].model == "tiny"
+    texts = await service.token_texts("tiny", [3, 4])
+    assert len(texts) == 2
+    with pytest.raises(RequestError):
+        await service.token_texts("tiny", [10**6])
+    with pytest.raises(RequestError):
+        await service.hold("nobody", None)
+
+
+def test_a_model_that_nobody_uses_is_unloaded(
+    runtime: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_LOOK", 0.01)
+    with serving(checkpoint, keep_alive_s=0.0) as served:
+        hold(served)
+        until_s = time.monotonic() + 60
+        while served.calls.host.held:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        assert served.engine.is_closed

@@ -1,0 +1,328 @@
+"""A conversation through the channel is the one that the engine has in its own process."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from chatterm.backends import attach
+from chatterm.backends.attach import attached, greeted
+from chatterm.backends.backend import (
+    Backend,
+    ChatOptions,
+    EngineError,
+    Exchange,
+    FinishReason,
+    Message,
+    ModelError,
+    Outcome,
+    Request,
+    TokenEvent,
+)
+from chatterm.backends.local import LocalBackend
+from chatterm.backends.remote import RemoteBackend
+from chatterm.channel.link import ServerGoneError
+from chatterm.channel.runtime import listening
+from chatterm.server.terminal import SharedEngines
+from tests.chatterm.server.conftest import ROOT, Gate, Served
+
+SAMPLING = {"max_tokens": 10, "seed": 5, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+OPTIONS = ChatOptions(system="Be terse.", sampling=SAMPLING)
+
+
+def remote(model: str = "tiny", options: ChatOptions = OPTIONS) -> RemoteBackend:
+    found = greeted("terminal")
+    assert found is not None
+    backend = RemoteBackend(found[0], model, options)
+    backend.open()
+    return backend
+
+
+@pytest.fixture
+def pair(served: Served) -> Iterator[tuple[RemoteBackend, LocalBackend]]:
+    """The same conversation twice, on one engine."""
+    there = remote()
+    here = LocalBackend("tiny", OPTIONS, SharedEngines(served.calls.host))
+    here.open()
+    yield there, here
+    there.close()
+    here.close()
+
+
+def plain(outcome: Outcome | None) -> Outcome | None:
+    """What does not depend on what is cached and how long it takes."""
+    if outcome is None:
+        return None
+    stats = replace(
+        outcome.stats,
+        **dict.fromkeys(("cached_tokens", "prefilled_tokens", "warmed_tokens"), 0),
+        **dict.fromkeys(("ttft_s", "prefill_s", "decode_s"), 0.0),
+        parting=None,
+        draft_parting=None,
+    )
+    return replace(outcome, stats=stats, token_ids=list(outcome.token_ids), opening=list(outcome.opening))
+
+
+def state(backend: Backend) -> tuple[Any, ...]:
+    names = ("info", "used_tokens", "system", "think", "think_cache")
+    return (*(getattr(backend, name) for name in names), plain(backend.last))
+
+
+Step = Callable[[Backend], Any]
+
+
+def several(parts: Any) -> list[Any]:
+    """What came of each, by number."""
+    came: dict[int, list[Any]] = {}
+    for index, part in parts:
+        if isinstance(part, Outcome):
+            part = plain(part) if part.finish_reason is not None else "begun"
+        elif isinstance(part, Exception):
+            part = (type(part), str(part))
+        came.setdefault(index, []).append(part)
+    return sorted(came.items())
+
+
+REQUESTS = [
+    Request((Message("user", "one"),), {"seed": 1, "stop": ("x",)}),
+    Request(
+        (Message("system", "s"), Message("user", "two"), Message("assistant", "a"), Message("user", "b"))
+    ),
+    Request((Message("user", " "),)),
+    Request((Message("user", "word " * 2000),), think="off"),
+]
+STEPS: dict[str, Step] = {
+    "send": lambda backend: list(backend.send("Name a river.")),
+    "another": lambda backend: list(backend.send("And a lake?")),
+    "retry": lambda backend: list(backend.retry()),
+    "limit": lambda backend: backend.set_sampling({**SAMPLING, "max_tokens": 3, "stop": ("zz",)}),
+    "short": lambda backend: list(backend.send("Short.")),
+    "resume": lambda backend: list(backend.resume()),
+    "candidates": lambda backend: several(backend.candidates("Which?", 3)),
+    "answers": lambda backend: several(backend.answers(iter(REQUESTS))),
+    "count": lambda backend: backend.count("a draft").tokens,  # type: ignore[union-attr]
+    "undo": lambda backend: backend.undo(),
+    "think": lambda backend: backend.set_think("off"),
+    "unthinking": lambda backend: list(backend.send("Now?")),
+    "mask": lambda backend: backend.set_think_cache("mask"),
+    "system": lambda backend: backend.set_system("Be long."),
+    "settle": lambda backend: backend.settle(),
+    "prepare": lambda backend: backend.prepare("a draf"),
+    "path": lambda backend: backend.load_path(
+        [Exchange(1, None, "hi", "ho", model="m", finish_reason="eos")]
+    ),
+    "after": lambda backend: list(backend.send("And now?")),
+    "empty": lambda backend: refused(lambda: list(backend.send(" "))),
+    "long": lambda backend: refused(lambda: list(backend.send("word " * 2000))),
+    "title": lambda backend: backend.begin_title("q", "a"),
+    "nobody": lambda backend: refused(lambda: backend.switch("nobody")),
+    "wrong": lambda backend: refused(lambda: backend.set_sampling({"temperature": -1})),
+    "reset": lambda backend: backend.reset(),
+    "nothing": lambda backend: refused(lambda: list(backend.retry())),
+    "unknown": lambda backend: backend.token_text(10**6),
+    "text": lambda backend: backend.token_text(65),
+}
+
+
+def refused(action: Callable[[], Any]) -> tuple[str, str]:
+    with pytest.raises((EngineError, ModelError)) as caught:
+        action()
+    return type(caught.value).__name__, str(caught.value)
+
+
+def test_every_call_does_what_it_does_locally(
+    pair: tuple[RemoteBackend, LocalBackend], served: Served
+) -> None:
+    there, here = pair
+    for name, step in STEPS.items():
+        ours, theirs = step(here), step(there)
+        assert theirs == ours, name
+        assert state(there) == state(here), name
+    served.engine.check()
+
+
+def test_what_is_looked_at_comes_by_itself(served: Served) -> None:
+    backend = remote()
+    list(backend.send("Name a river."))
+    figures = backend.figures()
+    assert figures is not None
+    assert figures.model_name == served.engine.model_name
+    came = None
+    for _ in range(3000):
+        if (came := backend.blocks()) is not None and came.tokens:
+            break
+        threading.Event().wait(0.01)
+    assert came is not None
+    assert came.present > 0
+    backend.close()
+
+
+LONG = replace(OPTIONS, sampling={**SAMPLING, "max_tokens": 700})
+
+
+def test_stop_ends_an_answer_and_keeps_what_came(served: Served) -> None:
+    backend = remote(options=LONG)
+    gate = Gate(served.engine)
+    events = backend.send("Name a river.")
+    first = [next(events) for _ in range(3)]
+    backend.stop()
+    gate.open_when(lambda: any(sequence.cancelled for sequence in served.running))
+    rest = list(events)
+    last = backend.last
+    assert last is not None
+    assert last.finish_reason is FinishReason.CANCELLED
+    assert len(first) + len(rest) <= len(last.token_ids) <= 7
+    assert last.text == "x" * len(last.token_ids)
+    backend.close()
+
+
+def test_closing_an_answer_keeps_what_came(served: Served) -> None:
+    backend = remote(options=LONG)
+    gate = Gate(served.engine)
+    gate.open_when(lambda: any(sequence.cancelled for sequence in served.running))
+    with closing(cast("Any", backend.send("Name a river."))) as events:
+        next(events)
+    last = backend.last
+    assert last is not None
+    assert last.finish_reason is FinishReason.CANCELLED
+    assert 0 < len(last.token_ids) <= 7
+    backend.close()
+
+
+def test_two_terminals_share_an_engine_and_its_cache(served: Served) -> None:
+    one, two = remote(), remote()
+    list(one.send("Name a river."))
+    ours = one.last
+    assert len(served.calls.host.held) == 1
+    list(two.send("Name a river."))
+    assert two.last is not None
+    assert ours is not None
+    assert two.last.stats.cached_tokens == two.last.stats.prompt_tokens - 1
+    assert list(two.last.token_ids) == list(ours.token_ids)
+    one.close()
+    list(two.send("And a lake?"))
+    two.close()
+
+
+def test_a_server_that_computes_otherwise_is_not_used(served: Served) -> None:
+    backend, why = attached("tiny", replace(OPTIONS, context=512))
+    assert backend is None
+    assert "--context" in why
+    assert "\n" not in why
+    backend, why = attached("tiny", OPTIONS)
+    assert backend is not None
+    backend.close()
+
+
+def test_without_a_server_there_is_nothing_to_say(runtime: Path) -> None:
+    assert attached("tiny", OPTIONS) == (None, "")
+
+
+def test_a_server_of_another_version_is_not_used(served: Served) -> None:
+    served.calls.agreed = "another"
+    backend, why = attached("tiny", OPTIONS)
+    assert backend is None
+    assert "another version" in why
+
+
+class Here(LocalBackend):
+    """A local backend whose engine is a tiny one of the test's."""
+
+    engines: Any = None
+
+    def __init__(self, model: str, options: ChatOptions) -> None:
+        super().__init__(model, options, self.engines)
+
+
+def test_a_killed_server_leaves_a_chat_that_goes_on(
+    server_process: "subprocess.Popen[bytes]",
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from chatterm.backends import local
+    from chatterm.server.host import Host
+    from tests.chatterm.server.conftest import Tinies
+
+    backend, why = attached("tiny", LONG)
+    assert backend is not None, why
+    backend.open()
+    events = backend.send("Name a river.")
+    said: list[TokenEvent] = [next(events) for _ in range(5)]
+    server_process.send_signal(signal.SIGKILL)
+    with pytest.raises(EngineError, match="has ended") as caught:
+        said.extend(events)
+    assert "\n" not in str(caught.value)
+    last = backend.last
+    assert last is not None
+    assert list(last.token_ids) == [event.token_id for event in said]
+    backend.settle()
+    backend.prepare("And")
+    Here.engines = SharedEngines(Host(ChatOptions(), None, Tinies(checkpoint)))
+    monkeypatch.setattr(local, "LocalBackend", Here)
+    list(backend.resume())
+    assert backend.last is not None
+    assert list(backend.last.token_ids)[: len(said)] == [event.token_id for event in said]
+    figures = backend.figures()
+    assert figures is not None
+    assert any("server has ended" in note for note in figures.notes)
+    backend.close()
+
+
+_CLIENT = """
+import os, sys
+from chatterm.backends.attach import attached
+from chatterm.backends.backend import ChatOptions
+backend, why = attached("tiny", ChatOptions(sampling={"max_tokens": 700, "seed": 5, "temperature": 1.0}))
+backend.open()
+for number, event in enumerate(backend.send("Name a river.")):
+    if number == 3:
+        print("begun", flush=True)
+"""
+
+
+def test_a_killed_terminal_disturbs_nobody(served: Served) -> None:
+    other = remote()
+    gate = Gate(served.engine)
+    client = subprocess.Popen([sys.executable, "-c", _CLIENT], cwd=ROOT, stdout=subprocess.PIPE)
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"begun\n"
+    client.kill()
+    client.wait()
+    client.stdout.close()
+    gate.open_when(lambda: any(sequence.cancelled for sequence in served.running))
+    list(other.send("Name a lake."))
+    for _ in range(3000):
+        if served.calls.status().terminals == 1 and served.calls.host.held[0].users == 1:
+            break
+        threading.Event().wait(0.01)
+    assert served.calls.host.held[0].users == 1
+    other.close()
+
+
+def test_a_server_that_is_ended_says_so(served: Served) -> None:
+    backend = remote(options=LONG)
+    gate = Gate(served.engine)
+    events = backend.send("Name a river.")
+    next(events)
+    served.end()
+    gate.open_when(lambda: any(sequence.cancelled for sequence in served.running))
+    with pytest.raises(ServerGoneError):
+        list(events)
+    assert backend.last is not None
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "_PATIENCE", 0.1)
+    with listening():
+        backend, why = attached("tiny", OPTIONS)
+    assert backend is None
+    assert "does not answer" in why

@@ -1,0 +1,40 @@
+"""What requests ask for, as the engine knows it."""
+
+import pytest
+
+from chatterm.server.requested import _NAMED, message_of
+from chatterm.server.service import ChatMessage, ToolCall
+from chatterm.server.tools import marks_of, tool_format
+from tests.engine.tiny import TEMPLATE, tiny_tokenizer
+
+
+def test_messages_are_what_templates_know() -> None:
+    calls = (ToolCall("c1", "look", '{"where": "here"}'), ToolCall("c2", "look", "no json"))
+    made = message_of(ChatMessage("assistant", "", reasoning="hm", tool_calls=calls))
+    assert made["reasoning_content"] == "hm"
+    functions = [call["function"] for call in made["tool_calls"]]
+    assert [function["arguments"] for function in functions] == [{"where": "here"}, "no json"]
+    assert message_of(ChatMessage("developer", "x")) == {"role": "system", "content": "x"}
+    assert message_of(ChatMessage("tool", "x", tool_call_id="c1", name="look"))["tool_call_id"] == "c1"
+
+
+@pytest.mark.parametrize(
+    ("template", "format"),
+    [
+        (TEMPLATE, None),
+        (TEMPLATE + "{{ tools }}<tool_call>", "hermes"),
+        (TEMPLATE + "{{ tools }}[TOOL_CALLS]", "mistral"),
+        (TEMPLATE + '{{ tools }}{"name": x, "parameters": y}', "llama3"),
+    ],
+)
+def test_the_template_tells_how_tools_are_called(template: str, format: str | None) -> None:
+    assert tool_format(tiny_tokenizer(template)) == format
+
+
+def test_marks_around_calls() -> None:
+    assert marks_of(tiny_tokenizer()) == frozenset()
+
+
+def test_names_of_tokens_in_a_grammar() -> None:
+    text = 'start: <|tag|> "<|text|>" /a<b>c/ <[CALLS]> <[12]>'
+    assert [found[1] for found in _NAMED.finditer(text)] == ["|tag|", None, None, "[CALLS]", "[12]"]

@@ -1,0 +1,218 @@
+"""Constraints: what is wrong with one is said in a line, and none takes much time or memory."""
+
+import json
+from time import process_time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineError
+from engine.params import MOST_CHARACTERS, Constraint, SamplingParams
+from engine.sampling.grammar import Grammars, Matcher
+from models.text.tokenizer import Tokenizer
+from tests.engine.tiny import harmony_tokenizer, tiny_tokenizer
+
+VOCAB = 272
+WORDS = -(-VOCAB // 32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, VOCAB)
+
+
+def schema(value: Any) -> Constraint:
+    return Constraint("json_schema", json.dumps(value))
+
+
+def allowed(matcher: Matcher) -> set[int]:
+    words = np.zeros(WORDS, dtype=np.int32)
+    matcher.fill(words)
+    return {id for id in range(32 * WORDS) if words[id // 32] >> id % 32 & 1}
+
+
+def accepts(matcher: Matcher, tokens: list[int]) -> bool:
+    """Whether these may follow, one after the other, and nothing has to follow them."""
+    for token in tokens:
+        if token not in allowed(matcher):
+            return False
+        matcher.push(token)
+    return matcher.accepts
+
+
+ADDRESS = {
+    "type": "object",
+    "properties": {"zip": {"type": "string", "pattern": "^[0-9]{2}$"}, "kind": {"enum": ["a", "b", None]}},
+    "required": ["zip", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "right", "wrong"),
+    [
+        (
+            schema(ADDRESS),
+            ['{"zip": "12", "kind": null}'],
+            ['{"zip": "1", "kind": "a"}', "{}", ' {"zip": "12"'],
+        ),
+        (schema({"type": "array", "items": ADDRESS}), ["[]", '[{"zip": "12", "kind": "b"}]'], ["[1]", "{}"]),
+        (Constraint("json_object"), ["{}", '{"a": [1, {"b": "ü"}]}'], ["[]", "1", "{} "]),
+        (Constraint("regex", r"[ab]{2}|\$"), ["ab", "bb", "$"], ["abc", "a", ""]),
+        (Constraint("regex", r"^cost: \d+\$$"), ["cost: 12$"], ["cost: 12", "^cost: 1$"]),
+        (Constraint("regex", r"x\\$"), ["x\\"], ["x\\$"]),
+        (Constraint("lark", 'start: "a" start "b" | "c"'), ["c", "aacbb"], ["acbb", "ab"]),
+    ],
+)
+def test_what_matches_and_what_does_not(
+    grammars: Grammars, tokenizer: Tokenizer, constraint: Constraint, right: list[str], wrong: list[str]
+) -> None:
+    for text in right:
+        assert accepts(grammars.matcher(constraint), tokenizer.encode_plain(text)), text
+    for text in wrong:
+        assert not accepts(grammars.matcher(constraint), tokenizer.encode_plain(text)), text
+
+
+def test_no_token_that_steers_a_model_is_ever_allowed() -> None:
+    for tokenizer in (tiny_tokenizer(), harmony_tokenizer()):
+        matcher = Grammars(tokenizer, VOCAB).matcher(Constraint("regex", r"(.|\n)*"))
+        texts = {id for id in range(VOCAB) if tokenizer.is_text(id)}
+        assert allowed(matcher) <= texts | tokenizer.stop_ids
+        assert tokenizer.encode_plain("{")[0] in allowed(matcher)
+
+
+def test_the_end_is_allowed_where_the_grammar_accepts_and_only_there(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    matcher = grammars.matcher(Constraint("regex", "ab?"))
+    a, b = tokenizer.encode_plain("ab")
+    assert allowed(matcher) == {a}
+    matcher.push(a)
+    assert allowed(matcher) == {b, *tokenizer.stop_ids}
+    matcher.push(b)
+    assert allowed(matcher) == set(tokenizer.stop_ids)
+
+
+def test_forced_tokens_are_the_only_ones_allowed(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    matcher, said = grammars.matcher(schema(ADDRESS)), []
+    while forced := matcher.forced():
+        for token in forced:
+            assert allowed(matcher) == {token}
+            matcher.push(token)
+            said.append(token)
+    assert tokenizer.decode(said) == '{"zip": "'
+
+
+LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "said"),
+    [
+        (Constraint("json_schema", "{"), "JSON schema cannot be used: Expecting property name"),
+        (Constraint("json_schema", "[]"), "JSON schema cannot be used: it is no JSON object"),
+        (schema({"type": "frob"}), "Invalid type: frob"),
+        (schema({"not": {"type": "string"}}), 'Unimplemented keys: ["not"]'),
+        (schema({"x-guidance": {"lenient": True}, "not": {}}), 'Unimplemented keys: ["not"]'),
+        (schema({"type": "integer", "minimum": 5, "maximum": 3}), "minimum (5) is greater than maximum (3)"),
+        (schema({"$ref": "https://example.com/x.json"}), "does not fetch"),
+        (schema({"$ref": "file:///etc/passwd"}), "JSON schema cannot be used"),
+        (schema(LOOP), "nothing matches it"),
+        (Constraint("regex", "(a"), "regular expression cannot be used: unclosed group"),
+        (Constraint("regex", "(?=a)b"), "look-around"),
+        (Constraint("regex", r"(a)\1"), "backreferences are not supported"),
+        (Constraint("lark", "start: missing"), "grammar cannot be used"),
+        (Constraint("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000), "too deeply nested"),
+        (Constraint("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000), "nested too deeply"),
+        (Constraint("json_schema", '{"items":' * 200 + "{}" + "}" * 200), "nested too deeply"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(grammars: Grammars, constraint: Constraint, said: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        grammars.matcher(constraint)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "arguments", [("frob", "a"), ("regex", ""), ("json_schema", "  "), ("lark", "a" * (MOST_CHARACTERS + 1))]
+)
+def test_a_constraint_that_is_none(arguments: tuple[Any, str]) -> None:
+    with pytest.raises(EngineError):
+        Constraint(*arguments)
+
+
+HOSTILE = {
+    "repetition": Constraint("regex", "((a{0,1000}){0,1000}){0,1000}"),
+    "ambiguous": Constraint("regex", "(a|aa|aaa)*(a{1,500}){1,500}b"),
+    "states": Constraint("regex", "(.*a.{18}|.*b.{17}c.*)+"),
+    "long strings": schema({"type": "string", "minLength": 100_000, "maxLength": 1_000_000}),
+    "many items": schema(
+        {"type": "array", "minItems": 100_000, "items": {"type": "string", "maxLength": 999}}
+    ),
+    "product": schema(
+        {
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}_{j}": {"type": "string"}}} for j in range(12)]}
+                for i in range(8)
+            ]
+        }
+    ),
+    "enum": schema({"enum": [f"value {i}" for i in range(10_000)]}),
+    "tree": schema(
+        {
+            "$defs": {"n": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/n"}] * 50}}},
+            "$ref": "#/$defs/n",
+        }
+    ),
+    "ambiguous rules": Constraint("lark", 'start: start start | start start start | "a"'),
+    "endless": Constraint("lark", 'start: "abc" start'),
+    "alternatives": Constraint("regex", "|".join(f"(a.*{i}b)" for i in range(5000))),
+    "classes": Constraint("regex", r"(\w{1,300}\W{1,300}){1,300}"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_one_is_refused_or_bounded(grammars: Grammars, name: str) -> None:
+    """Whoever wrote it, compiling it and every step of it end soon, and it fails alone."""
+    began = process_time()
+    try:
+        matcher = grammars.matcher(HOSTILE[name])
+        for _ in range(40):
+            may = allowed(matcher)
+            forced = matcher.forced()
+            assert len(forced) < 100_000
+            matcher.push(forced[0] if forced else min(may))
+    except EngineError:
+        pass  # the other way to be bounded
+    # Far more than it takes, and far less than any of these would without limits.
+    assert process_time() - began < 20
+
+
+def test_what_was_compiled_is_kept_for_the_next_request(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    one = grammars.matcher(Constraint("regex", "ab"))
+    a, b = tokenizer.encode_plain("ab")
+    one.push(a)
+    assert allowed(grammars.matcher(Constraint("regex", "ab"))) == {a}
+    assert allowed(one) == {b}
+
+
+def test_settings_out_of_range() -> None:
+    for settings in (
+        {"frequency_penalty": 2.5},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"logit_bias": {3: 101.0}},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+        {"logit_bias": {3: float("nan")}},
+    ):
+        with pytest.raises(EngineError):
+            SamplingParams(**settings)  # type: ignore[arg-type]
