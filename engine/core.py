@@ -75,10 +75,13 @@ class EngineCore:
         self._scheduler = pieces.scheduler
         self._runner = pieces.runner
         self._decode_runner = pieces.decode_runner
+        self._host_experts = pieces.on_host
         self._attention_name = pieces.attention_name
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
-        self._bandwidth = known_bandwidth(device)
+        self._host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
+        # What is in host memory is read at another rate.
+        self._bandwidth = known_bandwidth(device) if not self._host_bytes else None
         self._engine_step = EngineStep(
             device,
             tokenizer.stop_ids,
@@ -152,6 +155,7 @@ class EngineCore:
             decode=self._decode_name,
             notes=self._notes,
             bandwidth=self._bandwidth,
+            host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
         )
 
@@ -174,6 +178,9 @@ class EngineCore:
         if self._host is not None:
             self._host.close()
             self._host = None
+        if self._host_experts is not None:
+            self._host_experts.close()
+            self._host_experts = None
         self._blocks.carry_out = lambda copy: None
         for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step"):
             self.__dict__.pop(owner_of_memory, None)
