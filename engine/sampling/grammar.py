@@ -131,6 +131,8 @@ class _Vocabulary:
         ids = range(vocab_size)
         self.tokens = [tokenizer.token_bytes(id) if tokenizer.is_text(id) else b"" for id in ids]
         self.special_token_ids = [id for id in ids if not self.tokens[id]]
+        for id in self.special_token_ids:
+            self.tokens[id] = b"<[%d]>" % id  # those of one name could not be told apart
         self._tokenizer = tokenizer
         # SentencePiece puts a space before the first word of a text, and none before what follows something.
         self._after = next((id for id in ids if self.tokens[id] == b"{"), None)

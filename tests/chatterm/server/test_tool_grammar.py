@@ -2,13 +2,16 @@
 
 import json
 
+import llguidance
+import numpy as np
 import pytest
 
 from chatterm.server.service import Constraint
 from chatterm.server.tool_calls import CallArguments, CallBegan, Parser
 from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls, spelled
-
-llguidance = pytest.importorskip("llguidance")
+from engine.params import Constraint as EngineConstraint
+from engine.sampling.grammar import Grammars
+from tests.engine.tiny import tiny_tokenizer
 
 NESTED = {
     "type": "object",
@@ -132,3 +135,20 @@ def test_what_people_write_is_no_mark():
 def test_the_other_formats_are_grammars(format):
     grammar = llguidance.grammar_from("lark", spelled(forced_calls(format, TOOLS, True).text, {}.get))
     assert not llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar).is_error()
+
+
+def test_only_the_mark_itself_may_begin_a_call():
+    tokenizer = tiny_tokenizer()
+    special = [id for id in range(tokenizer.vocab_size) if not tokenizer.is_text(id)]
+    assert len(special) > 2
+    mark = special[1]
+    text = calls_or(Constraint("json_object"), "hermes", TOOLS, True).text
+    matcher = Grammars(tokenizer, 272).matcher(
+        EngineConstraint("lark", spelled(text, {"<tool_call>": mark}.get))
+    )
+    words = np.zeros(9, dtype=np.int32)
+    matcher.fill(words)
+    allowed = {id for id in range(272) if words[id // 32] >> id % 32 & 1}
+    assert mark in allowed
+    assert not allowed & (set(range(tokenizer.vocab_size, 272)) | set(special)) - {mark}
+    matcher.push(mark)

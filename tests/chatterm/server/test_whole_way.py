@@ -1,0 +1,101 @@
+"""From OpenAI's client to the engine and back: HTTP, the channel, the engine process, a tiny model."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import httpx
+import openai
+import pytest
+
+from chatterm.server.app import make_app
+from chatterm.server.channel_service import ChannelService
+from chatterm.server.web import listen, make_server
+from tests.chatterm.server.conftest import Gate, Served
+
+HELLO = [{"role": "user", "content": "Name a river."}]
+
+
+@dataclass
+class Site:
+    """The HTTP API of an engine process."""
+
+    served: Served
+    url: str
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def script(self, *answers: str) -> None:
+        """What the model says next."""
+        engine = self.served.engine
+        engine.scripted.script = [
+            id for answer in answers for id in engine.tokenizer.encode(f"{answer}<|im_end|>")
+        ]
+
+
+@pytest.fixture
+def site(served: Served) -> Iterator[Site]:
+    host = served.calls.host
+    host.give_back(host.take("tiny"))
+    service = ChannelService()
+    app = make_app(service)
+    sock = listen(app, "127.0.0.1", 0)
+    server = make_server(app)
+
+    async def run() -> None:
+        await service.connect()
+        await server.serve(sockets=[sock])
+        await service.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    found = Site(served, f"http://127.0.0.1:{sock.getsockname()[1]}")
+    eventually(lambda: service.ready)
+    yield found
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def eventually(check) -> None:
+    end = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_chat_computes_only_what_is_new(site: Site) -> None:
+    messages, sizes = [], []
+    with site.client as client:
+        for turn in range(3):
+            messages.append({"role": "user", "content": f"Turn {turn}"})
+            site.script(f"Answer {turn}")
+            stream = client.chat.completions.create(
+                model="tiny", messages=messages, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = list(stream)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            assert text == f"Answer {turn}"
+            messages.append({"role": "assistant", "content": text})
+            usage = chunks[-1].usage
+            sizes.append((usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens))
+    new = sizes[1][0] - sizes[0][0]
+    for before, (prompt, cached) in pairwise(sizes):
+        assert prompt - cached < new
+        assert cached >= before[0]
+
+
+def test_a_client_that_goes_away_frees_the_engine(site: Site) -> None:
+    gate = Gate(site.served.engine)
+    body = {"model": "tiny", "messages": HELLO, "stream": True}
+    with httpx.stream("POST", f"{site.url}/v1/chat/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert len(site.served.running) == 1
+    gate.open()
+    eventually(lambda: not site.served.running)
