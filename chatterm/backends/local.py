@@ -339,7 +339,8 @@ class LocalBackend:
 
     def prepare(self, draft: str) -> None:
         if (chat := self._person()) is not None and not self._power.is_low(time.monotonic()):
-            chat.prepare(draft, params=self._params)
+            with suppress(EngineError):  # the next message says what is wrong with a constraint
+                chat.prepare(draft, params=self._params)
 
     def begin_title(self, question: str, answer: str) -> bool:
         engine, chat, aside = self._engine, self._chat, self._aside

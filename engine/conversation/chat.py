@@ -231,17 +231,16 @@ class Chat:
 
         With `params`, those of the next `send`, it is warmed as if Enter came now, and the first token of the answer
         is drawn: where Enter does come then, the answer is there at once. Typing on costs the tokens of the glue.
+        Raises EngineError for a constraint that cannot be used.
         """
         if not draft.strip():
             return self.settle(wait)
         self._draft = draft
         if params is not None and not params.stop and params.max_tokens != 1:
             rows = self._history.prompt(self.turns, draft, self._thinking)
-            with suppress(EngineError):  # of a constraint that cannot be used: sending the message says so
+            if not rows.masked_until:
                 output = self._engine.output(params, self._format.inside[self._thinking])
-                if not rows.masked_until:
-                    wanted = self._wanted(self.turns, draft, params)
-                    return self._idle.draw(wanted, rows, params, output, wait)
+                return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
         rows, start = self._history.typed(self.turns, draft, self._thinking)
         return self._idle.warm(self.turns, rows, wait, start)
 
