@@ -1,11 +1,14 @@
 """A mixture of experts on a GPU at the shapes of Qwen3-30B-A3B, random weights, bf16, batch 1 and more.
 
     python -m benchmarks.experts [--layers 48] [--rows 1,8] [--context 512] [--prompts 4096] [--profile] [--plain]
+                                 [--host-layers N [--host-format bf16|q4_1|q8_0]]
 
 A decode step and prompts, by our kernels and, with --plain, by plain PyTorch in the same run. Bytes of a step are those
 that one token must read: attention, routers, the chosen experts, the head, and K and V of the context; their rate is
 compared with that of a large copy, read plus written. With fewer layers a shallower network tells what a layer costs,
 and the time of all of them is worked out from that and said to be so.
+With --host-layers the experts of the last N layers lie in host memory. What they cost is measured as an engine does
+when it loads; then steps are measured, and prompts, by the rule and with `--host-prompts` once more all on the CPU.
 `--shape tiny --device cpu` tries the program out, in Triton's interpreter: TRITON_INTERPRET=1.
 """
 
@@ -23,11 +26,15 @@ from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.decode_runner import make_decode_runner
 from engine.execute.cuda.fused_program import FusedDecoder
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.slots import Slots
+from engine.kernels.native.library import Pool, default_threads
 from engine.machine.shapes import shape_of
 from engine.params import SamplingParams
-from models.network import Network
+from models.network import ExpertWeights, FeedForwardWeights, Linear, Network, Weight
 from models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope, uniform
+from models.weights.block_formats import Kind
+from models.weights.quantize import quantize
 
 DTYPE = torch.bfloat16
 SHAPES = {
@@ -71,16 +78,67 @@ def a_cache(network: Network, rows: int, context: int) -> KVCache:
     return cache
 
 
+def in_host_memory(network: Network, layers: int, form: str) -> Network:
+    """The same with the experts of the last `layers` layers there, in blocks but for bf16: of one expert of random
+    numbers, which all of them are then."""
+
+    def moved(weights: ExpertWeights) -> ExpertWeights:
+        count, first = len(weights.experts), weights.experts[0]
+
+        def stack(linear: Linear, parts: int) -> list[Linear]:
+            if form == "bf16":
+                numbers = linear.weight.cpu().expand(count, -1, -1).contiguous()
+                return [Linear((Weight.plain(numbers[i]),)) for i in range(count)]
+            kind = Kind[form.upper()]
+            blocks = [
+                quantize(part.float().cpu(), kind).expand(count, -1, -1).contiguous()
+                for part in linear.weight.chunk(parts)
+            ]
+            rows, columns = linear.rows // parts, linear.columns
+            return [
+                Linear(tuple(Weight(block[i], kind, rows, columns) for block in blocks)) for i in range(count)
+            ]
+
+        pairs = zip(stack(first.gate_up, 2), stack(first.down, 1), strict=True)
+        return replace(weights, experts=tuple(FeedForwardWeights(*pair) for pair in pairs), on_host=True)
+
+    found = list(network.layers)
+    for index in range(len(found) - layers, len(found)):
+        weights = found[index].feed_forward
+        assert isinstance(weights, ExpertWeights)
+        found[index] = replace(found[index], feed_forward=moved(weights))
+    return replace(network, layers=tuple(found))
+
+
+def host_experts(network: Network) -> HostExperts | None:
+    """What computes them, measured."""
+    if not network.on_host:
+        return None
+    found = HostExperts(network, Pool(default_threads()))
+    found.prepare(fetches=True, fixed=False)
+    return found
+
+
 def decode_seconds(network: Network, rows: int, context: int, fused: bool, profile: bool) -> float:
     """Seconds of a decode step; the median of some rounds. Plain PyTorch waits for the host: no graph records it."""
     cache = a_cache(network, rows, context)
+    host = host_experts(network)
     runner = make_decode_runner(
-        network, cache, "triton", context + STEPS, rows, Graphs() if fused else None, fused
+        network,
+        cache,
+        "triton",
+        context + STEPS,
+        rows,
+        Graphs() if fused else None,
+        fused,
+        on_host=host,
     )
     # Rows that read the same would all choose the same experts.
     times = step_seconds(runner, rows, context, SamplingParams(temperature=float(rows > 1)))
     if profile:
         print(kernel_times(runner, rows, context), flush=True)
+    if host is not None:
+        host.close()
     return times[len(times) // 2]
 
 
@@ -92,12 +150,12 @@ def decode(
     spent = decode_seconds(network, rows, context, fused, profile)
     line = f"{name}: {layers} layers, {rows} rows, context {context}: {spent * 1e6:,.0f} us a step"
     line += f", {rows / spent:,.0f} tokens/s"
-    if rows == 1:
+    if rows == 1 and not network.on_host:
         rate = read_bytes(network.spec, context) / spent
         line += f", {read_bytes(network.spec, context) / 1e9:.2f} GB read, {rate / 1e12:.2f} TB/s"
         line += f" = {rate / copied:.1%} of a copy"
     print(line, flush=True)
-    if layers < whole and rows == 1 and layers > 1:
+    if layers < whole and rows == 1 and layers > 1 and not network.on_host:
         half = decode_seconds(shallower(network, layers // 2), rows, context, fused, False)
         a_layer = (spent - half) / (layers - layers // 2)
         spec = replace(network.spec, layers=network.spec.layers[:1] * whole)
@@ -109,13 +167,26 @@ def decode(
         )
 
 
-def prompts(network: Network, lengths: list[int], repeats: int, fused: bool, device: torch.device) -> None:
-    """Measure and print prompts, each of them new."""
+def prompts(
+    network: Network,
+    lengths: list[int],
+    repeats: int,
+    fused: bool,
+    device: torch.device,
+    fetches: bool = True,
+) -> None:
+    """Measure and print prompts, each of them new; without `fetches` all experts in host memory stay there."""
     options = {"context": max(lengths) + 64, "offload": 0, "fused": fused}
     with random_engine(network.spec, device=device, dtype=network.dtype, network=network, **options) as (
         engine,
         _,
     ):
+        host = engine._host_experts
+        for note in engine.figures().notes if host is not None else ():
+            print(f"    {note}")
+        if host is not None and not fetches:
+            host.fetch_from = None
+            print("    nothing is fetched")
         for length in lengths:
             times = []
             for seed in range(repeats + 1):
@@ -136,7 +207,8 @@ def try_out(network: Network, context: int) -> None:
     slots.activate([0], 1)
     slots.send()
     began = perf_counter()
-    program = FusedDecoder(network, a_cache(network, 1, context), slots.given, pdl=False)
+    host = host_experts(network)
+    program = FusedDecoder(network, a_cache(network, 1, context), slots.given, pdl=False, on_host=host)
     with torch.inference_mode():
         logits = program.run(1, 640)
     print(f"a step on a CPU, {perf_counter() - began:.1f} s: logits {list(logits.shape)}, {logits.std():.3f}")
@@ -155,6 +227,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--plain", action="store_true", help="plain PyTorch, too")
     parser.add_argument("--profile", action="store_true", help="which kernels of a step take how long")
+    parser.add_argument("--host-layers", type=int, default=0, help="whose experts lie in host memory")
+    parser.add_argument("--host-format", choices=("bf16", "q4_1", "q8_0"), default="bf16")
+    parser.add_argument("--host-prompts", action="store_true", help="prompts once more, with nothing fetched")
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
     rows, lengths = ([int(x) for x in text.split(",") if x] for text in (given.rows, given.prompts))
@@ -163,7 +238,8 @@ def main() -> None:
     spec = replace(spec, layers=spec.layers[: given.layers])
     positions = max([given.context + STEPS, *(length + 64 for length in lengths)])
     if device.type != "cuda":
-        try_out(random_model(spec, torch.float32, device, positions), given.context)
+        network = random_model(spec, torch.float32, device, positions)
+        try_out(in_host_memory(network, given.host_layers, given.host_format), given.context)
         return
     told = describe(device)
     print(f"{told['device']}, driver {told['driver']}, {told['versions']}", flush=True)
@@ -171,12 +247,21 @@ def main() -> None:
     torch.cuda.empty_cache()
     print(f"a copy: {copied / 1e12:.2f} TB/s", flush=True)
     network = random_model(spec, DTYPE, device, positions)
+    if given.host_layers:
+        network = in_host_memory(network, given.host_layers, given.host_format)
+        torch.cuda.empty_cache()
+        print(
+            f"the experts of the last {given.host_layers} layers in host memory, {given.host_format}",
+            flush=True,
+        )
     for fused in (True, False) if given.plain else (True,):
         for count in rows:
             decode(network, whole, count, given.context, copied, fused, given.profile)
             torch.cuda.empty_cache()
         if lengths:
             prompts(network, lengths, given.repeats, fused, device)
+        if lengths and given.host_prompts:
+            prompts(network, lengths, given.repeats, fused, device, fetches=False)
             torch.cuda.empty_cache()
 
 

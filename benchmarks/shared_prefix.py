@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.machine import describe
 from benchmarks.sampler import captured, microseconds
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
-from engine.execute.cuda.attend_shared import PartsCut, attend_shared
+from engine.execute.cuda.attend_shared import PartsCut, attend_shared, choose_cut
 from engine.execute.cuda.sharing import choose_sharing, pays
 from engine.execute.cuda.tiles import MOST_CHUNKS, choose_chunkings, context_limit
 from models.spec import Attention, Norm, Rope
@@ -33,7 +33,7 @@ def step(
     together: bool,
     cut: PartsCut | None = None,
 ) -> tuple[Callable[[], None], Tensor]:
-    """What a step's attention does in LAYERS layers, and its last output; with `cut`, one launch for all parts."""
+    """What a step's attention does in LAYERS layers, and its last output; `cut` is that of the engine unless given."""
     device = torch.device("cuda")
     generator = torch.Generator(device).manual_seed(0)
 
@@ -56,7 +56,8 @@ def step(
     places = (prefix * copies + rest * rows) * BLOCK
     token = shared + own
     counters = torch.full((rows, 2), token, dtype=torch.int64, device=device)
-    cuts, spec = choose_chunkings(rows, context_limit(token)), shape.spec
+    spec = shape.spec
+    cuts = choose_chunkings(rows, context_limit(token), spec.kv_heads)
     heads = random(rows, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
     norm = random(spec.heads + spec.kv_heads, spec.head_dim)
     rotary = random(token + 1, spec.head_dim)
@@ -89,10 +90,11 @@ def step(
 
     def work() -> None:
         for layer in layers:
-            if cut is not None and sharing is not None and common is not None and members is not None:
-                attend_shared(shape, layer, out, rows, sharing, cut, common, members)
-                continue
-            attend(shape, layer, out, rows, cuts, sharing, context_limit(own), common, members)
+            if sharing is not None and common is not None and members is not None:
+                chosen = cut or choose_cut(shape, rows, sharing, context_limit(own))
+                attend_shared(shape, layer, out, rows, sharing, chosen, common, members)
+            else:
+                attend(shape, layer, out, rows, cuts)
 
     return work, out
 

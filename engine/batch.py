@@ -53,3 +53,36 @@ class StepBatch:
     """The spans of one step, in the order in which their tokens lie side by side: [T] = sum of the counts."""
 
     spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """How many rows are computed for those that are wanted, where steps of some sizes are recorded."""
+
+    alone: tuple[int, ...] = ()
+    """Rows of steps for one prompt, which is computed as it is where it has more than the most."""
+    together: tuple[int, ...] = ()
+    """Rows of steps for several, which are as many steps as they need. None: all is computed as it is."""
+
+    def computed(self, prompts: int, rows: int) -> int:
+        """For so many prompts of so many rows together, padding included."""
+        whole, rest = self._rest(prompts, rows)
+        return whole + min((size for size in (0, *self._sizes(prompts)) if size >= rest), default=rest)
+
+    def whole(self, prompts: int, rows: int) -> int:
+        """The most rows up to `rows` that are computed without padding."""
+        whole, rest = self._rest(prompts, rows)
+        sizes = self._sizes(prompts)
+        if not sizes or rest > sizes[-1]:
+            return rows
+        return whole + max((size for size in sizes if size <= rest), default=0)
+
+    def _sizes(self, prompts: int) -> tuple[int, ...]:
+        return self.alone if prompts == 1 else self.together
+
+    def _rest(self, prompts: int, rows: int) -> tuple[int, int]:
+        """The rows of full steps, and of the one after those."""
+        if prompts == 1 or not self.together:
+            return 0, rows
+        rest = rows % self.together[-1]
+        return rows - rest, rest

@@ -26,10 +26,12 @@ from engine.device import FULL_SPEED, available_memory
 from engine.errors import EngineError
 from engine.execute.compatibility import PLAIN_ATTENTION, by_torch, lacking
 from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, make_decode_runner
+from engine.execute.cuda.fetched_experts import EXPANDING_BYTES
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.host_experts import HostExperts, without_experts
 from engine.execute.profile_run import activation_bytes
 from engine.execute.runner import Runner
-from engine.kernels.native.library import NativeError, default_threads
+from engine.kernels.native.library import NativeError, Pool, default_threads
 from engine.schedule.chunk_pace import RowCost
 from engine.schedule.idle_pace import IdlePace
 from engine.schedule.scheduler import Scheduler
@@ -87,6 +89,8 @@ class Pieces:
     backend: AttentionBackend
     runner: Runner
     decode_runner: DecodeRunner[Sequence] | None
+    on_host: HostExperts | None
+    """What computes the experts that lie in host memory."""
     context_length: int
     threads: int
     notes: tuple[str, ...]
@@ -117,10 +121,15 @@ def build(
     choice = choose_attention(options.attention, device, dtype, spec.attention.head_dim, asked)
     block_size = options.block_size or choice.block_size
     per_token = spec.kv_numbers * dtype.itemsize
+    on_host = _host_experts(network, device, options)
+    if on_host is not None:
+        notes = (*notes, on_host.told(len(spec.layers)))
     reserve = 0  # a CPU's share for the KV leaves enough for everything
     if device.type == "cuda":
-        reserve = activation_bytes(Reference(network), max_chunk, options.streams, device) + GRAPH_BYTES
+        model = Reference(network, on_host=without_experts)
+        reserve = activation_bytes(model, max_chunk, options.streams, device) + GRAPH_BYTES
         reserve += expert_bytes(spec, max_chunk, dtype.itemsize)
+        reserve += EXPANDING_BYTES if on_host is not None else 0
     free = available_memory(device) if options.free is None else options.free
     share = kv_share(device)
     window = Window(spec.window, max_chunk) if spec.window is not None else None
@@ -153,8 +162,9 @@ def build(
             max_positions=network.positions,
         ),
         backend,
-        Runner(network, backend, device),
+        Runner(network, backend, device, on_host),
         None,
+        on_host,
         plan.context_length,
         options.threads or default_threads(),
         (*notes, choice.note) if choice.note else notes,
@@ -167,6 +177,32 @@ def build(
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
     return pieces
+
+
+def _host_experts(network: Network, device: torch.device, options: Options) -> HostExperts | None:
+    """What computes the experts that lie in host memory, where there are some. Raises EngineError."""
+    if not network.on_host:
+        return None
+    try:
+        found = HostExperts(network, Pool(options.threads or default_threads()))
+    except (NativeError, RuntimeError) as error:  # torch's, where a little memory cannot be pinned
+        why = (str(error).splitlines() or [repr(error)])[0][:200].rstrip(".")
+        raise EngineError(
+            f"The GPU has no room for all experts, and the CPU cannot compute them: {why}. Choose a smaller model."
+        ) from None
+    found.prepare(_can_fetch(network, device, options), options.deterministic)
+    return found
+
+
+def _can_fetch(network: Network, device: torch.device, options: Options) -> bool:
+    """Whether prompts are computed by kernels that take experts from wherever they lie."""
+    if device.type != "cuda" or not options.fused or torch.cuda.get_device_capability(device) < FULL_SPEED:
+        return False
+    try:
+        from engine.execute.cuda.fused_program import unsupported
+    except ImportError:
+        return False
+    return unsupported(network) is None
 
 
 def _tell(pieces: Pieces, reason: str | None) -> None:
@@ -228,14 +264,16 @@ def _speed_up_gpu(pieces: Pieces, network: Network, device: torch.device, option
                 graphs,
                 fused,
                 options.deterministic,
+                pieces.on_host,
             )
             pieces.decode_runner.prepare(options.streams)
     except Exception as error:  # noqa: BLE001 - without them there is still the plain way
-        pieces.runner = Runner(network, pieces.backend, device)
+        pieces.runner = Runner(network, pieces.backend, device, pieces.on_host)
         pieces.decode_runner = None
         why = (str(error).splitlines() or [repr(error)])[0][:200]
         _refuse_deterministic(options, why)
         pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({why}).",)
+    pieces.scheduler.recorded = pieces.runner.recorded
     if graphs is not None and graphs.problem is not None:
         pieces.notes += (f"CUDA graphs are off, so decoding is slower ({graphs.problem}).",)
 

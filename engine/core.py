@@ -17,6 +17,7 @@ from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.machine.bandwidth import known_bandwidth
 from engine.params import UNRECOMMENDED, Constraint, SamplingParams
+from engine.schedule.channel_guide import ChannelGuide
 from engine.schedule.channels import ChannelTracker
 from engine.schedule.guide import Guide
 from engine.schedule.loop import Loop
@@ -75,10 +76,13 @@ class EngineCore:
         self._scheduler = pieces.scheduler
         self._runner = pieces.runner
         self._decode_runner = pieces.decode_runner
+        self._host_experts = pieces.on_host
         self._attention_name = pieces.attention_name
         self._decode_name = pieces.decode_name
         self._notes = pieces.notes
-        self._bandwidth = known_bandwidth(device)
+        self._host_bytes = pieces.on_host.nbytes if pieces.on_host is not None else 0
+        # What is in host memory is read at another rate.
+        self._bandwidth = known_bandwidth(device) if not self._host_bytes else None
         self._engine_step = EngineStep(
             device,
             tokenizer.stop_ids,
@@ -152,6 +156,7 @@ class EngineCore:
             decode=self._decode_name,
             notes=self._notes,
             bandwidth=self._bandwidth,
+            host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
         )
 
@@ -174,6 +179,9 @@ class EngineCore:
         if self._host is not None:
             self._host.close()
             self._host = None
+        if self._host_experts is not None:
+            self._host_experts.close()
+            self._host_experts = None
         self._blocks.carry_out = lambda copy: None
         for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step"):
             self.__dict__.pop(owner_of_memory, None)
@@ -199,12 +207,15 @@ class EngineCore:
             return ChannelTracker(known.channels, inside_think)
         return ThinkTracker(known.think_start, known.think_end, inside_think)
 
-    def _guide(self, constraint: Constraint, inside_think: bool) -> Guide:
+    def _guide(self, constraint: Constraint, inside_think: bool) -> Guide | ChannelGuide:
         from engine.sampling.grammar import Grammars  # not before somebody asks: its library takes memory
 
         with self._grammars_lock:
             self._grammars = self._grammars or Grammars(self.tokenizer, self.vocab_size)
         matcher = self._grammars.matcher(constraint)
+        channels = self.tokenizer.channels
+        if channels is not None and matcher.allows(channels.channel):
+            return ChannelGuide.of(self.tokenizer, matcher, channels)
         return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think))
 
     def start(

@@ -11,6 +11,7 @@ from engine.kernels.native.library import check_threads, default_threads
 from engine.schedule.loop import Loop
 from models.files import ModelFiles
 from models.hub.sources import resolve
+from models.load import Room
 from models.progress import OnProgress, Progress
 from models.text.tokenizer import load_tokenizer
 
@@ -36,6 +37,7 @@ class Engine(EngineCore):
         threads: int | None = None,
         offload_gb: float | None = None,
         streams: int = 1,
+        room: Room | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
         """Fetch what is missing, read the weights and start. Raises ModelError and EngineError.
@@ -45,7 +47,8 @@ class Engine(EngineCore):
         a CPU (None: the physical cores, less one for the screen where there are more than two); `offload_gb` of host
         memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
         the memory has it. `deterministic`: on a GPU, too, the rows of a prompt get the same bits however it is cut,
-        and those of an answer whoever is beside it, which takes time.
+        and those of an answer whoever is beside it, which takes time. `room` is for tests: how many bytes of the device
+        the weights may take before experts are held in host memory.
         """
         check_threads(threads)
         if streams < 1:
@@ -63,7 +66,7 @@ class Engine(EngineCore):
             if picked.type == "cpu":
                 torch.set_num_threads(threads)
             before = available_memory(picked)
-            network, told = read_model(files, picked_dtype, picked, quantize, on_progress, context)
+            network, told = read_model(files, picked_dtype, picked, quantize, on_progress, context, room)
             return cls(
                 loop,
                 network,

@@ -204,3 +204,5 @@ class Figures:
     """Bytes/s that the device's memory reads; None where it has never been measured."""
     offload: OffloadFigures | None = None
     """None where there is no such tier."""
+    host_bytes: int = 0
+    """Those of the weights that a GPU had no room for: experts in host memory."""

@@ -50,9 +50,15 @@ class Store:
 
 
 def assemble(
-    spec: ModelSpec, store: Store, positions: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    store: Store,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    host_layers: frozenset[int] = frozenset(),
 ) -> Network:
-    """The network whose tensors are in `store`, with rotary tables for `positions`."""
+    """The network whose tensors are in `store`, with rotary tables for `positions`. The experts of `host_layers` are in
+    host memory."""
     tables = {
         (rope, width): rotary_table(rope, width, positions, spec.max_positions, dtype, device)
         for rope, width in ropes(spec)
@@ -63,7 +69,10 @@ def assemble(
     return Network(
         spec=spec,
         embedding=embedding,
-        layers=tuple(_layer(store, f"layers.{i}.", layer, tables) for i, layer in enumerate(spec.layers)),
+        layers=tuple(
+            _layer(store, f"layers.{i}.", layer, tables, i in host_layers)
+            for i, layer in enumerate(spec.layers)
+        ),
         final_norm=final_norm,
         head=Linear((embedding,)) if spec.tied else store.linear("head"),
         positions=positions,
@@ -71,10 +80,10 @@ def assemble(
     )
 
 
-def _layer(store: Store, at: str, spec: Layer, tables: Tables) -> LayerWeights:
+def _layer(store: Store, at: str, spec: Layer, tables: Tables, on_host: bool) -> LayerWeights:
     return LayerWeights(
         attention=_attention(store, at, spec.attention, tables),
-        feed_forward=_feed_forward(store, at, spec),
+        feed_forward=_feed_forward(store, at, spec, on_host),
         attention_norm=store.norm(f"{at}attention_norm", spec.attention_norm),
         feed_forward_norm=store.norm(f"{at}feed_forward_norm", spec.feed_forward_norm),
         attention_post_norm=store.norm(f"{at}attention_post_norm", spec.attention_post_norm),
@@ -92,7 +101,7 @@ def _attention(store: Store, at: str, spec: Attention, tables: Tables) -> Attent
     )
 
 
-def _feed_forward(store: Store, at: str, spec: Layer) -> FeedForwardWeights | ExpertWeights:
+def _feed_forward(store: Store, at: str, spec: Layer, on_host: bool) -> FeedForwardWeights | ExpertWeights:
     feed = spec.feed_forward
     if not isinstance(feed, Experts):
         return _dense(store, at)
@@ -102,6 +111,7 @@ def _feed_forward(store: Store, at: str, spec: Layer) -> FeedForwardWeights | Ex
         selection_bias=store.plain.get(f"{at}selection_bias"),
         shared=_dense(store, f"{at}shared.") if feed.shared is not None else None,
         shared_gate=store.linear(f"{at}shared_gate") if feed.shared_gate else None,
+        on_host=on_host,
     )
 
 

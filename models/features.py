@@ -58,7 +58,7 @@ def features(spec: ModelSpec) -> frozenset[Feature]:
     for layer in set(spec.layers):
         if layer.residual_scale != 1.0:
             asked.add(Feature.RESIDUAL_SCALE)
-        asked |= _of_attention(layer.attention) | _of_feed_forward(layer.feed_forward)
+        asked |= _of_attention(layer.attention) | of_feed_forward(layer.feed_forward)
         before = (layer.attention_norm, layer.feed_forward_norm)
         after = (layer.attention_post_norm, layer.feed_forward_post_norm)
         if None in before or after != (None, None):
@@ -86,15 +86,16 @@ def _of_attention(spec: Attention) -> set[Feature]:
     return _true(found) | _of_norm(spec.head_norm)
 
 
-def _of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
+def of_feed_forward(spec: FeedForward | Experts) -> set[Feature]:
+    """What a feed-forward asks for."""
     if isinstance(spec, Experts):
-        shared = _of_feed_forward(spec.shared) if spec.shared is not None else set()
+        shared = of_feed_forward(spec.shared) if spec.shared is not None else set()
         choice = {
             Feature.EXACT_ROUTER: spec.exact_router,
             Feature.ROUTER_BIAS: spec.router_bias,
             Feature.SELECTION_BIAS: spec.selection_bias,
         }
-        return {Feature.EXPERTS} | _true(choice) | _of_feed_forward(spec.expert) | shared
+        return {Feature.EXPERTS} | _true(choice) | of_feed_forward(spec.expert) | shared
     found = {
         Feature.ACTIVATION: spec.activation != "silu",
         Feature.UNGATED: not spec.gated,

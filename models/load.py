@@ -22,6 +22,7 @@ from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
 from models.weights.mxfp4 import with_blocks
+from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
 from models.weights.quantize import choose_kinds, conversion_note, packed_rows
 from models.weights.quantized import row_bytes
 from models.weights.slots import Names, Slot, group_shapes, slots
@@ -29,6 +30,13 @@ from models.weights.staging import Staging
 
 INT4_BYTES = 0.75
 """Of a weight with `--quantize int4`, what stays in 8 bits included."""
+HOST_SHARE = 0.9
+"""Of the free host memory that experts may take: it is pinned, and the system cannot take it back."""
+_CPU = torch.device("cpu")
+Room = Callable[[ModelSpec], int | None]
+"""How many bytes of a device the weights of a network may take; None: all of them have to be there."""
+_PAGE = 1 << 16
+"""At least what a page of memory has on any machine."""
 
 
 def load_model(
@@ -41,6 +49,7 @@ def load_model(
     quantize: str = "auto",
     on_note: Callable[[str], None] | None = None,
     longest: int | None = None,
+    room: Room | None = None,
 ) -> Network:
     """The network of local files in `dtype` on `device`.
 
@@ -49,12 +58,23 @@ def load_model(
     file; `dtype` is then that of the activations and norms. On a CPU it needs the memory of the model and of one tensor
     at its peak; to a GPU the weights stream through buffers of 100 MB. `on_note` gets what a person should know of how
     the weights are held, a line each. `longest` is how many tokens a text may have where that is known to be fewer than
-    the positions (see `for_context`). Raises ModelError for whatever is wrong with the files and when memory is short.
+    the positions (see `for_context`). `room` says how many bytes of the device weights may take: of a network that
+    takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
+    None: all weights are on the device. Raises ModelError for what is wrong with the files and when memory is short.
     """
     spec, tensors, names = _read(files)
     spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
     kinds = choose_kinds(tensors, places, quantize, device)
+    positions = context_length or spec.max_positions
+    host_layers: frozenset[int] = frozenset()
+    limit = room(spec) if room is not None else None
+    if limit is not None:
+        experts = [t for t in tensors if t.name in places and places[t.name].expert is not None]
+        of_host = choose_kinds(experts, places, quantize, _CPU)
+        found = _placement(spec, places, dtype, device, positions, kinds, of_host, limit)
+        host_layers = found.host_layers
+        kinds |= {name: kind for name, kind in of_host.items() if places[name].layer in host_layers}
     if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
         on_note(note)
     return fill_network(
@@ -63,11 +83,42 @@ def load_model(
         dtype,
         device,
         on_progress=on_progress,
-        positions=context_length or spec.max_positions,
+        positions=positions,
         # A memory-mapped file is as near to a CPU as a buffer: nothing is gained by staging there.
         staging=Staging() if device.type == "cuda" else None,
         kinds=kinds,
         names=names,
+        host_layers=host_layers,
+    )
+
+
+def _placement(
+    spec: ModelSpec,
+    places: Mapping[str, Slot],
+    dtype: torch.dtype,
+    device: torch.device,
+    positions: int,
+    kinds: Mapping[str, Kind],
+    of_host: Mapping[str, Kind],
+    room: int,
+) -> Placement:
+    """Where the experts go; on the device, too, where a network without them would not fit: that is said later."""
+    on_device, on_host = (
+        {slot: chosen[name] for name, slot in places.items() if name in chosen} for chosen in (kinds, of_host)
+    )
+    experts = experts_of(places.values(), dtype, on_device, on_host)
+    needed = needed_bytes(spec, dtype, positions, on_device)
+    placement = place_experts(needed, experts, room)
+    if placement is not None:
+        return placement
+    available = available_bytes(device)
+    if not experts or available is None or needed <= available:
+        return Placement()
+    least = needed - sum(layer.on_device for layer in experts) + fetch_bytes(experts)
+    raise ModelError(
+        f"The model needs {bytes_text(needed)} of memory on {device}, and with its experts in host memory still "
+        f"{bytes_text(least)}, but {bytes_text(max(room, 0))} are free there beside a conversation; choose a smaller "
+        "model, use --device cpu, or free some memory."
     )
 
 
@@ -114,33 +165,45 @@ def fill_network(
     staging: Staging | None = None,
     kinds: Mapping[str, Kind] | None = None,
     names: Names = NAMES,
+    host_layers: frozenset[int] = frozenset(),
 ) -> Network:
     """A network of these tensors, with rotary tables for `positions` (None: the model's own).
 
     Names, shapes and memory are checked before anything is allocated. With `staging` the weights are streamed,
     without it they are copied one tensor at a time; `kinds` has the matrices that are held in blocks, by name: all or
-    none. Raises ModelError; what `on_progress` raises ends the load, and nothing of it stays in memory.
+    none, but for the experts of `host_layers`, which lie in host memory. Raises ModelError; what `on_progress` raises
+    ends the load, and nothing of it stays in memory.
     """
     tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions
     if spec.learned_positions:  # there are no vectors for more
         positions = min(positions, spec.max_positions)
     places = match(spec, tensors, names)
-    needed = needed_bytes(
-        spec, dtype, positions, {slot: kinds[name] for name, slot in places.items() if name in kinds}
-    )
-    available = available_bytes(device)
+    blocks = {slot: kinds[name] for name, slot in places.items() if name in kinds}
+    needed = needed_bytes(spec, dtype, positions, blocks)
+    on_host = [
+        layer for layer in experts_of(places.values(), dtype, blocks, blocks) if layer.layer in host_layers
+    ]
+    held = sum(layer.on_host for layer in on_host)
+    needed -= held
+    available, free = available_bytes(device), available_bytes(_CPU)
     if available is not None and needed > available:
-        raise ModelError(_too_large(needed, available, dtype, device, bool(kinds)))
-    filling = _Filling(dtype, device, [tensor for tensor in tensors if tensor.name in places], on_progress)
+        raise ModelError(_too_large(needed, available, dtype, device, bool(kinds) and not on_host))
+    if held and free is not None and held > free * HOST_SHARE:
+        raise ModelError(
+            _too_large_for_host(held, int(free * HOST_SHARE), len(on_host), needed, available, device)
+        )
+    tensors = [tensor for tensor in tensors if tensor.name in places]
+    filling = _Filling(dtype, device, tensors, on_progress, host_layers)
     try:
         filling.allocate(list(places.values()), {places[name].group for name in kinds})
         filling.fill(places, kinds, staging)
-        return assemble(spec, filling.store, positions, dtype, device)
+        return assemble(spec, filling.store, positions, dtype, device, host_layers)
     except BaseException as error:
         # The frames of the error hold views of the tensors, which would keep their memory.
         clear_frames(error.__traceback__)
         filling.store.plain.clear()
         filling.store.blocks.clear()
+        filling.stacks.clear()
         if is_out_of_memory(error):
             raise ModelError(
                 f"Memory ran out while loading: the model needs {bytes_text(needed)} on {device}; "
@@ -168,7 +231,13 @@ class _Filling:
     device: torch.device
     tensors: list[StoredTensor]
     on_progress: OnProgress | None
+    host_layers: frozenset[int]
+    """Those whose experts lie in host memory."""
     store: Store = field(default_factory=Store)
+    stacks: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """The blocks of experts in host memory, uint8 [experts, rows, bytes a row], by group and first row."""
+    experts: dict[str, int] = field(default_factory=dict)
+    """How many there are in a group."""
     done: int = 0
     total: int = field(init=False)
     """Bytes of all tensors: a mixture of experts has tens of thousands."""
@@ -180,10 +249,16 @@ class _Filling:
         """Take the memory of every tensor of plain numbers."""
         self._advance(0)
         exact = {slot.group for slot in found if slot.exact}
+        on_host = {slot.group for slot in found if self._on_host(slot)}
         for group, shape in group_shapes(found).items():
+            self.experts[group] = shape[0]
             if group not in in_blocks:
                 dtype = torch.float32 if group in exact else self.dtype
-                self.store.plain[group] = torch.empty(shape, dtype=dtype, device=self.device)
+                self.store.plain[group] = (
+                    _own_pages(shape, dtype)
+                    if group in on_host
+                    else torch.empty(shape, dtype=dtype, device=self.device)
+                )
 
     def fill(self, places: Mapping[str, Slot], kinds: Mapping[str, Kind], staging: Staging | None) -> None:
         """Write every tensor to its place."""
@@ -192,18 +267,34 @@ class _Filling:
             slot, kind = places[tensor.name], kinds.get(tensor.name)
             if kind is not None:
                 data = packed_rows(tensor, kind)
-                _touch(data)
+                if self._on_host(slot):
+                    data = self._side_by_side(slot, data)
+                else:
+                    _touch(data)
                 self.store.blocks.setdefault((slot.group, slot.expert), {})[slot.start] = Weight(
                     data, kind, slot.rows, slot.shape[1]
                 )
                 self._advance(tensor.nbytes)
-            elif staging is None or tensor.extent is None:
+            elif staging is None or tensor.extent is None or self._on_host(slot):
                 tensor.copy_into(self._target(slot))
                 self._advance(tensor.nbytes)
             else:
                 streamed.append((tensor.extent, self._target(slot)))
         if staging is not None:
             staging.stream(streamed, self.device, self._advance)
+
+    def _on_host(self, slot: Slot) -> bool:
+        return slot.expert is not None and slot.layer in self.host_layers
+
+    def _side_by_side(self, slot: Slot, data: Tensor) -> Tensor:
+        """A copy of the blocks of an expert, where those of all experts of its layer lie one behind the other."""
+        assert slot.layer is not None
+        assert slot.expert is not None
+        experts = self.experts[slot.group]
+        place = (slot.group, slot.start)
+        if place not in self.stacks:
+            self.stacks[place] = _own_pages((experts, *data.shape), torch.uint8)
+        return self.stacks[place][slot.expert].copy_(data)
 
     def _target(self, slot: Slot) -> Tensor:
         group = self.store.plain[slot.group]
@@ -213,6 +304,14 @@ class _Filling:
         self.done += nbytes
         if self.on_progress is not None:
             self.on_progress(Progress("load", "weights", self.done, self.total))
+
+
+def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Host memory whose pages hold nothing else, so that it can be pinned."""
+    nbytes = prod(shape) * dtype.itemsize
+    memory = torch.empty(nbytes + 2 * _PAGE, dtype=torch.uint8)
+    start = -memory.data_ptr() % _PAGE
+    return memory[start : start + nbytes].view(dtype).view(shape)
 
 
 def _touch(data: Tensor) -> None:
@@ -266,6 +365,18 @@ def needed_bytes(
     numbers += [(positions * width, rope.exact) for rope, width in ropes(spec)]
     blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
     return sum(count * (4 if in_fp32 else dtype.itemsize) for count, in_fp32 in numbers) + blocks
+
+
+def _too_large_for_host(
+    needed: int, free: int, layers: int, on_device: int, available: int | None, device: torch.device
+) -> str:
+    """The same for the experts that the device has no room for."""
+    fits = free + (on_device if available is None else available)
+    return (
+        f"The model takes {bytes_text(on_device)} of memory on {device} and {bytes_text(needed)} "
+        f"of host memory for the experts of {layers} layers, where {bytes_text(free)} can be used; choose a model of "
+        f"at most {bytes_text(fits)}, or a quantised GGUF file of this one, or free some memory."
+    )
 
 
 def _too_large(needed: int, available: int, dtype: torch.dtype, device: torch.device, quantized: bool) -> str:

@@ -111,7 +111,8 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWeights:
-    """The router, and all experts. Plain ones are views of one tensor [experts, rows, columns] each."""
+    """The router, and all experts. Plain ones are views of one tensor [experts, rows, columns] each; in host memory
+    blocks are, too."""
 
     router: Linear
     experts: tuple[FeedForwardWeights, ...]
@@ -119,6 +120,9 @@ class ExpertWeights:
     """fp32 [experts]"""
     shared: FeedForwardWeights | None = None
     shared_gate: Linear | None = None
+    on_host: bool = False
+    """Whether `experts` lie in host memory while all else is on the device; they may be in blocks though that is
+    not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +158,7 @@ class Network:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether matrices are in blocks: then all of them are."""
+        """Whether matrices are in blocks: then all of them are. Experts in host memory are not asked."""
         return not self.embedding.is_plain
 
     @property
@@ -171,6 +175,12 @@ class Network:
     def nbytes(self) -> int:
         """Bytes of all weights, each once."""
         return sum(tensor.nbytes for tensor in self.parts(Tensor))
+
+    @property
+    def on_host(self) -> dict[int, ExpertWeights]:
+        """The layers whose experts lie in host memory, by their number."""
+        feeds = (layer.feed_forward for layer in self.layers)
+        return {i: feed for i, feed in enumerate(feeds) if isinstance(feed, ExpertWeights) and feed.on_host}
 
 
 def _parts(whole: object, kind: type[T]) -> Iterator[T]:

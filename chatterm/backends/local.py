@@ -370,7 +370,9 @@ class LocalBackend:
         from chatterm.backends.choices import choices
 
         figures = self.figures()
-        given_back = figures.weight_bytes + figures.kv_bytes if figures is not None else 0
+        given_back = 0
+        if figures is not None:
+            given_back = figures.weight_bytes - figures.host_bytes + figures.kv_bytes
         bandwidth = figures.bandwidth if figures is not None else None
         return choices(self._options.device, self._options.dtype, given_back, bandwidth)
 

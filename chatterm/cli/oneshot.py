@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from chatterm.backends.backend import Backend, EngineError, Figures, FinishReason, Outcome, TokenEvent
 from chatterm.cli.progress import progress_on
-from chatterm.conversation.figures import new_notes, rate_text, seconds_text
+from chatterm.conversation.figures import new_notes, rate_text, seconds_text, weights_text
 from chatterm.conversation.talk import Talk
 from chatterm.terminal.sanitize import one_line, visible
 from chatterm.terminal.spinner import Spinner, has_colour
@@ -188,7 +188,7 @@ def json_of(outcome: Outcome) -> dict[str, Any]:
 
 def start_line(figures: Figures) -> str:
     """What a loaded model took of the machine."""
-    weights, kv = bytes_text(figures.weight_bytes), bytes_text(figures.kv_bytes)
+    weights, kv = weights_text(figures), bytes_text(figures.kv_bytes)
     where = f"{visible(figures.model_name)} on {figures.device}, {figures.dtype}"
     how = f"{figures.attention} attention | decode: {figures.decode}"
     context = f"context {counted(figures.context_length, 'token')}"

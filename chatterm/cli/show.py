@@ -94,4 +94,10 @@ def _expected(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
         speed = "none: it does not fit"
     weights = bytes_text(found.weight_bytes)
     memory = f"weights {weights}, {conversation} more for a conversation of {counted(tokens, 'token')}{room}"
-    return [("Memory", memory), ("Speed", speed)]
+    if not found.host_layers:
+        return [("Memory", memory), ("Speed", speed)]
+    experts = (
+        f"those of {found.host_layers} of {len(spec.layers)} layers in host memory ({bytes_text(found.host_bytes)}), "
+        "computed on the CPU; long prompts have them fetched"
+    )
+    return [("Memory", memory), ("Experts", experts), ("Speed", "not known before it is loaded")]

@@ -255,6 +255,14 @@ def new_notes(figures: Figures | None, said: set[str]) -> list[str]:
     return notes
 
 
+def weights_text(figures: Figures) -> str:
+    """Where the weights are: "63 GB, 40 GB of them in host memory"."""
+    whole = bytes_text(figures.weight_bytes)
+    return (
+        f"{whole}, {bytes_text(figures.host_bytes)} of them in host memory" if figures.host_bytes else whole
+    )
+
+
 def count_text(count: int) -> str:
     """A short count: "812", "4.1k", "131k"."""
     if count < 1000:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from chatterm.backends.backend import Figures, ModelInfo, OffloadFigures, TurnStats
-from chatterm.conversation.figures import SessionStats, rate_text, seconds_text
+from chatterm.conversation.figures import SessionStats, rate_text, seconds_text, weights_text
 from chatterm.markdown.lines import Line, cells, longest_word, wrap
 from chatterm.markdown.table import table_lines
 from models.units import bytes_text, counted
@@ -133,7 +133,7 @@ def _about(
         blocks = (
             f"{figures.blocks_held:,} held, {figures.blocks_cached:,} cached, {figures.blocks_free:,} free"
         )
-        pairs.append(("weights", bytes_text(figures.weight_bytes)))
+        pairs.append(("weights", weights_text(figures)))
         cache = (
             f"{bytes_text(figures.kv_bytes)} in blocks of {counted(figures.block_size, 'token')}: {blocks}"
         )

@@ -26,6 +26,10 @@ USUAL_BYTES = 512 * 1024**2
 """About what a chunk takes there too. It is measured once a model is loaded; this is for one that is not."""
 
 
+USEFUL_CONTEXT = 8192
+"""Tokens of a conversation that a GPU has room for before it holds all experts, where nobody says how many."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVPlan:
     """`context_length` in tokens, and the blocks of the cache, of `block_size` tokens each."""
@@ -116,6 +120,16 @@ def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
         if isinstance(layer.feed_forward, Experts)
     ]
     return max(found, default=0) * rows * itemsize
+
+
+def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None, chunk: int) -> int:
+    """Bytes that the weights may take of those `free` on a GPU, so that a conversation of `context` tokens (None: a
+    useful one) and a chunk of `chunk` rows fit beside them."""
+    tokens = min(context or USEFUL_CONTEXT, spec.max_positions)
+    if spec.window is not None:
+        tokens = min(tokens, spec.window + chunk)
+    kv = int(tokens * spec.kv_numbers * dtype.itemsize / GPU_SHARE)
+    return free - kv - GRAPH_BYTES - USUAL_BYTES - expert_bytes(spec, chunk, dtype.itemsize)
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:

@@ -237,9 +237,11 @@ class Chat:
         self._draft = draft
         if params is not None and not params.stop and params.max_tokens != 1:
             rows = self._history.prompt(self.turns, draft, self._thinking)
-            if not rows.masked_until:
+            with suppress(EngineError):  # of a constraint that cannot be used: sending the message says so
                 output = self._engine.output(params, self._format.inside[self._thinking])
-                return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
+                if not rows.masked_until:
+                    wanted = self._wanted(self.turns, draft, params)
+                    return self._idle.draw(wanted, rows, params, output, wait)
         rows, start = self._history.typed(self.turns, draft, self._thinking)
         return self._idle.warm(self.turns, rows, wait, start)
 

@@ -3,7 +3,9 @@
 It reads the description alone, and imports neither torch nor triton.
 """
 
-from models.features import Feature, features
+from collections.abc import Iterable
+
+from models.features import Feature, features, of_feed_forward
 from models.spec import Experts, ModelSpec
 
 NATIVE = frozenset(
@@ -61,7 +63,11 @@ def lacking(spec: ModelSpec, supported: frozenset[Feature]) -> str | None:
 
     None where nothing is lacking.
     """
-    words = sorted(feature.value for feature in features(spec) - supported)
+    return _listed(features(spec) - supported)
+
+
+def _listed(found: Iterable[Feature]) -> str | None:
+    words = sorted(feature.value for feature in found)
     if not words:
         return None
     *most, last = words
@@ -90,6 +96,17 @@ def not_fused(spec: ModelSpec) -> str | None:
 def has_experts(spec: ModelSpec) -> bool:
     """Whether some layer has a mixture of experts."""
     return any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
+
+
+def not_on_host(spec: ModelSpec) -> str | None:
+    """Why experts in host memory cannot be computed by the native kernels while a GPU computes the rest."""
+    feeds = {layer.feed_forward for layer in spec.layers}
+    asked = {
+        feature for feed in feeds if isinstance(feed, Experts) for feature in of_feed_forward(feed.expert)
+    }
+    if (lacks := _listed(asked - NATIVE)) is not None:
+        return f"the native kernels do not know {lacks}"
+    return None
 
 
 def _not_fused_experts(spec: ModelSpec) -> str | None:

@@ -9,11 +9,12 @@ from torch import Tensor
 from engine.attention import AttentionBackend
 from engine.attention.flash import FlashBackend
 from engine.attention.triton import TritonBackend
-from engine.batch import Span, StepBatch
+from engine.batch import Recorded, Span, StepBatch
 from engine.cache.kv_cache import KVCache
 from engine.execute.cpu import products
 from engine.execute.cpu.executor import NativeDecoder, unsupported
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.host_experts import HostExperts
 from engine.kernels.native.library import Pool
 from models.network import Network
 from models.reference.attention import Attention
@@ -40,8 +41,16 @@ class Runner:
     are not quantised only the rows of answers. What computes a row depends on nothing but whether it is a prompt's.
     """
 
-    def __init__(self, network: Network, backend: AttentionBackend, device: torch.device) -> None:
-        self._model: Decoder = Reference(network)
+    def __init__(
+        self,
+        network: Network,
+        backend: AttentionBackend,
+        device: torch.device,
+        on_host: HostExperts | None = None,
+    ) -> None:
+        """`on_host` computes the experts that lie in host memory while all else is on a GPU."""
+        self._model: Decoder = Reference(network, on_host=None if on_host is None else on_host.mix)
+        self._on_host = on_host
         self._backend = backend
         self._device = device
         self._padded: PaddedPrefill | None = None
@@ -91,15 +100,15 @@ class Runner:
 
         if (reason := unsupported(network)) is not None:
             return reason
-        self._model = FusedPrefill(network)
+        self._model = FusedPrefill(network, self._on_host)
         count = min(32, cache.block_size)  # more than few: what long prompts take is compiled
         ids = torch.arange(count, device=self._device)
         hidden = self._model.forward(ids, ids, self._backend.plan(StepBatch((Span((0,), 0, count),))))
         self._model.logits(hidden[-1:])
         if deterministic:
-            self._padded = PaddedPrefill(network, cache, None, rows, graphs)
+            self._padded = PaddedPrefill(network, cache, None, rows, graphs, self._on_host)
         elif graphs is not None and isinstance(self._backend, (FlashBackend, TritonBackend)):
-            self._padded = PaddedPrefill(network, cache, self._backend, rows, graphs)
+            self._padded = PaddedPrefill(network, cache, self._backend, rows, graphs, self._on_host)
         if self._padded is not None:
             self._padded.prepare()
         return None
@@ -108,6 +117,12 @@ class Runner:
     def firsts(self) -> int:
         """Steps so far that took longer than they will from now on, because something was compiled or recorded."""
         return self._padded.firsts if self._padded is not None else 0
+
+    @property
+    def recorded(self) -> Recorded:
+        """What prompts are padded to. Deterministic steps are not told of: where a slab ends matters there."""
+        padded = self._padded
+        return Recorded() if padded is None or padded.deterministic else padded.recorded
 
     @property
     def all_native(self) -> bool:

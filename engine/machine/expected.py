@@ -5,15 +5,23 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.cache.sizing import GRAPH_BYTES, USUAL_BYTES, kv_share, most_prefill_rows, plan_kv
+from engine.cache.sizing import (
+    GRAPH_BYTES,
+    USUAL_BYTES,
+    kv_share,
+    most_prefill_rows,
+    plan_kv,
+    weight_room,
+)
 from engine.cache.window import Window
 from engine.errors import EngineError
-from engine.execute.compatibility import not_fused, not_native
+from engine.execute.compatibility import not_fused, not_native, not_on_host
 from engine.machine.shapes import shape_of
 from models.hub.catalogue import CHECKPOINT_BYTES, HUB_FILES, WHEELS
-from models.load import INT4_BYTES, needed_bytes
+from models.load import HOST_SHARE, INT4_BYTES, needed_bytes
 from models.spec import Experts, ModelSpec
-from models.weights.slots import parameters
+from models.weights.placement import Placement, experts_of, place_experts
+from models.weights.slots import parameters, slots
 
 CONTEXT = 512
 """Tokens in the KV cache that a decoded token attends to."""
@@ -69,6 +77,10 @@ class Speed:
     """What is fetched for it; None for a model of no catalogue."""
     int4_tokens_per_s: float | None = None
     """The same speed with `--quantize int4`, where that makes a difference."""
+    host_layers: int = 0
+    """Layers whose experts a GPU has no room for: they are held in host memory, and the speed is not known."""
+    host_bytes: int = 0
+    """What they take there."""
 
     @property
     def fits(self) -> bool:
@@ -94,6 +106,8 @@ class Here:
     """Bytes/s that `device` reads; None where nobody knows."""
     free: int | None
     """Bytes of its memory."""
+    host_free: int | None = None
+    """Bytes of host memory beside a GPU; None where no experts are held there."""
 
 
 def catalogue_speed(name: str, here: Here) -> Speed:
@@ -112,6 +126,20 @@ def speed_here(name: str, spec: ModelSpec, here: Here, blocks: int | None) -> Sp
     """The speed of a model of this shape; `blocks` are the bytes of its weights where they are quantised."""
     here = suited(spec, here, blocks is not None)
     found = expected_speed(name, spec, here, blocks if here.keeps_blocks else None)
+    if (split := _split(spec, here, blocks)) is not None:
+        assert here.free is not None
+        context = _context(spec, here, here.free - split.device_bytes)
+        held, conversation = split.host_bytes, found.memory_bytes - found.weight_bytes
+        weights = split.device_bytes + held
+        return replace(
+            found,
+            weight_bytes=weights,
+            memory_bytes=weights + conversation,
+            context=context,
+            tokens_per_s=None,
+            host_layers=len(split.host_layers),
+            host_bytes=held,
+        )
     if not here.keeps_blocks or blocks is not None:
         return found
     int4 = expected_speed(name, spec, here, int(found.parameters * INT4_BYTES))
@@ -152,12 +180,33 @@ def expected_speed(name: str, spec: ModelSpec, here: Here, stored: int | None = 
         speed = 1 / (seconds + len(spec.layers) * here.program.layer_s)
     context = 0
     if here.free is not None:
-        limit, share = spec.max_positions, kv_share(here.device)
-        left = max(here.free - (stored or needed_bytes(spec, here.dtype, limit)), 0)
-        reserve = GRAPH_BYTES + USUAL_BYTES if here.device.type == "cuda" else 0
-        window = Window(spec.window, most_prefill_rows(here.device)) if spec.window is not None else None
-        with suppress(EngineError):
-            plan = plan_kv(per_token, 32, left, limit, None, share, reserve, window=window)
-            context = plan.context_length
+        left = here.free - (stored or needed_bytes(spec, here.dtype, spec.max_positions))
+        context = _context(spec, here, left)
     conversation = min(CONVERSATION, spec.max_positions) * per_token
     return Speed(name, count, weights, context, speed, weights + conversation)
+
+
+def _context(spec: ModelSpec, here: Here, left: int) -> int:
+    """Tokens of a conversation in the memory that the weights leave; 0 when there is none."""
+    reserve = GRAPH_BYTES + USUAL_BYTES if here.device.type == "cuda" else 0
+    window = Window(spec.window, most_prefill_rows(here.device)) if spec.window is not None else None
+    per_token, share = spec.kv_numbers * here.dtype.itemsize, kv_share(here.device)
+    with suppress(EngineError):
+        plan = plan_kv(per_token, 32, max(left, 0), spec.max_positions, None, share, reserve, window=window)
+        return plan.context_length
+    return 0
+
+
+def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
+    """What of the experts would be held in host memory; None where nothing is, or there is no room either."""
+    if here.free is None or here.host_free is None or not_on_host(spec) is not None:
+        return None
+    experts = experts_of(slots(spec), here.dtype, {}, {})
+    if blocks is not None:
+        share = blocks / (parameters(spec) * here.dtype.itemsize)
+        experts = [replace(layer, on_host=int(layer.on_device * share)) for layer in experts]
+    room = weight_room(spec, here.free, here.dtype, None, most_prefill_rows(here.device))
+    placement = place_experts(needed_bytes(spec, here.dtype, spec.max_positions), experts, room)
+    if placement is None or not placement.host_layers or placement.host_bytes > here.host_free * HOST_SHARE:
+        return None
+    return placement

@@ -210,7 +210,11 @@ def _here(
     on_native = bool(works) and works[0].startswith(NATIVE)
     on_cpu = NATIVE if on_native else "plain modules, CPU"
     program = PROGRAMS[works[0] if works and device.type == "cuda" else on_cpu]
-    return Here(device, dtype, program, on_native, bandwidth, free)
+    beside = None
+    if device.type == "cuda" and native.problem() is None:
+        with suppress(RuntimeError, OSError):
+            beside = available_memory(torch.device("cpu"))
+    return Here(device, dtype, program, on_native, bandwidth, free, beside)
 
 
 def _worth_telling(here: Here) -> list[str]:

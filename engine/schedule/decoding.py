@@ -1,7 +1,7 @@
 """The sequences in the slots of a decode runner; the host looks on one step behind.
 
     device   | step i: tokens i-1 -> tokens i | a chunk of a prompt | step i+1: tokens i -> tokens i+1 | ...
-    host     | launch i+1, enqueue the chunk, wait for tokens i | their text, their events; launch i+2 ...
+    host     | launch i+1, wait for tokens i | their text, their events; enqueue a chunk; launch i+2 ...
 
 The device never waits for the host, and a sequence that joins or leaves holds up nobody. Where a token turns out to be
 the last of its sequence, the one after was launched already and is thrown away.
@@ -43,6 +43,8 @@ class Decoding:
     """For each `join` and `launch` that was not read, oldest first, the sequences that still want its tokens."""
     undrawn: set[Sequence] | None = None
     """The same for a step that was launched, and whose draws are not enqueued yet."""
+    behind: int = 0
+    """How many of the newest of those in flight came after the last `launch`."""
 
     def join(self, sequence: Sequence, logits: Tensor | None) -> None:
         """Decode `sequence` from now on, all of whose rows are computed; without logits, all but the last one."""
@@ -51,10 +53,11 @@ class Decoding:
         self.joined.add(sequence)
         if logits is not None:
             self.in_flight.append({sequence})
+            self.behind += 1
 
     def launch(self, sequences: list[Sequence]) -> bool:
         """Enqueue a step of these. True: its draws wait for the tokens before; `read` enqueues them."""
-        self.undrawn = None
+        self.undrawn, self.behind = None, 0
         waits, wanted = self.runner.launch(sequences), set(sequences)
         if waits:
             self.undrawn = wanted
@@ -79,6 +82,7 @@ class Decoding:
         before: list[tuple[Sequence, Drawn]] = []
         while len(self.in_flight) + (self.undrawn is not None) > ahead:
             wanted = self.in_flight.popleft()
+            self.behind = min(self.behind, len(self.in_flight))
             drawn = [(sequence, token) for sequence, token in self.runner.read() if sequence in wanted]
             if self.undrawn is not None:
                 before += drawn

@@ -4,17 +4,18 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, repeat
+from math import inf
 from sys import maxsize
 from time import perf_counter
 
-from engine.batch import Span
+from engine.batch import Recorded, Span
 from engine.cache.blocks import BlockManager, BlockTable, OutOfBlocksError
 from engine.cache.prefix_hit import prefix_hit
 from engine.cache.prefix_index import Key
 from engine.cache.rows import Rows
 from engine.errors import EngineError
 from engine.events import FinishReason
-from engine.schedule.chunk_pace import FEWEST, RowCost
+from engine.schedule.chunk_pace import FEWEST, PADDING, RowCost
 from engine.schedule.sequence import Priority, Sequence, Status
 
 
@@ -65,6 +66,11 @@ class Step:
     """All that they lack is the row of a token of their answers: they need a slot, and no chunk."""
     chunks: list[Chunk] = field(default_factory=list)
 
+    @property
+    def prompts(self) -> list[Chunk]:
+        """Those that are not the next row of an answer."""
+        return [chunk for chunk in self.chunks if not chunk.sequence.decodes]
+
 
 @dataclass(slots=True)
 class Scheduler:
@@ -89,9 +95,11 @@ class Scheduler:
     """Most prefill rows in one step."""
     idle_chunk: int
     """The same for idle work; `IdlePace` adjusts it to what a person may wait for."""
-    beside_chunk: int = maxsize
-    """What they may cost where others decode; `ChunkPace` adjusts it to how long their tokens may be delayed."""
+    beside_chunk: tuple[int, float] = (maxsize, inf)
+    """Most of them where others decode, and what they may cost; `ChunkPace` adjusts both to how long their tokens may
+    be delayed."""
     row_cost: RowCost = field(default_factory=RowCost)
+    recorded: Recorded = field(default_factory=Recorded)
     slots: int = 0
     """Of the decode runner; 0 where there is none."""
     leave: Callable[[Sequence], None] = lambda sequence: None
@@ -162,7 +170,6 @@ class Scheduler:
     def _add_chunks(self, step: Step, mine: list[Sequence], budget: int) -> None:
         """Give `budget` rows of the step to those without a slot, in their order; prompts beside decoding get fewer."""
         beside = any(self._decodes(sequence) for sequence in mine)
-        prompts: float = self.beside_chunk
         for sequence in mine:
             if sequence.joined or sequence.status is not Status.RUNNING:
                 continue
@@ -172,19 +179,30 @@ class Scheduler:
             if self.slots and sequence.pending == 1 and sequence.generated:
                 step.joining.append(sequence)
                 continue
-            decodes = self._decodes(sequence)
             rows = min(sequence.pending, budget)
-            if beside and not decodes:
-                fitting = self.row_cost.rows(sequence.computed, prompts)
-                fewest = min(FEWEST, self.beside_chunk) if prompts == self.beside_chunk else 0
-                rows = min(rows, max(fitting, fewest))
+            if beside and not self._decodes(sequence):
+                rows = self._beside(step.prompts, sequence, rows)
             if rows <= 0:
                 break
             if not self._reserve(sequence, rows):
                 continue
             step.chunks.append(Chunk(sequence, sequence.computed, rows))
             budget -= rows
-            prompts -= 0 if decodes else self.row_cost.cost(sequence.computed, rows)
+
+    def _beside(self, before: list[Chunk], sequence: Sequence, rows: int) -> int:
+        """How many of `rows` rows of a prompt come into a step beside decoding, after the chunks `before` it."""
+        most, cost = self.beside_chunk
+        taken, count = sum(chunk.count for chunk in before), len(before) + 1
+        left = cost - sum(self.row_cost.cost(chunk.start, chunk.count) for chunk in before)
+        fewest = min(FEWEST, most, rows) if not before else 0
+        rows = min(rows, most - taken, self.row_cost.rows(sequence.computed, left))
+        if rows <= fewest:
+            return fewest
+        padding = self.recorded.computed(count, taken + rows) - taken - rows
+        used = self.row_cost.cost(sequence.computed, rows) + padding
+        if taken + rows + padding > PADDING * most or used > left + (PADDING - 1) * cost:
+            rows = self.recorded.whole(count, taken + rows) - taken
+        return rows
 
     def done(self, step: Step) -> None:
         """The rows of the chunks are written: from now on they can be found."""

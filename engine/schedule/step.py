@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -26,7 +27,7 @@ from models.load import is_out_of_memory
 MOST_FORCED = 64
 """Tokens that a constraint puts in at once; what it forces beyond them comes with the next token."""
 FEWEST_FORCED = 4
-"""So many at least, where it takes leaving a slot and getting one again."""
+"""So many at least for each sequence in a slot: others wait while what one is forced to say is computed as a prompt."""
 
 
 @dataclass(slots=True)
@@ -61,12 +62,7 @@ class EngineStep:
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
-            self.timer = ChunkTimer(self._timed)
-
-    def _timed(self, rows: int, cost: float, seconds: float) -> None:
-        self.chunk_pace.saw(cost, seconds)
-        if self.cache.host is not None:
-            self.cache.host.costs.saw(rows, seconds)
+            self.timer = ChunkTimer()
 
     def decode_with(self, runner: DecodeRunner[Sequence]) -> None:
         """Sequences that decode have slots of `runner` from now on. Nothing may be running."""
@@ -79,7 +75,7 @@ class EngineStep:
         return self.scheduler.has_work or (self.decoding is not None and bool(self.decoding.in_flight))
 
     def step(self) -> None:
-        """Launch a decode step, enqueue chunks of prompts behind it, and read the tokens of the decode step before.
+        """Launch a decode step, read the tokens of the one before, and enqueue chunks of prompts behind it.
 
         These are read sooner where the draws of the step depend on them.
 
@@ -91,7 +87,10 @@ class EngineStep:
         with self._ending(lambda: [*scheduler.waiting, *scheduler.running]):
             self._judge_host()
             self.alone = self.device.type == "cpu" and self.others.are_busy()
-            scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, self.chunk_pace.rows
+            if self.timer is not None:
+                self.timer.read()
+            pace = self.chunk_pace
+            scheduler.idle_chunk, scheduler.beside_chunk = self._idle_pace.rows, (pace.rows, pace.cost)
             step = scheduler.next_step()
         self._report_finished()
         for sequence in step.joining:
@@ -99,21 +98,29 @@ class EngineStep:
                 self._join(sequence, None)
         # Who joined may have taken the slot of another one.
         launched = [sequence for sequence in step.launched if sequence.joined]
+        behind = decoding.behind if decoding is not None else 0
         if decoding is not None and launched:
             with self._ending(lambda: [*decoding.joined]):
                 if decoding.launch(launched):
                     decoding.read(1, self._took, self._failed)
+        # Tokens are told before a chunk is enqueued, which may take the host as long as the device. Those that were
+        # drawn behind the last chunk are not waited for before that: the next tokens would be late.
+        self._read(behind + bool(launched))
         if step.chunks:
             with self._ending(lambda: [chunk.sequence for chunk in step.chunks]):
                 drawn = self._run(step.chunks)
-        if decoding is not None and decoding.in_flight:
-            with self._ending(lambda: [*decoding.joined]):
-                decoding.read(1 if launched else 0, self._took, self._failed)
+        self._read(int(bool(launched)))
         self._jump_ahead()
         for sequence, logits in drawn:
             with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
                 self._draw(sequence, logits)
         self._report_finished()
+
+    def _read(self, ahead: int) -> None:
+        decoding = self.decoding
+        if decoding is not None and decoding.in_flight:
+            with self._ending(lambda: [*decoding.joined]):
+                decoding.read(ahead, self._took, self._failed)
 
     @contextmanager
     def _ending(self, sequences: Callable[[], Iterable[Sequence]]) -> Iterator[None]:
@@ -127,14 +134,13 @@ class EngineStep:
     def _run(self, chunks: list[Chunk]) -> list[tuple[Sequence, torch.Tensor]]:
         """Compute chunks. Returns the sequences whose next token is drawn now, and logits [vocab] of each."""
         idle = chunks[0].sequence.priority is Priority.IDLE
-        cost, prompts = self.scheduler.row_cost.cost, [c for c in chunks if not c.sequence.decodes]
-        of_prompts = sum(cost(chunk.start, chunk.count) for chunk in prompts)
+        prompts = Step(chunks=chunks).prompts
         count = sum(chunk.count for chunk in chunks)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         batch = StepBatch(tuple(chunk.span for chunk in chunks))
         self._share_cores(batch, idle)
         began = perf_counter()
-        logits = self._logits(count, of_prompts, batch)
+        logits = self._logits(prompts, batch)
         self.scheduler.done(Step(chunks=chunks))
         if idle and self.device.type == "cuda":
             # Otherwise chunk after chunk is queued, and a person waits for all of them.
@@ -148,7 +154,7 @@ class EngineStep:
                 self.decode_s = seconds
             else:
                 decoding = self.decode_s if len(prompts) < len(chunks) else 0.0
-                self.chunk_pace.saw(of_prompts, seconds - decoding)
+                self._saw(prompts, seconds - decoding)
         return list(zip(sampling, logits, strict=True))
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> None:
@@ -196,14 +202,23 @@ class EngineStep:
     def _idle_pace(self) -> IdlePace:
         return self.pace_alone if self.alone else self.pace
 
-    def _logits(self, rows: int, cost: float, batch: StepBatch) -> list[torch.Tensor]:
+    def _logits(self, prompts: list[Chunk], batch: StepBatch) -> list[torch.Tensor]:
         if self.timer is None:
             return self.runner.run(batch)
         firsts = self.runner.firsts
-        logits = self.timer.of(rows, cost, lambda: self.runner.run(batch))
+        logits = self.timer.of(partial(self._saw, prompts), lambda: self.runner.run(batch))
         if self.runner.firsts != firsts:
             self.timer.forget()
         return logits
+
+    def _saw(self, prompts: list[Chunk], seconds: float) -> None:
+        """A batch of these took so long."""
+        scheduler, rows = self.scheduler, sum(chunk.count for chunk in prompts)
+        computed = scheduler.recorded.computed(len(prompts), rows)
+        cost = sum(scheduler.row_cost.cost(chunk.start, chunk.count) for chunk in prompts)
+        self.chunk_pace.saw(computed, cost + computed - rows, seconds)
+        if self.cache.host is not None and self.timer is not None:
+            self.cache.host.costs.saw(rows, seconds)
 
     def _judge_host(self) -> None:
         """Have the host tier ready in time; do without it once computing a block is known to be about as fast."""
@@ -279,12 +294,12 @@ class EngineStep:
         sequence.told = told + 1
 
     def _jump_ahead(self) -> None:
-        """Those in slots jump where that takes fewer steps: what they are forced to say is computed as a prompt is."""
+        """Those in slots leave them and jump where that takes far fewer steps than it costs the others."""
         jumping, self._guided = self._guided, []
         for sequence in jumping:
-            if sequence.joined and self.jumps:
+            if self.jumps and self.decoding is not None and sequence.joined:
                 with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
-                    self._jump(sequence, FEWEST_FORCED)
+                    self._jump(sequence, FEWEST_FORCED * len(self.decoding.joined))
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
         """What a new token means for its sequence: text, events, whether it goes on."""

@@ -17,13 +17,13 @@ def _from_hf(architecture: str, fields: Fields) -> ModelSpec:
 
 
 def _sparse_from_hf(architecture: str, fields: Fields) -> ModelSpec:
-    spec = _from_hf(architecture, replace(fields, raw={**fields.raw, "mlp_bias": False}))
-    count, chosen = (
+    return _sparse(
+        _from_hf(architecture, fields),
         fields.integer("num_local_experts", 8, limit=4096),
         fields.integer("num_experts_per_tok", 2),
+        fields.integer("intermediate_size"),
+        fields.integer("shared_intermediate_size", 0, least=0),
     )
-    shared = fields.integer("shared_intermediate_size", 1024) if "Shared" in architecture else 0
-    return _sparse(spec, count, chosen, fields.integer("intermediate_size"), shared)
 
 
 def _from_gguf(config: GGUFConfig) -> ModelSpec:
@@ -32,16 +32,14 @@ def _from_gguf(config: GGUFConfig) -> ModelSpec:
 
 def _sparse_from_gguf(config: GGUFConfig) -> ModelSpec:
     name, fields = "granitemoe", config.fields
-    spec = _multiplied_of_gguf(
-        name, base_spec_of_gguf("GraniteMoeForCausalLM", name, config, experts=True), config
-    )
-    count, chosen = (
+    spec = base_spec_of_gguf("GraniteMoeForCausalLM", name, config, experts=True)
+    return _sparse(
+        _multiplied_of_gguf(name, spec, config),
         fields.integer(f"{name}.expert_count", limit=4096),
         fields.integer(f"{name}.expert_used_count"),
+        fields.integer(f"{name}.feed_forward_length"),
+        fields.integer(f"{name}.expert_shared_feed_forward_length", 0, least=0),
     )
-    size = fields.integer(f"{name}.feed_forward_length")
-    shared = fields.integer(f"{name}.expert_shared_feed_forward_length", 0, least=0)
-    return _sparse(spec, count, chosen, size, shared)
 
 
 def _sparse(spec: ModelSpec, count: int, chosen: int, size: int, shared: int) -> ModelSpec:

@@ -30,6 +30,9 @@ Rotation = tuple[Tensor, Tensor]
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
 """(x [T, columns], the parts of a layer, its bias) -> [T, rows of all parts], in the dtype of x."""
 
+HostMixture = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, x [T, hidden], the experts int32 [T, chosen] of each row, their shares fp32) -> the sum fp32 [T, hidden]."""
+
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -44,10 +47,17 @@ class Decoder:
     Call it under torch.inference_mode().
     """
 
-    def __init__(self, network: Network, quantized: QuantizedProduct | None = None) -> None:
-        """`quantized` computes the products with quantised weights (None: TiledProduct)."""
+    def __init__(
+        self,
+        network: Network,
+        quantized: QuantizedProduct | None = None,
+        on_host: HostMixture | None = None,
+    ) -> None:
+        """`quantized` computes the products with quantised weights (None: TiledProduct), `on_host` the experts that lie
+        in host memory."""
         self.network = network
         self.spec = network.spec
+        self._on_host = on_host
         self._product = choose_product(network.dtype, network.device)
         self._quantized = quantized or (TiledProduct(network.dtype) if network.is_quantized else None)
 
@@ -106,7 +116,7 @@ class Decoder:
         feed, parts = spec.feed_forward, weights.feed_forward
         if isinstance(feed, Experts):
             assert isinstance(parts, ExpertWeights)
-            out = self._mix(feed, parts, given)
+            out = self._mix(index, feed, parts, given)
         else:
             assert isinstance(parts, FeedForwardWeights)
             out = self._feed(feed, parts, given)
@@ -138,7 +148,7 @@ class Decoder:
     def _feed(self, spec: FeedForward, weights: FeedForwardWeights, x: Tensor) -> Tensor:
         return self._linear(weights.down, _activated(spec, self._linear(weights.gate_up, x)))
 
-    def _mix(self, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
+    def _mix(self, index: int, spec: Experts, weights: ExpertWeights, x: Tensor) -> Tensor:
         """The chosen experts of each token, one expert after the other."""
         scores = self._linear(weights.router, x.to(weights.router.weight.dtype)).float()
         shares = scores.softmax(-1) if spec.scoring == "softmax" else scores.sigmoid()
@@ -147,17 +157,27 @@ class Decoder:
         shares = shares.gather(-1, chosen)
         if spec.renormalise:
             shares = shares / shares.sum(-1, keepdim=True).clamp_(min=1e-12)
-        out = torch.zeros_like(x)
-        for expert in sorted(set(chosen.flatten().tolist())):
-            tokens, places = (chosen == expert).nonzero(as_tuple=True)
-            given = self._feed(spec.expert, weights.experts[expert], x[tokens])
-            out.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
+        if weights.on_host:
+            assert self._on_host is not None
+            out = self._on_host(index, x, chosen.int(), shares).to(x.dtype)
+        else:
+            out = self._each(spec, weights, x, chosen, shares)
         if spec.shared is not None:
             assert weights.shared is not None
             shared = self._feed(spec.shared, weights.shared, x)
             if weights.shared_gate is not None:
                 shared = shared * self._linear(weights.shared_gate, x).sigmoid()
             out = out + shared
+        return out
+
+    def _each(
+        self, spec: Experts, weights: ExpertWeights, x: Tensor, chosen: Tensor, shares: Tensor
+    ) -> Tensor:
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, places = (chosen == expert).nonzero(as_tuple=True)
+            given = self._feed(spec.expert, weights.experts[expert], x[tokens])
+            out.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
         return out
 
     def _linear(self, linear: Linear, x: Tensor) -> Tensor:

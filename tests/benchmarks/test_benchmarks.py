@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import structured
 from benchmarks.decode import ratios, relative_errors, table
 from benchmarks.machine import Record
 from benchmarks.peers import llama_cpp
@@ -26,6 +27,7 @@ from benchmarks.shapes import (
 )
 from engine import SamplingParams
 from models.weights.slots import layer_parameters
+from tests.engine.tiny import tiny_engine
 
 CPU = torch.device("cpu")
 
@@ -125,3 +127,13 @@ def test_kernels_of_one_step_are_what_a_longer_run_has_more() -> None:
     short = {"matvec": Kernel(110, 1100.0), "setup": Kernel(7, 70.0)}
     long = {"matvec": Kernel(210, 2100.0), "setup": Kernel(7, 71.0)}
     assert per_step(short, long, 10) == {"matvec": Kernel(10.0, 100.0)}
+
+
+def test_constrained_answers_are_measured_beside_free_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structured, "PROMPT", "list")
+    with tiny_engine(tmp_path) as engine:
+        structured.compare(engine, tokens=6, rounds=1, streams=2)
+    printed = capsys.readouterr().out
+    assert all(f"\n{name} " in printed for name in (*structured.KINDS, "beside"))

@@ -2,15 +2,19 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from chatterm.cli import models as model_commands
 from chatterm.cli import show as show_command
 from chatterm.cli.main import call
 from engine.execute.compatibility import not_fused, not_native
+from engine.machine.expected import PROGRAMS, Here
+from engine.machine.shapes import CONFIGS
 from models.errors import ModelError
 from models.families.registry import load_spec
 from models.features import features
@@ -215,6 +219,22 @@ def test_show_says_by_what_a_model_is_computed(
     assert "Runs here      yes" in shown
     assert "On the CPU     native kernels" in shown
     assert f"On a GPU       {slow if heads == 8 else 'fused kernels'}" in shown
+
+
+def test_show_tells_which_experts_a_gpu_has_no_room_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen3:30b-a3b"]))
+    write_weights(tmp_path)
+    program = PROGRAMS["fused kernels, CUDA graph"]
+    here = Here(torch.device("cuda"), torch.bfloat16, program, False, 1e12, 24 * 10**9, 200 * 10**9)
+    monkeypatch.setattr("engine.machine.report.look_here", lambda *_: here)
+    assert call(["show", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    (line,) = [line for line in shown.splitlines() if line.startswith("Experts ")]
+    assert re.search(r"those of \d\d of 48 layers in host memory \(\d\d GB\), computed on the CPU", line)
+    assert "Speed          not known before it is loaded" in shown
+    assert "too much" not in shown
 
 
 def test_show_of_the_default_model(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,11 +161,11 @@ class FakeRunner:
         assert sequence not in self.slots, "it has a slot"
         assert len(self.slots) < self.capacity, "there is no free slot"
         assert sequence.pending == int(logits is None), "there are rows that were not computed"
-        slot = self.slots[sequence] = _Slot(sequence)
+        slot = _Slot(sequence)
         if sequence.guide is not None:
             slot.words = torch.zeros(self.words, dtype=torch.int32)
-        if slot.words is not None:
             sequence.allow(slot.words.numpy())
+        self.slots[sequence] = slot
         if logits is not None:
             self._unread.append([(sequence, slot.draw(logits))])
 

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import StepBatch
-from engine.schedule.chunk_pace import DELAY_S, FEWEST, ChunkPace, ChunkTimer, RowCost
+from engine.batch import Recorded, StepBatch
+from engine.schedule.chunk_pace import (
+    AIM,
+    ATTENTION,
+    DELAY_S,
+    FEWEST,
+    FIXED_S,
+    ChunkPace,
+    ChunkTimer,
+    RowCost,
+)
 from engine.schedule.step import EngineStep
 from models.spec import Attention, Experts, FeedForward, Norm, Rope, uniform
 from models.weights.slots import layer_parameters, parameters
@@ -20,7 +29,7 @@ def settled(cost: Callable[[int], float]) -> list[tuple[int, float]]:
     pace, seen = ChunkPace(), []
     for _ in range(20):
         seen.append((pace.rows, cost(pace.rows)))
-        pace.saw(*seen[-1])
+        pace.saw(pace.rows, pace.rows, seen[-1][1])
     return seen[10:]
 
 
@@ -38,21 +47,63 @@ def test_where_a_row_is_dear_a_chunk_still_has_a_few() -> None:
 
 def test_a_short_prompt_says_nothing_of_long_ones_and_one_that_took_long_does() -> None:
     pace = ChunkPace()
-    pace.saw(4096, 0.032)
-    assert pace.rows == 2048
-    pace.saw(20, 0.001)
-    assert pace.rows == 2048
-    pace.saw(1024, 0.032)
-    assert pace.rows == 512
+    pace.saw(4096, 4096, 0.032)
+    assert pace.rows == pytest.approx(4096 * (AIM * DELAY_S - FIXED_S) / (0.032 - FIXED_S), abs=1)
+    before = pace.rows
+    pace.saw(20, 20, 0.001)
+    assert pace.rows == before
+    pace.saw(1024, 1024, 0.032)
+    assert FEWEST < pace.rows < 512
+
+
+def test_what_a_chunk_may_have_and_may_cost_come_from_the_same_one() -> None:
+    """Far into a long prompt rows cost more than they take, or less; where the next prompt begins, nobody knows."""
+    pace = ChunkPace()
+    pace.saw(500, 3000.0, AIM * DELAY_S)
+    assert (pace.rows, pace.cost) == (500, 3000.0)
+    pace.saw(490, 500.0, AIM * DELAY_S / 2)
+    assert (pace.rows, pace.cost) == (980, 1000.0)
+
+
+@given(
+    fixed=st.floats(0, FIXED_S),
+    row=st.floats(1e-6, 1e-3),
+    stair=st.integers(1, 300),
+    first=st.integers(64, 8192),
+)
+def test_no_chunk_after_one_that_was_measured_takes_longer_than_it_may(
+    fixed: float, row: float, stair: int, first: int
+) -> None:
+    """Where so many rows more take a stair more, and chunks are cut there."""
+
+    def seconds(rows: int) -> float:
+        return fixed + row * -(-rows // stair) * stair
+
+    pace, rows = ChunkPace(), -(-first // stair) * stair
+    for _ in range(30):
+        pace.saw(rows, rows, seconds(rows))
+        rows = pace.rows // stair * stair or stair
+        assert seconds(rows) <= max(DELAY_S, seconds(-(-FEWEST // stair) * stair))
 
 
 def test_it_recovers_from_a_chunk_that_was_held_up() -> None:
-    pace = ChunkPace(2048)
-    pace.saw(2048, 3.0)
+    pace = ChunkPace(2048, 2048)
+    pace.saw(2048, 2048, 3.0)
     assert pace.rows == FEWEST
     for _ in range(8):
-        pace.saw(pace.rows, pace.rows * 1e-6)
+        pace.saw(pace.rows, pace.rows, pace.rows * 1e-6)
     assert pace.rows >= 2048
+
+
+@given(st.integers(1, 3), st.integers(1, 5000))
+def test_rows_that_are_recorded(prompts: int, rows: int) -> None:
+    recorded = Recorded((16, 64, 256), (128, 512))
+    computed, whole = recorded.computed(prompts, rows), recorded.whole(prompts, rows)
+    assert whole <= rows <= computed
+    if whole:
+        assert recorded.computed(prompts, whole) == whole
+    assert recorded.whole(prompts, computed) == computed
+    assert Recorded().computed(prompts, rows) == rows == Recorded().whole(prompts, rows)
 
 
 @given(
@@ -77,9 +128,9 @@ def test_the_later_a_chunk_comes_in_a_long_prompt_the_fewer_rows_it_has() -> Non
     """Where attention to what is before costs more than the products, a chunk of as many rows would take far longer."""
     row_cost, pace, start, chunks = RowCost(4000), ChunkPace(), 0, []
     while start < 60_000:
-        rows = row_cost.rows(start, pace.rows)
+        rows = min(row_cost.rows(start, pace.cost), pace.rows)
         took = 4e-6 * row_cost.cost(start, rows)
-        pace.saw(row_cost.cost(start, rows), took)
+        pace.saw(rows, row_cost.cost(start, rows), took)
         chunks.append((rows, took))
         start += rows
     assert max(took for _, took in chunks) <= DELAY_S
@@ -113,7 +164,9 @@ def test_a_row_costs_what_the_experts_that_it_takes_cost(shared: FeedForward | N
     router = many * 16
     assert layer_parameters(specs[0]) == layer_parameters(specs[1]) + 3 * router
     numbers = 3 * 2 * 8
-    assert RowCost.of(specs[0]).even == pytest.approx(RowCost.of(specs[1]).even + 3 * router / (2 * numbers))
+    assert RowCost.of(specs[0]).even == pytest.approx(
+        RowCost.of(specs[1]).even + ATTENTION * 3 * router / (2 * numbers)
+    )
     assert layer_parameters(specs[0]) < parameters(specs[0]) / 2
 
 
@@ -143,29 +196,26 @@ def events(monkeypatch: pytest.MonkeyPatch) -> type[FakeEvent]:
     return FakeEvent
 
 
-def test_a_chunk_is_told_of_when_the_next_one_comes(events: type[FakeEvent]) -> None:
-    seen: list[tuple[int, float, float]] = []
-    timer = ChunkTimer(lambda *chunk: seen.append(chunk))
-    for rows, seconds in ((1000, 0.02), (5, 0.01), (2, 0.0)):
-        assert timer.of(rows, 2.0 * rows, lambda: "logits") == "logits"
-        events.seconds = seconds
-    assert seen == [(1000, 2000.0, 0.02), (5, 10.0, 0.01)]
+def test_a_chunk_is_told_of_once_it_is_done(events: type[FakeEvent], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, float]] = []
+    timer = ChunkTimer()
+    monkeypatch.setattr(events, "is_done", False)
+    events.seconds = 0.02
+    for rows in (1000, 5):
+        assert timer.of(lambda seconds, rows=rows: seen.append((rows, seconds)), lambda: "logits") == "logits"
+    timer.read()
+    assert seen == []
+    monkeypatch.setattr(events, "is_done", True)
+    timer.read()
+    timer.read()
+    assert seen == [(1000, 0.02), (5, 0.02)]
 
 
-def test_a_chunk_that_still_runs_is_not_waited_for(
+def test_a_chunk_that_was_recorded_says_nothing_of_the_next(
     events: type[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "is_done", False)
-    seen: list[tuple[int, float, float]] = []
-    timer = ChunkTimer(lambda *chunk: seen.append(chunk))
-    for _ in range(3):
-        assert timer.of(1000, 1000.0, lambda: 1) == 1
-    assert seen == []
-
-
-def test_a_chunk_that_was_recorded_says_nothing_of_the_next(events: type[FakeEvent]) -> None:
     """Or the pace would fall to a few rows whenever a graph is recorded, and more graphs would be for fewer rows."""
-    seen: list[tuple[int, float, float]] = []
+    seen: list[int] = []
     records = iter([1, 1, 0, 1, 0])
     runner: Any = SimpleNamespace(firsts=0)
 
@@ -175,7 +225,9 @@ def test_a_chunk_that_was_recorded_says_nothing_of_the_next(events: type[FakeEve
 
     runner.run = run
     step = EngineStep.__new__(EngineStep)
-    step.runner, step.timer = runner, ChunkTimer(lambda *chunk: seen.append(chunk))
-    for rows in (1000, 1000, 900, 800, 700):
-        assert step._logits(rows, float(rows), StepBatch(())) == [1]
-    assert [rows for rows, *_ in seen] == [900]
+    step.runner, step.timer = runner, ChunkTimer()
+    monkeypatch.setattr(EngineStep, "_saw", lambda _, prompts, seconds: seen.append(len(prompts)))
+    for number in range(5):
+        assert step._logits([Any] * number, StepBatch(())) == [1]
+    step.timer.read()
+    assert seen == [2, 4]

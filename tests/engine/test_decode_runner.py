@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence as Items
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from engine.execute.cuda.decode_runner import ROWS, DecodeRunner, rows_for
 from engine.execute.cuda.sharing import KVShape, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW
-from engine.params import SamplingParams
-from engine.sampling.device_sampler import Draw
-from engine.sampling.sampler import Drawn
+from engine.params import Constraint, SamplingParams
+from engine.sampling.device_sampler import DeviceSampler, Draw
+from engine.sampling.sampler import Drawn, allowed
+from engine.schedule.guide import only
 from engine.schedule.sequence import Priority, Sequence
 
 CPU = torch.device("cpu")
@@ -90,11 +92,17 @@ class Sampler:
         self.token = torch.full((slots,), -1, dtype=torch.int64)
         self.history = torch.full((slots, 64), -1, dtype=torch.int32)
         self.step = torch.zeros(slots, dtype=torch.int64)
+        self.masks = torch.zeros(slots, -(-VOCAB // 32), dtype=torch.int32)
+        self.guided = [False] * slots
+
+    def words(self, slot: int) -> Any:
+        return self.masks[slot].numpy()
 
     def load(
         self, slot: int, params: SamplingParams, prompt: list[int], generated: list[int], seed: int
     ) -> None:
         self.step[slot] = len(generated)
+        self.guided[slot] = params.constraint is not None
 
     def draw(self, slots: list[int]) -> Draw:
         return Draw()
@@ -105,7 +113,8 @@ class Sampler:
     def sample(self, logits: Tensor, active: Tensor, counters: Tensor | None, draw: Draw) -> None:
         for row, slot in enumerate(active.tolist()):
             if slot >= 0:
-                self.token[slot] = logits[row].argmax()
+                may = allowed(self.masks[slot], VOCAB) if self.guided[slot] else torch.ones(VOCAB).bool()
+                self.token[slot] = logits[row].masked_fill(~may, -torch.inf).argmax()
                 self.history[slot, self.step[slot] % 64] = self.token[slot]
                 self.step[slot] += 1
                 if counters is not None:
@@ -306,6 +315,59 @@ def test_a_slot_is_free_again_at_once_and_nothing_of_its_former_sequence_is_read
         [(two.sequence, Drawn(two.first))],
         [(two.sequence, Drawn(two.expected(2)[1]))],
     ]
+
+
+class Chain:
+    """In place of a Guide: after token t only 3 t + 1 may follow."""
+
+    last = 0
+
+    def follow(self, tokens: list[int]) -> None:
+        self.last = tokens[-1] if tokens else 0
+
+    def push(self, token: int) -> None:
+        self.last = token
+
+    def fill(self, words: Any) -> None:
+        only(words, (3 * self.last + 1) % VOCAB)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_constrained_sequence_draws_what_follows_its_last_token_and_holds_up_nobody(kernels: bool) -> None:
+    runner, free, bound = a_runner(2), Stream(0, 5), Stream(1, 6)
+    if kernels:
+        pytest.importorskip("triton")
+        sampler = DeviceSampler(VOCAB, 2, CPU)
+        held = Slots(2, rows_for(2), BLOCKS, sampler.token)
+        runner = DecodeRunner(Program(held.given), sampler, held, BLOCK * BLOCKS, None, Event)
+    bound.sequence.params = SamplingParams(temperature=0.0, constraint=Constraint("json_object"))
+    bound.sequence.output = SimpleNamespace(guide=Chain())  # type: ignore[assignment]
+    streams, found = {s.sequence: s for s in (free, bound)}, {s.sequence: [] for s in (free, bound)}
+    for stream in (free, bound):
+        runner.join(stream.sequence, stream.logits())
+    waiting = 2
+    for _ in range(8):
+        for stream in (free, bound):
+            stream.make_room(1)
+        assert runner.launch(list(streams)), "the draws have to wait"
+        computed = len(runner.program.written)  # type: ignore[attr-defined]
+        assert computed, "and the logits do not"
+        for sequence, drawn in [each for _ in range(waiting) for each in runner.read()]:
+            runner.guide(sequence, drawn.token_id)
+            found[sequence].append(drawn.token_id)
+            sequence.generated.append(drawn.token_id)
+            sequence.rows.append(drawn.token_id)
+        runner.draw()
+        waiting = 1
+    chain = [1]
+    while len(chain) < 8:
+        chain.append((3 * chain[-1] + 1) % VOCAB)
+    assert found[bound.sequence] == chain
+    assert found[free.sequence] == free.expected(8)
+    runner.read()
+    runner.leave(bound.sequence)
+    free.make_room(1)
+    assert not runner.launch([free.sequence]), "a step without a constraint is what it always was"
 
 
 def test_only_what_has_changed_is_sent() -> None:

@@ -1,17 +1,24 @@
 """Constraints: what is wrong with one is said in a line, and none takes much time or memory."""
 
 import json
+import re
+from collections.abc import Callable
+from functools import cache
+from random import Random
 from time import process_time
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.errors import EngineError
 from engine.params import MOST_CHARACTERS, Constraint, SamplingParams
 from engine.sampling.grammar import Grammars, Matcher
 from models.text.tokenizer import Tokenizer
 from tests.engine.tiny import harmony_tokenizer, tiny_tokenizer
+from tests.models.tokenizer_data import tiny_tokenizer as small_vocabulary
 
 VOCAB = 272
 WORDS = -(-VOCAB // 32)
@@ -196,6 +203,53 @@ def test_a_hostile_one_is_refused_or_bounded(grammars: Grammars, name: str) -> N
     assert process_time() - began < 20
 
 
+@cache
+def grammars_of(vocabulary: str) -> tuple[Tokenizer, Grammars]:
+    known = small_vocabulary(vocabulary)
+    return known, Grammars(known, known.vocab_size + 40)  # a model may have rows for more
+
+
+WALKS: dict[Constraint, Callable[[str], object]] = {
+    schema(ADDRESS): lambda text: len(json.loads(text)["zip"]) == 2,
+    Constraint("regex", " {2}[ab ]{1,5}(ü|é|😀){2}"): lambda text: re.fullmatch(
+        " {2}[ab ]{1,5}(ü|é|😀){2}", text
+    ),
+    Constraint("regex", r"\n?(the|cat|\W){1,9}!"): lambda text: re.fullmatch(r"\n?(the|cat|\W){1,9}!", text),
+    schema(
+        {"type": "object", "properties": {"a b": {"type": "string", "maxLength": 5}}, "required": ["a b"]}
+    ): (lambda text: len(json.loads(text)["a b"]) <= 5),
+}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    vocabulary=st.sampled_from(("tiny_bpe", "tiny_spm")),
+    constraint=st.sampled_from(list(WALKS)),
+    random=st.randoms(use_true_random=False),
+)
+def test_whatever_is_drawn_is_a_text_that_matches(
+    vocabulary: str, constraint: Constraint, random: Random
+) -> None:
+    """Byte-level and SentencePiece: the text is that of the tokens, to the first blank."""
+    tokenizer, grammars = grammars_of(vocabulary)
+    matcher, stream, text = grammars.matcher(constraint), tokenizer.stream(goes_on=True), ""
+    words = np.zeros(-(-(tokenizer.vocab_size + 40) // 32), dtype=np.int32)
+    for _ in range(400):
+        matcher.fill(words)
+        may = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        forced = matcher.forced()
+        assert not forced or may.tolist() == forced[:1]
+        stops = tokenizer.stop_ids & set(may.tolist())
+        assert bool(stops) == matcher.accepts
+        if stops and (len(stops) == len(may) or random.random() < 0.5):
+            assert WALKS[constraint](text + stream.flush())
+            return
+        token = int(random.choice([id for id in may.tolist() if id not in stops]))
+        matcher.push(token)
+        text += stream.push(token)
+    assert len(text) > 100  # an object may have more and more fields
+
+
 def test_what_was_compiled_is_kept_for_the_next_request(grammars: Grammars, tokenizer: Tokenizer) -> None:
     one = grammars.matcher(Constraint("regex", "ab"))
     a, b = tokenizer.encode_plain("ab")
@@ -205,14 +259,15 @@ def test_what_was_compiled_is_kept_for_the_next_request(grammars: Grammars, toke
 
 
 def test_settings_out_of_range() -> None:
-    for settings in (
+    for values in (
         {"frequency_penalty": 2.5},
         {"logprobs": 21},
         {"logprobs": -1},
         {"logit_bias": {3: 101.0}},
         {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {"3": 1.0}},
         {"logit_bias": dict.fromkeys(range(1025), 1.0)},
         {"logit_bias": {3: float("nan")}},
     ):
         with pytest.raises(EngineError):
-            SamplingParams(**settings)  # type: ignore[arg-type]
+            SamplingParams(**values)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from engine.machine.expected import (
     Speed,
     catalogue_speed,
     expected_speed,
+    speed_here,
     suited,
 )
 from engine.machine.report import Feature, Gpu, advice, decode_programs, inspect_machine, measure_bandwidth
@@ -204,6 +205,24 @@ def test_of_experts_the_chosen_ones_are_read() -> None:
     assert found.tokens_per_s is not None
     read = 46e9 / found.tokens_per_s - CONTEXT * sparse.kv_numbers * 2
     assert 2 * 2.9e9 < read < 2 * 3.4e9
+
+
+def test_experts_that_a_gpu_has_no_room_for_are_held_in_host_memory() -> None:
+    sparse = shape_of("qwen3:30b-a3b")
+    small = Here(torch.device("cuda"), torch.bfloat16, Program(1.0, 0.0), False, 1e12, 24 * GIB, 256 * GIB)
+    found = speed_here("x", sparse, small, None)
+    assert found.fits
+    assert found.context >= 8192
+    assert found.tokens_per_s is None
+    a_layer = 128 * 3 * 768 * 2048 * 2
+    assert found.host_bytes == found.host_layers * a_layer
+    assert 23 * GIB > found.weight_bytes - found.host_bytes > 20 * GIB
+    packed = speed_here("x", sparse, small, 18 * 10**9)
+    assert packed.host_layers
+    assert packed.host_bytes < found.host_bytes / 3
+    assert not speed_here("x", sparse, replace(small, host_free=20 * GIB), None).fits
+    assert not speed_here("x", sparse, replace(small, host_free=None), None).fits
+    assert not speed_here("x", sparse, replace(small, free=80 * GIB), None).host_layers
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,16 @@ class GpuEngine(Engine):
 
 
 @contextmanager
-def an_engine(folder: Path, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Iterator[GpuEngine]:
-    """An engine over a checkpoint, none of whose tokens ends an answer. `options` are those of the engine."""
-    loop = Loop()
-    network = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=DEVICE))
+def an_engine(
+    folder: Path, dtype: torch.dtype = torch.bfloat16, ends: bool = False, **options: Any
+) -> Iterator[GpuEngine]:
+    """An engine over a checkpoint, none of whose tokens `ends` an answer. `options` are those of the engine; `room` is
+    that of the weights on the GPU."""
+    loop, room = Loop(), options.pop("room", None)
+    network = loop.call(lambda: load_model(files_of(folder), dtype=dtype, device=DEVICE, room=room))
     tokenizer = tiny_tokenizer()
-    tokenizer.stop_ids = frozenset()
+    if not ends:
+        tokenizer.stop_ids = frozenset()
     options = {"attention": "sdpa", "block_size": 32, "context": 1500} | options
     engine = loop.call(
         lambda: GpuEngine(loop, network, tokenizer, name="tiny", device=DEVICE, dtype=dtype, **options)

@@ -11,6 +11,7 @@ from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.cuda.decode_runner import DecodeRunner, make_decode_runner
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.sharing import choose_sharing, share
 from engine.execute.cuda.tiles import context_limit
 from engine.params import SamplingParams
@@ -80,8 +81,16 @@ def tables(cache: KVCache, lengths: list[int]) -> list[list[int]]:
     return [[free.pop() for _ in range((length + 40) // BLOCK + 1)] for length in lengths]
 
 
-def runner_of(network: Network, cache: KVCache, graphs: bool = True, fused: bool = True) -> DecodeRunner:
-    return make_decode_runner(network, cache, "triton", MOST, SLOTS, Graphs() if graphs else None, fused)
+def runner_of(
+    network: Network,
+    cache: KVCache,
+    graphs: bool = True,
+    fused: bool = True,
+    on_host: HostExperts | None = None,
+) -> DecodeRunner:
+    return make_decode_runner(
+        network, cache, "triton", MOST, SLOTS, Graphs() if graphs else None, fused, on_host=on_host
+    )
 
 
 def placed(runner: DecodeRunner, cache: KVCache, lengths: list[int]) -> None:

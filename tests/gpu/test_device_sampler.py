@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.params import SamplingParams
+from engine.params import Constraint, SamplingParams
 from engine.sampling.device_sampler import HISTORY, DeviceSampler
-from engine.sampling.sampler import SamplerState, sample
+from engine.sampling.sampler import Drawn, SamplerState, log_chances, sample
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda")
@@ -19,6 +19,9 @@ SETTINGS = {
     "race": SamplingParams(temperature=0.9, min_p=0.02, presence_penalty=0.5),
     "narrow": SamplingParams(0.6, 20, 0.95, 0.01, repetition_penalty=1.2, presence_penalty=0.5),
     "wide": SamplingParams(0.8, 0, 0.9, 0.01, repetition_penalty=1.2),
+    "biased": SamplingParams(
+        0.8, 30, 0.9, frequency_penalty=0.4, logit_bias={5: 3.0, 150_000: 4.0}, logprobs=3
+    ),
 }
 
 
@@ -156,6 +159,61 @@ def test_a_row_is_drawn_alike_in_every_company() -> None:
     torch.cuda.synchronize()
     for i in range(slots):
         assert torch.equal(together.history[i, 1 : 1 + steps], wanted[i]), (i, params[i])
+
+
+def test_slots_of_every_kind_with_masks_biases_and_log_probabilities_in_one_graph() -> None:
+    """Greedy tokens and what is told of them are those of the plain sampler, whoever is beside them."""
+    slots, steps, cpu = 64, 4, torch.device("cpu")
+    words = -(-VOCAB // 32)
+    sampler = DeviceSampler(VOCAB, slots, GPU, pdl=PDL)
+    batch = torch.zeros(slots, VOCAB, dtype=torch.bfloat16, device=GPU)
+    active = torch.arange(slots, dtype=torch.int32, device=GPU)
+    params, states = [], []
+    for slot in range(slots):
+        bias = {
+            (slot * 977 + 31 * i) % VOCAB: float(i % 9 - 4) * 3 for i in range(1024 if slot % 4 == 1 else 0)
+        }
+        params.append(
+            SamplingParams(
+                temperature=0.0,
+                frequency_penalty=0.5 if slot % 3 == 0 else 0.0,
+                presence_penalty=0.2 if slot % 5 == 0 else 0.0,
+                logit_bias=bias,
+                logprobs=(None, 0, 5, 20)[slot % 4],
+                constraint=Constraint("json_object") if slot % 2 else None,
+            )
+        )
+        history = [slot, 7, 7, 8]
+        sampler.load(slot, params[slot], history[:1], history[1:], seed=slot)
+        states.append(SamplerState.create(params[slot], history, VOCAB, cpu, history[1:]))
+    draw = sampler.draw(range(slots))
+    assert draw == (True, True, True)
+    graph = captured(lambda: sampler.sample(batch, active, None, draw))
+    for slot in range(slots):  # recording it drew once
+        sampler.load(slot, params[slot], [slot], [7, 7, 8], seed=slot)
+    generator = torch.Generator().manual_seed(5)
+    for step in range(steps):
+        logits = torch.stack([logits_of(1000 * step + slot) for slot in range(slots)])
+        batch.copy_(logits)
+        masks = torch.randint(-(2**31), 2**31, (slots, words), generator=generator).int()
+        torch.cuda.synchronize()
+        for slot in range(1, slots, 2):
+            sampler.words(slot)[:] = masks[slot].numpy()
+        graph.replay()
+        torch.cuda.synchronize()
+        found = sampler.drawn([(slot, 3 + step, params[slot].logprobs) for slot in range(slots)])
+        for slot, (drawn, row) in enumerate(zip(found, logits.cpu(), strict=True)):
+            wanted = sample(row, states[slot], masks[slot] if slot % 2 else None)
+            states[slot].note(wanted)
+            assert drawn.token_id == wanted, (slot, params[slot])
+            count = params[slot].logprobs
+            if count is None:
+                assert drawn == Drawn(wanted)
+                continue
+            told = log_chances(row, wanted, count)
+            assert drawn.logprob == pytest.approx(told.logprob, abs=1e-3)
+            assert [id for id, _ in drawn.top] == [id for id, _ in told.top]
+            assert [c for _, c in drawn.top] == pytest.approx([c for _, c in told.top], abs=1e-3)
 
 
 def test_loading_a_slot_neither_waits_nor_disturbs_what_is_enqueued() -> None:

@@ -16,20 +16,11 @@ from torch import Tensor
 from engine.batch import Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import not_native
+from engine.execute.cpu.telling import Telling
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
-from models.network import (
-    PLAIN,
-    AttentionWeights,
-    ExpertWeights,
-    FeedForwardWeights,
-    LayerWeights,
-    Linear,
-    Network,
-    NormWeights,
-    Weight,
-)
-from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
+from models.network import PLAIN, Network, Weight
+from models.spec import ModelSpec
 
 PORTABLE = 0
 """The number of the first variant."""
@@ -48,18 +39,17 @@ class NativeDecoder:
         self.name = f"native kernels, {pool.library.best_name}"
         self._pool = pool
         self._functions = pool.library.functions
-        # Everything whose address the library gets.
-        self._alive: list[object] = [network, cache]
-        self._tables: dict[int, int] = {}
+        told = Telling()
+        self._alive = (network, cache, told)
         spec, attention, learned = network.spec, network.spec.attention, network.position_embedding
-        layers = [self._layer(*pair) for pair in zip(spec.layers, network.layers, strict=True)]
+        layers = [told.layer(*pair) for pair in zip(spec.layers, network.layers, strict=True)]
         described = native.Model(
             layers=(native.Layer * len(layers))(*layers),
             # What scales the logits may as well scale what the head multiplies.
-            final_norm=self._norm(spec.final_norm, network.final_norm, spec.logit_scale),
-            embedding=self._matrix(network.embedding),
-            learned=native.Matrix() if learned is None else self._matrix(Weight.plain(learned)),
-            head=self._linear(network.head),
+            final_norm=told.norm(spec.final_norm, network.final_norm, spec.logit_scale),
+            embedding=told.matrix(network.embedding),
+            learned=native.Matrix() if learned is None else told.matrix(Weight.plain(learned)),
+            head=told.linear(network.head),
             layer_count=len(layers),
             hidden=spec.hidden_size,
             q_heads=attention.heads,
@@ -116,116 +106,3 @@ class NativeDecoder:
         if wrong is not None:
             raise NativeError(wrong.decode())
         return logits
-
-    def _layer(self, spec: Layer, layer: LayerWeights) -> native.Layer:
-        found = native.Layer(
-            input_norm=self._norm(spec.attention_norm, layer.attention_norm),
-            attention_post_norm=self._norm(spec.attention_post_norm, layer.attention_post_norm),
-            mlp_norm=self._norm(spec.feed_forward_norm, layer.feed_forward_norm),
-            mlp_post_norm=self._norm(spec.feed_forward_post_norm, layer.feed_forward_post_norm),
-            attention=self._attention(spec.attention, layer.attention),
-            qkv=self._linear(layer.attention.qkv),
-            output=self._linear(layer.attention.out),
-            residual_scale=spec.residual_scale,
-        )
-        feed, weights = spec.feed_forward, layer.feed_forward
-        if isinstance(feed, Experts):
-            assert isinstance(weights, ExpertWeights)
-            found.experts = ctypes.pointer(self._experts(feed, weights))
-        else:
-            assert isinstance(weights, FeedForwardWeights)
-            found.feed = self._feed(feed, weights)
-        return found
-
-    def _attention(self, spec: Attention, weights: AttentionWeights) -> native.Attention:
-        heads = None if weights.head_norm is None else NormWeights(weights.head_norm)
-        return native.Attention(
-            head_norm=self._norm(spec.head_norm, heads),
-            rotary=None if weights.rotary is None else self._table(weights.rotary),
-            sinks=None if weights.sinks is None else self._numbers(weights.sinks),
-            together=spec.norms_all_heads,
-            rotated=spec.rotated,
-            interleaved=spec.rope is not None and spec.rope.interleaved,
-            window=spec.window or 0,
-            scale=spec.softmax_scale,
-            cap=spec.score_cap or 0.0,
-        )
-
-    def _experts(self, spec: Experts, weights: ExpertWeights) -> native.Experts:
-        experts = (native.Feed * spec.count)(*(self._feed(spec.expert, each) for each in weights.experts))
-        shared = None
-        if spec.shared is not None:
-            assert weights.shared is not None
-            shared = self._feed(spec.shared, weights.shared)
-        found = native.Experts(
-            router=self._router(weights),
-            selection_bias=None if weights.selection_bias is None else self._numbers(weights.selection_bias),
-            experts=experts,
-            shared=None if shared is None else ctypes.pointer(shared),
-            count=spec.count,
-            chosen=spec.chosen,
-            sigmoid=spec.scoring == "sigmoid",
-            renormalise=spec.renormalise,
-            shared_gate=weights.shared_gate is not None,
-        )
-        self._alive += [experts, shared, found]
-        return found
-
-    def _router(self, weights: ExpertWeights) -> native.Linear:
-        """The router, and the gate of the shared expert below it."""
-        router, gate = weights.router, weights.shared_gate
-        if gate is None:
-            return self._linear(router)
-        biases = [
-            torch.zeros(each.rows) if each.bias is None else each.bias.float() for each in (router, gate)
-        ]
-        return self._linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
-
-    def _feed(self, spec: FeedForward, weights: FeedForwardWeights) -> native.Feed:
-        return native.Feed(
-            gate_up=self._linear(weights.gate_up),
-            down=self._linear(weights.down),
-            activation=native.ACTIVATIONS.index(spec.activation),
-            gated=spec.gated,
-            gain=spec.gain,
-            limit=spec.limit or 0.0,
-            up_offset=spec.up_offset,
-        )
-
-    def _linear(self, linear: Linear) -> native.Linear:
-        matrices = [self._matrix(weight) for weight in linear.parts]
-        bias = None if linear.bias is None else self._numbers(linear.bias)
-        return native.Linear((native.Matrix * 3)(*matrices), bias, len(matrices))
-
-    def _matrix(self, weight: Weight) -> native.Matrix:
-        matrix = matrix_of(weight)
-        self._alive.append(weight)
-        return matrix
-
-    def _norm(self, spec: Norm | None, norm: NormWeights | None, scale: float = 1.0) -> native.Norm:
-        """`scale` times a norm, or none."""
-        if spec is None or norm is None:
-            return native.Norm()
-        weight = self._numbers((norm.weight.float() + spec.offset) * scale)
-        bias = None if norm.bias is None else self._numbers(norm.bias.float() * scale)
-        return native.Norm(weight, bias, spec.eps, spec.kind == "layer")
-
-    def _numbers(self, numbers: Tensor) -> int:
-        """The address of an fp32 copy."""
-        copy = numbers.detach().to("cpu", torch.float32).contiguous()
-        self._alive.append(copy)
-        return copy.data_ptr()
-
-    def _table(self, numbers: Tensor) -> int:
-        """The same for what layers share."""
-        return self._tables.get(id(numbers)) or self._tables.setdefault(id(numbers), self._numbers(numbers))
-
-
-def matrix_of(weight: Weight) -> native.Matrix:
-    """How the library is told of a weight, which must outlive what it is told to. Raises NativeError."""
-    data = weight.data
-    if data.device.type != "cpu" or not data.is_contiguous():
-        raise NativeError(f"there are no native kernels for {data.dtype} weights on {data.device}")
-    return native.Matrix(
-        data.data_ptr(), data.nbytes // weight.rows, weight.format, weight.rows, weight.columns
-    )

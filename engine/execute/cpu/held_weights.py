@@ -1,12 +1,17 @@
-"""How the weights of a model are held here: as they are in their files, or expanded."""
+"""How the weights of a model are held here: as they are in their files, or expanded; on a GPU, or in part beside it."""
 
 import torch
 
+from engine.cache.sizing import most_prefill_rows, weight_room
+from engine.device import available_memory
+from engine.execute.compatibility import not_on_host
 from engine.execute.cpu import products
+from engine.kernels.native import library as native
 from models.files import ModelFiles
-from models.load import load_model
+from models.load import Room, load_model
 from models.network import Network
 from models.progress import OnProgress
+from models.spec import ModelSpec
 
 
 def read_model(
@@ -16,14 +21,18 @@ def read_model(
     quantize: str,
     on_progress: OnProgress | None,
     context: int | None = None,
+    room: Room | None = None,
 ) -> tuple[Network, tuple[str, ...]]:
     """Read the weights, `quantize` as in `models.load`: the network, and what people should know of how it is held.
-    `context` is how many tokens a text may have, where a person said so.
+    `context` is how many tokens a text may have, where a person said so. Experts beyond `room` are held in host memory
+    (None: beyond what a GPU has; all are on a CPU).
 
     Quantised ones are expanded where no native kernels multiply them, unless `quantize` asks for them. Raises
     ModelError.
     """
     told: list[str] = []
+    if room is None and device.type == "cuda" and native.problem() is None:
+        room = _gpu_room(dtype, device, context)
 
     def load(quantize: str) -> Network:
         told.clear()
@@ -35,6 +44,7 @@ def read_model(
             quantize=quantize,
             on_note=told.append,
             longest=context,
+            room=room,
         )
 
     network = load(quantize)
@@ -45,3 +55,14 @@ def read_model(
         else:
             told.insert(0, f"Weights are expanded in every step, which is slow ({reason}).")
     return network, tuple(told)
+
+
+def _gpu_room(dtype: torch.dtype, device: torch.device, context: int | None) -> Room:
+    free = available_memory(device)
+
+    def room(spec: ModelSpec) -> int | None:
+        if not_on_host(spec) is not None:
+            return None
+        return weight_room(spec, free, dtype, context, most_prefill_rows(device))
+
+    return room

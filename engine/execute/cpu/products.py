@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.execute.cpu.executor import PORTABLE, matrix_of
+from engine.execute.cpu.executor import PORTABLE
+from engine.execute.cpu.telling import matrix_of
 from engine.kernels.native import library as native
 from engine.kernels.native.library import NativeError, Pool
 from models.network import Linear, Network, Weight

@@ -1,4 +1,4 @@
-"""The launches of a decode step's attention: every sequence's own chunks, the shared ones, and their parts together."""
+"""The launches of a decode step's attention: every sequence's chunks, and their parts together."""
 
 import math
 from dataclasses import dataclass
@@ -7,15 +7,10 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from engine.execute.cuda.sharing import Sharing
 from engine.execute.cuda.tiles import FEW, MOST_CHUNKS, Chunking, most_chunks
 from engine.kernels.triton.attention import attention_kernel, combine_kernel
 from engine.kernels.triton.launch import split_alike
-from engine.kernels.triton.shared_prefix import shared_tile_kernel
 from models.spec import Attention
-
-SHARED_ROWS = 256
-"""Rows of a program of the shared part, or of a chunk where that is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +68,12 @@ def rotation(spec: Attention) -> dict[str, Any]:
 
 
 def attend(
-    shape: AttentionShape,
-    given: AttentionInput,
-    out: Tensor,
-    rows: int,
-    cuts: tuple[Chunking, ...],
-    sharing: Sharing | None = None,
-    own: int = 0,
-    shared: Tensor | None = None,
-    members: Tensor | None = None,
+    shape: AttentionShape, given: AttentionInput, out: Tensor, rows: int, cuts: tuple[Chunking, ...]
 ) -> None:
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
-    With `sharing`, for more than FEW rows, `shared` int32 [rows] and `members` int32 [tiles, members] on the device say
-    who reads what together (`share`); they may change from step to step, and all 0 and -1 is nothing. Then every
-    sequence has less than `own` rows before its newest token's that it does not share. `cuts` is of
-    `choose_chunkings`: one for more than FEW rows. A sequence in a window shares nothing.
+    `cuts` is of `choose_chunkings`: one for more than FEW rows.
     """
-    assert sharing is None or (rows > FEW and len(cuts) == 1 and shape.spec.window is None)
     spec, dim = shape.spec, shape.dim
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
     tensors = (
@@ -121,35 +104,14 @@ def attend(
     }
     window = spec.window or 0
     wide = max(dim // 128, 1)  # the wider a head is, the fewer rows a thread can hold at once
-    if sharing is None:
-        shared = None
-    per = 1
     for cut in cuts:
-        # A shared prefix ends within a chunk of the sequence's own.
-        apart = cut.chunks if sharing is None else min(cut.chunks, -(-own // cut.rows) + 1)
-        if sharing is not None:
-            per = max(SHARED_ROWS // cut.rows, 1)
-            kernel = shared_tile_kernel[(spec.kv_heads, -(-cut.chunks // per), sharing.tiles)](
-                *tensors,
-                shared,
-                members,
-                **constants,
-                G=shape.group,
-                CHUNK=cut.rows,
-                PER=per,
-                MEMBERS=sharing.members,
-                num_warps=4 * wide,
-                num_stages=3,
-            )
-            split_alike(kernel)
         groups = cut.warps * 256 // dim
         tiles, held = cut.tiles * wide, cut.tile // (groups * wide)
         stages = min(tiles, 3)
         line = groups * dim * given.k.element_size()
-        beside = -(-spec.kv_heads * apart * rows // shape.multiprocessors)
+        beside = -(-spec.kv_heads * cut.chunks * rows // shape.multiprocessors)
         spare = shape.shared_bytes // (beside + 1) - 2 * stages * held * line
-        # After the shared rows, since it loads rows of its own while it waits.
-        kernel = attention_kernel[(spec.kv_heads, apart, rows)](
+        kernel = attention_kernel[(spec.kv_heads, cut.chunks, rows)](
             *tensors,
             cut.first,
             cut.end,
@@ -161,7 +123,6 @@ def attend(
             STAGES=stages,
             SPARE=max(-(-spare // line), 0),
             num_warps=cut.warps,
-            shared=shared,
             WINDOW=window,
         )
         split_alike(kernel)
@@ -180,8 +141,6 @@ def attend(
         CHUNKS=chunks,
         PADDED=triton.next_power_of_2(max(cut.chunks for cut in cuts)),
         PDL=shape.pdl,
-        shared=shared,
-        PER=per,
         WINDOW=window,
         sinks=given.sinks,
         num_warps=4 * wide,

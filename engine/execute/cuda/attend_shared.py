@@ -11,7 +11,7 @@ from engine.execute.cuda.attend import AttentionInput, AttentionShape, rotation
 from engine.execute.cuda.sharing import Sharing
 from engine.execute.cuda.tiles import most_chunks
 from engine.kernels.triton.launch import split_alike
-from engine.kernels.triton.shared_parts import combine_parts_kernel, parts_kernel
+from engine.kernels.triton.shared_prefix import combine_parts_kernel, parts_kernel
 
 OWN_ROWS = 512
 """Rows of the largest part of what a sequence has alone."""
@@ -41,11 +41,13 @@ def choose_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> 
 
     Two or three of them fit on a multiprocessor; shared rows are cut into two for each, where there are enough.
     """
-    wide = sharing.members * shape.group > 32
+    lanes, wide = sharing.members * shape.group, max(shape.dim // 128, 1)
     tile = 64 if shape.dim <= 64 else 32
-    stages = max((96 if wide else 64) * 1024 // (4 * tile * shape.dim), 2)
+    stages = max((64 if lanes <= 32 else 96) * 1024 // (4 * tile * shape.dim), 2)
+    warps = 4 if lanes <= 32 else 4 * wide
     parts = max(2 * shape.multiprocessors // shape.spec.kv_heads, sharing.tiles)
-    return PartsCut(parts, min(-(-own // OWN_ROWS), most_chunks(rows) // 2), tile, stages, 4, 2)
+    own_parts = min(-(-own // OWN_ROWS), most_chunks(rows) // 2)
+    return PartsCut(parts, own_parts, tile, stages, warps, min(lanes // 16, warps // 2))
 
 
 def attend_shared(
@@ -61,18 +63,19 @@ def attend_shared(
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
     `shared` int32 [rows] and `members` int32 [tiles, members] on the device say who reads what together (`share`); they
-    may change from step to step, and all 0 and -1 is nothing.
+    may change from step to step, and all 0 and -1 is nothing. The layer has neither a window nor sinks.
     """
     spec, dim, chunks = shape.spec, shape.dim, most_chunks(rows)
     assert spec.window is None
+    assert given.sinks is None
     assert sharing.tiles <= cut.parts
     assert cut.own < chunks
+    assert sharing.members * shape.group >= 16 * cut.halves
+    counts = sharing.tiles, chunks, cut.parts, cut.own
     constants: dict[str, Any] = {
-        "CHUNKS": chunks,
         "HQ": spec.heads,
         "D": dim,
         "DIM": spec.head_dim,
-        "TILES": sharing.tiles,
         "MEMBERS": sharing.members,
         "PDL": shape.pdl,
         "launch_pdl": shape.pdl,
@@ -93,8 +96,7 @@ def attend_shared(
         shared,
         members,
         rows,
-        cut.parts,
-        cut.own,
+        *counts,
         **constants,
         **rotation(spec),
         HKV=spec.kv_heads,
@@ -103,7 +105,7 @@ def attend_shared(
         TILE=cut.tile,
         STAGES=cut.stages,
         WARPS=cut.warps,
-        HALVES=cut.halves if sharing.members * shape.group >= 16 * cut.halves else 1,
+        HALVES=cut.halves,
         CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
         num_warps=cut.warps,
         **({} if cut.registers is None else {"maxnreg": cut.registers}),
@@ -117,8 +119,7 @@ def attend_shared(
         shared,
         members,
         out,
-        cut.parts,
-        cut.own,
+        *counts,
         **constants,
         PADDED=triton.next_power_of_2(min(cut.parts + cut.own, chunks)),
         num_warps=4,

@@ -24,6 +24,7 @@ from engine.cache.blocks import BlockTable
 from engine.cache.kv_cache import KVCache
 from engine.cache.rows import Rows
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.sharing import LEAST, KVShape, choose_sharing, share
 from engine.execute.cuda.slots import Slots, StepInput
 from engine.execute.cuda.tiles import FEW, SMALLEST, context_limit
@@ -160,20 +161,19 @@ class DecodeRunner(Generic[S]):
         """Give `sequence` a free slot, and draw its next token from logits [vocab]. Never waits.
 
         None: its newest token was drawn before, and its row is what is to be computed next; there is nothing to read.
+        Raises EngineError, and takes no slot, where its constraint cannot be followed.
         """
         assert sequence.params is not None
-        rows, drawn = sequence.rows, sequence.generated
-        slot = self._free.pop()
+        rows, drawn, params, slot = sequence.rows, sequence.generated, sequence.params, self._free[-1]
+        guided = params.constraint is not None
+        if guided:
+            sequence.allow(self.sampler.words(slot))
+        self._free.pop()
         known = int(logits is None)
-        params = sequence.params
-        seat = self._seats[sequence] = Seat(
-            sequence, slot, len(rows) - known, len(drawn) - known, params.logprobs
-        )
-        seat.guided = params.constraint is not None
+        seat = Seat(sequence, slot, len(rows) - known, len(drawn) - known, params.logprobs, guided)
+        self._seats[sequence] = seat
         prompt = rows.token_ids[: len(rows) - len(drawn)]
         self.sampler.load(slot, params, prompt, drawn, sequence.seed)
-        if seat.guided:
-            sequence.allow(self.sampler.words(slot))
         # Sent with what the next step changes: nothing before that reads it.
         self.slots.put(slot, seat.row, rows.positions[-1] if known else rows.next_position)
         if logits is None:
@@ -366,10 +366,12 @@ def make_decode_runner(
     graphs: Graphs | None,
     fused: bool,
     deterministic: bool = False,
+    on_host: HostExperts | None = None,
 ) -> DecodeRunner[S]:
     """A runner on the GPU of `cache` for up to `slots` sequences (at most ROWS[-1]) of up to `rows` rows.
 
-    `attention` is the name of the backend. Raises ImportError where triton is not installed.
+    `attention` is the name of the backend; `on_host` computes the experts that lie in host memory. Raises ImportError
+    where triton is not installed.
     """
     from engine.execute.cuda.fused_program import FusedDecoder, unsupported
     from engine.execute.cuda.plain_program import PlainDecoder
@@ -382,7 +384,7 @@ def make_decode_runner(
     given: StepInput = held.given
     program: DecodeProgram
     if fused and unsupported(network) is None:
-        program = FusedDecoder(network, cache, given, pdl, deterministic)
+        program = FusedDecoder(network, cache, given, pdl, deterministic, on_host)
     else:
-        program = PlainDecoder(network, cache, given, attention)
+        program = PlainDecoder(network, cache, given, attention, on_host)
     return DecodeRunner(program, sampler, held, rows, graphs, torch.cuda.Event)

@@ -46,7 +46,7 @@ def apart(network: Network) -> bool:
     return any(
         tensor.data_ptr() != tensors[0].data_ptr() + number * tensors[0].nbytes or not tensor.is_contiguous()
         for feed in feeds
-        if isinstance(feed, ExpertWeights)
+        if isinstance(feed, ExpertWeights) and not feed.on_host
         for layers in (
             [expert.gate_up for expert in feed.experts],
             [expert.down for expert in feed.experts],
@@ -129,6 +129,11 @@ class ExpertStep:
         )
         split_alike(kernel)
 
+    def chosen(self, rows: int, chosen: int) -> tuple[Tensor, Tensor]:
+        """What `route` wrote: ids int32 [rows, chosen], -1 for rows that are not active, and shares fp32."""
+        ids, shares = (words.view(-1)[: rows * chosen] for words in (self._ids, self._shares))
+        return ids.view(rows, chosen), shares.view(rows, chosen)
+
     def multiply(
         self,
         spec: Experts,
@@ -209,18 +214,9 @@ def choose_group_tile(pairs: int, experts: int) -> GroupTile:
     return GroupTile(128, 128, 64, 8)
 
 
-def mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None) -> Tensor:
-    """What the experts of x [T, hidden] give, which is normed already, and `beside` with it: [T, hidden]."""
-    out = torch.empty_like(x)
-    for start in range(0, len(x), MOST_TOKENS):
-        part = slice(start, start + MOST_TOKENS)
-        _mix(spec, weights, x[part], beside[part] if beside is not None else None, out[part])
-    return out
-
-
-def _mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None, out: Tensor) -> None:
-    tokens, hidden = x.shape
-    pairs = tokens * spec.chosen
+def choose(spec: Experts, weights: ExpertWeights, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The experts of x [T, hidden], which is normed already: ids int32 [T, chosen] and shares fp32 [T, chosen]."""
+    tokens = len(x)
     ids = torch.empty(tokens, spec.chosen, dtype=torch.int32, device=x.device)
     shares = torch.empty(tokens, spec.chosen, dtype=torch.float32, device=x.device)
     logits = _logits(weights.router, x)
@@ -236,6 +232,22 @@ def _mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None
         RENORMALISE=spec.renormalise,
         num_warps=4,
     )
+    return ids, shares
+
+
+def mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None) -> Tensor:
+    """What the experts of x [T, hidden] give, which is normed already, and `beside` with it: [T, hidden]."""
+    out = torch.empty_like(x)
+    for start in range(0, len(x), MOST_TOKENS):
+        part = slice(start, start + MOST_TOKENS)
+        _mix(spec, weights, x[part], beside[part] if beside is not None else None, out[part])
+    return out
+
+
+def _mix(spec: Experts, weights: ExpertWeights, x: Tensor, beside: Tensor | None, out: Tensor) -> None:
+    tokens, hidden = x.shape
+    pairs = tokens * spec.chosen
+    ids, shares = choose(spec, weights, x)
     tile = choose_group_tile(pairs, spec.count)
     order, tiles = _sorted(ids, spec.count, tile.height)
     first = weights.experts[0]

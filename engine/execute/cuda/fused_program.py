@@ -13,8 +13,9 @@ A norm of what a product gives, before it is added to x, is a launch of its own 
 
 In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
 
-More rows: rows that several sequences share are attended to once (`shared_prefix.py`), before those that each has
-alone. From 17 rows on (with experts: nine) products are those of a prompt's layers, with its kernels between them.
+More rows: rows that several sequences share are attended to once, beside those that each has alone
+(`shared_prefix.py`). From 17 rows on (with experts: nine) products are those of a prompt's layers, with its kernels
+between them.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.
@@ -29,8 +30,10 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.attend_shared import attend_shared, choose_cut
 from engine.execute.cuda.experts import ExpertStep, activation, apart
-from engine.execute.cuda.prefill import Normed, add_norm, normed, run_layers
+from engine.execute.cuda.host_experts import HostExperts
+from engine.execute.cuda.prefill import Normed, OnHost, add_norm, normed, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
@@ -67,10 +70,16 @@ class FusedDecoder:
     name = "fused kernels"
 
     def __init__(
-        self, network: Network, cache: KVCache, given: StepInput, pdl: bool, deterministic: bool = False
+        self,
+        network: Network,
+        cache: KVCache,
+        given: StepInput,
+        pdl: bool,
+        deterministic: bool = False,
+        on_host: HostExperts | None = None,
     ) -> None:
         """`pdl` turns programmatic dependent launch on (sm_90 and later); `deterministic`: many rows are steps of
-        FEW, so that each gets what it gets alone."""
+        FEW, so that each gets what it gets alone; `on_host` computes the experts that lie in host memory."""
         spec, heads = network.spec, network.spec.attention
         self._network = network
         self._reference = Decoder(network)
@@ -80,6 +89,7 @@ class FusedDecoder:
         self._given = given
         self._pdl = pdl
         self._deterministic = deterministic
+        self._on_host = on_host
         self._machine = (1, 0)
         if network.device.type == "cuda":
             device = torch.cuda.get_device_properties(network.device)
@@ -154,7 +164,7 @@ class FusedDecoder:
             if isinstance(weights, ExpertWeights):
                 assert isinstance(feed, Experts)
                 assert norm is not None
-                self._mix(given, x, rows, feed, weights, norm, scale)
+                self._mix(given, x, rows, index, feed, weights, norm, scale)
                 continue
             assert isinstance(feed, FeedForward)
             inner = self._inner[: rows * feed.size].view(rows, feed.size)
@@ -170,6 +180,7 @@ class FusedDecoder:
         given: StepInput,
         x: Tensor,
         rows: int,
+        index: int,
         spec: Experts,
         weights: ExpertWeights,
         norm: Normed,
@@ -179,20 +190,29 @@ class FusedDecoder:
         shared, experts, eps = weights.shared, self._experts, norm[0].eps
         assert experts is not None
         experts.route(spec, weights, norm[1], eps, given.active, x, rows)
-        if shared is None or spec.shared is None:
+        inner = self._inner
+        if shared is not None and spec.shared is not None:
+            inner = inner[: rows * spec.shared.size].view(rows, spec.shared.size)
+            self._linear(rows, x, shared.gate_up, inner, norm=norm, gate=spec.shared)
+        if weights.on_host:
+            assert self._on_host is not None
+            here, seen = x[:rows], torch.empty_like(x[:rows])
+            split_alike(add_norm(here, None, None, 1.0, norm, seen, here))
+            found = self._on_host.mix(index, seen, *experts.chosen(rows, spec.chosen))
+            here.add_(found, alpha=scale)
+        else:
             experts.multiply(spec, weights, norm[1], eps, x, rows, scale)
-            return
-        inner = self._inner[: rows * spec.shared.size].view(rows, spec.shared.size)
-        self._linear(rows, x, shared.gate_up, inner, norm=norm, gate=spec.shared)
-        experts.multiply(spec, weights, norm[1], eps, x, rows, scale)
-        self._linear(rows, inner, shared.down, x, residual=x, scale=scale)
+        if shared is not None:
+            self._linear(rows, inner, shared.down, x, residual=x, scale=scale)
 
     def _many(self, rows: int, limit: int, own: int) -> Tensor:
         def attend(index: int, projected: Tensor) -> Tensor:
             self._attend(self._given, rows, index, projected, limit, own)
             return self._mixed[:rows]
 
-        return self._reference.logits(run_layers(self._network, self._x[:rows], attend))
+        # A step of decoding fetches no experts, however many rows it has.
+        on_host = None if self._on_host is None else OnHost(self._on_host, False, self._given.active)
+        return self._reference.logits(run_layers(self._network, self._x[:rows], attend, on_host))
 
     def _add(
         self, rows: int, given: Tensor, layer: Linear, x: Tensor, after: Normed | None, scale: float
@@ -271,11 +291,14 @@ class FusedDecoder:
             self._lse,
             layer.sinks,
         )
-        cuts = choose_chunkings(rows, limit, self._kv_heads, spec.window)
         sharing = None
-        if own and self.kv is not None and spec.window is None:
+        if own and self.kv is not None and spec.window is None and layer.sinks is None:
             sharing = choose_sharing(rows, self.kv.group)
-        attend(shape, step, self._mixed, rows, cuts, sharing, own, given.shared, given.members)
+        if sharing is None:
+            attend(shape, step, self._mixed, rows, choose_chunkings(rows, limit, self._kv_heads, spec.window))
+        else:
+            cut = choose_cut(shape, rows, sharing, own)
+            attend_shared(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
 
 
 def _largest(spec: ModelSpec) -> int:

@@ -28,10 +28,11 @@ from torch import Tensor
 
 from engine.attention import RaggedBackend, Write
 from engine.attention.unusual import Layers, unusual_layers
-from engine.batch import Span
+from engine.batch import Recorded, Span
 from engine.cache.kv_cache import KVCache
 from engine.execute.cuda.given import Given
 from engine.execute.cuda.graphs import Graphs
+from engine.execute.cuda.host_experts import HostExperts
 from engine.kernels.triton.prefill import write_kernel
 from engine.kernels.triton.prompt_attention import prompt_attention
 from models.network import Network
@@ -73,6 +74,7 @@ class PaddedPrefill:
         backend: RaggedBackend | None,
         rows: int,
         graphs: Graphs | None,
+        on_host: HostExperts | None = None,
     ) -> None:
         """`rows` is the most that a sequence holds; `backend` attends, None for deterministic steps.
 
@@ -82,7 +84,8 @@ class PaddedPrefill:
 
         device = cache.kv.device
         self._network = network
-        self._model = FusedPrefill(network)
+        self._model = FusedPrefill(network, on_host)
+        self._on_host = on_host
         self._cache = cache
         self._backend = backend
         self._unusual = unusual_layers(network)
@@ -100,6 +103,11 @@ class PaddedPrefill:
     def deterministic(self) -> bool:
         """Whether the bits of a token depend on nothing but the tokens before it."""
         return self._backend is None
+
+    @property
+    def recorded(self) -> Recorded:
+        """The sizes that chunks are padded to."""
+        return Recorded(ALONE, TOGETHER)
 
     @property
     def firsts(self) -> int:
@@ -147,10 +155,14 @@ class PaddedPrefill:
 
     def _compute(self, shape: Shape, step: tuple[Span, ...]) -> None:
         self._send(shape, step)
-        if self._graphs is None:
-            self._step(shape)
+        # Which way the experts are computed must not depend on how many tokens are real where sums have one order.
+        real = shape.tokens if self.deterministic else sum(span.count for span in step)
+        # Fetching them takes longer than launching anything, and nothing of it is recorded.
+        fetches = self._on_host is not None and self._on_host.fetches(real)
+        if self._graphs is None or fetches:
+            self._step(shape, real)
         else:
-            self._graphs.run(("prompts", shape), lambda: self._step(shape))
+            self._graphs.run(("prompts", shape), lambda: self._step(shape, real))
 
     def _send(self, shape: Shape, step: tuple[Span, ...]) -> None:
         ids, positions, slots, span_rows, last, q_ends, k_ends, tables = self._given.begin()
@@ -175,7 +187,7 @@ class PaddedPrefill:
         self._given.send()
 
     @torch.inference_mode()
-    def _step(self, shape: Shape) -> None:
+    def _step(self, shape: Shape, real: int) -> None:
         ids, positions, slots, span_rows, last, q_ends, k_ends, tables = self._given.parts
         size, spans = shape.tokens, shape.spans
         table = tables.view(last.shape[0], -1)[:spans]
@@ -186,7 +198,7 @@ class PaddedPrefill:
         else:
             q_ends, k_ends = q_ends[: spans + 1], k_ends[: spans + 1]
             attention = self._backend.ragged(write, q_ends, k_ends, table, shape.longest, self._rows)
-        hidden = self._model.forward(ids[:size], positions[:size], attention)
+        hidden = self._model.forward(ids[:size], positions[:size], attention, slots[:size], real)
         self._logits[:spans].copy_(self._model.logits(hidden.index_select(0, last[:spans])))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
+from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.slots import StepInput
 from models.network import Network
 from models.reference.decoder import Decoder
@@ -19,9 +20,17 @@ class PlainDecoder:
     name = "plain modules"
     kv = None
 
-    def __init__(self, network: Network, cache: KVCache, given: StepInput, attention: str) -> None:
-        """`attention` is the name of the backend whose kernel attends: flash, or else triton's."""
-        self._model = Decoder(network)
+    def __init__(
+        self,
+        network: Network,
+        cache: KVCache,
+        given: StepInput,
+        attention: str,
+        on_host: HostExperts | None = None,
+    ) -> None:
+        """`attention` is the name of the backend whose kernel attends: flash, or else triton's; `on_host` computes the
+        experts that lie in host memory."""
+        self._model = Decoder(network, on_host=None if on_host is None else on_host.mix)
         self._cache = cache
         self._given = given
         self._flash = attention == "flash"

@@ -5,6 +5,7 @@ The plain twin is `models/reference/decoder.py`. Prompts take it, and decode ste
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ import triton
 from torch import Tensor
 
 from engine.execute.cuda.attend import rotation
-from engine.execute.cuda.experts import activation, mix
+from engine.execute.cuda.experts import activation, choose, mix
+from engine.execute.cuda.host_experts import HostExperts, not_for_padding
 from engine.kernels.triton.prefill import (
     gate_kernel,
     norm_kernel,
@@ -31,8 +33,21 @@ Attend = Callable[[int, Tensor], Tensor]
 """(layer, q, k and v as projected [T, numbers]) -> what the output is made of [T, q numbers]"""
 
 
-def run_layers(network: Network, x: Tensor, attend: Attend) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """How rows have the experts computed that lie in host memory."""
+
+    experts: HostExperts
+    fetches: bool
+    """Whether they are brought to the device for that."""
+    active: Tensor | None = None
+    """int32 [T or more]: negative for padding, which chooses none."""
+
+
+def run_layers(network: Network, x: Tensor, attend: Attend, on_host: OnHost | None = None) -> Tensor:
     """Embedded tokens [T, hidden] -> the same shape after the final norm."""
+    if on_host is not None and on_host.fetches:
+        on_host.experts.fetched.begin()
     spec = network.spec
     residual: Tensor | None = None
     post, scale = None, 1.0
@@ -43,7 +58,7 @@ def run_layers(network: Network, x: Tensor, attend: Attend) -> Tensor:
         post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
         norm = normed(layer.feed_forward_norm, weights.feed_forward_norm)
         given, residual = _add_norm(x, residual, post, scale, norm)
-        x = _feed(layer.feed_forward, weights.feed_forward, given)
+        x = _feed(index, layer.feed_forward, weights.feed_forward, given, on_host)
         post = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm)
     return _add_norm(x, residual, post, scale, (spec.final_norm, network.final_norm))[0]
 
@@ -51,17 +66,30 @@ def run_layers(network: Network, x: Tensor, attend: Attend) -> Tensor:
 class FusedPrefill:
     """Implements `engine.execute.runner.Decoder`, for what `engine.execute.cuda.fused_program` supports."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, on_host: HostExperts | None = None) -> None:
+        """`on_host` computes the experts that lie in host memory."""
         self._network = network
         self._reference = Decoder(network)
+        self._on_host = on_host
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """As `Decoder.forward`."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        active: Tensor | None = None,
+        real: int | None = None,
+    ) -> Tensor:
+        """As `Decoder.forward`. Tokens whose `active` is negative are padding, all but `real` of them."""
+        on_host = None
+        if self._on_host is not None:
+            fetches = self._on_host.fetches(len(token_ids) if real is None else real)
+            on_host = OnHost(self._on_host, fetches, active)
 
         def attend(index: int, projected: Tensor) -> Tensor:
             return self._attend(index, projected, positions, attention)
 
-        return run_layers(self._network, self._reference.embed(token_ids, positions), attend)
+        return run_layers(self._network, self._reference.embed(token_ids, positions), attend, on_host)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Decoder.logits`."""
@@ -116,7 +144,13 @@ def product(linear: Linear, x: Tensor) -> Tensor:
     return F.linear(x, linear.weight, linear.bias)
 
 
-def _feed(spec: FeedForward | Experts, weights: FeedForwardWeights | ExpertWeights, given: Tensor) -> Tensor:
+def _feed(
+    index: int,
+    spec: FeedForward | Experts,
+    weights: FeedForwardWeights | ExpertWeights,
+    given: Tensor,
+    on_host: OnHost | None,
+) -> Tensor:
     """[T, hidden] -> the same shape"""
     if isinstance(weights, FeedForwardWeights):
         assert isinstance(spec, FeedForward)
@@ -124,8 +158,20 @@ def _feed(spec: FeedForward | Experts, weights: FeedForwardWeights | ExpertWeigh
     assert isinstance(spec, Experts)
     beside = None
     if spec.shared is not None and weights.shared is not None:
-        beside = _feed(spec.shared, weights.shared, given)
-    return mix(spec, weights, given, beside)
+        beside = _feed(index, spec.shared, weights.shared, given, None)
+    if not weights.on_host:
+        return mix(spec, weights, given, beside)
+    assert on_host is not None
+    experts = on_host.experts
+    if on_host.fetches:
+        out = mix(spec, experts.fetched.take(index), given, beside)
+        experts.fetched.give_back(index)
+        return out
+    ids, shares = choose(spec, weights, given)
+    if on_host.active is not None:
+        ids = not_for_padding(on_host.active, ids)
+    found = experts.mix(index, given, ids, shares)
+    return (found if beside is None else found + beside).to(given.dtype)
 
 
 def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:

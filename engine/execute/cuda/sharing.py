@@ -12,11 +12,14 @@ from engine.execute.cuda.tiles import FEW
 LEAST = 1024
 """Rows of a prefix that is worth sharing."""
 WORTH = 8 << 20
-"""Bytes of K and V that a layer must read less: what its one launch more takes."""
+"""Bytes of K and V that a layer must read less; with fewer, who shares is not worth looking for."""
 DEPTH = 3
 """How often a group may be divided into such that have more in common: a bound for the time that it takes."""
-QUERIES = 64
-"""Query heads of a KV head that `shared_tile_kernel` takes at once."""
+QUERIES = 32
+"""Query heads of a KV head that a program of `parts_kernel` takes at once, those of two sequences at least. With 64
+shared rows are read half as often, but fewer programs fit on a multiprocessor: it took 9 to 30% longer on an H200."""
+MOST_QUERIES = 64
+"""The most that it can take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ def choose_sharing(rows: int, group: int) -> Sharing | None:
 
     All its tiles have at most `most_members(rows)` members.
     """
-    members = min(max(QUERIES // _power(group), 1), _power(rows))
-    if rows <= FEW or members < 2:
+    members = min(max(QUERIES // _power(group), 2), _power(rows))
+    if rows <= FEW or members * _power(group) > MOST_QUERIES:
         return None
     return Sharing(members, min(rows // 2, -(-rows // members) + 3))
 

@@ -149,6 +149,7 @@ struct ct_span {
 struct ct_pool;
 struct ct_decoder;
 struct ct_multiplier;
+struct ct_mixtures;
 
 // The sources that the library was made from; a binding that knows another hash must not use it.
 const char* ct_source_hash();
@@ -185,6 +186,29 @@ void ct_multiplier_destroy(ct_multiplier* multiplier);
 // What a quantised weight is multiplied with is rounded to int8 by 32 numbers. False for what cannot be multiplied; one
 // call at a time for a pool.
 int32_t ct_multiplier_run(ct_multiplier* multiplier, const ct_linear* linear, int32_t count, const float* x, float* out);
+
+// Mixtures of experts by themselves, in layers whose other parts are computed elsewhere: routers, biases of their choice and
+// shared experts are not looked at. What the pointers of `layers` point at must outlive them. Null, with the reason in
+// `problem` (a static string), when the shapes do not fit together or memory is short. One call at a time for a pool.
+ct_mixtures* ct_mixtures_create(const ct_experts* layers, int32_t count, int32_t hidden, ct_pool* pool, int32_t variant,
+                                const char** problem);
+void ct_mixtures_destroy(ct_mixtures* mixtures);
+// x [rows, hidden] of `type` (CT_F32, CT_BF16 or CT_F16), the experts ids [rows, chosen] that each row takes, and their
+// shares [rows, chosen] -> out fp32 [rows, hidden]: the sum of shares times what the experts give.
+struct ct_mixture_job {
+  ct_mixtures* mixtures;
+  const uint8_t* x;
+  const int32_t* ids;
+  const float* shares;
+  float* out;
+  int32_t layer;
+  int32_t rows;
+  int32_t type;
+  int32_t unused;
+};
+// A row whose first id is -1 gets zeros. The bits of a row are the same whatever is beside it. A row with an id that no
+// expert has gets no numbers, and so do all when memory is short. Any thread may call it, that of a GPU's queue, too.
+void ct_mixtures_run(const ct_mixture_job* job);
 
 // How a token is drawn: top_k 0, top_p 1 and min_p 0 leave everything. chance lies in [0, 1).
 struct ct_sampling {

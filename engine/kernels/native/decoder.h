@@ -179,6 +179,8 @@ bool fits(const ct_linear& linear, int32_t columns, int32_t rows);
 bool fits(const ct_feed& feed, const Sizes& sizes);
 // What is wrong with a mixture, null for nothing.
 const char* misfit(const ct_experts& layer, const Sizes& sizes);
+// The same, whatever its router and its shared expert are.
+const char* misfit_alone(const ct_experts& layer, const Sizes& sizes);
 
 }  // namespace chatterm
 

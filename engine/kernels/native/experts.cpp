@@ -125,14 +125,22 @@ MixtureRoom::MixtureRoom(const MixtureSizes& sizes, int32_t hidden, int32_t rows
       taken(size_t(rows) * size_t(sizes.taken)) {}
 
 const char* misfit(const ct_experts& layer, const Sizes& sizes) {
-  if (layer.count < 1 || layer.chosen < 1 || layer.chosen > layer.count) return "so many experts cannot be chosen";
   if (!fits(layer.router, sizes.hidden, layer.count + (layer.shared_gate != 0)) ||
       forms_of(layer.router) != FORM_FLOAT || (layer.shared_gate && layer.shared == nullptr)) {
     return "the router does not fit the experts, or is quantised";
   }
-  bool good = layer.shared == nullptr || fits(*layer.shared, sizes);
-  for (int32_t e = 0; e < layer.count; ++e) good = good && fits(layer.experts[e], sizes);
-  return good ? nullptr : "the experts of a layer do not fit together, or have a type without kernels";
+  if (layer.shared != nullptr && !fits(*layer.shared, sizes)) return "the shared expert does not fit the others";
+  return misfit_alone(layer, sizes);
+}
+
+const char* misfit_alone(const ct_experts& layer, const Sizes& sizes) {
+  if (layer.count < 1 || layer.chosen < 1 || layer.chosen > layer.count) return "so many experts cannot be chosen";
+  for (int32_t e = 0; e < layer.count; ++e) {
+    if (!fits(layer.experts[e], sizes)) {
+      return "the experts of a layer do not fit together, or have a type without kernels";
+    }
+  }
+  return nullptr;
 }
 
 int32_t forms_of(const ct_experts& layer) {

@@ -27,6 +27,9 @@ class Group {
   // The rows are those that were added to `space.given` and `space.stretches`. Throws std::bad_alloc.
   Group(Decoder& decoder, float* logits);
   void run(int32_t thread);
+  // What the experts of a layer give, where `space.mixture.taken` says which of them a row takes: row r of the group is
+  // row rows[r] of a job.
+  void run_mixture(const ct_layer& layer, const ct_mixture_job& job, const int32_t* rows, int32_t thread);
 
  private:
   float* x(int32_t r) const { return space.x.as<float>() + int64_t(r) * sizes.hidden; }
@@ -87,6 +90,8 @@ class Group {
 
   void mix(const ct_layer& layer, int32_t thread, const uint8_t* later);
   Inputs route(const ct_layer& layer, int32_t thread);
+  // What the visits that a thread knows of add to x; `one` is what all of them read where there is one row.
+  void visit(const ct_layer& layer, const Inputs& one, int32_t thread, const uint8_t* later);
   void gather(const Visits& visits) const;
   void gate_up_visits(const Inputs& x, int32_t thread);
   void down_visits(const ct_layer& layer, int32_t thread, const uint8_t* later);

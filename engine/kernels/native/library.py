@@ -143,6 +143,15 @@ class Span(ctypes.Structure):
     ]
 
 
+class MixtureJob(ctypes.Structure):
+    """ct_mixture_job"""
+
+    _fields_: ClassVar = [
+        *_of(_Pointer, "mixtures", "x", "ids", "shares", "out"),
+        *_of(_Int, "layer", "rows", "type", "unused"),
+    ]
+
+
 class Sampling(ctypes.Structure):
     """ct_sampling"""
 
@@ -171,6 +180,12 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_multiplier_create": (_Pointer, (_Pointer, _Int, _Int, _Int)),
     "ct_multiplier_destroy": (None, (_Pointer,)),
     "ct_multiplier_run": (_Int, (_Pointer, ctypes.POINTER(Linear), _Int, _Pointer, _Pointer)),
+    "ct_mixtures_create": (
+        _Pointer,
+        (ctypes.POINTER(Experts), _Int, _Int, _Pointer, _Int, ctypes.POINTER(ctypes.c_char_p)),
+    ),
+    "ct_mixtures_destroy": (None, (_Pointer,)),
+    "ct_mixtures_run": (None, (ctypes.POINTER(MixtureJob),)),
     "ct_sample": (_Int, (_Int, _Pointer, _Int, ctypes.POINTER(Sampling), _Pointer)),
     "ct_mask": (None, (_Pointer, _Int, _Pointer, _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),

@@ -20,13 +20,37 @@ size_t visit_of(const std::vector<Visit>& visits, size_t v, int32_t first) {
 }  // namespace
 
 void Group::mix(const ct_layer& layer, int32_t thread, const uint8_t* later) {
-  const Inputs x = route(layer, thread);
+  const Inputs one = route(layer, thread);
+  visit(layer, one, thread, later);
+  if (layer.mlp_post_norm.weight != nullptr) add_normed(layer.mlp_post_norm, layer.residual_scale);
+}
+
+void Group::visit(const ct_layer& layer, const Inputs& one, int32_t thread, const uint8_t* later) {
   if (count > 1) gather(space.benches[size_t(thread)].visits);
-  gate_up_visits(x, thread);
+  gate_up_visits(one, thread);
   decoder.pool.barrier();
   down_visits(layer, thread, later);
   decoder.pool.barrier();
-  if (layer.mlp_post_norm.weight != nullptr) add_normed(layer.mlp_post_norm, layer.residual_scale);
+}
+
+void Group::run_mixture(const ct_layer& layer, const ct_mixture_job& job, const int32_t* rows, int32_t thread) {
+  const size_t hidden = size_t(sizes.hidden), row_bytes = hidden * (job.type == CT_F32 ? 4 : 2);
+  Bench& bench = space.benches[size_t(thread)];
+  float* normed = space.normed.as<float>();
+  claim(count, [&](int32_t r) {
+    dequantize_row(job.type, job.x + size_t(rows[r]) * row_bytes, sizes.hidden, normed + size_t(r) * hidden);
+    std::fill(x(r), x(r) + hidden, 0.0f);
+  });
+  decoder.pool.barrier();
+  Inputs one{};
+  if (count == 1) {
+    one = bench.own.of(1, sizes.hidden);
+    one.x = normed;
+    decoder.kernels.quantize(normed, 0, 0, sizes.hidden, one);
+  }
+  bench.visits.arrange(*layer.experts, space.mixture.taken.data(), count);
+  visit(layer, one, thread, bench.visits.all[0].expert->gate_up.parts[0].data);
+  claim(count, [&](int32_t r) { std::memcpy(job.out + size_t(rows[r]) * hidden, x(r), hidden * sizeof(float)); });
 }
 
 // Has the thread know the visits of this layer; returns what all of them read where there is one row.

@@ -192,7 +192,6 @@ def attention_kernel(
     STAGES: tl.constexpr,
     SPARE: tl.constexpr,
     PDL: tl.constexpr,
-    shared=None,
     PAIRS: tl.constexpr = False,
     EXACT: tl.constexpr = False,
     WINDOW: tl.constexpr = 0,
@@ -215,9 +214,6 @@ def attention_kernel(
     With SOME, only tokens in rows `begin` to `end` of their sequences are served: a launch for each way of cutting
     sequences into chunks, since a sequence must be cut as if it were alone.
 
-    shared int32 [rows]: the chunks that lie wholly in so many first rows are left to `shared_prefix.py`; the first
-    program of a sequence takes the one behind them.
-
     D is the power of two from DIM on. The first ROTATED numbers of q and k are rotated (0: none), PAIRS: neighbours
     together, EXACT: in fp32. NORM: their heads are normed before, or TOGETHER of q and all of k; OFFSET and ONCE as in
     `weighed`. WINDOW: a token sees so many rows, its own among them, and the first program of a sequence takes the
@@ -235,8 +231,6 @@ def attention_kernel(
     ROWS: tl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
     MERGE: tl.constexpr = gl.BlockedLayout([W, 1], [1, 32], [1, WARPS], [1, 0])
     PLAIN: tl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
-    if shared is not None:
-        chunk += gl.load(shared + batch) // (TILE * TILES)
     place_of_part = chunk
     slot = gl.load(active + batch)
     row = gl.load(counters + 2 * slot, mask=slot >= 0, other=-1).to(tl.int32)
@@ -423,16 +417,14 @@ def combine_kernel(
     CHUNKS: tl.constexpr,
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
-    shared=None,
-    PER: tl.constexpr = 1,
     WINDOW: tl.constexpr = 0,
     sinks=None,
 ):
     """out [rows, HQ, DIM] from the parts of `attention_kernel`; PADDED is the power of two from CHUNKS on.
 
     A chunk has CHUNK rows, and twice as many up to DOUBLINGS times where CHUNKS of them do not reach the token. What a
-    sequence does not have adds exact zeros. Programs [HQ, rows]. PER chunks in `shared` rows have one part. sinks [HQ]:
-    a score of each head that takes part in the softmax and has no value.
+    sequence does not have adds exact zeros. Programs [HQ, rows]. sinks [HQ]: a score of each head that takes part in
+    the softmax and has no value.
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
@@ -448,9 +440,6 @@ def combine_kernel(
     if WINDOW > 0:
         last -= tl.maximum(row - (WINDOW - 1), 0) // size
     there = chunks <= last
-    if shared is not None:
-        common = tl.load(shared + batch) // size
-        there = there & ((chunks < tl.cdiv(common, PER)) | (chunks >= common))
     gdc_wait(PDL)
     if slot >= 0:
         part = (batch * CHUNKS + chunks) * HQ + head

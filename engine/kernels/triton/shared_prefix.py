@@ -1,27 +1,271 @@
-"""Attention to rows that several sequences of a decode step share: they are read once for all of them.
+"""Attention of a decode step in which sequences share a prefix: all parts of it in one launch, and their sum.
 
 The plain twin is attention without sharing, `engine/attention/sdpa.py`. A tile is up to MEMBERS rows of the batch
-whose block tables begin alike; its query heads are one matrix for the tensor cores. `attention_kernel` leaves the
-chunks that lie wholly in shared rows to the kernel here, which puts its parts where that would have put them, so that
-`combine_kernel` merges them with those of each sequence's own rows. "Hydragen: High-Throughput LLM Inference with
-Shared Prefixes" (Juravsky et al. 2024).
+whose block tables begin alike; its query heads are one matrix for the tensor cores, so that the shared rows are read
+once for all of them. What a sequence has alone is read for its own query heads. Both are cut into parts of about the
+same size, as many as run at once; a program copies the first tiles of its part into shared memory before it waits for
+the kernel before it, and others while it computes. "Hydragen: High-Throughput LLM Inference with Shared Prefixes"
+(Juravsky et al. 2024).
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,unreachable"
 import triton
 import triton.language as tl
 
 from engine.kernels.triton.attention import norm_heads
+from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.paged_attention import attend_tile
-from engine.kernels.triton.pointwise import angles, partners, rotate, weighed
+from engine.kernels.triton.pointwise import angles, capped, partners, rotate, weighed
 
-TILE = tl.constexpr(64)
-"""Rows that a program reads at once; chunks are a multiple of it."""
+MOST_TILES = tl.constexpr(128)
+UNIT = tl.constexpr(128)
+"""Parts are a multiple of so many rows, so that all tiles but the last are whole."""
+OWN_LEAST = tl.constexpr(256)
+"""Rows of the smallest part of what a sequence has alone."""
 
 
-@triton.jit(do_not_specialize=["table_stride"])
-def shared_tile_kernel(
+@triton.jit
+def shared_part(rows, parts):
+    """How many of `rows` rows each of up to `parts` parts has."""
+    return tl.maximum(tl.cdiv(tl.cdiv(rows, parts), UNIT), 1) * UNIT
+
+
+@triton.jit
+def own_part(rows, parts):
+    """The same of rows that a sequence has alone."""
+    return tl.maximum(shared_part(rows, parts), OWN_LEAST)
+
+
+@triton.jit
+def parts_of_tile(used, parts, chunks, own):
+    """How many parts each of so many tiles in use gets."""
+    return tl.minimum(parts // tl.maximum(used, 1), chunks - own)
+
+
+@jit
+def _copy(
+    keys, values, stage, cache_k, cache_v, table, head, start, end,
+    TILE: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, HKV: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Begin to copy TILE rows of K and V from row `start` of a block table on; zeros from row `end` on."""
+    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
+    rows = start + gl.arange(0, TILE, layout=gl.SliceLayout(1, ROWS))
+    if BLOCK % TILE == 0:  # all rows lie in one block
+        block = gl.load(table + start // BLOCK, mask=start < end, other=0).to(tl.int64)
+        places = block * BLOCK + rows % BLOCK
+    else:
+        blocks = gl.load(table + rows // BLOCK, mask=rows < end, other=0).to(tl.int64)
+        places = blocks * BLOCK + rows % BLOCK
+    at = (gl.expand_dims(places, 1) * HKV + head) * DIM + columns
+    there = gl.expand_dims(rows < end, 1) & (columns < DIM)
+    async_copy.async_copy_global_to_shared(keys.index(stage), cache_k + at, mask=there)
+    async_copy.async_copy_global_to_shared(values.index(stage), cache_v + at, mask=there)
+    async_copy.commit_group()
+
+
+@jit
+def _scale_of_all(
+    heads, batches, first: tl.constexpr, COUNT: tl.constexpr, real, columns, HQ: tl.constexpr, HKV: tl.constexpr,
+    DIM: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """What RMSNorm multiplies COUNT heads by, from head `first` on, where one norm is of all of them; for each lane."""
+    squares = (batches * 0 + columns * 0).to(tl.float32)
+    for g in range(COUNT):
+        at = (batches * (HQ + 2 * HKV) + first + g) * DIM + columns
+        numbers = gl.load(heads + at, mask=real & (columns < DIM), other=0.0).to(tl.float32)
+        squares += numbers * numbers
+    return gl.rsqrt(gl.expand_dims(gl.sum(squares, 1), 1) / (COUNT * DIM) + EPS)
+
+
+@jit
+def _queries(
+    heads, norm_weight, rotary, batches, lines, positions, real,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, ROTATED: tl.constexpr,
+    EPS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
+    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Normed and rotated heads [lanes, D], zeros where not `real`; what is before the wait is of earlier steps.
+
+    Of each lane [lanes, 1]: its row of the batch, its head (that of a key counts from HQ on), its position.
+    """
+    dtype: tl.constexpr = heads.dtype.element_ty
+    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
+    inside = real & (columns < DIM)
+    others = partners(columns, ROTATED, DIM, PAIRS)
+    if ROTATED > 0:
+        cosine, sine = angles(rotary + positions * ROTATED, columns, ROTATED, DIM, PAIRS)
+    if NORM:
+        weight = gl.load(norm_weight + lines * DIM + columns, mask=inside, other=0.0)
+        other_weight = weight
+        if ROTATED > 0:
+            other_weight = gl.load(norm_weight + lines * DIM + others, mask=inside, other=0.0)
+    gdc_wait(PDL)
+    at = (batches * (HQ + 2 * HKV) + lines) * DIM
+    x = gl.load(heads + at + columns, mask=inside, other=0.0).to(tl.float32)
+    other = x
+    if ROTATED > 0:
+        other = gl.load(heads + at + others, mask=inside, other=0.0).to(tl.float32)
+    if TOGETHER:
+        # fmt: off
+        scale = gl.where(
+            lines < HQ,
+            _scale_of_all(heads, batches, 0, HQ, real, columns, HQ, HKV, DIM, EPS),
+            _scale_of_all(heads, batches, HQ, HKV, real, columns, HQ, HKV, DIM, EPS),
+        )
+        # fmt: on
+        other = weighed(other, scale, other_weight, OFFSET, ONCE).to(tl.float32)
+        x = weighed(x, scale, weight, OFFSET, ONCE).to(tl.float32)
+    elif NORM:
+        other = norm_heads(other, x, other_weight, DIM, EPS, OFFSET, ONCE)
+        x = norm_heads(x, x, weight, DIM, EPS, OFFSET, ONCE)
+    return rotate(x, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else x.to(dtype)
+
+
+@jit
+def _attend(
+    q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,  # noqa: E741 - as in the paper
+    CAP_LOG2: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
+    BLOCK: tl.constexpr, HKV: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr,
+):  # fmt: skip
+    """The online softmax of q [lanes, D] over rows `begin` to `end`, whose first STAGES tiles are being copied.
+
+    See `attend_tile` of `paged_attention.py`. m and l [lanes], acc [lanes, D] in the layout MMA.
+    """
+    LANES: tl.constexpr = q.shape[0]
+    dtype: tl.constexpr = cache_v.dtype.element_ty
+    Q: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2)
+    K: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=2)
+    q = gl.convert_layout(q, Q)
+    column = gl.expand_dims(gl.arange(0, TILE, layout=gl.SliceLayout(0, MMA)), 0)
+    nothing = gl.zeros([LANES, TILE], tl.float32, layout=MMA)
+    # Sums of weights stay apart by column until the end: one of all warps less a tile.
+    spread = gl.where(column == 0, gl.expand_dims(l, 1), nothing)
+    stage = 0
+    for start in range(begin, end, TILE):
+        async_copy.wait_group(STAGES - 1)
+        k = keys.index(stage).permute((1, 0)).load(K)
+        scores = capped(mma_v2(q, k, nothing) * scale_log2, CAP_LOG2)
+        scores = gl.where(column < end - start, scores, float("-inf"))
+        highest = gl.maximum(m, gl.max(scores, 1))
+        base = gl.where(highest == float("-inf"), 0.0, highest)
+        weights = gl.exp2(scores - gl.expand_dims(base, 1))
+        shrink = gl.exp2(m - base)
+        m = highest
+        spread = spread * gl.expand_dims(shrink, 1) + weights
+        v = values.index(stage).load(K)
+        acc = mma_v2(gl.convert_layout(weights.to(dtype), Q), v, acc * gl.expand_dims(shrink, 1))
+        # fmt: off
+        _copy(
+            keys, values, stage, cache_k, cache_v, table, head, start + STAGES * TILE, end,
+            TILE, D, DIM, BLOCK, HKV, ROWS,
+        )
+        # fmt: on
+        stage = gl.where(stage == STAGES - 1, 0, stage + 1)
+    async_copy.wait_group(0)
+    return m, gl.sum(spread, 1), acc
+
+
+@jit
+def _shared_part(
+    heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
+    head, chunk, chunks, begin, end, keys, values,
+    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
+    ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, MEMBERS: tl.constexpr,
+    TILE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr,
+    CAP_LOG2: tl.constexpr, TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr,
+    SHARED_MMA: tl.constexpr,
+):  # fmt: skip
+    """Rows `begin` to `end` that the members of a tile share, for all of them."""
+    GROUP: tl.constexpr = HQ // HKV
+    COUNT: tl.constexpr = MEMBERS * G
+    lane = gl.arange(0, COUNT, layout=gl.SliceLayout(1, ROWS))
+    batches = gl.load(members + lane // G)
+    slots = gl.load(active + batches, mask=batches >= 0, other=-1)
+    positions = gl.expand_dims(gl.load(counters + 2 * slots + 1, mask=slots >= 0, other=0), 1)
+    real = gl.expand_dims((slots >= 0) & (lane % G < GROUP), 1)
+    lines = gl.expand_dims(head * GROUP + lane % G, 1)
+    batches = gl.expand_dims(batches, 1)
+    # fmt: off
+    q = _queries(
+        heads, norm_weight, rotary, batches, lines, positions, real,
+        HQ, HKV, D, DIM, ROTATED, EPS, NORM, PDL, PAIRS, EXACT, TOGETHER, OFFSET, ONCE, ROWS,
+    )
+    m = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA)) - float("inf")
+    l = gl.zeros([COUNT], tl.float32, layout=gl.SliceLayout(1, SHARED_MMA))  # noqa: E741
+    acc = gl.zeros([COUNT, D], tl.float32, layout=SHARED_MMA)
+    m, l, acc = _attend(  # noqa: E741
+        q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,
+        CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, HKV, ROWS, SHARED_MMA,
+    )
+    # fmt: on
+    lane = gl.arange(0, COUNT, layout=gl.SliceLayout(1, SHARED_MMA))
+    batches = gl.load(members + lane // G)
+    slots = gl.load(active + batches, mask=batches >= 0, other=-1)
+    real = (slots >= 0) & (lane % G < GROUP)
+    at = (batches * chunks + chunk) * HQ + head * GROUP + lane % G
+    gl.store(lse + at, m + gl.log2(l), mask=real)
+    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(real, 1)
+    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, SHARED_MMA)), 0)
+    gl.store(partial + at + columns, acc / gl.expand_dims(l, 1), mask=inside & (columns < DIM))
+
+
+@jit
+def _own_part(
+    heads, norm_weight, rotary, cache_k, cache_v, counters, table, partial, lse, scale_log2,
+    head, chunk, chunks, begin, end, keys, values, batch, slot, row, newest,
+    HQ: tl.constexpr, HKV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr,
+    ROTATED: tl.constexpr, EPS: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr, PAIRS: tl.constexpr, EXACT: tl.constexpr, CAP_LOG2: tl.constexpr,
+    TOGETHER: tl.constexpr, OFFSET: tl.constexpr, ONCE: tl.constexpr, ROWS: tl.constexpr, OWN_MMA: tl.constexpr,
+):  # fmt: skip
+    """Rows `begin` to `end` that a sequence has alone, and its new one where that is `newest`."""
+    GROUP: tl.constexpr = HQ // HKV
+    # Query heads, then the key head.
+    NUMBER: tl.constexpr = 16 if GROUP < 16 else 2 * G
+    lane = gl.expand_dims(gl.arange(0, NUMBER, layout=gl.SliceLayout(1, ROWS)), 1)
+    batches = batch + lane * 0
+    positions = gl.load(counters + 2 * slot + 1) + lane * 0
+    lines = gl.where(lane < GROUP, head * GROUP + lane, HQ + head)
+    columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, ROWS)), 0)
+    target = (gl.load(table + row // BLOCK).to(tl.int64) * BLOCK + row % BLOCK) * HKV + head
+    # fmt: off
+    q = _queries(
+        heads, norm_weight, rotary, batches, lines, positions, lane <= GROUP,
+        HQ, HKV, D, DIM, ROTATED, EPS, NORM, PDL, PAIRS, EXACT, TOGETHER, OFFSET, ONCE, ROWS,
+    )
+    # fmt: on
+    wide = q.to(tl.float32)
+    new_k = gl.expand_dims(gl.sum(gl.where(lane == GROUP, wide, 0.0), 0), 0)
+    score = capped(gl.sum(wide * new_k, 1) * scale_log2, CAP_LOG2)
+    score = gl.convert_layout(score, gl.SliceLayout(1, OWN_MMA))
+    value = heads + (batch * (HQ + 2 * HKV) + HQ + HKV + head) * DIM
+    m = gl.where(newest, score, float("-inf"))
+    l = gl.where(newest, score * 0.0 + 1.0, 0.0)  # noqa: E741
+    own_columns = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, OWN_MMA)), 0)
+    new_v = gl.load(value + own_columns, mask=own_columns < DIM, other=0.0).to(tl.float32)
+    acc = gl.zeros([NUMBER, D], tl.float32, layout=OWN_MMA) + gl.where(newest, new_v, 0.0)
+    written = newest & (columns < DIM)
+    gl.store(cache_k + target * DIM + columns, new_k.to(cache_k.dtype.element_ty), mask=written)
+    gl.store(
+        cache_v + target * DIM + columns, gl.load(value + columns, mask=written, other=0.0), mask=written
+    )
+    # fmt: off
+    m, l, acc = _attend(  # noqa: E741
+        q, m, l, acc, keys, values, cache_k, cache_v, table, head, begin, end, scale_log2,
+        CAP_LOG2, STAGES, TILE, D, DIM, BLOCK, HKV, ROWS, OWN_MMA,
+    )
+    # fmt: on
+    line = gl.arange(0, NUMBER, layout=gl.SliceLayout(1, OWN_MMA))
+    at = (batch * chunks + chunk) * HQ + head * GROUP + line
+    gl.store(lse + at, m + gl.log2(l), mask=line < GROUP)
+    at, inside = gl.expand_dims(at, 1) * DIM, gl.expand_dims(line < GROUP, 1) & (own_columns < DIM)
+    gl.store(partial + at + own_columns, acc / gl.expand_dims(l, 1), mask=inside)
+
+
+# Another longest context, or more rows alone, must not compile the kernel again.
+@jit(do_not_specialize=["table_stride", "rows", "tiles", "chunks", "parts", "own"])
+def parts_kernel(
     heads,
     norm_weight,
     rotary,
@@ -36,7 +280,11 @@ def shared_tile_kernel(
     table_stride,
     shared,
     members,
-    CHUNKS: tl.constexpr,
+    rows,
+    tiles,
+    chunks,
+    parts,
+    own,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
     G: tl.constexpr,
@@ -46,9 +294,11 @@ def shared_tile_kernel(
     EPS: tl.constexpr,
     NORM: tl.constexpr,
     BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PER: tl.constexpr,
     MEMBERS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    WARPS: tl.constexpr,
+    HALVES: tl.constexpr,
     PDL: tl.constexpr,
     PAIRS: tl.constexpr = False,
     EXACT: tl.constexpr = False,
@@ -57,87 +307,136 @@ def shared_tile_kernel(
     OFFSET: tl.constexpr = 0.0,
     ONCE: tl.constexpr = False,
 ):
-    """The parts of PER shared chunks together, for every member of a tile; MEMBERS * G is a power of two from 16 on.
+    """Write K and V of each new token, and attend to the rows of its sequence: those it shares and those it does not.
 
-    Arguments as for `attention_kernel`, and shared int32 [rows]: how many rows a sequence shares with its tile; members
-    int32 [tiles, MEMBERS]: rows of the batch, -1 for none, the first one there if any. G is the query heads of a KV
-    head made a power of two; CHUNK, a multiple of TILE, the rows of a chunk. Programs [HKV, parts, tiles]: part p of a
-    sequence takes the place of chunk p.
+    Arguments as for `attention_kernel`, and shared int32 [rows]: how many rows a sequence shares with its tile, a
+    multiple of BLOCK; members int32 [tiles, MEMBERS]: rows of the batch, -1 for none, the first one there if any,
+    and used tiles first. G is the query heads of a KV head made a power of two. Programs [HKV, parts + own * rows].
+
+    The tiles in use divide the first `parts` programs among them, at most chunks - own each; then come up to `own`
+    parts of each sequence's own rows, the new one in the last of them. They leave what `combine_parts_kernel` puts
+    together in partial fp32 [rows, chunks, HQ, DIM] and lse fp32 [rows, chunks, HQ]: own parts first, shared ones from
+    `own` on.
+    A part is read TILE rows at a time, STAGES of them on their way; HALVES: groups of warps that share the lanes of a
+    tile, the others share its rows.
+    """
+    gdc_launch_dependents(PDL)
+    head = gl.program_id(0)
+    place = gl.program_id(1)
+    LANES: tl.constexpr = D // 8
+    ROWS: tl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    SHARED_MMA: tl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[HALVES, WARPS // HALVES], instr_shape=[16, 8]
+    )
+    OWN_MMA: tl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8]
+    )
+    HELD: tl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    together = place < parts
+    if together:
+        tile = gl.arange(0, MOST_TILES, layout=gl.BlockedLayout([4], [32], [WARPS], [0]))
+        leaders = gl.load(members + tile * MEMBERS, mask=tile < tiles, other=-1)
+        used = gl.sum((leaders >= 0).to(tl.int32), 0)
+        each = parts_of_tile(used, parts, chunks, own)
+        members += place % tl.maximum(used, 1) * MEMBERS
+        part = place // tl.maximum(used, 1)
+        batch = gl.load(members)
+        slot = gl.load(active + batch, mask=batch >= 0, other=-1)
+        limit = gl.load(shared + batch, mask=slot >= 0, other=0)
+        size = shared_part(limit, each)
+        begin = part * size
+        row = limit
+        newest = False
+        idle = (part >= each) | (begin >= limit)
+        chunk = own + part
+    else:
+        batch = (place - parts) % rows
+        part = (place - parts) // rows
+        slot = gl.load(active + batch)
+        row = gl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
+        common = gl.load(shared + batch)
+        size = own_part(row - common, own)
+        begin = common + part * size
+        limit = row
+        newest = row <= begin + size
+        idle = (slot < 0) | ((part > 0) & (begin >= row))
+        chunk = part
+    if idle:
+        gdc_wait(PDL)
+        return
+    end = tl.minimum(begin + size, limit)
+    table = tables + slot.to(tl.int64) * table_stride
+    keys = gl.allocate_shared_memory(cache_k.dtype.element_ty, [STAGES, TILE, D], HELD)
+    values = gl.allocate_shared_memory(cache_v.dtype.element_ty, [STAGES, TILE, D], HELD)
+    for i in tl.static_range(STAGES):
+        # fmt: off
+        _copy(
+            keys, values, i, cache_k, cache_v, table, head, begin + i * TILE, end, TILE, D, DIM, BLOCK, HKV, ROWS
+        )
+        # fmt: on
+    # fmt: off
+    if together:
+        _shared_part(
+            heads, norm_weight, rotary, cache_k, cache_v, active, counters, table, members, partial, lse, scale_log2,
+            head, chunk, chunks, begin, end, keys, values,
+            HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, MEMBERS, TILE, STAGES, PDL, PAIRS, EXACT,
+            CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, SHARED_MMA,
+        )
+    else:
+        _own_part(
+            heads, norm_weight, rotary, cache_k, cache_v, counters, table, partial, lse, scale_log2,
+            head, chunk, chunks, begin, end, keys, values, batch, slot, row, newest,
+            HQ, HKV, G, D, DIM, ROTATED, EPS, NORM, BLOCK, TILE, STAGES, PDL, PAIRS, EXACT,
+            CAP_LOG2, TOGETHER, OFFSET, ONCE, ROWS, OWN_MMA,
+        )
+    # fmt: on
+
+
+@triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own"])
+def combine_parts_kernel(
+    partial,
+    lse,
+    active,
+    counters,
+    shared,
+    members,
+    out,
+    tiles,
+    chunks,
+    parts,
+    own,
+    HQ: tl.constexpr,
+    D: tl.constexpr,
+    DIM: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [rows, HQ, DIM] from the parts of `parts_kernel`; PADDED is the power of two from all parts of a row on.
+
+    What a sequence does not have adds exact zeros. Programs [HQ, rows].
     """
     gdc_launch_dependents(PDL)
     head = tl.program_id(0)
-    part = tl.program_id(1)
-    members += tl.program_id(2) * MEMBERS
-    GROUP: tl.constexpr = HQ // HKV
-    LANES: tl.constexpr = MEMBERS * G
-    leader = tl.load(members)
-    slot = tl.load(active + leader, mask=leader >= 0, other=-1)
-    end = tl.load(shared + leader, mask=slot >= 0, other=0)
-    first = part * CHUNK * PER
-    end = tl.minimum(end // CHUNK * CHUNK, first + CHUNK * PER)
-    if first >= end:
-        gdc_wait(PDL)
-        return
-    table = tables + slot.to(tl.int64) * table_stride
-
-    # Of each lane [LANES, 1]: its row of the batch, its query head, whether it is one.
-    lane = tl.arange(0, LANES)[:, None]
-    batch = tl.load(members + lane // G)
-    slots = tl.load(active + batch, mask=batch >= 0, other=-1)
-    position = tl.load(counters + 2 * slots + 1, mask=slots >= 0, other=0)
-    real = (slots >= 0) & (lane % G < GROUP)
-    lane = head * GROUP + lane % G
-
-    columns = tl.arange(0, D)[None, :]
-    inside = real
-    if DIM < D:
-        inside = real & (columns < DIM)
-    others = partners(columns, ROTATED, DIM, PAIRS)
-    if ROTATED > 0:
-        cosine, sine = angles(rotary + position * ROTATED, columns, ROTATED, DIM, PAIRS)
+    batch = tl.program_id(1)
+    number = tl.arange(0, PADDED)
+    columns = tl.arange(0, D)
+    tile = tl.arange(0, MOST_TILES)
+    used = tl.sum((tl.load(members + tile * MEMBERS, mask=tile < tiles, other=-1) >= 0).to(tl.int32), 0)
+    slot = tl.load(active + batch)
+    row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
+    common = tl.load(shared + batch)
+    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own)), 1)
+    together = tl.cdiv(common, shared_part(common, parts_of_tile(used, parts, chunks, own)))
+    there = (number < alone) | ((number >= own) & (number < own + together))
     gdc_wait(PDL)
-    at = (batch * (HQ + 2 * HKV) + lane) * DIM
-    q = tl.load(heads + at + columns, mask=inside, other=0.0).to(tl.float32)
-    if ROTATED > 0:
-        other = tl.load(heads + at + others, mask=inside, other=0.0).to(tl.float32)
-    if TOGETHER:
-        squares = tl.zeros([LANES, D], tl.float32)
-        for g in tl.range(HQ):
-            line = batch * (HQ + 2 * HKV) + g
-            numbers = tl.load(heads + line * DIM + columns, mask=inside, other=0.0).to(tl.float32)
-            squares += numbers * numbers
-        scale = tl.rsqrt(tl.sum(squares, 1, keep_dims=True) / (HQ * DIM) + EPS)
-    if NORM:
-        weight = tl.load(norm_weight + lane * DIM + columns, mask=inside, other=0.0)
-        if ROTATED > 0:
-            other_weight = tl.load(norm_weight + lane * DIM + others, mask=inside, other=0.0)
-        if TOGETHER:
-            other = weighed(other, scale, other_weight, OFFSET, ONCE).to(tl.float32) if ROTATED > 0 else q
-            q = weighed(q, scale, weight, OFFSET, ONCE).to(tl.float32)
-        else:
-            other = norm_heads(other, q, other_weight, DIM, EPS, OFFSET, ONCE) if ROTATED > 0 else q
-            q = norm_heads(q, q, weight, DIM, EPS, OFFSET, ONCE)
-    dtype: tl.constexpr = heads.dtype.element_ty
-    q = rotate(q, other, cosine, sine, dtype, EXACT) if ROTATED > 0 else q.to(dtype)
-
-    m = tl.full([LANES], float("-inf"), tl.float32)
-    l = tl.zeros([LANES], tl.float32)  # noqa: E741 - the names of the paper
-    acc = tl.zeros([LANES, D], tl.float32)
-    everything = tl.full([1, TILE], 1, tl.int1)
-    for start in tl.range(first, end, TILE):
-        seen = start + tl.arange(0, TILE)
-        if TILE <= BLOCK:  # both are powers of two: the tile lies in one block
-            places = tl.load(table + start // BLOCK).to(tl.int64) * BLOCK + seen % BLOCK
-        else:
-            places = tl.load(table + seen // BLOCK).to(tl.int64) * BLOCK + seen % BLOCK
-        rows = (places[:, None] * HKV + head) * DIM + columns
-        if DIM == D:
-            k = tl.load(cache_k + rows)
-            v = tl.load(cache_v + rows)
-        else:
-            k = tl.load(cache_k + rows, mask=columns < DIM, other=0.0)
-            v = tl.load(cache_v + rows, mask=columns < DIM, other=0.0)
-        m, l, acc = attend_tile(q, k, v, everything, m, l, acc, scale_log2, CAP_LOG2)  # noqa: E741
-    at = (batch * CHUNKS + part) * HQ + lane
-    tl.store(lse + at, (m + tl.log2(l))[:, None], mask=real)
-    tl.store(partial + at * DIM + columns, acc / l[:, None], mask=inside)
+    if slot >= 0:
+        part = (batch * chunks + number) * HQ + head
+        logs = tl.load(lse + part, mask=there, other=-float("inf"))
+        inside = there[:, None] & (columns < DIM)[None, :]
+        values = tl.load(partial + part[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
+        share = tl.exp2(logs - tl.max(logs, 0))
+        mixed = tl.sum(values * share[:, None], 0) / tl.sum(share, 0)
+        tl.store(
+            out + (batch * HQ + head) * DIM + columns, mixed.to(out.dtype.element_ty), mask=columns < DIM
+        )

@@ -22,6 +22,7 @@ TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32"}
+SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(("rows", "tiles", "chunks", "parts", "own"), "i32")
 
 def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **options):
     names = kernel.arg_names
@@ -38,6 +39,17 @@ def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **opti
 DENSE = """
 from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.linear import linear_kernel
+from engine.kernels.triton.shared_prefix import parts_kernel
+
+def shared(group, dim, stages, warps, **features):
+    TYPES.update(SHARED)
+    width, cut = triton.next_power_of_2(dim), dict(TILE=32, STAGES=stages, WARPS=warps, HALVES=warps // 2)
+    constants = dict(HQ=8 * group, HKV=8, G=triton.next_power_of_2(group), D=width, DIM=dim, ROTATED=dim, EPS=1e-6)
+    constants |= dict(NORM=True, BLOCK=256, MEMBERS=16, PDL=True) | cut | features
+    text, needed = ptx(parts_kernel, warps, constants)
+    before = text.split("griddepcontrol.wait;")[:2]  # the first is of programs that have nothing to do
+    early = sum(part.count("cp.async.cg") for part in before)
+    return {"early": early, "held": 32 * width // (8 * 32 * warps) * 2 * stages, "shared": needed}
 
 def linear(outputs, inputs, **flags):
     tile = choose_tile(outputs, inputs, flags.get("GATED", False))
@@ -58,7 +70,7 @@ def attention(limit, group, dim, **features):
     constants |= dict(BLOCK=256, PDL=True)
     wide = max(width // 128, 1)
     held, tiles = cut.tile * width // (256 * cut.warps * wide), cut.tiles * wide
-    constants |= dict(WARPS=cut.warps, R=held, TILES=tiles, STAGES=min(tiles, 3), SPARE=20, shared=None) | features
+    constants |= dict(WARPS=cut.warps, R=held, TILES=tiles, STAGES=min(tiles, 3), SPARE=20) | features
     text, shared = ptx(attention_kernel, cut.warps, constants)
     before = text[: text.rindex("griddepcontrol.wait;")]
     needed = shared - 20 * cut.warps * 512
@@ -72,6 +84,7 @@ print(json.dumps([
     attention(640, 4, 256, OFFSET=1.0, WINDOW=512, CAP_LOG2=72.0), attention(640, 1, 96, NORM=False, WINDOW=2047),
     attention(640, 8, 64, NORM=False, WINDOW=128),
     attention(640, 1, 128, TOGETHER=True, ONCE=True, EXACT=True), attention(640, 3, 128, ROTATED=96, PAIRS=True),
+    shared(2, 128, 4, 4), shared(4, 128, 6, 4, EXACT=True),
 ]))
 """
 EXPERTS = """

@@ -38,13 +38,13 @@ CLAMPED = FeedForward(16, bias=True, gain=1.7, limit=0.5, up_offset=1.0)
 GPT_OSS = Experts(4, 2, CLAMPED, router_bias=True, shared=replace(CLAMPED, size=8))
 
 
-def a_spec(*feeds: FeedForward | Experts) -> ModelSpec:
+def a_spec(*feeds: FeedForward | Experts, hidden: int = 40) -> ModelSpec:
     """A layer for each feed-forward."""
     spec = uniform(
         "Qwen3MoeForCausalLM",
         layers=len(feeds),
         vocab_size=24,
-        hidden_size=40,
+        hidden_size=hidden,
         max_positions=256,
         attention=Attention(1, 1, 64, head_norm=Norm(), rope=Rope()),
         feed_forward=FeedForward(8),

@@ -11,10 +11,11 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
+from engine.execute.cuda.attend_shared import PartsCut, attend_shared, choose_cut
 from engine.execute.cuda.decode_runner import ROWS
 from engine.execute.cuda.sharing import (
     LEAST,
-    QUERIES,
+    MOST_QUERIES,
     WORTH,
     KVShape,
     Sharing,
@@ -28,6 +29,7 @@ from models.spec import Attention, Norm, Rope
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK, DIM = 32, 64
+CUT = PartsCut(4, 1, 32, 2, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,17 @@ class Case:
     rows: list[int]
 
     def run(
-        self, cuts: tuple[Chunking, ...], sharing: Sharing | None, shared: list[int], members: list[list[int]]
+        self, cut: PartsCut | None, sharing: Sharing | None, shared: list[int], members: list[list[int]]
     ) -> Tensor:
+        """Without a cut nothing is shared."""
         rows = len(self.tables)
         out = torch.full((rows, self.shape.spec.heads * DIM), torch.nan, device=DEVICE)
         self.given.partial.fill_(torch.nan)
-        on_device = [torch.tensor(numbers, dtype=torch.int32, device=DEVICE) for numbers in (shared, members)]
-        common = [*shared, *[0] * (rows - len(shared))]
-        own = max(row - first for row, first in zip(self.rows, common, strict=True)) + 1
-        attend(self.shape, self.given, out, rows, cuts, sharing, own, *on_device)
+        if cut is None or sharing is None:
+            attend(self.shape, self.given, out, rows, (Chunking(1, 16, 4, 2),))
+        else:
+            numbers = [torch.tensor(given, dtype=torch.int32, device=DEVICE) for given in (shared, members)]
+            attend_shared(self.shape, self.given, out, rows, sharing, cut, *numbers)
         return out
 
     def plain(self) -> Tensor:
@@ -129,20 +133,19 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("early")
-@pytest.mark.parametrize(("heads", "per"), [((1, 1), 1), ((3, 1), 2)])
-def test_many_sequences_share_a_tile(
-    heads: tuple[int, int], per: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.execute.cuda.attend.SHARED_ROWS", per * 64)
+@pytest.mark.parametrize(
+    ("heads", "cut"), [((1, 1), PartsCut(5, 2, 64, 2, 4, 1)), ((3, 1), PartsCut(40, 1, 32, 4, 4, 2))]
+)
+def test_many_sequences_share_a_tile(heads: tuple[int, int], cut: PartsCut) -> None:
+    """With parts that have one tile, several, or none; tiles that are larger than a block."""
     made = case([(192, [200, 193, 260, 192, 210]), (128, [140, 128, 300]), (0, [30])], heads, norm=True)
     sharing = choose_sharing(FEW + 8, heads[0] // heads[1])
     assert sharing is not None
-    cuts = (Chunking(1, 16, 4, 5),)
     shared, members = share(made.tables, made.rows, KVShape(heads[0] // heads[1], BLOCK, 1), sharing)
     assert sorted(shared) == [0, *[128] * 3, *[192] * 5]
     assert len(made.rows) > FEW
     assert most_chunks(len(made.rows)) <= 80
-    torch.testing.assert_close(made.run(cuts, sharing, shared, members), made.plain(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(made.run(cut, sharing, shared, members), made.plain(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("early")
@@ -163,11 +166,11 @@ def test_what_families_ask_for_is_shared_too(features: dict[str, Any]) -> None:
     assert rotary is not None
     given = replace(usual.given, rotary=rotary[:, : spec.rotated].contiguous())
     made = replace(usual, shape=replace(usual.shape, spec=spec), given=given)
-    cuts, sharing = (Chunking(1, 16, 4, 2),), choose_sharing(FEW + 8, 2)
+    sharing = choose_sharing(FEW + 8, 2)
     assert sharing is not None
     shared, members = share(made.tables, made.rows, KVShape(2, BLOCK, 1), sharing)
     assert sum(shared) == 3 * 64
-    together, alone = made.run(cuts, sharing, shared, members), made.run(cuts, None, [], [])
+    together, alone = made.run(CUT, sharing, shared, members), made.run(None, None, [], [])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(alone, usual.plain(), rtol=1e-2)
 
@@ -175,8 +178,7 @@ def test_what_families_ask_for_is_shared_too(features: dict[str, Any]) -> None:
 def test_nothing_shared_is_what_it_was() -> None:
     """As a recorded step runs it: with the kernel, and nobody in the tiles."""
     made = case([(0, [64, *range(FEW)])], (1, 1))
-    cuts = (Chunking(1, 16, 4, 2),)
-    found = made.run(cuts, Sharing(16, 1), [0] * (FEW + 1), [[-1] * 16])
+    found = made.run(CUT, Sharing(16, 1), [0] * (FEW + 1), [[-1] * 16])
     torch.testing.assert_close(found, made.plain(), rtol=1e-4, atol=1e-4)
 
 
@@ -185,8 +187,7 @@ def test_a_row_that_nobody_has_shares_nothing() -> None:
     others = [0, *range(2, FEW + 1)]
     active = torch.tensor([0, -1, *others[1:]], dtype=torch.int32, device=DEVICE)
     less = replace(made, given=replace(made.given, active=active))
-    cuts = (Chunking(1, 16, 4, 2),)
-    found = less.run(cuts, Sharing(16, 1), [64, 0, *[64] * 7], [[*others, *[-1] * 8]])
+    found = less.run(CUT, Sharing(16, 1), [64, 0, *[64] * 7], [[*others, *[-1] * 8]])
     torch.testing.assert_close(found[others], made.plain()[others], rtol=1e-4, atol=1e-4)
     assert bool(found[1].isnan().all())
 
@@ -224,14 +225,14 @@ def test_when_it_pays() -> None:
 def test_every_size_of_a_step_has_tiles_for_all_or_no_kernel() -> None:
     assert all(choose_sharing(rows, 2) is None for rows in range(1, FEW + 1))
     assert choose_sharing(16, 2) == Sharing(16, 4)
-    assert choose_sharing(256, 4) == Sharing(16, 19)
+    assert choose_sharing(256, 4) == Sharing(8, 35)
     assert choose_sharing(256, 64) is None  # the heads of two sequences are more than a program takes
     for rows in ROWS[ROWS.index(FEW) + 1 :]:
         for group in range(1, 33):
             sharing = choose_sharing(rows, group)
             assert sharing is not None
             assert sharing.members & (sharing.members - 1) == 0
-            assert 16 <= sharing.members << (group - 1).bit_length() <= QUERIES
+            assert 16 <= sharing.members << (group - 1).bit_length() <= MOST_QUERIES
             assert rows <= sharing.members * sharing.tiles <= most_members(rows)
 
 
@@ -249,3 +250,18 @@ def test_some_read_more_together_where_that_is_more_than_all_would() -> None:
     tables, rows = tables + [[*prompt, 7000 + i, 8000 + i] for i in range(20)], rows + [rows[-1]] * 20
     shared, _ = share(tables, rows, kv, Sharing(32, 2))
     assert shared == [LEAST] * 26
+
+
+@pytest.mark.parametrize("heads", [(16, 8), (32, 8), (64, 8), (32, 32), (8, 4)])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_parts_fit_on_the_multiprocessors_and_into_the_results(heads: tuple[int, int], dim: int) -> None:
+    machine = AttentionShape(Attention(*heads, dim), 256, True, 132, 228 << 10)
+    for rows in ROWS[ROWS.index(FEW) + 1 :]:
+        sharing = choose_sharing(rows, heads[0] // heads[1])
+        assert sharing is not None
+        for own in (640, 5120, 40960):
+            cut = choose_cut(machine, rows, sharing, own)
+            assert sharing.tiles <= cut.parts
+            assert sharing.tiles <= 128
+            assert 0 < cut.own < most_chunks(rows)
+            assert 2 * cut.stages * cut.tile * machine.dim * 2 <= 112 << 10

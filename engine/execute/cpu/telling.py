@@ -1,0 +1,145 @@
+"""How the native library is told of weights: its structs, and what must stay in memory while it knows them."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from engine.kernels.native import library as native
+from engine.kernels.native.library import NativeError
+from models.network import (
+    AttentionWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    Linear,
+    NormWeights,
+    Weight,
+)
+from models.spec import Attention, Experts, FeedForward, Layer, Norm
+
+
+class Telling:
+    """Makes structs of weights. It must outlive what the library is told: it holds what that gets
+    the address of."""
+
+    def __init__(self) -> None:
+        self._alive: list[object] = []
+        self._tables: dict[int, int] = {}
+
+    def layer(self, spec: Layer, layer: LayerWeights) -> native.Layer:
+        """A layer with all its parts."""
+        found = native.Layer(
+            input_norm=self.norm(spec.attention_norm, layer.attention_norm),
+            attention_post_norm=self.norm(spec.attention_post_norm, layer.attention_post_norm),
+            mlp_norm=self.norm(spec.feed_forward_norm, layer.feed_forward_norm),
+            mlp_post_norm=self.norm(spec.feed_forward_post_norm, layer.feed_forward_post_norm),
+            attention=self._attention(spec.attention, layer.attention),
+            qkv=self.linear(layer.attention.qkv),
+            output=self.linear(layer.attention.out),
+            residual_scale=spec.residual_scale,
+        )
+        feed, weights = spec.feed_forward, layer.feed_forward
+        if isinstance(feed, Experts):
+            assert isinstance(weights, ExpertWeights)
+            found.experts = ctypes.pointer(self._experts(feed, weights))
+        else:
+            assert isinstance(weights, FeedForwardWeights)
+            found.feed = self._feed(feed, weights)
+        return found
+
+    def _attention(self, spec: Attention, weights: AttentionWeights) -> native.Attention:
+        heads = None if weights.head_norm is None else NormWeights(weights.head_norm)
+        return native.Attention(
+            head_norm=self.norm(spec.head_norm, heads),
+            rotary=None if weights.rotary is None else self._table(weights.rotary),
+            sinks=None if weights.sinks is None else self._numbers(weights.sinks),
+            together=spec.norms_all_heads,
+            rotated=spec.rotated,
+            interleaved=spec.rope is not None and spec.rope.interleaved,
+            window=spec.window or 0,
+            scale=spec.softmax_scale,
+            cap=spec.score_cap or 0.0,
+        )
+
+    def _experts(self, spec: Experts, weights: ExpertWeights) -> native.Experts:
+        found, shared = self.experts_alone(spec, weights), None
+        if spec.shared is not None:
+            assert weights.shared is not None
+            shared = self._feed(spec.shared, weights.shared)
+        found.router = self._router(weights)
+        found.selection_bias = (
+            None if weights.selection_bias is None else self._numbers(weights.selection_bias)
+        )
+        found.shared = None if shared is None else ctypes.pointer(shared)
+        found.sigmoid, found.renormalise = spec.scoring == "sigmoid", spec.renormalise
+        found.shared_gate = weights.shared_gate is not None
+        self._alive += [shared, found]
+        return found
+
+    def experts_alone(self, spec: Experts, weights: ExpertWeights) -> native.Experts:
+        """Those that are chosen from, without what chooses them."""
+        experts = (native.Feed * spec.count)(*(self._feed(spec.expert, each) for each in weights.experts))
+        self._alive.append(experts)
+        return native.Experts(experts=experts, count=spec.count, chosen=spec.chosen)
+
+    def _router(self, weights: ExpertWeights) -> native.Linear:
+        """The router, and the gate of the shared expert below it."""
+        router, gate = weights.router, weights.shared_gate
+        if gate is None:
+            return self.linear(router)
+        biases = [
+            torch.zeros(each.rows) if each.bias is None else each.bias.float() for each in (router, gate)
+        ]
+        return self.linear(Linear((*router.parts, *gate.parts), torch.cat(biases)))
+
+    def _feed(self, spec: FeedForward, weights: FeedForwardWeights) -> native.Feed:
+        return native.Feed(
+            gate_up=self.linear(weights.gate_up),
+            down=self.linear(weights.down),
+            activation=native.ACTIVATIONS.index(spec.activation),
+            gated=spec.gated,
+            gain=spec.gain,
+            limit=spec.limit or 0.0,
+            up_offset=spec.up_offset,
+        )
+
+    def linear(self, linear: Linear) -> native.Linear:
+        """Layers over the same input."""
+        matrices = [self.matrix(weight) for weight in linear.parts]
+        bias = None if linear.bias is None else self._numbers(linear.bias)
+        return native.Linear((native.Matrix * 3)(*matrices), bias, len(matrices))
+
+    def matrix(self, weight: Weight) -> native.Matrix:
+        """One weight."""
+        matrix = matrix_of(weight)
+        self._alive.append(weight)
+        return matrix
+
+    def norm(self, spec: Norm | None, norm: NormWeights | None, scale: float = 1.0) -> native.Norm:
+        """`scale` times a norm, or none."""
+        if spec is None or norm is None:
+            return native.Norm()
+        weight = self._numbers((norm.weight.float() + spec.offset) * scale)
+        bias = None if norm.bias is None else self._numbers(norm.bias.float() * scale)
+        return native.Norm(weight, bias, spec.eps, spec.kind == "layer")
+
+    def _numbers(self, numbers: Tensor) -> int:
+        """The address of an fp32 copy."""
+        copy = numbers.detach().to("cpu", torch.float32).contiguous()
+        self._alive.append(copy)
+        return copy.data_ptr()
+
+    def _table(self, numbers: Tensor) -> int:
+        """The same for what layers share."""
+        return self._tables.get(id(numbers)) or self._tables.setdefault(id(numbers), self._numbers(numbers))
+
+
+def matrix_of(weight: Weight) -> native.Matrix:
+    """How the library is told of a weight, which must outlive what it is told to. Raises NativeError."""
+    data = weight.data
+    if data.device.type != "cpu" or not data.is_contiguous():
+        raise NativeError(f"there are no native kernels for {data.dtype} weights on {data.device}")
+    return native.Matrix(
+        data.data_ptr(), data.nbytes // weight.rows, weight.format, weight.rows, weight.columns
+    )
