@@ -32,7 +32,8 @@ def serve(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="The address that the HTTP API listens on; others than this one need a key.")
+        str,
+        typer.Option(help="The address that the HTTP API listens on; one that others can reach needs a key."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Its port; 0 takes one that is free.")] = 8642,
     api_key_file: Annotated[
@@ -63,8 +64,8 @@ def serve(
 ) -> None:
     """Keep models loaded for other programs and terminals, until Ctrl+C.
 
-    Programs use the HTTP API, which is OpenAI's. chatterm run and chatterm batch find the server by themselves, and
-    answer at once.
+    Programs use the HTTP API, in the formats of OpenAI's and Ollama's clients.
+    chatterm run and chatterm batch find the server by themselves.
     """
     from chatterm.cli.durations import seconds_of
 
