@@ -160,7 +160,7 @@ class WordTokenizer:
         self.generation_defaults = {}
         self._bytes = TokenBytes(lambda token_id: f"word{token_id} ", str.encode)
 
-    def stream(self) -> TextStream:
+    def stream(self, shown: frozenset[int] = frozenset(), *, goes_on: bool = False) -> TextStream:
         """A new incremental decoder."""
         return TextStream(self._bytes, frozenset())
 

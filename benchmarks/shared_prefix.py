@@ -56,7 +56,8 @@ def step(
     places = (prefix * copies + rest * rows) * BLOCK
     token = shared + own
     counters = torch.full((rows, 2), token, dtype=torch.int64, device=device)
-    cuts, spec = choose_chunkings(rows, context_limit(token)), shape.spec
+    spec = shape.spec
+    cuts = choose_chunkings(rows, context_limit(token), spec.kv_heads)
     heads = random(rows, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
     norm = random(spec.heads + spec.kv_heads, spec.head_dim)
     rotary = random(token + 1, spec.head_dim)

@@ -17,6 +17,7 @@ from engine.errors import ContextFullError, EngineError
 from engine.events import Figures, FinishReason, TokenEvent
 from engine.machine.bandwidth import known_bandwidth
 from engine.params import UNRECOMMENDED, Constraint, SamplingParams
+from engine.schedule.channel_guide import ChannelGuide
 from engine.schedule.channels import ChannelTracker
 from engine.schedule.guide import Guide
 from engine.schedule.loop import Loop
@@ -206,12 +207,15 @@ class EngineCore:
             return ChannelTracker(known.channels, inside_think)
         return ThinkTracker(known.think_start, known.think_end, inside_think)
 
-    def _guide(self, constraint: Constraint, inside_think: bool) -> Guide:
+    def _guide(self, constraint: Constraint, inside_think: bool) -> Guide | ChannelGuide:
         from engine.sampling.grammar import Grammars  # not before somebody asks: its library takes memory
 
         with self._grammars_lock:
             self._grammars = self._grammars or Grammars(self.tokenizer, self.vocab_size)
         matcher = self._grammars.matcher(constraint)
+        channels = self.tokenizer.channels
+        if channels is not None and matcher.allows(channels.channel):
+            return ChannelGuide.of(self.tokenizer, matcher, channels)
         return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think))
 
     def start(

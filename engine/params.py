@@ -122,7 +122,7 @@ class SamplingParams:
                 f"logit_bias has {len(self.logit_bias):,} tokens; it may have {MOST_BIASED:,} at most."
             )
         for token_id, bias in self.logit_bias.items():
-            if token_id < 0 or not -100.0 <= bias <= 100.0:
+            if not (isinstance(token_id, int) and token_id >= 0 and -100.0 <= bias <= 100.0):
                 raise EngineError(
                     f"logit_bias has {bias!r} for token {token_id!r}; it must be from -100 to 100, "
                     "for a token of 0 or more."

@@ -315,7 +315,8 @@ class RemoteBackend:
 
     def _take(self, state: State) -> None:
         self._info, self._used, self._look = state.info, state.used_tokens, state.look
-        self._last, self._running = state.last, None
+        for last in state.last:
+            self._last, self._running = last, None
 
     def _events(self, answers: Answers) -> Iterator[TokenEvent]:
         try:

@@ -159,7 +159,8 @@ class State(Struct, frozen=True, array_like=True, tag="state"):
 
     info: ModelInfo | None
     used_tokens: int
-    last: Outcome | None
+    last: tuple[Outcome | None, ...]
+    """The latest answer, where the call may have changed it; else nothing."""
     look: Look
     value: Raw
     """What the call returns."""

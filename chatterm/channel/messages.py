@@ -69,8 +69,11 @@ NOTHING = Raw(_encoder.encode(None))
 
 
 def packed(value: Any) -> Raw:
-    """A body."""
-    return Raw(_encoder.encode(value))
+    """A body. Raises FrameError for text that is not valid Unicode."""
+    try:
+        return Raw(_encoder.encode(value))
+    except UnicodeEncodeError:
+        raise FrameError("The text is not valid Unicode (a lone surrogate); remove that character.") from None
 
 
 def unpacked(body: Raw | bytes, kind: type[T]) -> T:

@@ -10,7 +10,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 def seconds_of(text: str, option: str) -> float | None:
     """Seconds: of "30m", "1h30m", "90" (seconds), "0"; None for "forever" and "-1". Raises WrongUsage."""
-    plain = text.strip().lower().replace(" ", "")
+    plain = text.strip().lower()
     if plain in ("forever", "-1"):
         return None
     parts = _PART.findall(plain)

@@ -100,11 +100,10 @@ class Answering:
                 held = await self._loaded()
                 self._load_s = monotonic() - began
             self._held = held
-            if self._request.keep_alive_s is not None:
-                held.keep_alive_s = self._request.keep_alive_s if self._request.keep_alive_s >= 0 else None
+            self._host.keep(held, self._request.keep_alive_s)
             await self._loop.run_in_executor(self._workers, self._prepare)
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
-            self._fail(error)
+            self.fail(error)
 
     async def _loaded(self) -> Held:
         """A model that is on this machine. A request makes nobody read other files, or fetch any."""
@@ -124,7 +123,16 @@ class Answering:
         assert self._held is not None
         self._params = params_of(self._held.engine, self._request)
         self._asked = asked_of(self._held, self._request, self._params)
-        self._begin(0)
+        leader = self._held.requests.leader(self._asked, list(self._held.sequences))
+        if leader is None or not self._held.follow(leader, self._begin_now):
+            self._begin(0)
+
+    def _begin_now(self) -> None:
+        """The prompt that this one begins like is computed. In a thread of its own."""
+        try:
+            self._begin(0)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
+            self._loop.call_soon_threadsafe(self.fail, error)
 
     def _begin(self, number: int) -> None:
         """From any thread."""
@@ -155,6 +163,7 @@ class Answering:
 
     def send(self) -> None:
         """Say what has come since the last time."""
+        self._let_followers_begin()
         if self._is_over or self._out.blocked(self):
             return
         deltas: dict[int, _Gathered] = {}
@@ -180,6 +189,13 @@ class Answering:
             self._out.item(gathered.delta(number))
         if all(answer.is_over for answer in self._answers):
             self._close()
+
+    def _let_followers_begin(self) -> None:
+        """Whether its own client reads or not."""
+        first = self._answers[0].sequence
+        if self._held is not None and first is not None and self._held.followers:
+            for begin in self._held.begun(first):
+                self._workers.submit(begin)
 
     def _say_started(self, number: int) -> None:
         sequence, held = self._answers[number].sequence, self._held
@@ -240,7 +256,9 @@ class Answering:
 
     # -- the end
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """It is over: this went wrong."""
+        self.cancel()
         self._problem = error
         self._close()
 
@@ -284,10 +302,9 @@ class _Gathered:
     def add(self, event: TokenEvent, tokenizer: "Tokenizer") -> None:
         self.text.append(event.text)
         self.ids.append(event.token_id)
-        value = getattr(event, "logprob", None)
-        if value is not None:
-            top = [_token(tokenizer, *pair) for pair in getattr(event, "top", ())]
-            self.logprobs.append(Logprob(_token(tokenizer, event.token_id, value), tuple(top)))
+        if event.logprob is not None:
+            top = tuple(_token(tokenizer, *pair) for pair in event.top)
+            self.logprobs.append(Logprob(_token(tokenizer, event.token_id, event.logprob), top))
 
     def delta(self, index: int) -> Delta:
         return Delta(index, "".join(self.text), self.kind, tuple(self.ids), tuple(self.logprobs))

@@ -254,6 +254,7 @@ def main() -> int:
 
     def ready(calls: EngineProcess) -> None:
         print("ready", flush=True)
+        os.dup2(2, 1)  # nobody reads what else libraries print
 
     try:
         process = msgspec.json.decode(line, type=ProcessOptions)

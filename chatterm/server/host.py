@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,10 +36,28 @@ class Held:
     """On the monotonic clock; of no use while somebody uses it."""
     sequences: set[Any] = field(default_factory=set)
     """What runs for requests now."""
+    followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
+    """What begins once a sequence has its first token: it needs what that computes."""
+    lock: Any = field(default_factory=threading.Lock)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+
+    def follow(self, leader: Any, begin: Callable[[], None]) -> bool:
+        """Have `begin` called once the sequence `leader` has its first token; False where it has, or is over."""
+        with self.lock:
+            if leader.first_token or leader.finished.is_set():
+                return False
+            self.followers.append((leader, begin))
+            return True
+
+    def begun(self, leader: Any) -> list[Callable[[], None]]:
+        """What waited for this sequence, which has its first token or is over."""
+        with self.lock:
+            ready = [begin for other, begin in self.followers if other is leader]
+            self.followers = [waiting for waiting in self.followers if waiting[0] is not leader]
+            return ready
 
     def left(self, now: float) -> float | None:
         """Seconds until it is unloaded; None: never, as things stand."""
@@ -75,21 +93,27 @@ class Host:
     def find(self, name: str) -> Held | None:
         """The loaded model of this name, without using it."""
         with self._state:
+            # One whose thread has ended after an error is loaded again.
+            self._held = [held for held in self._held if not held.engine.is_closed]
             return next((held for held in self._held if name in held.aliases), None)
 
     def take(
         self, name: str, on_progress: OnProgress | None = None, keep_alive_s: float | None = None
     ) -> Held:
-        """Use a model until `give_back`; it is loaded if it is not. `keep_alive_s` None leaves that as it is.
+        """Use a model until `give_back`; it is loaded if it is not. `keep_alive_s` is as in `keep`.
 
         Raises ModelError and EngineError.
         """
         if (held := self.take_loaded(name)) is None:
             with self._loading:
                 held = self.take_loaded(name) or self._add(name, on_progress)
-        if keep_alive_s is not None:
-            held.keep_alive_s = keep_alive_s if keep_alive_s >= 0 else None
+        self.keep(held, keep_alive_s)
         return held
+
+    def keep(self, held: Held, keep_alive_s: float | None) -> None:
+        """Let a model stay so long once nobody uses it; below 0: for ever, None: as the server was started."""
+        usual = self.keep_alive_s if keep_alive_s is None else keep_alive_s
+        held.keep_alive_s = usual if usual is None or usual >= 0 else None
 
     def take_loaded(self, name: str) -> Held | None:
         """The same of a model that is loaded; None where it is not. Returns at once."""

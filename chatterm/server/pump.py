@@ -18,6 +18,9 @@ class Source(Protocol):
     def send(self) -> None:
         """Send all there is. On the event loop's thread."""
 
+    def fail(self, error: Exception) -> None:
+        """Sending has failed: this is its end."""
+
 
 class Pump:
     """Has streams send what they have: the first thing at once, what comes soon after it together."""
@@ -62,4 +65,7 @@ class Pump:
     def _send(self, source: Source, now: float) -> None:
         source.waits = False  # before it looks: what comes from now on wakes it again
         source.due = now + INTERVAL
-        source.send()
+        try:
+            source.send()
+        except Exception as error:  # noqa: BLE001 (whatever it is, the others are served)
+            source.fail(error)

@@ -1,7 +1,6 @@
 """What a request asks for, as the engine knows it: prompts and sampling."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from chatterm.backends.backend import EngineError, ModelError
 from chatterm.server.host import Held
 from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
+from chatterm.server.tool_grammar import spelled
 from chatterm.server.tools import marks_of
-from engine import params as engine_params
+from engine.params import Constraint as EngineConstraint
 from engine.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -89,24 +89,12 @@ def message_of(message: ChatMessage) -> dict[str, Any]:
     return made
 
 
-_NAMED = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<([^<>\s"]+)>')
-"""In a grammar: texts and expressions, which are left alone, and names of special tokens."""
-
-
-def _constraint(tokenizer: "Tokenizer", asked: Constraint) -> Any:
+def _constraint(tokenizer: "Tokenizer", asked: Constraint) -> EngineConstraint:
     """A constraint as the engine knows it. Raises RequestError."""
-    made = getattr(engine_params, "Constraint", None)
-    if made is None:
-        raise _wrong("response_format", "Answers in a given format are not supported by this engine.")
-
-    def numbered(found: re.Match[str]) -> str:
-        name = found[1] or ""
-        token = tokenizer.token_id(name if name[:1] == "[" else f"<{name}>")
-        return found[0] if token is None else f"<[{token}]>"
-
-    text = _NAMED.sub(numbered, asked.text) if asked.kind == "lark" else asked.text
     try:
-        return made(asked.kind, text)
+        if asked.kind == "calls":
+            return EngineConstraint("lark", spelled(asked.text, tokenizer.token_id))
+        return EngineConstraint(asked.kind, asked.text)
     except EngineError as error:
         raise _wrong("response_format", str(error)) from None
 
@@ -130,7 +118,9 @@ def _object(text: str) -> Any:
         return text
 
 
-_FIELDS: Mapping[str, Any] = {field.name: field for field in fields(SamplingParams)}
+_FIELDS: Mapping[str, Any] = {
+    field.name: field for field in fields(SamplingParams) if field.name != "constraint"
+}
 
 
 def _is_valid(name: str, value: Any) -> bool:

@@ -131,18 +131,19 @@ class Terminal:
             try:
                 value = self._run(job)
             except Exception as error:  # noqa: BLE001 (whatever it is, the terminal is told)
-                job.end(self._state(None), None if isinstance(error, _Cancelled) else error)
+                job.end(self._state(job, None), None if isinstance(error, _Cancelled) else error)
             else:
-                job.end(self._state(value), None)
+                job.end(self._state(job, value), None)
         if self._backend is not None:
             with suppress(Exception):
                 self._backend.close()
 
-    def _state(self, value: Any) -> State:
+    def _state(self, job: "_Job", value: Any) -> State:
         backend = self._backend
         if backend is None:
-            return State(None, 0, None, Look(None, None), packed(value))
-        return State(backend.info, backend.used_tokens, backend.last, look(backend), packed(value))
+            return State(None, 0, (None,), Look(None, None), packed(value))
+        last = (backend.last,) if job.method in _CHANGE else ()
+        return State(backend.info, backend.used_tokens, last, look(backend), packed(value))
 
     def _run(self, job: "_Job") -> Any:
         if job.cancelled:
@@ -283,6 +284,9 @@ class _Job:
                 return
             yield replace(request, sampling=sampling_of(request.sampling))
 
+    def fail(self, error: Exception) -> None:
+        self._stream.failed(error)
+
     def send(self) -> None:
         if self._stream.blocked(self):
             return
@@ -344,3 +348,5 @@ _CALLS = frozenset(
         *("begin_title", "models", "catalogue"),
     }
 )
+_CHANGE = frozenset({"open", "switch", "send", "retry", "resume", "load_path", "undo", "reset"})
+"""Calls after which another answer may be the latest."""

@@ -5,7 +5,7 @@ on from the rows that are there; and what the next one probably begins with is w
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Lock
@@ -119,6 +119,20 @@ class Requests:
         (seed,) = seeds(params.seed, number + 1)[number:]
         output = self._engine.output(params, asked.inside_think, asked.shown)
         return self._engine.start(asked.rows.copy(), replace(params, seed=seed), output, None, 0, follow)
+
+    def leader(self, asked: Asked, running: Iterable[Running]) -> Running | None:
+        """Who of those that run computes a good part of this prompt now: what begins after its first token finds that.
+
+        It may take as long as a step of the engine.
+        """
+        others = [one for one in running if not one.first_token and not one.finished.is_set()]
+        if not others:
+            return None
+        keys = asked.rows.keys
+        size = self._engine.cached_rows(asked.rows) + self._engine.block_size
+        if len(keys) <= size:
+            return None
+        return next((other for other in others if other.rows.keys[:size] == keys[:size]), None)
 
     def over(self, asked: Asked, sequence: Running, text: str, settles: bool = True) -> None:
         """An answer has ended that reads `text` without its thinking; it is known from now on. Returns soon.

@@ -59,6 +59,10 @@ class Matcher:
         """The answer may end here."""
         return self._matcher.is_accepting()
 
+    def allows(self, token_id: int) -> bool:
+        """This token may follow."""
+        return self._matcher.validate_tokens([token_id]) == 1
+
     def push(self, token_id: int) -> None:
         """Go on with this token. Raises EngineError where it may not follow, or the grammar is too complex for that."""
         if not self._matcher.consume_token(token_id):

@@ -127,11 +127,12 @@ def log_chances(logits: Tensor, token_id: int, count: int) -> Drawn:
         return Drawn(token_id)
     logits = logits.float()
     whole = logits.logsumexp(-1)
-    # All that equal the last one are looked at: topk takes any of them.
-    least = logits.topk(count).values[-1] if count else logits.new_tensor(math.inf)
-    ids = (logits >= least).nonzero().squeeze(1)
-    values, order = logits[ids].sort(descending=True, stable=True)
     chosen = float(logits[token_id] - whole)
+    if count == 0:
+        return Drawn(token_id, chosen)
+    # All that equal the last one are looked at: topk takes any of them.
+    ids = (logits >= logits.topk(min(count, len(logits))).values[-1]).nonzero().squeeze(1)
+    values, order = logits[ids].sort(descending=True, stable=True)
     top = zip(ids[order[:count]].tolist(), (values[:count] - whole).tolist(), strict=True)
     return Drawn(token_id, chosen, tuple(top))
 

@@ -92,16 +92,13 @@ class Guide:
     def fill(self, words: Words) -> None:
         """Write which tokens may follow. Raises EngineError where the grammar is too complex to tell."""
         if self._tracker.inside:
-            words.fill(-1)
-            for stop in self.stop_ids:
-                if stop // 32 < len(words):
-                    words[stop // 32] &= ~_bit(stop)
+            free(words, self.stop_ids)
         elif self._due:
             only(words, self._due[0])
         else:
             self._matcher.fill(words)
             if self._may_think and self.opener is not None:
-                words[self.opener // 32] |= _bit(self.opener)
+                allow(words, self.opener)
 
     def forced(self) -> list[int]:
         """The tokens that must follow, in their order; there may be more behind them."""
@@ -116,6 +113,19 @@ class Guide:
     def _restart(self) -> None:
         self.count, self._due, self._thought = 0, [], False
         self._matcher, self._tracker = self.start.copy(), self.track()
+
+
+def free(words: Words, stop_ids: Items[int]) -> None:
+    """Allow everything but these."""
+    words.fill(-1)
+    for stop in stop_ids:
+        if stop // 32 < len(words):
+            words[stop // 32] &= ~_bit(stop)
+
+
+def allow(words: Words, token: int) -> None:
+    """Allow this token, too."""
+    words[token // 32] |= _bit(token)
 
 
 def only(words: Words, token: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.events import Kind, TokenEvent
+from engine.schedule.channel_guide import ChannelGuide
 from engine.schedule.channels import ChannelTracker
 from engine.schedule.guide import Guide
 from engine.schedule.reasoning import ThinkTracker
@@ -24,7 +25,7 @@ class Output:
     stop: tuple[str, ...] = ()
     stopped: bool = False
     """A stop string was found."""
-    guide: Guide | None = None
+    guide: Guide | ChannelGuide | None = None
     """What may be sampled, where the answer has to match a constraint."""
     reasoning_tokens: int = 0
     kind: Kind = "answer"

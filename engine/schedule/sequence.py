@@ -14,6 +14,7 @@ from engine.cache.rows import Rows
 from engine.events import FinishReason, TokenEvent, TurnStats
 from engine.params import SamplingParams
 from engine.sampling.sampler import SamplerState
+from engine.schedule.channel_guide import ChannelGuide
 from engine.schedule.guide import Guide, Words, only
 from engine.schedule.output import Output
 
@@ -110,7 +111,7 @@ class Sequence:
         self.seed = randbits(63) if given is None else given
 
     @property
-    def guide(self) -> Guide | None:
+    def guide(self) -> Guide | ChannelGuide | None:
         """What may be sampled next; None: anything."""
         return self.output.guide if self.output is not None else None
 

@@ -27,7 +27,7 @@ from models.load import is_out_of_memory
 MOST_FORCED = 64
 """Tokens that a constraint puts in at once; what it forces beyond them comes with the next token."""
 FEWEST_FORCED = 4
-"""So many at least, where it takes leaving a slot and getting one again."""
+"""So many at least for each sequence in a slot: others wait while what one is forced to say is computed as a prompt."""
 
 
 @dataclass(slots=True)
@@ -294,12 +294,12 @@ class EngineStep:
         sequence.told = told + 1
 
     def _jump_ahead(self) -> None:
-        """Those in slots jump where that takes fewer steps: what they are forced to say is computed as a prompt is."""
+        """Those in slots leave them and jump where that takes far fewer steps than it costs the others."""
         jumping, self._guided = self._guided, []
         for sequence in jumping:
-            if sequence.joined and self.jumps:
+            if self.jumps and self.decoding is not None and sequence.joined:
                 with self._ending(lambda: [sequence]):  # noqa: B023 - it is called here
-                    self._jump(sequence, FEWEST_FORCED)
+                    self._jump(sequence, FEWEST_FORCED * len(self.decoding.joined))
 
     def _take(self, sequence: Sequence, drawn: Drawn) -> None:
         """What a new token means for its sequence: text, events, whether it goes on."""

@@ -41,12 +41,17 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens`: the names the template may use (bos_token, eos_token, ...) with their text."""
-        self.source = source
+        self._source = source
         self._special_tokens = dict(special_tokens)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: Callable[[], object] = lambda: None
         """Ends the process; it happens by itself when nobody has the template any more, and when Python ends."""
+
+    @property
+    def source(self) -> str:
+        """The template itself."""
+        return self._source
 
     def render(
         self,
@@ -135,7 +140,7 @@ class ChatTemplate:
         self._process, self._stop = process, weakref.finalize(self, _kill, process)
         assert process.stdin is not None
         with suppress(OSError):  # whoever asks it something sees that it has ended
-            process.stdin.write(json.dumps(self.source).encode() + b"\n")
+            process.stdin.write(json.dumps(self._source).encode() + b"\n")
         return process
 
 

@@ -265,6 +265,7 @@ def test_settings_out_of_range() -> None:
         {"logprobs": -1},
         {"logit_bias": {3: 101.0}},
         {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {"3": 1.0}},
         {"logit_bias": dict.fromkeys(range(1025), 1.0)},
         {"logit_bias": {3: float("nan")}},
     ):

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError
+from engine.kernels.native import library as native
 from engine.params import SamplingParams
-from engine.sampling.sampler import SamplerState, sample
+from engine.sampling.sampler import Drawn, SamplerState, allowed, edit, log_chances, penalise, sample
 
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0, -1.5, -2.0, -4.0])
 DRAWS = 4000
@@ -146,3 +147,60 @@ def test_a_huge_temperature_and_top_k_leave_every_token_its_chance() -> None:
 def test_a_value_out_of_range_is_named(name: str, value: object) -> None:
     with pytest.raises(EngineError, match=name):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_frequency_penalty_counts() -> None:
+    logits = torch.tensor([2.0, 1.5, 0.9])
+    params = SamplingParams(temperature=0.0, frequency_penalty=0.4, presence_penalty=0.05)
+    state = SamplerState.create(params, [1, 0], 3, torch.device("cpu"), earlier=[0])
+    drawn = []
+    for _ in range(6):
+        drawn.append(sample(logits, state))
+        state.note(drawn[-1])
+    # 2 - 0.45 once; then each token falls by 0.4 as often as it comes, and by 0.05 the first time
+    assert drawn == [0, 1, 0, 1, 2, 0]
+
+
+def test_a_bias_is_added_before_everything_else() -> None:
+    logits = torch.tensor([1.0, 0.5, 0.0, -1.0])
+    params = SamplingParams(temperature=0.0, logit_bias={3: 3.0, 0: -100.0}, repetition_penalty=2.0)
+    assert sample(logits, SamplerState.create(params, [], 4, torch.device("cpu"))) == 3
+    assert sample(logits, SamplerState.create(params, [3], 4, torch.device("cpu"))) == 3
+    params = SamplingParams(temperature=0.0, logit_bias={3: 1.4}, repetition_penalty=2.0)
+    assert sample(logits, SamplerState.create(params, [3], 4, torch.device("cpu"))) == 0
+
+
+def test_log_probabilities_are_those_of_the_logits_and_the_lower_of_equals_comes_first() -> None:
+    logits = torch.tensor([0.0, 3.0, -torch.inf, 3.0, 1.0, 3.0]).bfloat16()
+    wanted = logits.double().log_softmax(-1).tolist()
+    for count in (0, 1, 2, 5, 6):
+        told = log_chances(logits, 4, count)
+        assert told.token_id == 4
+        assert told.logprob == pytest.approx(wanted[4], abs=1e-5)
+        assert [id for id, _ in told.top] == [1, 3, 5, 4, 0, 2][:count]
+        assert [chance for _, chance in told.top] == pytest.approx(
+            [wanted[id] for id, _ in told.top], abs=1e-5
+        )
+    assert log_chances(logits, -1, 3) == Drawn(-1)
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_mask_leaves_what_it_allows(has_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_kernels:
+        monkeypatch.setattr(native, "problem", lambda: "there are none")
+    mask = torch.tensor([-(2**31), 1], dtype=torch.int32)  # tokens 31 and 32
+    assert allowed(mask, 40).nonzero().flatten().tolist() == [31, 32]
+    for params in (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=5, top_p=0.9)):
+        state = SamplerState.create(params, [], 40, torch.device("cpu"))
+        logits = torch.arange(40.0)
+        logits[31] = 31.5
+        before = logits.clone()
+        assert {sample(logits, state, mask) for _ in range(30)} <= {31, 32}
+        assert torch.equal(logits, before)
+
+
+def test_a_request_that_asks_for_nothing_keeps_its_bits() -> None:
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(1))
+    state = SamplerState.create(SamplingParams(), [], 40, torch.device("cpu"))
+    assert (state.seen, state.generated, state.biased) == (None, None, None)
+    assert torch.equal(penalise(edit(logits, state, None), state), logits)

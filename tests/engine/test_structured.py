@@ -252,6 +252,26 @@ def test_the_constraint_begins_where_the_thinking_ends(tmp_path: Path, kind: str
         assert re.fullmatch(REGEX.text, answer.text)
 
 
+@pytest.mark.parametrize("thoughts", [[], ["so"], ["so", "now a call"]])
+def test_a_grammar_that_writes_its_own_header(tmp_path: Path, thoughts: list[str]) -> None:
+    """A call, in the harmony format: it is a message of its own, after any number of messages of thinking."""
+    tokenizer = harmony_tokenizer()
+    ids = {name: tokenizer.token_id(f"<|{name}|>") for name in ("channel", "message", "call", "start")}
+    header = f'<[{ids["channel"]}]> "commentary to=f" <[{ids["message"]}]>'
+    grammar = f'start: {header} %json {{"type": "integer", "maximum": 99, "minimum": 0}} <[{ids["call"]}]>'
+    with tiny_engine(tmp_path, CONFIG, tokenizer) as engine:
+        said = "".join(f"<|channel|>analysis<|message|>{text}<|end|>" for text in thoughts)
+        said += "<|channel|>commentary no{}<|call|>"  # what lies between is forced: nobody is asked for it
+        params = SamplingParams(temperature=0.0, constraint=Constraint("lark", grammar))
+        answer = scripted(engine, tokenizer.encode(said), params)
+        text = tokenizer.decode(answer.token_ids, skip_special=False)
+        end = text.rindex("<|channel|>")
+        assert re.fullmatch(r"<\|channel\|>commentary to=f<\|message\|>[0-9]{1,2}<\|call\|>", text[end:])
+        whole = "".join(f"<|channel|>analysis<|message|>{text}<|end|><|start|>assistant" for text in thoughts)
+        assert text[:end] == whole
+        assert answer.finish_reason is FinishReason.EOS
+
+
 def test_a_thinking_that_is_cut_short_leads_to_an_answer_that_matches(tmp_path: Path) -> None:
     with tiny_engine(tmp_path, CONFIG) as engine:
         chat = engine.chat()

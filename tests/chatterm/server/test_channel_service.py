@@ -180,6 +180,25 @@ async def test_the_same_conversation_is_computed_once(service: ChannelService, s
     engine.check()
 
 
+async def test_what_prompts_share_is_computed_once(service: ChannelService, served: Served) -> None:
+    engine = served.engine
+    await until(lambda: not served.running)
+    gate, before = Gate(engine, steps=1), engine.scripted.rows_computed
+    engine.scripted.script = []
+    long = "river " * 50
+    requests = [asks(messages=None, prompt=long + str(n), sampling={"max_tokens": 2}) for n in range(3)]
+    first = asyncio.create_task(answers_of(service, requests[0]))
+    await until(lambda: len(served.running) == 1)  # the gate holds it in its second chunk
+    others = [asyncio.create_task(answers_of(service, request)) for request in requests[1:]]
+    await until(lambda: engine._loop._jobs.qsize() >= 2)  # they look for what is there
+    gate.open()
+    answers = await asyncio.gather(first, *others)
+    new = [started.prompt_tokens - started.cached_tokens for ((started,), _) in answers]
+    assert new[0] == len(long) + 1
+    assert max(new[1:]) <= engine.block_size + 1
+    assert engine.scripted.rows_computed - before <= len(long) + 3 * (engine.block_size + 4)
+
+
 async def test_a_client_that_never_reads_holds_up_nobody(service: ChannelService, served: Served) -> None:
     peer = await asyncio.to_thread(greeted)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

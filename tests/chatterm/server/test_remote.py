@@ -121,6 +121,7 @@ STEPS: dict[str, Step] = {
     "after": lambda backend: list(backend.send("And now?")),
     "empty": lambda backend: refused(lambda: list(backend.send(" "))),
     "long": lambda backend: refused(lambda: list(backend.send("word " * 2000))),
+    "surrogate": lambda backend: refused(lambda: list(backend.send("\ud800")))[1][:26],
     "title": lambda backend: backend.begin_title("q", "a"),
     "nobody": lambda backend: refused(lambda: backend.switch("nobody")),
     "wrong": lambda backend: refused(lambda: backend.set_sampling({"temperature": -1})),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chatterm.server.requested import _NAMED, message_of
+from chatterm.server.requested import message_of
 from chatterm.server.service import ChatMessage, ToolCall
 from chatterm.server.tools import marks_of, tool_format
 from tests.engine.tiny import TEMPLATE, tiny_tokenizer
@@ -33,8 +33,3 @@ def test_the_template_tells_how_tools_are_called(template: str, format: str | No
 
 def test_marks_around_calls() -> None:
     assert marks_of(tiny_tokenizer()) == frozenset()
-
-
-def test_names_of_tokens_in_a_grammar() -> None:
-    text = 'start: <|tag|> "<|text|>" /a<b>c/ <[CALLS]> <[12]>'
-    assert [found[1] for found in _NAMED.finditer(text)] == ["|tag|", None, None, "[CALLS]", "[12]"]

@@ -25,7 +25,7 @@ from models.spec import Experts, FeedForward, each_layer
 from models.weights.block_formats import Kind
 from tests.engine import fake_flash
 from tests.engine.host_split import split
-from tests.engine.kernels.test_experts import ERNIE, GPT_OSS, QWEN, SIGMOID, a_network, a_spec
+from tests.engine.kernels.test_experts import ERNIE, GPT_OSS, QWEN, a_network, a_spec
 from tests.engine.kernels.test_rows import BLOCKS, SLOTS, Case
 
 EVEN = Experts(4, 2, FeedForward(32))
@@ -39,23 +39,23 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def whole() -> Network:
-    spec = a_spec(QWEN, FeedForward(8), ERNIE, SIGMOID, GPT_OSS)
+    spec = a_spec(QWEN, ERNIE, GPT_OSS)
     return a_network(
-        each_layer(spec, lambda index, layer: replace(layer, residual_scale=0.5) if index == 4 else layer)
+        each_layer(spec, lambda index, layer: replace(layer, residual_scale=0.5) if index == 2 else layer)
     )
 
 
 @pytest.fixture(scope="module")
 def halved(whole: Network) -> Network:
     """One layer of experts on the device, others in host memory: with a shared one beside, with biases and a clamp."""
-    found = split(whole, {2, 3, 4})
+    found = split(whole, {1, 2})
     assert unsupported(found) is None
     return found
 
 
 @pytest.fixture(scope="module")
 def host(halved: Network) -> HostExperts:
-    found = HostExperts(halved, Pool(2))
+    found = HostExperts(halved, Pool(1))
     found.prepare(fetches=True, fixed=False)
     return found
 
@@ -63,7 +63,7 @@ def host(halved: Network) -> HostExperts:
 def test_a_step_gives_what_it_gives_in_one_place_and_each_row_what_it_gets_alone(
     whole: Network, halved: Network, host: HostExperts
 ) -> None:
-    case = Case(whole, [0, 3, 17, 5, 1, 2, 1, 33, 31])
+    case = Case(whole, [0, 3, 17])
     decoder = FusedDecoder(halved, case.cache, case.slots.given, pdl=False, on_host=host)
     plain = PlainDecoder(whole, case.cache, case.slots.given, "triton")
     slots = [2, 0]  # of three rows one has no sequence
@@ -102,7 +102,7 @@ def test_a_prompt_gives_what_it_gives_in_one_place(
     monkeypatch.setattr(host, "fetch_from", 37 if fetches else 38)
     tokens, found = 37, []
     for program in (FusedPrefill(whole), FusedPrefill(halved, host)):
-        cache = KVCache(5, 4, 16, 1, 64, torch.float32, CPU)
+        cache = KVCache(3, 4, 16, 1, 64, torch.float32, CPU)
         plan = SdpaBackend(cache, 1).plan(StepBatch((Span((3, 1, 2), 0, tokens),)))
         with torch.inference_mode():
             found.append(program.forward(torch.arange(tokens) * 7 % 24, torch.arange(tokens), plan))
@@ -114,7 +114,7 @@ def test_a_prompt_gives_what_it_gives_in_one_place(
 def test_blocks_are_fetched_as_the_numbers_that_they_stand_for() -> None:
     whole = a_network(a_spec(EVEN, EVEN, hidden=32))
     halved = split(whole, {0, 1}, Kind.Q8_0)
-    host = HostExperts(halved, Pool(2))
+    host = HostExperts(halved, Pool(1))
     host.prepare(fetches=True, fixed=True)
     found = []
     for program in (FusedPrefill(whole), FusedPrefill(halved, host)):
@@ -146,9 +146,9 @@ def test_padding_chooses_no_experts(
     span = Span((3, 1), 0, 10, tuple(range(10)), tuple(range(10)), wanted=True)
     found = []
     for network, experts in ((whole, None), (halved, host)):
-        cache = KVCache(5, 5, 256, 1, 64, torch.float32, CPU)
+        cache = KVCache(3, 5, 256, 1, 64, torch.float32, CPU)
         cache.kv.fill_(float("nan"))
         padded = PaddedPrefill(network, cache, FlashBackend(cache), 600, None, experts)
         found.append(padded.run((span,))[0].clone())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
-    assert rows == [10, 10, 10]
+    assert rows == [10, 10]

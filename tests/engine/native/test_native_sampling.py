@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.kernels.native import library as native
 from engine.params import SamplingParams
-from engine.sampling.sampler import SamplerState, choices, sample
+from engine.sampling.sampler import SamplerState, allowed, choices, sample
 
 pytestmark = pytest.mark.skipif(native.problem() is not None, reason="there are no native kernels here")
 
@@ -67,6 +67,24 @@ def test_a_chance_falls_on_the_token_that_it_falls_on_in_the_plain_sampler(
             continue
         place = found if ids is None else int((ids == found).nonzero()[0])
         assert (float(ends[place - 1]) if place else 0.0) - 1e-4 <= chance <= float(ends[place]) + 1e-4
+
+
+@given(
+    vocab=st.sampled_from((1, 31, 32, 33, 1031)),
+    seed=st.integers(0, 2**31),
+    share=st.sampled_from((0.0, 0.05, 0.9)),
+)
+def test_a_mask_hides_what_it_does_not_allow(vocab: int, seed: int, share: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(vocab, generator=generator)
+    bits = torch.rand(-(-vocab // 32), 32, generator=generator) < share
+    words = (bits.long() << torch.arange(32)).sum(1)
+    mask = torch.where(words >= 2**31, words - 2**32, words).int()
+    hidden = ~bits.flatten()[:vocab]
+    assert torch.equal(allowed(mask, vocab), ~hidden)
+    assert torch.equal(native.masked(logits, mask), logits.masked_fill(hidden, -torch.inf))
+    with pytest.raises(ValueError, match="words"):
+        native.masked(torch.zeros(32 * len(mask) + 1), mask)
 
 
 def test_of_tokens_alike_the_first_ones_are_taken() -> None:

@@ -1,0 +1,108 @@
+"""What may be sampled next where a grammar writes the headers of its messages itself (calls, in the harmony format)."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineError
+from engine.schedule.guide import Words, allow, free, only
+from models.text.tokenizer import Tokenizer
+from models.text.tokenizer_parts import Channels
+
+if TYPE_CHECKING:
+    from engine.sampling.grammar import Matcher
+
+
+@dataclass(slots=True)
+class ChannelGuide:
+    """Follows messages of thinking, which are free, and then a message that the grammar describes, header and all.
+
+    Does what `Guide` does, whose grammars begin behind the header of the answer. Both kinds of message begin alike.
+    """
+
+    start: "Matcher"
+    channels: Channels
+    stop_ids: tuple[int, ...]
+    thought: tuple[int, ...]
+    """The header of thinking."""
+    between: tuple[int, ...]
+    """What stands between the end of a message and the next header."""
+    count: int = 0
+    _matcher: "Matcher | None" = field(init=False)
+    """None: what was written of the header is no beginning of the grammar."""
+    _header: list[int] | None = field(init=False)
+    """A header that may still be one of thinking."""
+    _due: list[int] = field(init=False)
+    _thinks: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._restart()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, start: "Matcher", channels: Channels) -> "ChannelGuide":
+        """One for an answer of the model with this tokenizer."""
+        name = tokenizer.encode("analysis")
+        header = (channels.channel, *name, channels.message)
+        between = channels.closing[1 : -channels.header]
+        return cls(start, channels, tuple(sorted(tokenizer.stop_ids)), header, between)
+
+    def follow(self, tokens: Items[int]) -> None:
+        """As `Guide.follow`."""
+        if len(tokens) < self.count:
+            self._restart()
+        for token in tokens[self.count :]:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        """As `Guide.push`."""
+        self.count += 1
+        if self._thinks:
+            if token == self.channels.end:
+                self._thinks, self._due = False, list(self.between)
+        elif self._due:
+            self._due = self._due[1:]
+        elif self._header is not None:
+            self._push_header(token, self._header)
+        elif token not in self.stop_ids and self._matcher is not None:
+            self._matcher.push(token)
+
+    def _push_header(self, token: int, header: list[int]) -> None:
+        before, self._matcher = self._matcher, None
+        header.append(token)
+        thinks = tuple(header) == self.thought[: len(header)]
+        if before is not None:
+            tried = before.copy()
+            try:
+                tried.push(token)
+                self._matcher = tried
+            except EngineError:
+                if not thinks:
+                    raise
+        if not thinks:
+            self._header = None
+        elif len(header) == len(self.thought):
+            self._thinks, self._header, self._matcher = True, [], self.start.copy()
+
+    def fill(self, words: Words) -> None:
+        """As `Guide.fill`."""
+        if self._thinks:
+            return free(words, self.stop_ids)
+        if self._due:
+            return only(words, self._due[0])
+        if self._matcher is not None:
+            self._matcher.fill(words)
+        else:
+            words.fill(0)
+        if self._header is not None:
+            allow(words, self.thought[len(self._header)])
+        return None
+
+    def forced(self) -> list[int]:
+        """As `Guide.forced`."""
+        if self._thinks or self._matcher is None:
+            return []
+        return list(self._due) or ([] if self._header is not None else self._matcher.forced())
+
+    def _restart(self) -> None:
+        self.count, self._due, self._thinks = 0, [], False
+        self._header, self._matcher = [], self.start.copy()
