@@ -15,6 +15,7 @@ from langchain_openai import ChatOpenAI
 
 from chatterm.server.app import make_app
 from chatterm.server.channel_service import ChannelService
+from chatterm.server.limits import Limits
 from chatterm.server.web import listen, make_server
 from tests.chatterm.server.conftest import Gate, Served
 
@@ -41,11 +42,16 @@ class Site:
 
 
 @pytest.fixture
-def site(served: Served) -> Iterator[Site]:
+def limits() -> Limits:
+    return Limits()
+
+
+@pytest.fixture
+def site(served: Served, limits: Limits) -> Iterator[Site]:
     host = served.calls.host
     host.give_back(host.take("tiny"))
     service = ChannelService()
-    app = make_app(service)
+    app = make_app(service, limits)
     sock = listen(app, "127.0.0.1", 0)
     server = make_server(app)
 
@@ -132,3 +138,14 @@ def test_each_client_gets_the_same_answer(site: Site) -> None:
     )
     assert "".join(found.json()["token_strs"]) == "river"
     assert 'vllm:num_requests_running{model_name="tiny"} 0' in httpx.get(f"{site.url}/metrics").text
+
+
+@pytest.mark.parametrize("limits", [Limits(context=60)])
+def test_a_request_keeps_to_its_share_of_the_context(site: Site) -> None:
+    with site.client as client:
+        site.script("x" * 200)
+        answer = client.completions.create(model="tiny", prompt="y" * 50, max_tokens=100)
+        assert (answer.usage.total_tokens, answer.choices[0].finish_reason) == (60, "length")
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="tiny", prompt="y" * 60)
+        assert caught.value.code == "context_length_exceeded"
