@@ -14,7 +14,7 @@ from chatterm.backends.backend import ContextFullError, EngineError, FinishReaso
 from chatterm.channel.frames import FrameError
 from chatterm.server.host import Held, Host
 from chatterm.server.pump import Pump
-from chatterm.server.requested import asked_of, params_of
+from chatterm.server.requested import asked_of, bounded, params_of
 from chatterm.server.service import (
     Delta,
     Ended,
@@ -123,6 +123,7 @@ class Answering:
         assert self._held is not None
         self._params = params_of(self._held.engine, self._request)
         self._asked = asked_of(self._held, self._request, self._params)
+        self._params = bounded(self._request, len(self._asked.rows), self._params)
         leader = self._held.requests.leader(self._asked, list(self._held.sequences))
         if leader is None or not self._held.follow(leader, self._begin_now):
             self._begin(0)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, ModelError
@@ -133,3 +133,19 @@ def _is_valid(name: str, value: Any) -> bool:
 
 def _wrong(name: str | None, message: str) -> RequestError:
     return RequestError(400, "invalid_request_error", message, param=name)
+
+
+def bounded(request: Generation, prompt_tokens: int, params: SamplingParams) -> SamplingParams:
+    """`params` for an answer that keeps to `most_tokens`. Raises RequestError where the prompt does not."""
+    most = request.most_tokens
+    if most is None:
+        return params
+    if prompt_tokens >= most:
+        message = (
+            f"The prompt has {prompt_tokens:,} tokens; with its answer it may have {most:,} here. Shorten it."
+        )
+        raise RequestError(
+            400, "invalid_request_error", message, param="messages", code="context_length_exceeded"
+        )
+    left = most - prompt_tokens
+    return replace(params, max_tokens=min(left, params.max_tokens or left))

@@ -1,4 +1,4 @@
-"""From OpenAI's client to the engine and back: HTTP, the channel, the engine process, a tiny model."""
+"""From real clients to the engine and back: HTTP, the channel, the engine process, a tiny model."""
 
 import asyncio
 import threading
@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import httpx
+import ollama
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
 
 from chatterm.server.app import make_app
 from chatterm.server.channel_service import ChannelService
+from chatterm.server.limits import Limits
 from chatterm.server.web import listen, make_server
 from tests.chatterm.server.conftest import Gate, Served
 
@@ -39,11 +42,16 @@ class Site:
 
 
 @pytest.fixture
-def site(served: Served) -> Iterator[Site]:
+def limits() -> Limits:
+    return Limits()
+
+
+@pytest.fixture
+def site(served: Served, limits: Limits) -> Iterator[Site]:
     host = served.calls.host
     host.give_back(host.take("tiny"))
     service = ChannelService()
-    app = make_app(service)
+    app = make_app(service, limits)
     sock = listen(app, "127.0.0.1", 0)
     server = make_server(app)
 
@@ -99,3 +107,45 @@ def test_a_client_that_goes_away_frees_the_engine(site: Site) -> None:
         assert len(site.served.running) == 1
     gate.open()
     eventually(lambda: not site.served.running)
+
+
+def test_each_client_gets_the_same_answer(site: Site) -> None:
+    question = HELLO[0]["content"]
+    native = ollama.Client(host=site.url)
+    chain = ChatOpenAI(base_url=f"{site.url}/v1", api_key="none", model="tiny", max_retries=0)
+    with site.client as client:
+        asks = [
+            lambda: client.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content,
+            lambda: client.responses.create(model="tiny", input=question).output_text,
+            lambda: "".join(
+                event.delta
+                for event in client.responses.create(model="tiny", input=question, stream=True)
+                if event.type == "response.output_text.delta"
+            ),
+            lambda: client.completions.create(model="tiny", prompt=question, max_tokens=99).choices[0].text,
+            lambda: native.chat("tiny", HELLO).message.content,
+            lambda: "".join(part.response for part in native.generate("tiny", question, stream=True)),
+            lambda: chain.invoke(question).content,
+            lambda: "".join(part.content for part in chain.stream(question)),
+        ]
+        for ask in asks:
+            site.script("The Rhine, I think.")
+            assert ask() == "The Rhine, I think."
+    assert [model.model for model in native.ps().models] == ["tiny"]
+    assert native.show("tiny").modelinfo["general.parameter_count"] > 0
+    found = httpx.post(
+        f"{site.url}/tokenize", json={"model": "tiny", "prompt": "river", "return_token_strs": True}
+    )
+    assert "".join(found.json()["token_strs"]) == "river"
+    assert 'vllm:num_requests_running{model_name="tiny"} 0' in httpx.get(f"{site.url}/metrics").text
+
+
+@pytest.mark.parametrize("limits", [Limits(context=60)])
+def test_a_request_keeps_to_its_share_of_the_context(site: Site) -> None:
+    with site.client as client:
+        site.script("x" * 200)
+        answer = client.completions.create(model="tiny", prompt="y" * 50, max_tokens=100)
+        assert (answer.usage.total_tokens, answer.choices[0].finish_reason) == (60, "length")
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="tiny", prompt="y" * 60)
+        assert caught.value.code == "context_length_exceeded"
