@@ -73,7 +73,7 @@ def serve(
     stays = seconds_of(keep_alive, "--keep-alive")
     import asyncio
 
-    from chatterm.server.engine_process import ProcessOptions
+    from chatterm.server.process.engine_process import ProcessOptions
     from chatterm.server.supervisor import Supervisor
     from chatterm.settings.settings import with_settings
 
@@ -106,9 +106,9 @@ def _web(
     from importlib import import_module
 
     try:
-        extra = import_module("chatterm.server.extra")
+        extra = import_module("chatterm.server.http.extra")
         extra.check_extra()
-        app, web, limits = (import_module(f"chatterm.server.{name}") for name in ("app", "web", "limits"))
+        app, web, limits = (import_module(f"chatterm.server.http.{name}") for name in ("app", "web", "limits"))
     except (ImportError, EngineError) as error:
         why = str(error) if isinstance(error, EngineError) else "The HTTP API is not installed here."
         _tell(f"{why} Until then the server is for terminals only.")

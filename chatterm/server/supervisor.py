@@ -14,7 +14,7 @@ import msgspec
 
 from chatterm.backends.backend import EngineError, ModelError
 from chatterm.server.channel_service import ChannelService
-from chatterm.server.engine_process import ProcessOptions
+from chatterm.server.process.engine_process import ProcessOptions
 from chatterm.server.service import RequestError, Service
 
 _LEAVE = 20.0
@@ -29,7 +29,7 @@ class EngineChild:
     def __init__(self, options: ProcessOptions) -> None:
         """Returns when it listens. Raises EngineError where it does not."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "chatterm.server.engine_process"],
+            [sys.executable, "-P", "-m", "chatterm.server.process.engine_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl+C in the terminal is for whoever started it, who ends it

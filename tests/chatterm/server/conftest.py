@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from chatterm.backends.backend import ChatOptions
-from chatterm.server.engine_process import EngineProcess, ProcessOptions, serve
+from chatterm.server.process.engine_process import EngineProcess, ProcessOptions, serve
 from models.errors import ModelError
 from models.files import ModelFiles
 from tests.engine.tiny import TinyEngine, tiny_engine

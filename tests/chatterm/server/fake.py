@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from chatterm.server.app import make_app
-from chatterm.server.limits import Limits
+from chatterm.server.http.app import make_app
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.web import listen, make_server
 from chatterm.server.service import (
     ChatMessage,
     Delta,
@@ -26,7 +27,6 @@ from chatterm.server.service import (
     ToolFormat,
     Usage,
 )
-from chatterm.server.web import listen, make_server
 
 Say = Callable[[Generation, int], list[tuple[str, str]]]
 """What answer i to a request is: texts, each of a kind."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.server.limits import Gate, Limits
-from chatterm.server.metrics import Recorder, exposition
-from chatterm.server.ollama.requests import CHAT, GENERATE, OPTIONS
-from chatterm.server.openai import chat, completions, responses
+from chatterm.server.http.limits import Gate, Limits
+from chatterm.server.http.metrics import Recorder, exposition
+from chatterm.server.http.ollama.requests import CHAT, GENERATE, OPTIONS
+from chatterm.server.http.openai import chat, completions, responses
 from chatterm.server.service import Metrics, ModelMetrics
 from tests.chatterm.server.fake import FakeService, serving
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from chatterm.server.app import make_app
-from chatterm.server.limits import Limits
-from chatterm.server.ollama.models import SHOW
-from chatterm.server.ollama.requests import CHAT, GENERATE, OPTIONS
-from chatterm.server.openai import chat, completions, responses
-from chatterm.server.openai.models import TOKENIZE
+from chatterm.server.http.app import make_app
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.ollama.models import SHOW
+from chatterm.server.http.ollama.requests import CHAT, GENERATE, OPTIONS
+from chatterm.server.http.openai import chat, completions, responses
+from chatterm.server.http.openai.models import TOKENIZE
 from tests.chatterm.server.fake import FakeService
 
 EXAMPLES = int(os.environ.get("CHATTERM_FUZZ", "60"))

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from chatterm.server.app import make_app
 from chatterm.server.channel_service import ChannelService
+from chatterm.server.http.app import make_app
 from tests.chatterm.server.conftest import Served
 
 SCHEMA = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatterm.server.limits import Gate, Limits
+from chatterm.server.http.limits import Gate, Limits
 from chatterm.server.service import RequestError
 
 

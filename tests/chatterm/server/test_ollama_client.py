@@ -6,7 +6,7 @@ import httpx
 import ollama
 import pytest
 
-from chatterm.server.ollama.requests import seconds_of
+from chatterm.server.http.ollama.requests import seconds_of
 from tests.chatterm.server.fake import FakeService, echo, serving
 
 HELLO = [{"role": "user", "content": "Hello there, you"}]

@@ -30,7 +30,7 @@ from chatterm.backends.local import LocalBackend
 from chatterm.backends.remote import RemoteBackend
 from chatterm.channel.link import ServerGoneError
 from chatterm.channel.runtime import listening
-from chatterm.server.terminal import SharedEngines
+from chatterm.server.process.terminal import SharedEngines
 from tests.chatterm.server.conftest import ROOT, Gate, Served
 
 SAMPLING = {"max_tokens": 10, "seed": 5, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -248,7 +248,7 @@ def test_a_killed_server_leaves_a_chat_that_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from chatterm.backends import local
-    from chatterm.server.host import Host
+    from chatterm.server.process.host import Host
     from tests.chatterm.server.conftest import Tinies
 
     backend, why = attached("tiny", LONG)

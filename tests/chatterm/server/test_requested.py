@@ -2,9 +2,9 @@
 
 import pytest
 
-from chatterm.server.requested import message_of
+from chatterm.server.process.requested import message_of
+from chatterm.server.process.tools import marks_of, tool_format
 from chatterm.server.service import ChatMessage, ToolCall
-from chatterm.server.tools import marks_of, tool_format
 from tests.engine.tiny import TEMPLATE, tiny_tokenizer
 
 

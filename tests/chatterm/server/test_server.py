@@ -12,11 +12,11 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from chatterm.server.app import make_app
-from chatterm.server.extra import check_extra, read_key
-from chatterm.server.limits import Limits
+from chatterm.server.http.app import make_app
+from chatterm.server.http.extra import check_extra, read_key
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.web import listen
 from chatterm.server.service import RequestError
-from chatterm.server.web import listen
 from engine.errors import EngineError
 from tests.chatterm.server.fake import FakeService, serving
 
@@ -208,7 +208,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back():
 
 
 def test_an_engine_that_hangs_is_given_up_on(monkeypatch):
-    monkeypatch.setattr("chatterm.server.endpoint.LATE_S", 0.1)
+    monkeypatch.setattr("chatterm.server.http.endpoint.LATE_S", 0.1)
     with serving(FakeService(pause_s=60), Limits(request_s=0.1)) as running:
         found = httpx.post(running.url + CHAT, json=HELLO)
         assert (found.status_code, found.json()["error"]["code"]) == (504, "timeout")
@@ -261,7 +261,7 @@ def test_streams_end_with_an_error_when_the_server_stops(path):
 
 
 def test_a_stream_says_that_it_is_still_there(monkeypatch):
-    monkeypatch.setattr("chatterm.server.sse.QUIET_S", 0.01)
+    monkeypatch.setattr("chatterm.server.http.sse.QUIET_S", 0.01)
     service = FakeService(say=lambda request, index: [("answer", "one two three")], pause_s=0.1)
     with serving(service) as running:
         text = httpx.post(running.url + CHAT, json={**HELLO, "stream": True}, timeout=30).text
@@ -337,12 +337,12 @@ def test_a_key_is_read_from_a_file(tmp_path):
 
 def test_what_is_not_installed_is_named(monkeypatch):
     check_extra()
-    monkeypatch.setattr("chatterm.server.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("chatterm.server.http.extra.find_spec", lambda name: None)
     with pytest.raises(EngineError, match=r"starlette and uvicorn.*chatterm\[server\]"):
         check_extra()
 
 
 def test_the_server_brings_no_torch():
-    program = "import sys, chatterm.server.app, chatterm.server.web; print('torch' in sys.modules)"
+    program = "import sys, chatterm.server.http.app, chatterm.server.http.web; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"

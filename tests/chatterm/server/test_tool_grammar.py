@@ -6,8 +6,8 @@ import llguidance
 import numpy as np
 import pytest
 
+from chatterm.server.http.tool_calls import CallArguments, CallBegan, Parser
 from chatterm.server.service import Constraint
-from chatterm.server.tool_calls import CallArguments, CallBegan, Parser
 from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls, spelled
 from engine.params import Constraint as EngineConstraint
 from engine.sampling.grammar import Grammars
@@ -106,7 +106,7 @@ def test_calls_after_any_text_where_marks_are_tokens():
 
 
 def test_a_choice_is_one_of_them():
-    from chatterm.server.openai.common import StructuredOutputs, constraint_of
+    from chatterm.server.http.openai.common import StructuredOutputs, constraint_of
 
     constraint = constraint_of(None, StructuredOutputs(choice=["yes", 'no "really"', "é\n"]))
     for choice in ("yes", 'no "really"', "é\n"):

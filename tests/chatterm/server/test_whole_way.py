@@ -13,10 +13,10 @@ import openai
 import pytest
 from langchain_openai import ChatOpenAI
 
-from chatterm.server.app import make_app
 from chatterm.server.channel_service import ChannelService
-from chatterm.server.limits import Limits
-from chatterm.server.web import listen, make_server
+from chatterm.server.http.app import make_app
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.web import listen, make_server
 from tests.chatterm.server.conftest import Gate, Served
 
 HELLO = [{"role": "user", "content": "Name a river."}]

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from chatterm.server.answers import AnswerState, Collector, Totals
-from chatterm.server.asked import Asked
-from chatterm.server.body import read_body
-from chatterm.server.errors import broken, error_for, headers_of, stopping
-from chatterm.server.fields import json_object, wrong
-from chatterm.server.guard import send_json
-from chatterm.server.limits import Gate, Limits
-from chatterm.server.metrics import ModelFigures, Recorder
+from chatterm.server.http.answers import AnswerState, Collector, Totals
+from chatterm.server.http.asked import Asked
+from chatterm.server.http.body import read_body
+from chatterm.server.http.errors import broken, error_for, headers_of, stopping
+from chatterm.server.http.fields import json_object, wrong
+from chatterm.server.http.guard import send_json
+from chatterm.server.http.limits import Gate, Limits
+from chatterm.server.http.metrics import ModelFigures, Recorder
+from chatterm.server.http.sse import ALIVE, ClientGone, Stream, unless_gone
 from chatterm.server.service import (
     Constraint,
     Delta,
@@ -26,7 +27,6 @@ from chatterm.server.service import (
     Service,
     Started,
 )
-from chatterm.server.sse import ALIVE, ClientGone, Stream, unless_gone
 
 log = logging.getLogger("chatterm.server")
 

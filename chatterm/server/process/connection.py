@@ -23,7 +23,7 @@ from chatterm.channel.messages import (
     unpacked,
 )
 from chatterm.channel.runtime import is_own
-from chatterm.server.pump import Pump, Source
+from chatterm.server.process.pump import Pump, Source
 from chatterm.server.service import RequestError
 from chatterm.terminal.error_log import error_line, write_down
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from chatterm.server.answers import AnswerState, Part, Totals
+from chatterm.server.http.answers import AnswerState, Part, Totals
 from chatterm.server.service import Generation, RequestError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from chatterm.server.fields import Table
-from chatterm.server.ollama.render import stamp
+from chatterm.server.http.fields import Table
+from chatterm.server.http.ollama.render import stamp
 from chatterm.server.service import ServedModel
 
 VERSION = "0.12.0"

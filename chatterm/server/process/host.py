@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress
 from chatterm.backends.local import Engines, OwnEngine
+from chatterm.server.process.tools import tool_format
 from chatterm.server.service import ToolFormat
-from chatterm.server.tools import tool_format
 
 if TYPE_CHECKING:
     from engine.conversation.requests import Requests

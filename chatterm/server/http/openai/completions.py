@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from chatterm.server.answers import AnswerState, Finished, Likelihoods, Part, Thought, Totals
-from chatterm.server.asked import Asked
-from chatterm.server.errors import error_object
-from chatterm.server.fields import Table, wrong
-from chatterm.server.limits import Limits
-from chatterm.server.openai.chat import SAMPLING, StreamOptions
-from chatterm.server.openai.common import (
+from chatterm.server.http.answers import AnswerState, Finished, Likelihoods, Part, Thought, Totals
+from chatterm.server.http.asked import Asked
+from chatterm.server.http.errors import error_object
+from chatterm.server.http.fields import Table, wrong
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.openai.chat import SAMPLING, StreamOptions
+from chatterm.server.http.openai.common import (
     ResponseFormat,
     Strings,
     StructuredOutputs,
@@ -27,9 +27,9 @@ from chatterm.server.openai.common import (
     stops_of,
     usage_of,
 )
+from chatterm.server.http.sse import DONE, event
+from chatterm.server.http.tool_calls import Text
 from chatterm.server.service import Generation, Logprob, RequestError, ServedModel
-from chatterm.server.sse import DONE, event
-from chatterm.server.tool_calls import Text
 
 Prompt = str | list[str] | list[int] | list[list[int]]
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from chatterm.server.asked import Asked
-from chatterm.server.fields import Table, convert, wrong
-from chatterm.server.limits import Limits
-from chatterm.server.openai.common import (
+from chatterm.server.http.asked import Asked
+from chatterm.server.http.fields import Table, convert, wrong
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.openai.common import (
     Function,
     NamedFunction,
     NamedTool,
@@ -23,7 +23,7 @@ from chatterm.server.openai.common import (
     tools_of,
     with_tools,
 )
-from chatterm.server.openai.responses_render import ResponseRenderer
+from chatterm.server.http.openai.responses_render import ResponseRenderer
 from chatterm.server.service import ChatMessage, Constraint, Generation, Role, ServedModel, ToolCall
 
 

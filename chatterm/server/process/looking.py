@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from chatterm.backends.backend import ModelError
-from chatterm.server.answering import request_error
-from chatterm.server.host import Held, Host
-from chatterm.server.requested import THINK, message_of
+from chatterm.server.process.answering import request_error
+from chatterm.server.process.host import Held, Host
+from chatterm.server.process.requested import THINK, message_of
 from chatterm.server.service import ChatMessage, Metrics, ModelMetrics, RequestError, ServedModel
 from engine.errors import EngineError
 

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from chatterm.server.limits import Limits
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.sse import ClientGone, Receive
 from chatterm.server.service import RequestError
-from chatterm.server.sse import ClientGone, Receive
 
 
 async def read_body(scope: Any, receive: Receive, limits: Limits) -> bytes:

@@ -9,9 +9,9 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from chatterm.server.endpoint import Site
-from chatterm.server.guard import is_loopback
-from chatterm.server.limits import Limits
+from chatterm.server.http.endpoint import Site
+from chatterm.server.http.guard import is_loopback
+from chatterm.server.http.limits import Limits
 from engine.errors import EngineError
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chatterm.server.limits import Gate
+from chatterm.server.http.limits import Gate
 from chatterm.server.service import Metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -29,9 +29,9 @@ from chatterm.backends.local import LocalBackend
 from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Tokens, Wanted
 from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, packed, unpacked
-from chatterm.server.connection import Stream, failure
-from chatterm.server.host import Held, Host
-from chatterm.server.pump import Pump
+from chatterm.server.process.connection import Stream, failure
+from chatterm.server.process.host import Held, Host
+from chatterm.server.process.pump import Pump
 
 if TYPE_CHECKING:
     from engine.engine import Engine

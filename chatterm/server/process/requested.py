@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, ModelError
-from chatterm.server.host import Held
+from chatterm.server.process.host import Held
+from chatterm.server.process.tools import marks_of
 from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
 from chatterm.server.tool_grammar import spelled
-from chatterm.server.tools import marks_of
 from engine.params import Constraint as EngineConstraint
 from engine.params import SamplingParams
 

@@ -1,7 +1,7 @@
 """The engine process: owns the engines, and answers whoever comes to its socket. It knows no HTTP.
 
-`chatterm serve` starts it as `python -P -m chatterm.server.engine_process`, with its options as a line of JSON on
-standard input. It says `ready` on standard output, or why it is not, and ends when standard input does.
+`chatterm serve` starts it as `python -P -m chatterm.server.process.engine_process`, with its options as a line of JSON
+on standard input. It says `ready` on standard output, or why it is not, and ends when standard input does.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from chatterm.backends.wire import Hold, LoadedModel, Loading, Status, Welcome, 
 from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, unpacked
 from chatterm.channel.runtime import listening
-from chatterm.server.answering import Answering
-from chatterm.server.connection import Connection, Stream
-from chatterm.server.host import Held, Host
-from chatterm.server.looking import Looking, Tokenize, TokenTexts
-from chatterm.server.pump import Pump
+from chatterm.server.process.answering import Answering
+from chatterm.server.process.connection import Connection, Stream
+from chatterm.server.process.host import Held, Host
+from chatterm.server.process.looking import Looking, Tokenize, TokenTexts
+from chatterm.server.process.pump import Pump
+from chatterm.server.process.terminal import Terminal, named
 from chatterm.server.service import Generation
-from chatterm.server.terminal import Terminal, named
 
 MOST_CLIENTS = 256
 _LOOK = 1.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from chatterm.server.answers import AnswerState, MadeCall, Part, Thought, Totals
+from chatterm.server.http.answers import AnswerState, MadeCall, Part, Thought, Totals
+from chatterm.server.http.sse import line
+from chatterm.server.http.tool_calls import CallEnded, Text
 from chatterm.server.service import RequestError
-from chatterm.server.sse import line
-from chatterm.server.tool_calls import CallEnded, Text
 
 
 def stamp() -> str:

@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from chatterm.server.fields import Table, wrong
-from chatterm.server.openai.common import Message, messages_of
+from chatterm.server.http.fields import Table, wrong
+from chatterm.server.http.openai.common import Message, messages_of
 from chatterm.server.service import ServedModel, Service
 
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from chatterm.server.asked import Asked
-from chatterm.server.fields import Table, wrong
-from chatterm.server.limits import Limits
-from chatterm.server.ollama.render import ChatRenderer, GenerateRenderer, stamp
-from chatterm.server.openai.common import (
+from chatterm.server.http.asked import Asked
+from chatterm.server.http.fields import Table, wrong
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.ollama.render import ChatRenderer, GenerateRenderer, stamp
+from chatterm.server.http.openai.common import (
     Strings,
     Tool,
     sampling_of,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from chatterm.server.answers import (
+from chatterm.server.http.answers import (
     AnswerState,
     Finished,
     Likelihoods,
@@ -16,11 +16,11 @@ from chatterm.server.answers import (
     Thought,
     Totals,
 )
-from chatterm.server.asked import Asked
-from chatterm.server.errors import error_object
-from chatterm.server.fields import Table, wrong
-from chatterm.server.limits import Limits
-from chatterm.server.openai.common import (
+from chatterm.server.http.asked import Asked
+from chatterm.server.http.errors import error_object
+from chatterm.server.http.fields import Table, wrong
+from chatterm.server.http.limits import Limits
+from chatterm.server.http.openai.common import (
     Message,
     ResponseFormat,
     Strings,
@@ -42,9 +42,9 @@ from chatterm.server.openai.common import (
     usage_of,
     with_tools,
 )
+from chatterm.server.http.sse import DONE, event
+from chatterm.server.http.tool_calls import CallArguments, CallBegan, Text
 from chatterm.server.service import Generation, Logprob, RequestError, ServedModel, TokenLogprob
-from chatterm.server.sse import DONE, event
-from chatterm.server.tool_calls import CallArguments, CallBegan, Text
 
 encode = msgspec.json.encode
 

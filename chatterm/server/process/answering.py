@@ -12,9 +12,9 @@ from msgspec import Raw
 
 from chatterm.backends.backend import ContextFullError, EngineError, FinishReason, ModelError, TokenEvent
 from chatterm.channel.frames import FrameError
-from chatterm.server.host import Held, Host
-from chatterm.server.pump import Pump
-from chatterm.server.requested import asked_of, bounded, params_of
+from chatterm.server.process.host import Held, Host
+from chatterm.server.process.pump import Pump
+from chatterm.server.process.requested import asked_of, bounded, params_of
 from chatterm.server.service import (
     Delta,
     Ended,

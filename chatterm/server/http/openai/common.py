@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from chatterm.server.answers import AnswerState, Totals
-from chatterm.server.fields import convert, wrong
-from chatterm.server.limits import Limits
+from chatterm.server.http.answers import AnswerState, Totals
+from chatterm.server.http.fields import convert, wrong
+from chatterm.server.http.limits import Limits
 from chatterm.server.service import (
     ChatMessage,
     Constraint,

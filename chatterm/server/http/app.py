@@ -11,19 +11,19 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from chatterm.server.body import read_body
-from chatterm.server.endpoint import Endpoint, Site
-from chatterm.server.errors import broken, error_for, headers_of
-from chatterm.server.fields import json_object
-from chatterm.server.guard import Guard
-from chatterm.server.limits import Gate, Limits
-from chatterm.server.metrics import CONTENT_TYPE, exposition
-from chatterm.server.ollama.models import SHOW, VERSION, running, shown, tag
-from chatterm.server.ollama.requests import load_chat, load_generate, parse_chat, parse_generate
-from chatterm.server.openai import chat, completions, responses
-from chatterm.server.openai.models import TOKENIZE, model_object, tokenized
+from chatterm.server.http.body import read_body
+from chatterm.server.http.endpoint import Endpoint, Site
+from chatterm.server.http.errors import broken, error_for, headers_of
+from chatterm.server.http.fields import json_object
+from chatterm.server.http.guard import Guard
+from chatterm.server.http.limits import Gate, Limits
+from chatterm.server.http.metrics import CONTENT_TYPE, exposition
+from chatterm.server.http.ollama.models import SHOW, VERSION, running, shown, tag
+from chatterm.server.http.ollama.requests import load_chat, load_generate, parse_chat, parse_generate
+from chatterm.server.http.openai import chat, completions, responses
+from chatterm.server.http.openai.models import TOKENIZE, model_object, tokenized
+from chatterm.server.http.sse import ClientGone
 from chatterm.server.service import RequestError, Service
-from chatterm.server.sse import ClientGone
 
 _NDJSON = b"application/x-ndjson"
 

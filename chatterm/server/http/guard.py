@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from chatterm.server.errors import error_for, headers_of
+from chatterm.server.http.errors import error_for, headers_of
 from chatterm.server.service import RequestError
 
 App = Callable[[Any, Any, Any], Awaitable[None]]

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from chatterm.server.errors import stopping
+from chatterm.server.http.errors import stopping
 from chatterm.server.service import RequestError
 
 
