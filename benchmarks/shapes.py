@@ -160,8 +160,8 @@ class WordTokenizer:
         self.generation_defaults = {}
         self._bytes = TokenBytes(lambda token_id: f"word{token_id} ", str.encode)
 
-    def stream(self, shown: frozenset[int] = frozenset(), *, goes_on: bool = False) -> TextStream:
-        """A new incremental decoder."""
+    def stream(self, shown: frozenset[int] = frozenset(), goes_on: bool = False) -> TextStream:
+        """A new incremental decoder; nothing is special, and words stand for themselves."""
         return TextStream(self._bytes, frozenset())
 
     def close(self) -> None:
