@@ -14,6 +14,7 @@ from engine.batch import Recorded, StepBatch
 from engine.cache.blocks import BlockManager
 from engine.cache.rows import Rows
 from engine.params import SamplingParams
+from engine.sampling.sampler import Drawn
 from engine.schedule.chunk_pace import RowCost
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
@@ -99,16 +100,17 @@ class ClockRunner:
             self.clock.enqueue(0.0001, 0.00005)
             self._unread.append((self.clock.device, [sequence]))
 
-    def launch(self, sequences: list[Sequence]) -> None:
+    def launch(self, sequences: list[Sequence]) -> bool:
         self.clock.enqueue(0.0002, self.machine.decode)
         self._unread.append((self.clock.device, sequences))
+        return False  # no draw waits
 
-    def read(self) -> list[tuple[Sequence, int]]:
+    def read(self) -> list[tuple[Sequence, Drawn]]:
         done, sequences = self._unread.popleft()
         self.clock.host = max(self.clock.host, done) + 1e-5 * len(sequences)
         for sequence in sequences:
             self.told.setdefault(sequence, []).append(self.clock.host)
-        return [(sequence, TOKEN) for sequence in sequences]
+        return [(sequence, Drawn(TOKEN)) for sequence in sequences]
 
     def leave(self, sequence: Sequence) -> None:
         pass
@@ -129,7 +131,7 @@ class Served:
         self.step = EngineStep(torch.device("cuda"), frozenset(), self.scheduler, blocks, cache, computes, 1)
         decode: Any = self.runner
         self.step.decode_with(decode)
-        self._made = 0
+        self._made: list[Sequence] = []
 
     def _run(self, batch: StepBatch) -> list[Tensor]:
         before = max(self.clock.device, self.clock.host)
@@ -139,18 +141,19 @@ class Served:
 
     def arrive(self, rows: int, answer: int) -> Sequence:
         """A prompt like no other."""
-        self._made += 1
         params = SamplingParams(max_tokens=answer)
         output = Output(tiny_tokenizer().stream(), ThinkTracker(None, None, False), ())
-        prompt = [self._made, *[1] * (rows - 1)]
-        self.scheduler.add(made := Sequence(Rows.of(prompt), Priority.PERSON, params, output))
-        return made
+        prompt = [1 + len(self._made), *[1] * (rows - 1)]
+        self._made.append(Sequence(Rows.of(prompt), Priority.PERSON, params, output))
+        self.scheduler.add(self._made[-1])
+        return self._made[-1]
 
     def run(self, until: Callable[[], bool]) -> None:
         """Step after step."""
         while not until():
             self.step.step()
             self.clock.host += 1e-4  # scheduling
+            assert not any(sequence.error for sequence in self._made), "a step failed"
 
     def gaps(self, sequences: list[Sequence], begin: float, end: float) -> list[float]:
         """Seconds between tokens told in that time."""
