@@ -189,16 +189,23 @@ class EngineCore:
     # -- what conversations use
 
     def output(
-        self, params: SamplingParams, inside_think: bool = False, shown: frozenset[int] = frozenset()
+        self,
+        params: SamplingParams,
+        inside_think: bool = False,
+        thinks: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> Output:
         """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span.
 
-        `shown` are special tokens that have text all the same. Raises EngineError for a constraint that cannot be used.
+        `shown` are special tokens that have text all the same; `thinks`: an answer with a constraint may begin with
+        thinking. Raises EngineError for a constraint that cannot be used.
         """
         tracker, guided = self._tracker(inside_think), params.constraint is not None
         # Where text is bound to a grammar, not even a blank at the start is left out.
         stream = self.tokenizer.stream(shown, goes_on=guided)
-        guide = self._guide(params.constraint, inside_think) if params.constraint is not None else None
+        guide = (
+            self._guide(params.constraint, inside_think, thinks) if params.constraint is not None else None
+        )
         return Output(stream, tracker, params.stop, guide=guide)
 
     def _tracker(self, inside_think: bool) -> ThinkTracker | ChannelTracker:
@@ -207,7 +214,7 @@ class EngineCore:
             return ChannelTracker(known.channels, inside_think)
         return ThinkTracker(known.think_start, known.think_end, inside_think)
 
-    def _guide(self, constraint: Constraint, inside_think: bool) -> Guide | ChannelGuide:
+    def _guide(self, constraint: Constraint, inside_think: bool, thinks: bool) -> Guide | ChannelGuide:
         from engine.sampling.grammar import Grammars  # not before somebody asks: its library takes memory
 
         with self._grammars_lock:
@@ -216,7 +223,7 @@ class EngineCore:
         channels = self.tokenizer.channels
         if channels is not None and matcher.allows(channels.channel):
             return ChannelGuide.of(self.tokenizer, matcher, channels)
-        return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think))
+        return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think), thinks)
 
     def start(
         self,

@@ -108,7 +108,9 @@ def _web(
     try:
         extra = import_module("chatterm.server.http.extra")
         extra.check_extra()
-        app, web, limits = (import_module(f"chatterm.server.http.{name}") for name in ("app", "web", "limits"))
+        app, web, limits = (
+            import_module(f"chatterm.server.http.{name}") for name in ("app", "web", "limits")
+        )
     except (ImportError, EngineError) as error:
         why = str(error) if isinstance(error, EngineError) else "The HTTP API is not installed here."
         _tell(f"{why} Until then the server is for terminals only.")

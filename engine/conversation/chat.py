@@ -239,7 +239,7 @@ class Chat:
         if params is not None and not params.stop and params.max_tokens != 1:
             rows = self._history.prompt(self.turns, draft, self._thinking)
             if not rows.masked_until:
-                output = self._engine.output(params, self._format.inside[self._thinking])
+                output = self._engine.output(params, *self._format.begins(self._thinking))
                 return self._idle.draw(self._wanted(self.turns, draft, params), rows, params, output, wait)
         rows, start = self._history.typed(self.turns, draft, self._thinking)
         return self._idle.warm(self.turns, rows, wait, start)
@@ -274,10 +274,10 @@ class Chat:
         rows = self._prompt_rows(before, text, self._thinking)
         check_room(len(rows) + 1, self._engine.context_length, goes_on=False)
         asks = Question(tuple(before), text, self.system, self.think_cache)
-        inside, origin = self._format.inside[self._thinking], -self._idle.pause
+        begins, origin = self._format.begins(self._thinking), -self._idle.pause
         prompts = (
             # What the first one computes of the prompt is there already for the others.
-            Prompt(rows.copy(), replace(params, seed=seed), inside, 0 if number else origin)
+            Prompt(rows.copy(), replace(params, seed=seed), *begins, 0 if number else origin)
             for number, seed in enumerate(seeds(params.seed, count))
         )
         try:
@@ -345,7 +345,7 @@ class Chat:
         earlier = [] if unfinished is None else unfinished.answer.token_ids
         rows = self._prompt_rows(before, text, think, exact, len(earlier))
         turn = Turn(text, Answer(), self._format.openings[think])
-        output = self._engine.output(params, inside_think=self._format.inside[think])
+        output = self._engine.output(params, *self._format.begins(think))
         if unfinished is not None:
             turn.answer.token_ids = list(earlier)
             for event in output.replay(earlier):
@@ -370,7 +370,7 @@ class Chat:
         if taken is None:
             return None
         drawn, left = taken
-        output = self._engine.output(params, self._format.inside[self._thinking])
+        output = self._engine.output(params, *self._format.begins(self._thinking))
         events = output.replay(drawn.generated)
         self._asked = drawn
         params = replace(params, seed=drawn.seed)

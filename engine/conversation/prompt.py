@@ -210,6 +210,10 @@ class PromptFormat:
                 return begin, last + 1
         return first, last + 1
 
+    def begins(self, think: bool | None) -> tuple[bool, bool]:
+        """Of an answer, by the setting: whether its prompt opens a think span, and whether it may open one itself."""
+        return self.inside[think], think is not False
+
     def opens_think(self, prompt: Sequence[int]) -> bool:
         """Whether `prompt` ends within a think span that it opened itself."""
         if (channels := self._tokenizer.channels) is not None:

@@ -117,7 +117,7 @@ class Requests:
             sequence.events = _Told(take, number)
 
         (seed,) = seeds(params.seed, number + 1)[number:]
-        output = self._engine.output(params, asked.inside_think, asked.shown)
+        output = self._engine.output(params, asked.inside_think, asked.think is not False, asked.shown)
         return self._engine.start(asked.rows.copy(), replace(params, seed=seed), output, None, 0, follow)
 
     def leader(self, asked: Asked, running: Iterable[Running]) -> Running | None:

@@ -32,6 +32,8 @@ class Prompt:
     params: SamplingParams
     inside_think: bool = False
     """Whether the prompt opens a think span."""
+    thinks: bool = True
+    """Whether the answer may begin with thinking where a constraint holds for it."""
     origin: int = 0
     """That of the sequence."""
 
@@ -74,7 +76,7 @@ def prompt_of(
     adopter = Adopter(engine, format, think, params)
     turns = [adopter.adopted(Turn(user, Answer(answer))) for user, answer in said]
     rows = History(engine, format, system, "exact").prompt(turns, text, think)
-    return Prompt(rows, params, format.inside[think])
+    return Prompt(rows, params, *format.begins(think))
 
 
 class Several:
@@ -176,7 +178,7 @@ class Several:
                 sequence.cancelled = True
 
         try:
-            output = self._engine.output(prompt.params, prompt.inside_think)
+            output = self._engine.output(prompt.params, prompt.inside_think, prompt.thinks)
             self._engine.start(prompt.rows, prompt.params, output, None, prompt.origin, follow)
         except EngineError as error:
             self._running.pop(index, None)

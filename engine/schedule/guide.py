@@ -34,7 +34,7 @@ class Guide:
     """Makes a tracker at the beginning of an answer."""
     stop_ids: tuple[int, ...]
     opener: int | None
-    """The token that begins the thinking, where the prompt has not."""
+    """The token that begins the thinking, where the prompt has not and the answer may."""
     lead: tuple[int, ...]
     """What stands between thinking and answer."""
     breaks: frozenset[int]
@@ -53,9 +53,13 @@ class Guide:
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer, start: "Matcher", track: Callable[[], ThinkTracker | ChannelTracker]
+        cls,
+        tokenizer: Tokenizer,
+        start: "Matcher",
+        track: Callable[[], ThinkTracker | ChannelTracker],
+        thinks: bool = True,
     ) -> "Guide":
-        """One for an answer of the model with this tokenizer."""
+        """One for an answer of the model with this tokenizer; `thinks`: it may begin with thinking."""
         stops, opener, lead = tuple(sorted(tokenizer.stop_ids)), tokenizer.think_start, list[int]()
         if tokenizer.channels is not None:
             opener = tokenizer.channels.channel
@@ -63,7 +67,7 @@ class Guide:
             lead = tokenizer.encode_pieces([Piece(markers.after_close, typed=False)], tokenizer.think_end)
         breaks = [[Piece("\n" * count, typed=False)] for count in (1, 2, 3)] if opener is not None else []
         known = frozenset(id for pieces in breaks for id in tokenizer.encode_pieces(pieces, opener))
-        return cls(start, track, stops, opener, tuple(lead), known)
+        return cls(start, track, stops, opener if thinks else None, tuple(lead), known)
 
     def follow(self, tokens: Items[int]) -> None:
         """Be behind exactly these tokens of the answer. Raises EngineError where one may not stand there."""

@@ -11,6 +11,7 @@ import pytest
 
 from engine import Constraint, EngineError, FinishReason, SamplingParams, TokenEvent
 from engine.cache.rows import Rows
+from engine.conversation.chat import Think
 from engine.sampling.grammar import Matcher
 from engine.schedule.sequence import Sequence
 from models.text.tokenizer_parts import THINK_MARKERS
@@ -218,9 +219,9 @@ def test_blocks_that_run_out_change_nothing(folder: Path) -> None:
 # -- thinking
 
 
-def scripted(engine: TinyEngine, script: list[int], params: SamplingParams) -> Any:
+def scripted(engine: TinyEngine, script: list[int], params: SamplingParams, think: Think = "auto") -> Any:
     """A chat's answer, of a model that wants to say these tokens."""
-    chat = engine.chat()
+    chat = engine.chat(think=think)
     engine.scripted.script = list(script)
     list(chat.send("go", params))
     engine.scripted.script = []
@@ -245,6 +246,10 @@ def test_the_constraint_begins_where_the_thinking_ends(tmp_path: Path, kind: str
         answer = scripted(engine, script, params)
         assert answer.finish_reason is FinishReason.EOS
         assert answer.reasoning.startswith('I "thin')
+        assert re.fullmatch(REGEX.text, answer.text)
+        # Where thinking is off, it may not begin with it all the same.
+        answer = scripted(engine, script, params, think="off")
+        assert not answer.reasoning
         assert re.fullmatch(REGEX.text, answer.text)
         # No thinking, or a prompt that has opened the span.
         answer = scripted(engine, say(engine, None, "yes, because"), params)
