@@ -1,5 +1,6 @@
 """The engine without conversations: owns the pieces, and says what the loop thread does with them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -24,8 +25,9 @@ from engine.schedule.loop import Loop
 from engine.schedule.output import Output
 from engine.schedule.reasoning import ThinkTracker
 from engine.schedule.scheduler import MaskedRowsEvictedError
-from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence
+from engine.schedule.sequence import ANYBODY, Owner, Priority, Sequence, Status
 from engine.schedule.step import EngineStep, explain
+from engine.schedule.tally import Traffic
 from models.network import Network
 from models.text.tokenizer import Tokenizer
 from models.units import counted
@@ -159,6 +161,15 @@ class EngineCore:
             host_bytes=self._host_bytes,
             offload=self._host.figures(self._blocks.tier) if self._host is not None else None,
         )
+
+    def traffic(self) -> Traffic:
+        """Where people's answers are right now; returns at once, as `figures` does."""
+        scheduler = self._scheduler
+        asked = [
+            s for s in [*scheduler.running, *scheduler.waiting] if s.params and s.priority is Priority.PERSON
+        ]
+        where = Counter(sequence.status for sequence in asked)
+        return Traffic(where[Status.RUNNING], where[Status.WAITING], where[Status.PREEMPTED], scheduler.tally)
 
     def look_at_blocks(self, keys: list[Key], seen: Callable[[BlockMap], None]) -> None:
         """Have `seen` called with a picture of the blocks, between two steps. Returns at once.

@@ -343,6 +343,19 @@ def ps(
 
 
 @app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print the figures of one second and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a second.")] = False,
+) -> None:
+    """Watch the server that runs here: requests, tokens/s, latency, KV cache; q or Ctrl+C ends it."""
+    from chatterm.cli.top import watch
+
+    if not (once or as_json or sys.stdout.isatty()):
+        raise WrongUsage("The live view needs a terminal; add --once or --json.")
+    raise typer.Exit(watch(once=once, as_json=as_json))
+
+
+@app.command()
 def stop() -> None:
     """End the server that runs here; running answers end with a message."""
     from chatterm.cli.servers import stop_server

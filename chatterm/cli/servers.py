@@ -21,7 +21,7 @@ _LEAVE = 20.0
 
 def show_server(*, as_json: bool) -> int:
     """Print what the server does; the exit code."""
-    link = _link()
+    link = command_link()
     if link is None:
         print(json.dumps(None) if as_json else NONE, file=sys.stdout if as_json else sys.stderr)
         return 1
@@ -47,7 +47,7 @@ def show_server(*, as_json: bool) -> int:
 
 def stop_server() -> int:
     """End the server; the exit code."""
-    link = _link()
+    link = command_link()
     if link is None:
         print(NONE, file=sys.stderr)
         return 1
@@ -62,7 +62,8 @@ def stop_server() -> int:
     return 0
 
 
-def _link() -> Link | None:
+def command_link() -> Link | None:
+    """A connection to the server that runs here; None where there is none."""
     found = greeted("command")
     return found[0] if found is not None else None
 

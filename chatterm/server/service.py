@@ -189,13 +189,21 @@ class Ended(Struct, frozen=True, tag="ended"):
 Piece = Started | Delta | Ended
 
 
+class Latency(Struct, frozen=True):
+    """How long something took lately, in seconds."""
+
+    p50: float
+    p99: float
+
+
 class ModelMetrics(Struct, frozen=True, kw_only=True):
     """What the engine of one loaded model holds and has done since it was loaded. Counters only grow."""
 
     model: str
     running: int
+    """Answers that the engine computes, for requests and for terminals."""
     waiting: int
-    """Sequences that the engine has taken and not begun."""
+    """Those that it has taken and not begun."""
     kv_usage: float
     """Share of the blocks that sequences hold, 0 to 1."""
     prompt_tokens: int
@@ -208,6 +216,14 @@ class ModelMetrics(Struct, frozen=True, kw_only=True):
     accepted_tokens: int | None = None
     weight_bytes: int = 0
     kv_bytes: int = 0
+    preempted: int = 0
+    """Answers that wait until there is room for them again."""
+    users: int = 0
+    """Requests and terminals that use it."""
+    first_token: Latency | None = None
+    """Time to first token of the latest answers; None where there are none."""
+    between_tokens: Latency | None = None
+    """Inter-token latency of the latest tokens."""
 
 
 class Metrics(Struct, frozen=True, kw_only=True):

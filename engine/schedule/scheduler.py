@@ -17,6 +17,7 @@ from engine.errors import EngineError
 from engine.events import FinishReason
 from engine.schedule.chunk_pace import FEWEST, PADDING, RowCost
 from engine.schedule.sequence import Priority, Sequence, Status
+from engine.schedule.tally import Tally
 
 
 class MaskedRowsEvictedError(EngineError):
@@ -112,6 +113,7 @@ class Scheduler:
     finished: list[Sequence] = field(default_factory=list)
     """Ended by the scheduler itself since the engine last looked."""
     arrivals: Iterator[int] = field(default_factory=count)
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def has_work(self) -> bool:
@@ -237,6 +239,7 @@ class Scheduler:
         self._release(sequence)
         sequence.status = Status.PREEMPTED
         sequence.preemptions += 1
+        self.tally.preemptions += sequence.priority is Priority.PERSON
         insort(self.waiting, sequence, key=lambda s: s.arrival)
 
     @property

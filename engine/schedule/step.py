@@ -311,8 +311,10 @@ class EngineStep:
                 "The model's output is not a number; its weights are damaged, or the dtype is too narrow for it: "
                 "try --dtype float32."
             )
-        sequence.last_token = perf_counter()
-        sequence.first_token = sequence.first_token or sequence.last_token
+        now = perf_counter()
+        if sequence.priority is Priority.PERSON:
+            self.scheduler.tally.drew(sequence, now)
+        sequence.last_token, sequence.first_token = now, sequence.first_token or now
         sequence.generated.append(token_id)
         rows.append(token_id)
         sequence.told = 1

@@ -203,8 +203,6 @@ class Answering:
         if held is None or sequence is None or sequence.error is not None:
             return
         stats = sequence.stats()
-        held.prompt_tokens += stats.prompt_tokens
-        held.cached_tokens += stats.cached_tokens
         if not sequence.finished.is_set() or sequence.generated:
             self._out.item(Started(held.name, stats.prompt_tokens, stats.cached_tokens, held.tool_format))
         if len(self._answers) > 1:
@@ -234,8 +232,6 @@ class Answering:
         stats = sequence.stats()
         if self._held is not None:
             self._held.sequences.discard(sequence)
-            self._held.generated_tokens += stats.generated_tokens
-            self._held.preemptions += sequence.preemptions
         reason = sequence.finish_reason or FinishReason.CANCELLED
         if self._expired and reason is FinishReason.CANCELLED:
             reason = FinishReason.LENGTH

@@ -25,7 +25,7 @@ from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, unpacked
 from chatterm.channel.runtime import listening
 from chatterm.server.process.answering import Answering
-from chatterm.server.process.connection import Connection, Stream
+from chatterm.server.process.connection import ENDING, Connection, Stream
 from chatterm.server.process.host import Held, Host
 from chatterm.server.process.looking import Looking, Tokenize, TokenTexts
 from chatterm.server.process.pump import Pump
@@ -91,7 +91,7 @@ class EngineProcess:
 
     def begin(self, connection: Connection, call: Call, stream: Stream) -> Any:
         if self.ended.is_set():
-            raise EngineError("The server is shutting down.")
+            raise ENDING
         if (method := self._methods.get(call.method)) is not None:
             return method(call, stream)
         if connection.session is None:

@@ -39,10 +39,6 @@ class Held:
     followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
     """What begins once a sequence has its first token: it needs what that computes."""
     lock: Any = field(default_factory=threading.Lock)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
 
     def follow(self, leader: Any, begin: Callable[[], None]) -> bool:
         """Have `begin` called once the sequence `leader` has its first token; False where it has, or is over."""

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from chatterm.backends.backend import ModelError
 from chatterm.server.process.answering import request_error
 from chatterm.server.process.host import Held, Host
 from chatterm.server.process.requested import THINK, message_of
-from chatterm.server.service import ChatMessage, Metrics, ModelMetrics, RequestError, ServedModel
+from chatterm.server.service import ChatMessage, Latency, Metrics, ModelMetrics, RequestError, ServedModel
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -144,19 +145,32 @@ def _on_disk(model: "LocalModel") -> ServedModel:
 def _metrics(held: Held) -> ModelMetrics:
     figures = held.engine.figures()
     blocks = max(figures.blocks_held + figures.blocks_cached + figures.blocks_free, 1)
-    running = sum(1 for sequence in list(held.sequences) if sequence.admitted)
+    traffic = held.engine.traffic()
+    tally = traffic.tally
     return ModelMetrics(
         model=held.name,
-        running=running,
-        waiting=max(len(held.sequences) - running, 0),
+        running=traffic.running,
+        waiting=traffic.waiting + len(held.followers),
+        preempted=traffic.preempted,
+        users=held.users,
         kv_usage=figures.blocks_held / blocks,
-        prompt_tokens=held.prompt_tokens,
-        cached_tokens=held.cached_tokens,
-        generated_tokens=held.generated_tokens,
-        preemptions=held.preemptions,
+        prompt_tokens=tally.prompt_tokens,
+        cached_tokens=tally.cached_tokens,
+        generated_tokens=tally.generated_tokens,
+        preemptions=tally.preemptions,
+        first_token=_latency(tally.first_waits),
+        between_tokens=_latency(tally.token_waits),
         weight_bytes=figures.weight_bytes,
         kv_bytes=figures.kv_bytes,
     )
+
+
+def _latency(waits: Iterable[float]) -> Latency | None:
+    from engine.schedule.tally import percentile
+
+    waits = list(waits)  # at one go: the engine's thread adds to them
+    p50, p99 = percentile(waits, 0.5), percentile(waits, 0.99)
+    return Latency(p50, p99) if p50 is not None and p99 is not None else None
 
 
 def _resident() -> int:

@@ -1,0 +1,235 @@
+"""`chatterm top`: what the server that runs here is doing, once a second."""
+
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from chatterm.backends.wire import Status
+from chatterm.channel.link import Link, ServerGoneError
+from chatterm.cli.durations import duration_text
+from chatterm.cli.servers import NONE, command_link
+from chatterm.server.service import Latency, Metrics, ModelMetrics
+from chatterm.terminal.sanitize import one_line
+from models.units import bytes_text, counted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVERY = 1.0
+"""Seconds between two looks."""
+_WINDOW = 5
+"""Looks that a rate goes back at most."""
+_PATIENCE = 5.0
+_LABEL, _COLUMN = 24, 15
+"""Characters: the titles of the rows, and what a model needs at least with the gap before it."""
+
+
+class Look(Struct, frozen=True):
+    """What the server said at `time`, in seconds of a clock that never goes back."""
+
+    time: float
+    server: Status
+    metrics: Metrics
+
+
+class Rate(Struct, frozen=True):
+    """Tokens per second of one model."""
+
+    prompt: float
+    """Of prompts, without those that were in the cache."""
+    generated: float
+
+
+class View(Struct, frozen=True):
+    """What is shown: the latest look, and how fast each model has been since an earlier one."""
+
+    server: Status
+    metrics: Metrics
+    rates: dict[str, Rate]
+
+
+def watch(*, once: bool, as_json: bool, every: float = EVERY) -> int:
+    """Show the server until the person or the server ends it; the exit code."""
+    link = command_link()
+    if link is None:
+        print(NONE, file=sys.stderr)
+        return 1
+    try:
+        if once or as_json:
+            _print_views(link, once, as_json, every)
+        else:
+            _live(link, every)
+    except ServerGoneError as error:
+        print(error, file=sys.stderr)
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # whoever read the lines has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        link.close()
+    return 0
+
+
+def look(link: Link) -> Look:
+    """Ask the server. Raises ServerGoneError, and EngineError where it does not answer."""
+    status = link.ask("status", None, Status, _PATIENCE)
+    return Look(time.monotonic(), status, link.ask("metrics", None, Metrics, _PATIENCE))
+
+
+def view_of(looks: Sequence[Look]) -> View:
+    """The latest look, with rates since the earliest; a model that was not there then has none."""
+    first, last = looks[0], looks[-1]
+    before = {model.model: model for model in first.metrics.models}
+    seconds = last.time - first.time
+    rates = {
+        model.model: Rate(
+            max(_computed(model) - _computed(before[model.model]), 0) / seconds,
+            max(model.generated_tokens - before[model.model].generated_tokens, 0) / seconds,
+        )
+        for model in last.metrics.models
+        if model.model in before and seconds > 0
+    }
+    return View(last.server, last.metrics, rates)
+
+
+def table(view: View, width: int) -> "RenderableType":
+    """At most 22 lines of `width` columns: a row for each figure, a column for each model that there is room for."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text(_head(view), no_wrap=True, overflow="ellipsis")
+    models = view.metrics.models
+    if not models:
+        return Group(head, Text("\nNo model is loaded; one is when it is asked for."))
+    shown = models[: max((width - _LABEL) // _COLUMN, 1)]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, min_width=_LABEL)
+    for _ in shown:
+        grid.add_column(no_wrap=True, overflow="ellipsis", min_width=_COLUMN - 2)
+    grid.add_row("", *(Text(one_line(model.model), style="bold") for model in shown))
+    columns = [_figures(model, view.rates.get(model.model)) for model in shown]
+    for title in columns[0]:
+        grid.add_row(title, *(column[title] for column in columns))
+    more = len(models) - len(shown)
+    foot = Text(f"\n{counted(more, 'more model')}; see chatterm ps.", no_wrap=True)
+    return Group(head, Text(""), grid, *([foot] if more else []))
+
+
+def _head(view: View) -> str:
+    server = view.server
+    where = f" at {one_line(server.address)}" if server.address else ", for terminals only"
+    up, attached = duration_text(server.uptime_s), counted(view.metrics.terminals, "terminal")
+    return f"chatterm serve{where}; up {up}; {attached} attached"
+
+
+def _figures(model: ModelMetrics, rate: Rate | None) -> dict[str, str]:
+    """Titles and figures, in their order; "" is a blank line."""
+    share = model.cached_tokens / model.prompt_tokens if model.prompt_tokens else None
+    first, between = model.first_token, model.between_tokens
+    return {
+        "Weights": bytes_text(model.weight_bytes),
+        "KV cache": bytes_text(model.kv_bytes),
+        "KV cache in use": f"{model.kv_usage:.0%}",
+        "Prefix hits": "-" if share is None else f"{share:.0%}",
+        "": "",
+        "Clients": f"{model.users:,}",
+        "Running": f"{model.running:,}",
+        "Waiting": f"{model.waiting:,}",
+        "Preempted": f"{model.preempted:,}",
+        " ": "",
+        "Prompt tokens/s": "-" if rate is None else f"{rate.prompt:,.0f}",
+        "Answer tokens/s": "-" if rate is None else f"{rate.generated:,.0f}",
+        "  ": "",
+        "Time to first token, p50": _time(first, "p50"),
+        "Time to first token, p99": _time(first, "p99"),
+        "Between tokens, p50": _time(between, "p50"),
+        "Between tokens, p99": _time(between, "p99"),
+    }
+
+
+def _time(latency: Latency | None, name: str) -> str:
+    if latency is None:
+        return "-"
+    seconds = getattr(latency, name)
+    return f"{seconds:.1f} s" if seconds >= 9.95 else f"{seconds * 1000:,.{0 if seconds >= 0.1 else 1}f} ms"
+
+
+def _computed(model: ModelMetrics) -> int:
+    return model.prompt_tokens - model.cached_tokens
+
+
+def _print_views(link: Link, once: bool, as_json: bool, every: float) -> None:
+    """Rates need two looks, so the first view comes after a while."""
+    import msgspec
+    from rich.console import Console
+
+    looks = deque([look(link)], maxlen=_WINDOW + 1)
+    while True:
+        time.sleep(every)
+        looks.append(look(link))
+        view = view_of(looks)
+        if as_json:
+            print(msgspec.json.encode(view).decode(), flush=True)
+        else:
+            console = Console(highlight=False)
+            console.print(table(view, console.width))
+        if once:
+            return
+
+
+def _live(link: Link, every: float) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    looks = deque([look(link)], maxlen=_WINDOW + 1)
+    console = Console(highlight=False)
+
+    def screen() -> "RenderableType":
+        return Group(table(view_of(looks), console.width), Text("\nq ends this view.", style="dim"))
+
+    # The view is left before anything is said about why.
+    with _keys() as pressed, Live(screen(), console=console, screen=True, auto_refresh=False) as live:
+        while not pressed(every):
+            looks.append(look(link))
+            live.update(screen(), refresh=True)
+
+
+def _no_key(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Yields what waits so many seconds, and returns early, with True, when q is pressed."""
+    import termios
+    import tty
+
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield _no_key
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def pressed(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while select.select([keyboard], [], [], max(until - time.monotonic(), 0.0))[0]:
+            typed = os.read(keyboard, 64)
+            if not typed or b"q" in typed.lower():
+                return True
+        return False
+
+    try:
+        tty.setcbreak(keyboard)
+        yield pressed
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
