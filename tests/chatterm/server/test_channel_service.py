@@ -15,8 +15,8 @@ from chatterm.backends.wire import Hello, Welcome, agreed
 from chatterm.channel.link import Link
 from chatterm.channel.messages import Call, packed, to_frame
 from chatterm.channel.runtime import connected
-from chatterm.server import engine_process
 from chatterm.server.channel_service import ChannelService
+from chatterm.server.process import engine_process
 from chatterm.server.service import ChatMessage, Delta, Ended, Generation, Piece, RequestError, Started
 from tests.chatterm.server.conftest import Gate, Served, serving
 
