@@ -145,6 +145,7 @@ class Answering:
         self._held.sequences.add(answer.sequence)
         if self._cancelled or self._expired:
             answer.sequence.cancelled = True
+        self._pump.wake(self)  # its first token may have come before it was known here
 
     def _begin_others(self) -> None:
         """The others find the prompt's rows, which the first one has computed. In a thread of its own."""
@@ -169,7 +170,10 @@ class Answering:
             return
         deltas: dict[int, _Gathered] = {}
         while self._events:
-            number, event = self._events.popleft()
+            number, event = self._events[0]
+            if self._answers[number].sequence is None and self._problem is None:
+                break  # `_begin` is about to say which it is, and wakes this
+            self._events.popleft()
             if not self._has_begun:
                 self._has_begun = True
                 self._say_started(number)

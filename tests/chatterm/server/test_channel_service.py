@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -178,6 +179,26 @@ async def test_the_same_conversation_is_computed_once(service: ChannelService, s
         await until(lambda: not held.users)
         assert await asyncio.to_thread(held.requests.settled, 30.0)
     engine.check()
+
+
+async def test_tokens_that_come_before_their_sequence_is_known_are_told_after_it(
+    service: ChannelService, served: Served
+) -> None:
+    """The engine's thread may be ahead of the one that begins a request."""
+    (held,) = served.calls.host.held
+    begin = held.requests.begin
+
+    def late(*given: Any) -> Any:
+        sequence = begin(*given)
+        sequence.finished.wait(30.0)
+        time.sleep(0.05)  # the event loop has been woken by then
+        return sequence
+
+    with patch.object(held.requests, "begin", late):
+        started, answers = await answers_of(service, asks(sampling={"max_tokens": 3}))
+    assert len(started) == 1
+    assert len(answers[0]["ids"]) <= 3
+    assert answers[0]["end"] is not None
 
 
 async def test_what_prompts_share_is_computed_once(service: ChannelService, served: Served) -> None:

@@ -21,6 +21,7 @@ from chatterm.server.service import (
     ToolCall,
 )
 from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls
+from models.units import counted
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST_TOOLS = 128
@@ -292,7 +293,8 @@ def stops_of(given: Strings | None) -> tuple[str, ...] | None:
         return None
     stops = (given,) if isinstance(given, str) else tuple(given)
     if len(stops) > _MOST_STOPS or any(not 0 < len(stop) <= _LONGEST_STOP for stop in stops):
-        raise wrong("stop", f"stop must be at most {_MOST_STOPS} strings of 1 to {_LONGEST_STOP} characters.")
+        least, most = counted(1, "character"), counted(_LONGEST_STOP, "character")
+        raise wrong("stop", f"stop must be at most {counted(_MOST_STOPS, 'string')} of {least} to {most}.")
     return stops
 
 
