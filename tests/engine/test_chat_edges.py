@@ -1,6 +1,7 @@
 """Conversations at their edges: stopped early, thinking in odd places, text that is no whole tokens."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,6 @@ from engine.schedule.scheduler import MaskedRowsEvictedError
 from models.text.tokenizer import Message, Piece
 from tests.counting import until
 from tests.engine.test_chat import CONFIG, GREEDY, ask, masked_reference
-from tests.engine.test_failures import once
 from tests.engine.tiny import TEMPLATE, TinyEngine, close_to, say, tiny_engine, tiny_tokenizer
 from tests.models.checkpoints import run
 
@@ -178,13 +178,19 @@ def test_segments_of_two_threads_do_not_get_in_each_others_way() -> None:
 def test_an_answer_that_has_begun_is_not_begun_again(
     engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = engine.chat()
-    events = chat.send("go", ENDLESS)
-    next(events)
-    gone = MaskedRowsEvictedError("gone")
-    monkeypatch.setattr(engine._scheduler.blocks, "reserve", once(gone, engine._scheduler.blocks.reserve))
+    chat, scheduler, failed = engine.chat(), engine._scheduler, list[bool]()
+    reserve = scheduler.blocks.reserve
+
+    def fails_once(*given: Any, **more: Any) -> Any:
+        """Behind the first token of the answer."""
+        if not failed and any(sequence.generated for sequence in scheduler.running):
+            failed.append(True)
+            raise MaskedRowsEvictedError("gone")
+        return reserve(*given, **more)
+
+    monkeypatch.setattr(scheduler.blocks, "reserve", fails_once)
     with pytest.raises(EngineError, match="send a message"):
-        list(events)
+        list(chat.send("go", ENDLESS))
     assert len(chat.turns) == 1
 
 
