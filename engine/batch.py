@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sys import maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class Recorded:
     """Rows of steps for one prompt, which is computed as it is where it has more than the most."""
     together: tuple[int, ...] = ()
     """Rows of steps for several, which are as many steps as they need. None: all is computed as it is."""
+
+    def most(self, prompts: int) -> int:
+        """The most rows of a chunk of so many prompts that the host enqueues at once."""
+        return self.alone[-1] if prompts == 1 and self.alone else maxsize
 
     def computed(self, prompts: int, rows: int) -> int:
         """For so many prompts of so many rows together, padding included."""

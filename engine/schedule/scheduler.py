@@ -195,6 +195,8 @@ class Scheduler:
         """How many of `rows` rows of a prompt come into a step beside decoding, after the chunks `before` it."""
         most, cost = self.beside_chunk
         taken, count = sum(chunk.count for chunk in before), len(before) + 1
+        # A longer one is enqueued kernel by kernel, and the host takes longer for that than the device may.
+        most = min(most, self.recorded.most(count))
         left = cost - sum(self.row_cost.cost(chunk.start, chunk.count) for chunk in before)
         fewest = min(FEWEST, most, rows) if not before else 0
         rows = min(rows, most - taken, self.row_cost.rows(sequence.computed, left))
