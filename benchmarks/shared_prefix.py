@@ -1,6 +1,7 @@
 """Microseconds of a layer's attention for sequences with a common prefix: read together, and read by each.
 
-    python -m benchmarks.shared_prefix [--shared 8192] [--own 256] [--heads 16 8] [--dim 128] [--cut 32 1 32 4 4 2]
+    python -m benchmarks.shared_prefix [--shared 8192] [--own 256] [--heads 16 8] [--dim 128]
+        [--cut 32 1 256 1 32 4 4 2]
 
 `apart` is sequences with copies of their own, `alike` the same blocks without sharing (a cache may help), `together`
 the shared rows read once. Steps are CUDA graphs of as many layers as no cache of the GPU holds.
@@ -15,7 +16,13 @@ from torch import Tensor
 from benchmarks.machine import describe
 from benchmarks.sampler import captured, microseconds
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
-from engine.execute.cuda.attend_shared import PartsCut, attend_shared, choose_cut
+from engine.execute.cuda.attend_mma import (
+    PartsCut,
+    attend_mma,
+    by_tensor_cores,
+    choose_own_cut,
+    choose_shared_cut,
+)
 from engine.execute.cuda.sharing import choose_sharing, pays
 from engine.execute.cuda.tiles import MOST_CHUNKS, choose_chunkings, context_limit
 from models.spec import Attention, Norm, Rope
@@ -57,7 +64,8 @@ def step(
     token = shared + own
     counters = torch.full((rows, 2), token, dtype=torch.int64, device=device)
     spec = shape.spec
-    cuts = choose_chunkings(rows, context_limit(token), spec.kv_heads)
+    limit = context_limit(token)
+    cuts, own_cut = choose_chunkings(rows, limit, spec.kv_heads), choose_own_cut(shape, rows, limit)
     heads = random(rows, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
     norm = random(spec.heads + spec.kv_heads, spec.head_dim)
     rotary = random(token + 1, spec.head_dim)
@@ -79,6 +87,8 @@ def step(
         )
         for _ in range(LAYERS)
     ]
+    nothing = torch.zeros(rows, dtype=torch.int32, device=device)
+    nobody = torch.full((16,), -1, dtype=torch.int32, device=device)
     out = torch.zeros(rows, spec.heads * spec.head_dim, dtype=torch.bfloat16, device=device)
     sharing = choose_sharing(rows, spec.heads // spec.kv_heads) if together else None
     members = common = None
@@ -91,8 +101,10 @@ def step(
     def work() -> None:
         for layer in layers:
             if sharing is not None and common is not None and members is not None:
-                chosen = cut or choose_cut(shape, rows, sharing, context_limit(own))
-                attend_shared(shape, layer, out, rows, sharing, chosen, common, members)
+                chosen = cut or choose_shared_cut(shape, rows, sharing, context_limit(own))
+                attend_mma(shape, layer, out, rows, sharing, chosen, common, members)
+            elif by_tensor_cores(shape, layer):
+                attend_mma(shape, layer, out, rows, None, own_cut, nothing, nobody)
             else:
                 attend(shape, layer, out, rows, cuts)
 

@@ -13,9 +13,9 @@ A norm of what a product gives, before it is added to x, is a launch of its own 
 
 In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
 
-More rows: rows that several sequences share are attended to once, beside those that each has alone
-(`shared_prefix.py`). From 17 rows on (with experts: nine) products are those of a prompt's layers, with its kernels
-between them.
+With four query heads to a KV head or more tensor cores attend (`attention_mma.py`). More rows: those that several
+sequences share are attended to once, beside those that each has alone. From 17 rows on (with experts: nine) products
+are those of a prompt's layers, with its kernels between them.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.
@@ -30,7 +30,7 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.execute.compatibility import has_experts, not_fused
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
-from engine.execute.cuda.attend_shared import attend_shared, choose_cut
+from engine.execute.cuda.attend_mma import attend_mma, by_tensor_cores, choose_own_cut, choose_shared_cut
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
 from engine.execute.cuda.prefill import Normed, OnHost, add_norm, normed, run_layers
@@ -120,6 +120,7 @@ class FusedDecoder:
         )
         self._partial = buffer(parts * self._q_heads * self._dim, dtype=torch.float32)
         self._lse = buffer(parts * self._q_heads, dtype=torch.float32)
+        self._alone = buffer(most, dtype=torch.int32), buffer(16, dtype=torch.int32).fill_(-1)
 
     def run(self, rows: int, limit: int, own: int = 0) -> Tensor:
         """Enqueue a step of the first `rows` rows (a count of a graph, not of sequences); logits [rows, vocab].
@@ -294,11 +295,13 @@ class FusedDecoder:
         sharing = None
         if own and self.kv is not None and spec.window is None and layer.sinks is None:
             sharing = choose_sharing(rows, self.kv.group)
-        if sharing is None:
-            attend(shape, step, self._mixed, rows, choose_chunkings(rows, limit, self._kv_heads, spec.window))
+        if sharing is not None:
+            cut = choose_shared_cut(shape, rows, sharing, own)
+            attend_mma(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
+        elif by_tensor_cores(shape, step):
+            attend_mma(shape, step, self._mixed, rows, None, choose_own_cut(shape, rows, limit), *self._alone)
         else:
-            cut = choose_cut(shape, rows, sharing, own)
-            attend_shared(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
+            attend(shape, step, self._mixed, rows, choose_chunkings(rows, limit, self._kv_heads, spec.window))
 
 
 def _largest(spec: ModelSpec) -> int:

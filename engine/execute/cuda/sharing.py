@@ -1,4 +1,4 @@
-"""Which sequences of a decode step read a common prefix together (`engine/kernels/triton/shared_prefix.py`).
+"""Which sequences of a decode step read a common prefix together (`engine/kernels/triton/attention_mma.py`).
 
 Up to FEW rows share nothing: what kernels with the bits of a row alone gained was little.
 """

@@ -101,7 +101,10 @@ def choose_chunkings(rows: int, limit: int, heads: int, window: int | None = Non
     if rows == 1:
         return (choose_chunking(limit, heads),)
     if rows > FEW:
-        most, tiles = most_chunks(rows), 16 if rows >= 32 else 8  # measured on an H200 with 850 rows each
+        most, tiles = (
+            most_chunks(rows),
+            16 if rows >= 128 else 8,
+        )  # measured on an H200 with 100 to 2,048 rows
         while tiles * 32 * most < limit:
             tiles *= 2
         return (Chunking(4, 32, tiles, _parts(limit, tiles * 32)),)

@@ -22,7 +22,7 @@ TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32"}
-SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(("rows", "tiles", "chunks", "parts", "own"), "i32")
+SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(("rows", "tiles", "chunks", "parts", "own", "least"), "i32")
 
 def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **options):
     names = kernel.arg_names
@@ -39,7 +39,7 @@ def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **opti
 DENSE = """
 from engine.kernels.triton.attention import attention_kernel
 from engine.kernels.triton.linear import linear_kernel
-from engine.kernels.triton.shared_prefix import parts_kernel
+from engine.kernels.triton.attention_mma import parts_kernel
 
 def shared(group, dim, stages, warps, **features):
     TYPES.update(SHARED)

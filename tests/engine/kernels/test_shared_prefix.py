@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton")
 
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
-from engine.execute.cuda.attend_shared import PartsCut, attend_shared, choose_cut
+from engine.execute.cuda.attend_mma import OWN_PARTS, PartsCut, attend_mma, choose_own_cut, choose_shared_cut
 from engine.execute.cuda.decode_runner import ROWS
 from engine.execute.cuda.sharing import (
     LEAST,
@@ -24,12 +26,12 @@ from engine.execute.cuda.sharing import (
     pays,
     share,
 )
-from engine.execute.cuda.tiles import FEW, Chunking, most_chunks
+from engine.execute.cuda.tiles import FEW, Chunking, context_limit, most_chunks
 from models.spec import Attention, Norm, Rope
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK, DIM = 32, 64
-CUT = PartsCut(4, 1, 32, 2, 4, 1)
+CUT = PartsCut(4, 1, 256, 1, 32, 2, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Case:
             attend(self.shape, self.given, out, rows, (Chunking(1, 16, 4, 2),))
         else:
             numbers = [torch.tensor(given, dtype=torch.int32, device=DEVICE) for given in (shared, members)]
-            attend_shared(self.shape, self.given, out, rows, sharing, cut, *numbers)
+            attend_mma(self.shape, self.given, out, rows, sharing, cut, *numbers)
         return out
 
     def plain(self) -> Tensor:
@@ -134,7 +136,8 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize(
-    ("heads", "cut"), [((1, 1), PartsCut(5, 2, 64, 2, 4, 1)), ((3, 1), PartsCut(40, 1, 32, 4, 4, 2))]
+    ("heads", "cut"),
+    [((1, 1), PartsCut(5, 2, 256, 2, 64, 2, 4, 1)), ((3, 1), PartsCut(40, 1, 256, 1, 32, 4, 4, 2))],
 )
 def test_many_sequences_share_a_tile(heads: tuple[int, int], cut: PartsCut) -> None:
     """With parts that have one tile, several, or none; tiles that are larger than a block."""
@@ -180,6 +183,38 @@ def test_nothing_shared_is_what_it_was() -> None:
     made = case([(0, [64, *range(FEW)])], (1, 1))
     found = made.run(CUT, Sharing(16, 1), [0] * (FEW + 1), [[-1] * 16])
     torch.testing.assert_close(found, made.plain(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [(4, 1), (7, 1), (16, 2), (32, 1)])
+def test_few_sequences_get_the_bits_that_they_get_alone(heads: tuple[int, int]) -> None:
+    """Whatever the longest of them is, and right ones; with up to as many parts as there are."""
+    made = case([(0, [130, 0, 300, 128, 700, 5])], heads, norm=True)
+    nothing, nobody = (torch.full((16,), number, dtype=torch.int32, device=DEVICE) for number in (0, -1))
+
+    def run(given: AttentionInput, rows: int, limit: int) -> Tensor:
+        out = torch.full((rows, heads[0] * DIM), torch.nan, device=DEVICE)
+        given.partial.fill_(torch.nan)
+        cut = choose_own_cut(made.shape, rows, limit)
+        attend_mma(made.shape, given, out, rows, None, cut, nothing, nobody)
+        return out
+
+    together = run(made.given, len(made.rows), 1280)
+    torch.testing.assert_close(together, made.plain(), rtol=1e-4, atol=1e-4)
+    for index, row in enumerate(made.rows):
+        given = replace(made.given, heads=made.given.heads[index:], active=made.given.active[index:])
+        assert torch.equal(run(given, 1, 640 if row < 640 else 1280)[0], together[index])
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 200_000), st.integers(1, 256))
+def test_parts_of_a_row_reach_it(row: int, rows: int) -> None:
+    """In every step that it may be in; of few rows they are the same ones in each."""
+    shape = AttentionShape(Attention(32, 4, 128), 256, True, 132, 228 << 10)
+    for limit in (context_limit(row), 2 * context_limit(row)):
+        cut = choose_own_cut(shape, rows, limit)
+        size = max(-(-max(-(-row // cut.own), 1) // 128) * 128, cut.least)  # `own_part`
+        assert -(-row // size) <= cut.programs <= cut.own < most_chunks(rows)
+        assert rows > FEW or (cut.own, cut.least) == (OWN_PARTS, 128)
 
 
 def test_a_row_that_nobody_has_shares_nothing() -> None:
@@ -260,7 +295,7 @@ def test_parts_fit_on_the_multiprocessors_and_into_the_results(heads: tuple[int,
         sharing = choose_sharing(rows, heads[0] // heads[1])
         assert sharing is not None
         for own in (640, 5120, 40960):
-            cut = choose_cut(machine, rows, sharing, own)
+            cut = choose_shared_cut(machine, rows, sharing, own)
             assert sharing.tiles <= cut.parts
             assert sharing.tiles <= 128
             assert 0 < cut.own < most_chunks(rows)

@@ -1,4 +1,4 @@
-"""The launches of a decode step's attention in which sequences read a common prefix together."""
+"""The launches of a decode step's attention by tensor cores, where sequences may read a common prefix together."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,17 @@ from torch import Tensor
 
 from engine.execute.cuda.attend import AttentionInput, AttentionShape, rotation
 from engine.execute.cuda.sharing import Sharing
-from engine.execute.cuda.tiles import most_chunks
+from engine.execute.cuda.tiles import FEW, most_chunks
+from engine.kernels.triton.attention_mma import combine_parts_kernel, parts_kernel
 from engine.kernels.triton.launch import split_alike
-from engine.kernels.triton.shared_prefix import combine_parts_kernel, parts_kernel
 
+GROUP = 4
+"""From so many query heads of a KV head on (made a power of two), tensor cores are faster than `attention_kernel`: on
+an H200 with four 1.1 to 1.3 times, with eight 1.5 to 2.2 times; with two they are slower for one sequence."""
 OWN_ROWS = 512
-"""Rows of the largest part of what a sequence has alone."""
+"""Rows of the largest part of what a sequence has alone, where others are shared."""
+OWN_PARTS = 32
+"""How many parts few sequences are cut into, each as if it were alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,10 @@ class PartsCut:
     """Programs of a KV head for shared rows."""
     own: int
     """Parts of the rows that a sequence has alone, at most."""
+    least: int
+    """Rows of such a part, at least."""
+    programs: int
+    """Programs of a KV head for those: fewer than `own` where no sequence is so long."""
     tile: int
     """Rows that a program reads at once."""
     stages: int
@@ -32,11 +41,14 @@ class PartsCut:
     warps: int
     halves: int
     """Groups of warps that share the query heads of a tile."""
-    registers: int | None = None
-    """The most that a thread may take; None: as many as it wants."""
 
 
-def choose_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> PartsCut:
+def by_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
+    """Whether sequences that share nothing are attended to here."""
+    return shape.group >= GROUP and shape.spec.window is None and given.sinks is None
+
+
+def choose_shared_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> PartsCut:
     """For sequences that have up to `own` rows alone: programs that all run at once, and end together.
 
     Two or three of them fit on a multiprocessor; shared rows are cut into two for each, where there are enough.
@@ -47,15 +59,25 @@ def choose_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> 
     warps = 4 if lanes <= 32 else 4 * wide
     parts = max(2 * shape.multiprocessors // shape.spec.kv_heads, sharing.tiles)
     own_parts = min(-(-own // OWN_ROWS), most_chunks(rows) // 2)
-    return PartsCut(parts, own_parts, tile, stages, warps, min(lanes // 16, warps // 2))
+    return PartsCut(parts, own_parts, 256, own_parts, tile, stages, warps, min(lanes // 16, warps // 2))
 
 
-def attend_shared(
+def choose_own_cut(shape: AttentionShape, rows: int, limit: int) -> PartsCut:
+    """For sequences of up to `limit` rows that share nothing. How few are cut depends on how long each is alone."""
+    tile = 64 if shape.dim <= 128 else 32
+    stages = max(64 * 1024 // (4 * tile * shape.dim), 2)
+    least = 128 if rows <= FEW else 256 if rows < 64 else 512
+    most = -(-limit // least)
+    own = OWN_PARTS if rows <= FEW else min(most, most_chunks(rows) // 2)
+    return PartsCut(1, own, least, min(own, most), tile, stages, 4, 1)
+
+
+def attend_mma(
     shape: AttentionShape,
     given: AttentionInput,
     out: Tensor,
     rows: int,
-    sharing: Sharing,
+    sharing: Sharing | None,
     cut: PartsCut,
     shared: Tensor,
     members: Tensor,
@@ -63,24 +85,27 @@ def attend_shared(
     """Enqueue the attention of the first `rows` rows of the batch into out [rows, q_heads * dim].
 
     `shared` int32 [rows] and `members` int32 [tiles, members] on the device say who reads what together (`share`); they
-    may change from step to step, and all 0 and -1 is nothing. The layer has neither a window nor sinks.
+    may change from step to step, and all 0 and -1 is nothing. That they are without `sharing`, [rows] and [16]. The
+    layer has neither a window nor sinks.
     """
     spec, dim, chunks = shape.spec, shape.dim, most_chunks(rows)
+    together = sharing or Sharing(max(16 // shape.group, 1), 1)
+    count = min(cut.parts + cut.own, chunks) if sharing is not None else cut.programs
     assert spec.window is None
     assert given.sinks is None
-    assert sharing.tiles <= cut.parts
+    assert together.tiles <= cut.parts
     assert cut.own < chunks
-    assert sharing.members * shape.group >= 16 * cut.halves
-    counts = sharing.tiles, chunks, cut.parts, cut.own
+    assert together.members * shape.group >= 16 * cut.halves
+    counts = together.tiles, chunks, cut.parts, cut.own, cut.least
     constants: dict[str, Any] = {
         "HQ": spec.heads,
         "D": dim,
         "DIM": spec.head_dim,
-        "MEMBERS": sharing.members,
+        "MEMBERS": together.members,
         "PDL": shape.pdl,
         "launch_pdl": shape.pdl,
     }
-    kernel = parts_kernel[(spec.kv_heads, cut.parts + cut.own * rows)](
+    kernel = parts_kernel[(spec.kv_heads, cut.parts + cut.programs * rows)](
         given.heads,
         given.norm_weight if given.norm_weight is not None else given.heads,
         given.rotary if given.rotary is not None else given.heads,
@@ -108,7 +133,6 @@ def attend_shared(
         HALVES=cut.halves,
         CAP_LOG2=(spec.score_cap or 0.0) * math.log2(math.e),
         num_warps=cut.warps,
-        **({} if cut.registers is None else {"maxnreg": cut.registers}),
     )
     split_alike(kernel)
     kernel = combine_parts_kernel[(spec.heads, rows)](
@@ -121,7 +145,7 @@ def attend_shared(
         out,
         *counts,
         **constants,
-        PADDED=triton.next_power_of_2(min(cut.parts + cut.own, chunks)),
+        PADDED=triton.next_power_of_2(count),
         num_warps=4,
     )
     split_alike(kernel)

@@ -1,6 +1,7 @@
-"""Attention of a decode step in which sequences share a prefix: all parts of it in one launch, and their sum.
+"""Attention of a decode step by tensor cores: all parts of it in one launch, and their sum.
 
-The plain twin is attention without sharing, `engine/attention/sdpa.py`. A tile is up to MEMBERS rows of the batch
+It serves sequences that share a prefix, and models with many query heads to a KV head. The plain twin is attention
+without sharing, `engine/attention/sdpa.py`. A tile is up to MEMBERS rows of the batch
 whose block tables begin alike; its query heads are one matrix for the tensor cores, so that the shared rows are read
 once for all of them. What a sequence has alone is read for its own query heads. Both are cut into parts of about the
 same size, as many as run at once; a program copies the first tiles of its part into shared memory before it waits for
@@ -20,8 +21,6 @@ from engine.kernels.triton.pointwise import angles, capped, partners, rotate, we
 MOST_TILES = tl.constexpr(128)
 UNIT = tl.constexpr(128)
 """Parts are a multiple of so many rows, so that all tiles but the last are whole."""
-OWN_LEAST = tl.constexpr(256)
-"""Rows of the smallest part of what a sequence has alone."""
 
 
 @triton.jit
@@ -31,9 +30,9 @@ def shared_part(rows, parts):
 
 
 @triton.jit
-def own_part(rows, parts):
-    """The same of rows that a sequence has alone."""
-    return tl.maximum(shared_part(rows, parts), OWN_LEAST)
+def own_part(rows, parts, least):
+    """The same of rows that a sequence has alone, at least `least`."""
+    return tl.maximum(shared_part(rows, parts), least)
 
 
 @triton.jit
@@ -264,7 +263,7 @@ def _own_part(
 
 
 # Another longest context, or more rows alone, must not compile the kernel again.
-@jit(do_not_specialize=["table_stride", "rows", "tiles", "chunks", "parts", "own"])
+@jit(do_not_specialize=["table_stride", "rows", "tiles", "chunks", "parts", "own", "least"])
 def parts_kernel(
     heads,
     norm_weight,
@@ -285,6 +284,7 @@ def parts_kernel(
     chunks,
     parts,
     own,
+    least,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
     G: tl.constexpr,
@@ -311,10 +311,11 @@ def parts_kernel(
 
     Arguments as for `attention_kernel`, and shared int32 [rows]: how many rows a sequence shares with its tile, a
     multiple of BLOCK; members int32 [tiles, MEMBERS]: rows of the batch, -1 for none, the first one there if any,
-    and used tiles first. G is the query heads of a KV head made a power of two. Programs [HKV, parts + own * rows].
+    and used tiles first. G is the query heads of a KV head made a power of two. Programs [HKV, parts + n * rows].
 
-    The tiles in use divide the first `parts` programs among them, at most chunks - own each; then come up to `own`
-    parts of each sequence's own rows, the new one in the last of them. They leave what `combine_parts_kernel` puts
+    The tiles in use divide the first `parts` programs among them, at most chunks - own each; then come up to n parts
+    of each sequence's own rows, the new one in the last of them: these are cut into `own` parts of `least` rows or
+    more, so n may be less where no sequence is so long. They leave what `combine_parts_kernel` puts
     together in partial fp32 [rows, chunks, HQ, DIM] and lse fp32 [rows, chunks, HQ]: own parts first, shared ones from
     `own` on.
     A part is read TILE rows at a time, STAGES of them on their way; HALVES: groups of warps that share the lanes of a
@@ -355,7 +356,7 @@ def parts_kernel(
         slot = gl.load(active + batch)
         row = gl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
         common = gl.load(shared + batch)
-        size = own_part(row - common, own)
+        size = own_part(row - common, own, least)
         begin = common + part * size
         limit = row
         newest = row <= begin + size
@@ -392,7 +393,7 @@ def parts_kernel(
     # fmt: on
 
 
-@triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own"])
+@triton.jit(do_not_specialize=["tiles", "chunks", "parts", "own", "least"])
 def combine_parts_kernel(
     partial,
     lse,
@@ -405,6 +406,7 @@ def combine_parts_kernel(
     chunks,
     parts,
     own,
+    least,
     HQ: tl.constexpr,
     D: tl.constexpr,
     DIM: tl.constexpr,
@@ -426,7 +428,7 @@ def combine_parts_kernel(
     slot = tl.load(active + batch)
     row = tl.load(counters + 2 * slot, mask=slot >= 0, other=0).to(tl.int32)
     common = tl.load(shared + batch)
-    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own)), 1)
+    alone = tl.maximum(tl.cdiv(row - common, own_part(row - common, own, least)), 1)
     together = tl.cdiv(common, shared_part(common, parts_of_tile(used, parts, chunks, own)))
     there = (number < alone) | ((number >= own) & (number < own + together))
     gdc_wait(PDL)
