@@ -22,7 +22,8 @@ TYPES = {"active": "*i32", "tables": "*i32", "counters": "*i64", "partial": "*fp
     "scale_log2": "fp32", "table_stride": "i32", "begin": "i32", "end": "i32", "ids": "*i32", "shares": "*fp32",
     "logits": "*fp32", "arrived": "*i32", "selection_bias": "*fp32", "order": "*i32", "tiles": "*i32",
     "counts": "*i32", "pairs": "i32", "most": "i32"}
-SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(("rows", "tiles", "chunks", "parts", "own", "least"), "i32")
+NUMBERS = ("rows", "tiles", "chunks", "parts", "own", "least")
+SHARED = {"shared": "*i32", "members": "*i32"} | dict.fromkeys(NUMBERS, "i32")
 
 def ptx(kernel, warps, constants, language=GluonASTSource, capability=90, **options):
     names = kernel.arg_names
