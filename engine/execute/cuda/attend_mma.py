@@ -18,8 +18,8 @@ GROUP = 4
 an H200 with four 1.1 to 1.3 times, with eight 1.5 to 2.2 times; with two they are slower for one sequence."""
 OWN_ROWS = 512
 """Rows of the largest part of what a sequence has alone, where others are shared."""
-OWN_PARTS = 32
-"""How many parts few sequences are cut into, each as if it were alone."""
+OWN_PROGRAMS = 128
+"""Of a long sequence alone, for all of its KV heads: about as many as there are multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,12 @@ def choose_own_cut(shape: AttentionShape, rows: int, limit: int) -> PartsCut:
     """For sequences of up to `limit` rows that share nothing. How few are cut depends on how long each is alone."""
     tile = 64 if shape.dim <= 128 else 32
     stages = max(64 * 1024 // (4 * tile * shape.dim), 2)
-    least = 128 if rows <= FEW else 256 if rows < 64 else 512
+    least = 128 if rows <= FEW else 256 if rows < 32 else 512
     most = -(-limit // least)
-    own = OWN_PARTS if rows <= FEW else min(most, most_chunks(rows) // 2)
+    if rows <= FEW:
+        own = min(max(OWN_PROGRAMS // shape.spec.kv_heads, 1), most_chunks(rows) - 1)
+    else:
+        own = min(most, most_chunks(rows) // 2)
     return PartsCut(1, own, least, min(own, most), tile, stages, 4, 1)
 
 
