@@ -51,6 +51,23 @@ class AttentionInput:
     lse: Tensor
     sinks: Tensor | None = None
 
+    def arguments(self, spec: Attention) -> tuple[Any, ...]:
+        """What every kernel that attends begins with."""
+        return (
+            self.heads,
+            self.norm_weight if self.norm_weight is not None else self.heads,
+            self.rotary if self.rotary is not None else self.heads,
+            self.k,
+            self.v,
+            self.active,
+            self.tables,
+            self.counters,
+            self.partial,
+            self.lse,
+            spec.softmax_scale * math.log2(math.e),
+            self.tables.shape[1],
+        )
+
 
 def rotation(spec: Attention) -> dict[str, Any]:
     """How kernels norm and rotate the heads of q and k."""
@@ -76,20 +93,7 @@ def attend(
     """
     spec, dim = shape.spec, shape.dim
     chunks = MOST_CHUNKS if rows <= FEW else most_chunks(rows)
-    tensors = (
-        given.heads,
-        given.norm_weight if given.norm_weight is not None else given.heads,
-        given.rotary if given.rotary is not None else given.heads,
-        given.k,
-        given.v,
-        given.active,
-        given.tables,
-        given.counters,
-        given.partial,
-        given.lse,
-        spec.softmax_scale * math.log2(math.e),
-        given.tables.shape[1],
-    )
+    tensors = given.arguments(spec)
     constants: dict[str, Any] = {
         "CHUNKS": chunks,
         "HQ": spec.heads,
