@@ -101,14 +101,14 @@ def batch(
             if output == "-"
             else Results.open(output, source)
         )
-        backend = options.backend_for(model, chosen, no_server)
-        run = Batch(backend, source, results, json.dumps(settings, sort_keys=True).encode())
-        try:
-            run.answer()
-        except BrokenPipeError:  # whoever read the results has left
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        finally:
-            results.close()
+        with options.answering(model, chosen, no_server) as backend:
+            run = Batch(backend, source, results, json.dumps(settings, sort_keys=True).encode())
+            try:
+                run.answer()
+            except BrokenPipeError:  # whoever read the results has left
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            finally:
+                results.close()
 
 
 @contextmanager

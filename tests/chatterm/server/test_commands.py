@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.cli.durations import duration_text, seconds_of
 from chatterm.cli.main import call
 from chatterm.cli.usage import WrongUsage
+from chatterm.settings.durations import duration_text, seconds_of
 from tests.chatterm.server.conftest import ROOT, Served
 
 RUN = ["run", "tiny", "-p", "Name a river.", "--max-tokens", "4", "--seed", "3", "--json"]
