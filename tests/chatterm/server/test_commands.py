@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from chatterm.cli.main import call
-from chatterm.cli.usage import WrongUsage
 from chatterm.settings.durations import duration_text, seconds_of
+from engine.errors import EngineError
 from tests.chatterm.server.conftest import ROOT, Served
 
 RUN = ["run", "tiny", "-p", "Name a river.", "--max-tokens", "4", "--seed", "3", "--json"]
@@ -143,7 +143,7 @@ def test_times(text: str, seconds: float | None) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "5x", "m", "-5m", "1h30", "1 2"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(WrongUsage, match="keep-alive"):
+    with pytest.raises(EngineError, match="keep-alive"):
         seconds_of(text, "--keep-alive")
 
 
