@@ -196,6 +196,8 @@ class EngineCore:
         self._blocks.carry_out = lambda copy: None
         for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step"):
             self.__dict__.pop(owner_of_memory, None)
+        if self.device.type == "cuda":  # what it held is free for the next model, and for other programs
+            torch.cuda.empty_cache()
 
     # -- what conversations use
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from engine.conversation.several import Prompt, Several
     from engine.conversation.turns import Answer, Turn
     from engine.engine import Engine
+    from engine.machine.room import Need
     from models.files import ModelFiles
 
 
@@ -56,6 +57,9 @@ class Engines(Protocol):
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         """The files of a model that can run, fetched where they are not here."""
 
+    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
+        """What the model takes beside those that are loaded, and what memory is free."""
+
     def load(
         self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
     ) -> "Engine": ...
@@ -64,8 +68,18 @@ class Engines(Protocol):
         """The conversation does not use it any more. Closing twice is fine."""
 
 
-class OwnEngine:
-    """An engine for one conversation."""
+class OwnEngines:
+    """Engines in this process."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[Engine, int] = {}
+        """Bytes of each engine that count as free memory."""
+
+    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
+        from engine.machine.room import need_of
+
+        mapped = sum(self._mapped.values())
+        return need_of(files, options.device, options.dtype, options.quantize, options.context, mapped)
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         from models.families.registry import load_spec
@@ -80,7 +94,7 @@ class OwnEngine:
     ) -> "Engine":
         from engine.engine import Engine  # brings torch: not before the first frame stands
 
-        return Engine.load(
+        engine = Engine.load(
             files,
             device=options.device,
             dtype=options.dtype,
@@ -92,10 +106,14 @@ class OwnEngine:
             deterministic=options.deterministic,
             offload_gb=options.offload_gb,
             streams=options.streams,
+            taken=sum(self._mapped.values()),
             on_progress=on_progress,
         )
+        self._mapped[engine] = engine.mapped_bytes
+        return engine
 
     def close(self, engine: "Engine") -> None:
+        self._mapped.pop(engine, None)
         engine.close()
 
 
@@ -104,7 +122,7 @@ class LocalBackend(Chosen):
 
     def __init__(self, model: str, options: ChatOptions, engines: Engines | None = None) -> None:
         super().__init__(model, options)
-        self._engines: Engines = engines or OwnEngine()
+        self._engines: Engines = engines or OwnEngines()
         self._engine: Engine | None = None
         self._chat: Chat | None = None
         self._params: SamplingParams | None = None

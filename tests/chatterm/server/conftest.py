@@ -17,6 +17,7 @@ import pytest
 from chatterm.backends.backend import ChatOptions
 from chatterm.server.child import ProcessOptions
 from chatterm.server.process.engine_process import EngineProcess, serve
+from engine.machine.room import Need
 from models.errors import ModelError
 from models.files import ModelFiles
 from tests.engine.tiny import TEMPLATE, TinyEngine, tiny_engine, tiny_tokenizer
@@ -39,6 +40,9 @@ class Tinies:
         if not model.startswith("tiny"):
             raise ModelError(f"There is no model {model}.")
         return ModelFiles(model)
+
+    def need(self, files: ModelFiles, options: ChatOptions) -> Need:
+        return Need(0, 0, 0, 0)
 
     def load(self, model: str, files: ModelFiles, options: ChatOptions, on_progress: Any) -> TinyEngine:
         made = tiny_engine(self.folder, **{"num_blocks": 2048, **self.options})
