@@ -44,6 +44,7 @@ def batch(
     min_p: options.MinP = None,
     repetition_penalty: options.RepetitionPenalty = None,
     presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,

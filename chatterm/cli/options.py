@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -60,6 +61,12 @@ RepetitionPenalty = Annotated[
 PresencePenalty = Annotated[
     float | None,
     typer.Option(help="Above 0 discourages tokens already in the answer.", rich_help_panel=_SAMPLING),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Above 0 discourages tokens by how often they are in the answer.", rich_help_panel=_SAMPLING
+    ),
 ]
 Seed = Annotated[
     int | None,
@@ -174,21 +181,6 @@ KeepAlive = Annotated[
 ]
 
 
-_SAMPLING_FIELDS = (
-    *(
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "seed",
-        "max_tokens",
-    ),
-    "stop",
-)
-
-
 def engine_options(invocation: typer.Context) -> "ChatOptions":
     """What the command line says of how models are loaded."""
     from chatterm.backends.backend import ChatOptions
@@ -204,9 +196,11 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
     Raises WrongUsage for a value out of range, and for text that is no UTF-8.
     """
     from chatterm.backends.backend import ChatOptions
+    from chatterm.settings.settings import SamplingSettings
 
     given = invocation.params
-    sampling = {name: given[name] for name in _SAMPLING_FIELDS if given[name] not in (None, [], ())}
+    names = [part.name for part in fields(SamplingSettings)]
+    sampling = {name: given[name] for name in names if given[name] not in (None, [], ())}
     if "stop" in sampling:
         sampling["stop"] = tuple(sampling["stop"])
     for text in (given["system"] or "", *sampling.get("stop", ())):

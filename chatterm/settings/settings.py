@@ -92,6 +92,8 @@ class SamplingSettings:
     """Above 1 discourages repeating earlier tokens."""
     presence_penalty: float | None = None
     """Above 0 discourages tokens already in the answer."""
+    frequency_penalty: float | None = None
+    """Above 0 discourages tokens by how often they are in the answer."""
     max_tokens: int | None = None
     """The maximum length of an answer, in tokens."""
     seed: int | None = None
