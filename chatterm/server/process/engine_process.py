@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -68,7 +69,7 @@ class EngineProcess:
                 stream, self._looking.token_texts, unpacked(call.body, TokenTexts)
             ),
             "hold": self._hold,
-            "metrics": lambda call, stream: stream.done(self._looking.metrics(self._terminals)),
+            "metrics": self._metrics,
             "status": lambda call, stream: stream.done(self.status()),
             "end": self._end,
         }
@@ -127,6 +128,12 @@ class EngineProcess:
             self.host.give_back(self.host.take(model, tell, wanted.keep_alive_s))
 
         self._off(stream, work, thread=True)
+
+    def _metrics(self, call: Call, stream: Stream) -> None:
+        """The web process says with it what waits there."""
+        stream.client.queued = unpacked(call.body, dict[str, int] | None) or {}  # type: ignore[arg-type]
+        queued = sum((Counter(client.queued) for client in self._clients), Counter[str]())
+        stream.done(self._looking.metrics(self._terminals, queued))
 
     def _end(self, call: Call, stream: Stream) -> None:
         stream.done()
