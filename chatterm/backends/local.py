@@ -57,9 +57,6 @@ class Engines(Protocol):
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         """The files of a model that can run, fetched where they are not here."""
 
-    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
-        """What the model takes beside those that are loaded, and what memory is free."""
-
     def load(
         self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
     ) -> "Engine": ...

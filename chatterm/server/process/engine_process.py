@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 from chatterm.backends.backend import EngineError, Progress
-from chatterm.backends.local import Engines
 from chatterm.backends.wire import Hold, LoadedModel, Loading, Status, Welcome, agreed
 from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, unpacked
@@ -28,7 +27,7 @@ from chatterm.channel.runtime import ServerRunsError, listening
 from chatterm.server.child import ProcessOptions
 from chatterm.server.process.answering import Answering
 from chatterm.server.process.connection import ENDING, Connection, Stream
-from chatterm.server.process.host import Held, Host
+from chatterm.server.process.host import Held, Host, MeasuredEngines
 from chatterm.server.process.looking import Looking, Tokenize, TokenTexts
 from chatterm.server.process.pump import Pump
 from chatterm.server.process.terminal import Terminal, named
@@ -216,7 +215,7 @@ def _loaded(held: Held, now: float) -> LoadedModel:
 
 async def serve(
     process: ProcessOptions,
-    engines: Engines | None = None,
+    engines: MeasuredEngines | None = None,
     ready: Callable[["EngineProcess"], None] = lambda calls: None,
     parent: int | None = None,
 ) -> None:

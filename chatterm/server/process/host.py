@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress
 from chatterm.backends.local import Engines, OwnEngines
@@ -19,7 +19,15 @@ from models.units import bytes_text
 if TYPE_CHECKING:
     from engine.conversation.requests import Requests
     from engine.engine import Engine
+    from engine.machine.room import Need
     from models.files import ModelFiles
+
+
+class MeasuredEngines(Engines, Protocol):
+    """Engines side by side in one memory."""
+
+    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
+        """What a model takes beside those that are loaded, and what memory is free. Raises as `load` does."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,13 +86,13 @@ class Host:
     """Owns the engines. From any thread; taking a model that is not loaded takes long."""
 
     def __init__(
-        self, options: ChatOptions, keep_alive_s: float | None, engines: Engines | None = None
+        self, options: ChatOptions, keep_alive_s: float | None, engines: MeasuredEngines | None = None
     ) -> None:
         self.options = options
         self.keep_alive_s = keep_alive_s
         self.loads = 0
         """How many models have been loaded so far."""
-        self.engines: Engines = engines or OwnEngines()
+        self.engines: MeasuredEngines = engines or OwnEngines()
         """What makes them."""
         self._held: list[Held] = []
         self._state = threading.RLock()

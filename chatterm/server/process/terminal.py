@@ -47,7 +47,6 @@ from engine.params import Constraint
 
 if TYPE_CHECKING:
     from engine.engine import Engine
-    from engine.machine.room import Need
     from models.files import ModelFiles
 
 
@@ -70,9 +69,6 @@ class SharedEngines:
         if self._host.find(model) is not None:
             return ModelFiles(model)
         return self._host.engines.find(model, on_progress)
-
-    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
-        return self._host.engines.need(files, options)
 
     def load(
         self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
