@@ -1,10 +1,9 @@
 """The options that commands which ask a model share, and what is made of them."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
@@ -240,11 +239,13 @@ def answering(
         return
     from chatterm.backends.attach import attached
 
-    if starts:
+    def start() -> Callable[[], None]:
         from chatterm.server.child import left_behind
 
-        seconds = -1.0 if keep_alive_s is None else keep_alive_s
-        found, why = attached(model, options, partial(left_behind, options, keep_alive_s), seconds)
+        return left_behind(options, keep_alive_s)
+
+    if starts:
+        found, why = attached(model, options, start, -1.0 if keep_alive_s is None else keep_alive_s)
     else:
         found, why = attached(model, options)
     if why:
