@@ -249,6 +249,7 @@ def test_a_terminal_that_goes_while_it_loads_leaves_nothing(left: Left) -> None:
     backend.close()  # as Ctrl+C and kill -9 do
     thread.join()
     assert backend.stays is None
+    until(lambda: not served.calls._clients)
     slow.goes_on.set()  # type: ignore[attr-defined]
     until(lambda: served.has_ended)
     assert not served.tinies.made
