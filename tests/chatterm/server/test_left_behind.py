@@ -28,10 +28,12 @@ from chatterm.server.process.host import Host
 from chatterm.server.process.terminal import SharedEngines
 from engine.params import Constraint
 from tests.chatterm.server.conftest import ROOT, Served, Tinies, serving
+from tests.chatterm.test_end_to_end import ENTER, runs
 from tests.counting import until
 from tests.engine.tiny import TinyEngine
 
 OPTIONS = ChatOptions(sampling={"max_tokens": 5, "seed": 5})
+CTRL_Q = "\x11"
 WORDS = ["-p", "Name a river.", "--max-tokens", "4", "--seed", "3", "--json", "--context", "512"]
 
 
@@ -61,36 +63,43 @@ def status_pid() -> int | None:
 # --- real processes, a model in a folder
 
 
-def test_the_next_command_attaches_to_what_the_first_one_left(
+def test_the_next_command_attaches_to_what_a_chat_left(
     tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = ["run", str(tiny_model), *WORDS]
-    keep = [*run, "--keep-alive", "1h"]
-
-    def answer(*command: str) -> tuple[dict[str, Any], str]:
-        assert call(command) == 0
-        done = capsys.readouterr()
-        return json.loads(done.out), done.err
-
-    first, err = answer(*keep)
-    assert "The model stays loaded" in err
-    assert "for 1 h; chatterm stop frees it now" in err
+    """The screen is as with an engine of its own; then commands, a crash, and the end."""
+    person = runs(str(tiny_model), "--keep-alive", "1h", "--context", "512", "--max-tokens", "5")
+    try:
+        person.waits_until(lambda screen: "512 tokens of context" in screen)
+        person.types("Name a river." + ENTER)
+        person.waits_until(lambda screen: "tok/s" in screen)
+        person.types(CTRL_Q)
+        said = person.child.read()
+    finally:
+        person.child.close(force=True)
+    assert "The model stays loaded" in said
+    assert "for 1 h; chatterm stop frees it now." in said
+    until(lambda: (found := status()) is not None and found.terminals == 0)
     left = status()
     assert left is not None
     assert left.ends_unused
-    assert left.terminals == 0
     assert [model.keep_alive_s for model in left.models] == [3600.0]
-    assert left.pid != os.getpid()
-    for again in (keep, run):  # whether it would start one itself or not
-        same, _ = answer(*again)
-        assert same["text"] == first["text"]
-        assert same["stats"]["cached_tokens"] == first["stats"]["prompt_tokens"] - 1
+
+    run = ["run", str(tiny_model), *WORDS]
+    keep = [*run, "--keep-alive", "2h"]
+    came = []
+    for command in (keep, run):  # whether it would start one itself or not
+        assert call(command) == 0
+        done = capsys.readouterr()
+        came.append(json.loads(done.out))
+        assert ("stays loaded" in done.err) == (command is keep)  # else only a terminal is told
         assert status_pid() == left.pid
+    assert came[0]["text"] == came[1]["text"]
+    assert came[1]["stats"]["cached_tokens"] == came[0]["stats"]["prompt_tokens"] - 1
     assert call(["ps"]) == 0
     assert capsys.readouterr().out.startswith("Left running by chatterm run; up ")
     os.kill(left.pid, signal.SIGKILL)
     until(lambda: status() is None)
-    answer(*keep)  # its socket is still there
+    assert call(keep) == 0  # its socket is still there
     assert status_pid() not in (None, left.pid)
     assert call(["stop"]) == 0
     assert call(["ps"]) == 1
