@@ -1,5 +1,6 @@
 """The engine without conversations: owns the pieces, and says what the loop thread does with them."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -196,6 +197,9 @@ class EngineCore:
         self._blocks.carry_out = lambda copy: None
         for owner_of_memory in ("_cache", "_runner", "_decode_runner", "_engine_step"):
             self.__dict__.pop(owner_of_memory, None)
+        if self.device.type == "cuda":  # what it held is free for the next model, and for other programs
+            gc.collect()
+            torch.cuda.empty_cache()
 
     # -- what conversations use
 

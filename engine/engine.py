@@ -8,6 +8,7 @@ from engine.device import available_memory, pick_device, pick_dtype
 from engine.errors import EngineError
 from engine.execute.cpu.held_weights import read_model
 from engine.kernels.native.library import check_threads, default_threads
+from engine.machine.room import mapped_bytes
 from engine.schedule.loop import Loop
 from models.files import ModelFiles
 from models.hub.sources import resolve
@@ -21,6 +22,9 @@ class Engine(EngineCore):
 
     Every public method may be called from any thread.
     """
+
+    mapped_bytes = 0
+    """Of the weights: mapped from a file, they count as free memory all the same."""
 
     @classmethod
     def load(
@@ -37,6 +41,7 @@ class Engine(EngineCore):
         threads: int | None = None,
         offload_gb: float | None = None,
         streams: int = 1,
+        taken: int = 0,
         room: Room | None = None,
         on_progress: OnProgress | None = None,
     ) -> "Engine":
@@ -46,7 +51,8 @@ class Engine(EngineCore):
         `models.load`; `context` is in tokens (None: as long as the model and the memory allow). `threads` compute on
         a CPU (None: the physical cores, less one for the screen where there are more than two); `offload_gb` of host
         memory take what a GPU evicts (None: a share of it). `streams` requests at once find room in the KV cache, where
-        the memory has it. `deterministic`: on a GPU, too, the rows of a prompt get the same bits however it is cut,
+        the memory has it; `taken` bytes of a CPU's memory count as free and are not (mapped weights of other models).
+        `deterministic`: on a GPU, too, the rows of a prompt get the same bits however it is cut,
         and those of an answer whoever is beside it, which takes time. `room` is for tests: how many bytes of the device
         the weights may take before experts are held in host memory.
         """
@@ -67,7 +73,7 @@ class Engine(EngineCore):
                 torch.set_num_threads(threads)
             before = available_memory(picked)
             network, told = read_model(files, picked_dtype, picked, quantize, on_progress, context, room)
-            return cls(
+            engine = cls(
                 loop,
                 network,
                 tokenizer,
@@ -80,11 +86,13 @@ class Engine(EngineCore):
                 deterministic=deterministic,
                 threads=threads,
                 # Mapped weights go on counting as free memory: they would be taken twice.
-                free=max(before - network.nbytes, 0) if picked.type == "cpu" else None,
+                free=max(before - taken - network.nbytes, 0) if picked.type == "cpu" else None,
                 offload_gb=offload_gb,
                 streams=streams,
                 notes=(*([files.note] if files.note else []), *choice.notes, *told),
             )
+            engine.mapped_bytes = mapped_bytes(files, picked, network.nbytes, network.is_quantized)
+            return engine
 
         try:
             engine = loop.call(build)

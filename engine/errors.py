@@ -1,8 +1,14 @@
 """The errors of engine/ that a person can cause."""
 
+from models.errors import NoRoomError
+
 
 class EngineError(Exception):
     """A request that cannot be served. The message is one line: what was wrong, then what to do next."""
+
+
+class OutOfRoomError(EngineError, NoRoomError):
+    """There is too little memory for the KV cache of a model."""
 
 
 class ContextFullError(EngineError):

@@ -10,3 +10,11 @@ class ModelError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))
+
+
+class NoRoomError(Exception):
+    """Of an error: memory does not suffice now. Where other models give some back, it may."""
+
+
+class TooLargeError(ModelError, NoRoomError):
+    """There is too little memory for the weights of a model."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.assemble import Store, assemble
-from models.errors import ModelError
+from models.errors import ModelError, TooLargeError
 from models.families.family import NAMES
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
@@ -62,8 +62,7 @@ def load_model(
     takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
     None: all weights are on the device. Raises ModelError for what is wrong with the files and when memory is short.
     """
-    spec, tensors, names = _read(files)
-    spec = for_context(spec, longest or spec.max_positions)
+    spec, tensors, names = _read(files, longest)
     places = match(spec, tensors, names)
     kinds = choose_kinds(tensors, places, quantize, device)
     positions = context_length or spec.max_positions
@@ -92,6 +91,17 @@ def load_model(
     )
 
 
+def bytes_to_load(
+    files: ModelFiles, *, dtype: torch.dtype, device: torch.device, quantize: str, longest: int | None
+) -> tuple[ModelSpec, int]:
+    """The description of a model, and the bytes of a device that all its weights take. Raises ModelError."""
+    spec, tensors, names = _read(files, longest)
+    places = match(spec, tensors, names)
+    kinds = choose_kinds(tensors, places, quantize, device)
+    blocks = {slot: kinds[name] for name, slot in places.items() if name in kinds}
+    return spec, needed_bytes(spec, dtype, spec.max_positions, blocks)
+
+
 def _placement(
     spec: ModelSpec,
     places: Mapping[str, Slot],
@@ -115,15 +125,20 @@ def _placement(
     if not experts or available is None or needed <= available:
         return Placement()
     least = needed - sum(layer.on_device for layer in experts) + fetch_bytes(experts)
-    raise ModelError(
+    raise TooLargeError(
         f"The model needs {bytes_text(needed)} of memory on {device}, and with its experts in host memory still "
         f"{bytes_text(least)}, but {bytes_text(max(room, 0))} are free there beside a conversation; choose a smaller "
         "model, use --device cpu, or free some memory."
     )
 
 
-def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
-    """The description, the tensors that are not read yet, and what they are called."""
+def _read(files: ModelFiles, longest: int | None = None) -> tuple[ModelSpec, list[StoredTensor], Names]:
+    """The description, the tensors that are not read yet, and what they are called; `longest` as in `load_model`."""
+    spec, tensors, names = _stored(files)
+    return for_context(spec, longest or spec.max_positions), tensors, names
+
+
+def _stored(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
     if files.gguf is None:
         folder = files.folder or Path()
         family, spec = spec_of_hf(read_json(folder / "config.json"))
@@ -187,9 +202,9 @@ def fill_network(
     needed -= held
     available, free = available_bytes(device), available_bytes(_CPU)
     if available is not None and needed > available:
-        raise ModelError(_too_large(needed, available, dtype, device, bool(kinds) and not on_host))
+        raise TooLargeError(_too_large(needed, available, dtype, device, bool(kinds) and not on_host))
     if held and free is not None and held > free * HOST_SHARE:
-        raise ModelError(
+        raise TooLargeError(
             _too_large_for_host(held, int(free * HOST_SHARE), len(on_host), needed, available, device)
         )
     tensors = [tensor for tensor in tensors if tensor.name in places]
@@ -205,7 +220,7 @@ def fill_network(
         filling.store.blocks.clear()
         filling.stacks.clear()
         if is_out_of_memory(error):
-            raise ModelError(
+            raise TooLargeError(
                 f"Memory ran out while loading: the model needs {bytes_text(needed)} on {device}; "
                 "choose a smaller model or free some memory."
             ) from None

@@ -1,8 +1,9 @@
-"""A running server as the backend of a chat, where there is one, and an engine in this process once that has ended."""
+"""A server as the backend of a chat, where one runs or is started, and an engine in this process once it has ended."""
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from chatterm.backends.backend import (
@@ -17,13 +18,22 @@ from chatterm.backends.backend import (
 )
 from chatterm.backends.wire import ENGINE_OPTIONS, Hello, Welcome, agreed
 from chatterm.channel.link import Link, ServerGoneError
-from chatterm.channel.runtime import connected
+from chatterm.channel.runtime import ServerRunsError, connected
 
 if TYPE_CHECKING:
+    from chatterm.backends.local import LocalBackend
     from chatterm.backends.remote import RemoteBackend
 
+Start = Callable[[], Callable[[], None]]
+"""Starts a server, and returns what lets go of it: from then on it lives as long as somebody needs it.
+
+Raises ServerRunsError where there is one already, and EngineError.
+"""
 _PATIENCE = 5.0
-"""Seconds in which a server has to answer."""
+"""Seconds in which a server has to answer, and in which one that ends has ended."""
+_AGAIN = 0.1
+"""Seconds between two attempts to start one."""
+_HERE = "The model is loaded in this process."
 _ENDED = "The chatterm server has ended; the model runs in this process now."
 
 
@@ -43,23 +53,68 @@ def greeted(kind: str) -> tuple[Link, Welcome] | None:
         raise
 
 
-def attached(model: str, options: ChatOptions) -> tuple[Backend | None, str]:
-    """A backend on the server, where one runs that computes as `options` say; else None, and in a line why not."""
+def attached(
+    model: str, options: ChatOptions, start: Start | None = None, keep_alive_s: float | None = None
+) -> tuple["Attached | None", str]:
+    """A backend on the server, where one runs that computes as `options` say; else None, and in a line why not.
+
+    With `start`, one is started where none runs, once the model is opened; a server that was left behind keeps the
+    model for `keep_alive_s` then (below 0: for ever).
+    """
+    peer, why = _found(options)
+    if peer is None and (why or start is None):
+        return None, why
+    return Attached(model, options, peer, start, keep_alive_s), ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """What a conversation leaves behind: a loaded model in another process."""
+
+    bytes: int
+    keep_alive_s: float
+    """Seconds until it is freed, where nobody uses it; below 0: it is not."""
+
+
+_Peer = tuple[Link, Welcome]
+
+
+def _found(options: ChatOptions) -> tuple[_Peer | None, str]:
+    """The server that runs here, where it is of use; else in a line why it is not, "" where none runs."""
     try:
-        found = greeted("terminal")
+        peer = greeted("terminal")
     except EngineError as error:
-        return None, f"{error} The model is loaded in this process."
-    if found is None:
+        return None, f"{error} {_HERE}"
+    if peer is None:
         return None, ""
-    link, welcome = found
-    other = [name for name in ENGINE_OPTIONS if _differs(name, options, welcome.options)]
-    if other:
+    link, welcome = peer
+    if other := [name for name in ENGINE_OPTIONS if _differs(name, options, welcome.options)]:
         link.close()
         names = ", ".join(f"--{_OPTION.get(name, name)}" for name in other)
-        return None, f"The server that runs here has another {names}, so the model is loaded in this process."
-    from chatterm.backends.remote import RemoteBackend
+        end = " chatterm stop ends that server." if welcome.ends_unused else ""
+        why = f"The server that runs here has another {names}, so the model is loaded in this process."
+        return None, why + end
+    return peer, ""
 
-    return cast("Backend", Attached(RemoteBackend(link, model, options), options)), ""
+
+def _started(options: ChatOptions, start: Start) -> tuple[_Peer | None, str]:
+    """The same, of one that is started where none runs. Raises EngineError where none can be."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        peer, why = _found(options)
+        if peer is not None or why:
+            return peer, why
+        try:
+            let_go = start()
+        except ServerRunsError:  # another terminal was faster, or one is about to end
+            if time.monotonic() > until:
+                raise
+            time.sleep(_AGAIN)
+            continue
+        try:
+            return _found(options)
+        finally:
+            let_go()
 
 
 _OPTION = {"graphs": "no-graph", "offload_gb": "offload-gb"}
@@ -83,13 +138,29 @@ _IDLE: dict[str, Any] = {"settle": None, "prepare": None, "count": None, "begin_
 
 
 class Attached:
-    """Implements Backend: a remote one while its server lives, and a local one with the same history from then on."""
+    """Implements Backend: a remote one while its server lives, and a local one with the same history from then on.
 
-    def __init__(self, remote: "RemoteBackend", options: ChatOptions) -> None:
-        self._remote = remote
-        self._now: Backend = remote
+    Until it is opened, what it is to begin with is kept by a local one that loads nothing.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        options: ChatOptions,
+        peer: _Peer | None,
+        start: Start | None = None,
+        keep_alive_s: float | None = None,
+    ) -> None:
         self._options = options
+        self._start = start
+        self._keep_alive_s = keep_alive_s
         self._path: list[Exchange] = []
+        self._note = ""
+        self._remote: RemoteBackend | None = None
+        self._welcome: Welcome | None = None
+        self.stays: Stays | None = None
+        """What is left behind, once this is closed."""
+        self._now: Backend = self._on(peer, model, options) if peer is not None else _local(model, options)
 
     def __getattr__(self, name: str) -> Any:
         """What is not said here is done by the backend of now."""
@@ -99,19 +170,66 @@ class Attached:
 
     def figures(self) -> Figures | None:
         figures = self._now.figures()
-        if figures is None or self._now is self._remote:
+        if figures is None or not self._note or self._now is self._remote:
             return figures
-        return replace(figures, notes=(*figures.notes, _ENDED))
+        return replace(figures, notes=(*figures.notes, self._note))
 
     def open(self, on_progress: OnProgress | None = None) -> None:
-        if self._has_ended:
-            self._here(on_progress)
-        else:
-            self._now.open(on_progress)
+        self._begin()
+        self._load(lambda: self._here(on_progress) if self._has_ended else self._now.open(on_progress))
 
     def switch(self, model: str, on_progress: OnProgress | None = None) -> None:
-        self._here().switch(model, on_progress)
+        self._begin()
+        if self._has_ended:
+            backend = _local(model, self._chosen())
+            backend.open(on_progress)
+            self._now, self._note = backend, _ENDED
+        else:
+            self._load(lambda: self._now.switch(model, on_progress))
         self._path = []
+
+    def close(self) -> None:
+        """Closing twice is fine."""
+        welcome, figures = self._welcome, self._now.figures()
+        is_there = self._now is self._remote and not self._has_ended and figures is not None
+        if welcome is not None and welcome.ends_unused and is_there and self.stays is None:
+            usual, asked = welcome.keep_alive_s, self._keep_alive_s
+            assert figures is not None
+            self.stays = Stays(figures.weight_bytes + figures.kv_bytes, usual if asked is None else asked)
+        self._now.close()
+
+    def _on(self, peer: _Peer, model: str, options: ChatOptions) -> Backend:
+        """A backend on this server."""
+        from chatterm.backends.remote import RemoteBackend
+
+        link, self._welcome = peer
+        if not self._welcome.ends_unused:  # whoever started it says how long models stay
+            self._keep_alive_s = None
+        self._remote = RemoteBackend(link, model, options, self._keep_alive_s)
+        return cast("Backend", self._remote)
+
+    def _begin(self) -> None:
+        """Before the first model: have the server that there is to be."""
+        start, self._start = self._start, None
+        if start is None or self._remote is not None:
+            return
+        try:
+            peer, why = _started(self._options, start)
+        except EngineError as error:
+            peer, why = None, f"{error} {_HERE}"
+        if peer is None:
+            self._note = why or f"The engine process has ended. {_HERE}"
+        else:
+            self._now = self._moved(self._on(peer, self._now.model, self._chosen()))
+
+    def _load(self, load: Callable[[], object]) -> None:
+        try:
+            load()
+        except ServerGoneError:
+            raise EngineError(
+                "The engine process has ended while it loaded the model; it may have run out of memory. Choose a "
+                "smaller model, or free some memory."
+            ) from None
 
     def send(self, text: str) -> Iterator[TokenEvent]:
         return self._follow(self._here().send(text), text, self._path)
@@ -166,27 +284,30 @@ class Attached:
 
     @property
     def _has_ended(self) -> bool:
-        return self._now is self._remote and self._remote.is_lost
+        return self._remote is not None and self._now is self._remote and self._remote.is_lost
 
     def _here(self, on_progress: OnProgress | None = None) -> Backend:
         """The backend that answers: once the server has ended one with an engine of its own."""
-        if not self._has_ended:
-            return self._now
-        from chatterm.backends.local import LocalBackend
+        if self._has_ended:
+            backend = self._moved(_local(self._now.model, self._chosen()))
+            backend.open(on_progress)
+            self._now, self._note = backend, _ENDED
+        return self._now
 
-        old = self._remote
-        options = replace(
-            self._options,
-            system=old.system,
-            think=old.think,
-            think_cache=old.think_cache,
-            sampling=old.sampling,
-        )
-        backend = LocalBackend(old.model, options)
+    def _chosen(self) -> ChatOptions:
+        """The options as they are by now."""
+        return cast("LocalBackend | RemoteBackend", self._now).options
+
+    def _moved(self, backend: Backend) -> Backend:
+        """`backend`, which is to go on with the conversation."""
         backend.load_path(self._path)
-        backend.open(on_progress)
-        self._now = backend
         return backend
+
+
+def _local(model: str, options: ChatOptions) -> Backend:
+    from chatterm.backends.local import LocalBackend
+
+    return LocalBackend(model, options)
 
 
 def _exchange(text: str, last: Outcome, backend: Backend) -> Exchange:

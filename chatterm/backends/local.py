@@ -25,6 +25,7 @@ from chatterm.backends.backend import (
     TokenEvent,
     TurnStats,
 )
+from chatterm.backends.chosen import Chosen, checked, no_model
 from chatterm.backends.power import Power
 from chatterm.backends.title import TITLE_TOKENS, title_question
 from engine.params import SamplingParams
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from engine.conversation.several import Prompt, Several
     from engine.conversation.turns import Answer, Turn
     from engine.engine import Engine
+    from engine.machine.room import Need
     from models.files import ModelFiles
 
 
@@ -63,8 +65,18 @@ class Engines(Protocol):
         """The conversation does not use it any more. Closing twice is fine."""
 
 
-class OwnEngine:
-    """An engine for one conversation."""
+class OwnEngines:
+    """Engines in this process."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[Engine, int] = {}
+        """Bytes of each engine that count as free memory."""
+
+    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
+        from engine.machine.room import need_of
+
+        mapped = sum(self._mapped.values())
+        return need_of(files, options.device, options.dtype, options.quantize, options.context, mapped)
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
         from models.families.registry import load_spec
@@ -79,7 +91,7 @@ class OwnEngine:
     ) -> "Engine":
         from engine.engine import Engine  # brings torch: not before the first frame stands
 
-        return Engine.load(
+        engine = Engine.load(
             files,
             device=options.device,
             dtype=options.dtype,
@@ -91,46 +103,33 @@ class OwnEngine:
             deterministic=options.deterministic,
             offload_gb=options.offload_gb,
             streams=options.streams,
+            taken=sum(self._mapped.values()),
             on_progress=on_progress,
         )
+        self._mapped[engine] = engine.mapped_bytes
+        return engine
 
     def close(self, engine: "Engine") -> None:
+        self._mapped.pop(engine, None)
         engine.close()
 
 
-class LocalBackend:
+class LocalBackend(Chosen):
     """Implements Backend. Nothing is read or fetched before `open`, and what is slow to import waits for it."""
 
     def __init__(self, model: str, options: ChatOptions, engines: Engines | None = None) -> None:
-        self._engines: Engines = engines or OwnEngine()
-        self._model = model
-        self._options = options
-        self._system = options.system
-        self._think: ThinkMode = options.think
-        self._think_cache: ThinkCache = options.think_cache
-        self._sampling = dict(options.sampling)
-        self._path: tuple[Exchange, ...] = ()
-        """The history to begin with once a model is loaded."""
+        super().__init__(model, options)
+        self._engines: Engines = engines or OwnEngines()
         self._engine: Engine | None = None
         self._chat: Chat | None = None
         self._params: SamplingParams | None = None
         self._power = Power()
         self._aside: Aside | None = None
-        self._info: ModelInfo | None = None
-        self._used = 0
         self._keys: list[Key] = []
         self._map: BlockMap | None = None
         self._looking = False
         self._several: Several | None = None
         """What answers requests, while it does."""
-
-    @property
-    def model(self) -> str:
-        return self._model
-
-    @property
-    def info(self) -> ModelInfo | None:
-        return self._info
 
     @property
     def last(self) -> Outcome | None:
@@ -139,22 +138,6 @@ class LocalBackend:
         if answer is None:
             return None
         return _outcome(answer, chat.turns[-1].opening if chat is not None and chat.turns else ())
-
-    @property
-    def used_tokens(self) -> int:
-        return self._used
-
-    @property
-    def system(self) -> str | None:
-        return self._system
-
-    @property
-    def think(self) -> ThinkMode:
-        return self._think
-
-    @property
-    def think_cache(self) -> ThinkCache:
-        return self._think_cache
 
     def figures(self) -> Figures | None:
         engine, chat = self._engine, self._chat
@@ -324,13 +307,10 @@ class LocalBackend:
         self._think_cache = think_cache
 
     def set_sampling(self, sampling: Mapping[str, Any]) -> None:
-        try:
-            SamplingParams(**sampling)
-        except TypeError:
-            raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
+        sampling = checked(sampling)
         if self._engine is not None:
             self._params = self._params_of(self._engine, sampling)
-        self._sampling = dict(sampling)
+        self._sampling = sampling
 
     def settle(self) -> None:
         if (chat := self._person()) is not None:
@@ -361,11 +341,6 @@ class LocalBackend:
 
     def made_title(self) -> str | None:
         return aside.said if (aside := self._aside) is not None else None
-
-    def models(self) -> list[str]:
-        from models.hub.sources import local_models
-
-        return [model.name for model in local_models()]
 
     def catalogue(self) -> list[ModelChoice]:
         from chatterm.backends.choices import choices
@@ -406,7 +381,7 @@ class LocalBackend:
 
     def _loaded(self) -> "Chat":
         if (chat := self._person()) is None:
-            raise EngineError("No model is loaded; load one with /model NAME.")
+            raise no_model()
         return chat
 
     def _person(self) -> "Chat | None":

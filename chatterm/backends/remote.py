@@ -15,7 +15,6 @@ from chatterm.backends.backend import (
     FinishReason,
     ModelChoice,
     ModelError,
-    ModelInfo,
     OnProgress,
     Outcome,
     Part,
@@ -26,10 +25,10 @@ from chatterm.backends.backend import (
     TokenEvent,
     TurnStats,
 )
+from chatterm.backends.chosen import Chosen, checked, no_model
 from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Tokens, Wanted
 from chatterm.channel.link import Answers, Link, ServerGoneError, error_of
 from chatterm.channel.messages import Done, Failed, Item, unpacked
-from engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from engine.cache.block_map import BlockMap
@@ -42,23 +41,20 @@ _SOON = 0.5
 T = TypeVar("T")
 
 
-class RemoteBackend:
+class RemoteBackend(Chosen):
     """Implements Backend. The other side has the conversation; what a screen looks at lies here.
 
     When the server is gone, calls raise ServerGoneError, and what had come of an answer stays.
     """
 
-    def __init__(self, link: Link, model: str, options: ChatOptions) -> None:
+    def __init__(
+        self, link: Link, model: str, options: ChatOptions, keep_alive_s: float | None = None
+    ) -> None:
+        """`keep_alive_s` is as in Open."""
+        super().__init__(model, options)
+        self._keep_alive_s = keep_alive_s
         self._link = link
-        self._model = model
-        self._system = options.system
-        self._think: ThinkMode = options.think
-        self._think_cache: ThinkCache = options.think_cache
-        self._sampling = dict(options.sampling)
-        self._path: list[Exchange] = []
         self._is_open = False
-        self._info: ModelInfo | None = None
-        self._used = 0
         self._last: Outcome | None = None
         self._running: _Running | None = None
         self._look = Look(None, None)
@@ -75,38 +71,9 @@ class RemoteBackend:
     # --- anyone ---
 
     @property
-    def model(self) -> str:
-        return self._model
-
-    @property
-    def info(self) -> ModelInfo | None:
-        return self._info
-
-    @property
     def last(self) -> Outcome | None:
         running = self._running
         return running.outcome() if running is not None else self._last
-
-    @property
-    def used_tokens(self) -> int:
-        return self._used
-
-    @property
-    def system(self) -> str | None:
-        return self._system
-
-    @property
-    def think(self) -> ThinkMode:
-        return self._think
-
-    @property
-    def think_cache(self) -> ThinkCache:
-        return self._think_cache
-
-    @property
-    def sampling(self) -> Mapping[str, Any]:
-        """What overrides the model's own sampling."""
-        return self._sampling
 
     def figures(self) -> Figures | None:
         self._look_again()
@@ -173,12 +140,10 @@ class RemoteBackend:
     # --- the worker ---
 
     def open(self, on_progress: OnProgress | None = None) -> None:
-        wanted = Open(
-            self._model, str(Path.cwd()), self._system, self._think, self._think_cache, self._sampling
-        )
+        wanted = Open(self._model, str(Path.cwd()), self.options, self._keep_alive_s)
         self._ask("open", wanted, on_progress)
         self._is_open = True
-        path, self._path = self._path, []
+        path, self._path = self._path, ()
         if path:
             self.load_path(path)
 
@@ -207,7 +172,7 @@ class RemoteBackend:
 
     def load_path(self, exchanges: Sequence[Exchange]) -> None:
         if not self._is_open:
-            self._path = list(exchanges)
+            self._path = tuple(exchanges)
             return
         name = self._info.name if self._info is not None else ""
         known = [
@@ -225,7 +190,7 @@ class RemoteBackend:
         return self._value("undo", None, bool)
 
     def reset(self) -> None:
-        self._path = []
+        self._path = ()
         if self._is_open:
             self._ask("reset")
 
@@ -245,13 +210,10 @@ class RemoteBackend:
         self._think_cache = think_cache
 
     def set_sampling(self, sampling: Mapping[str, Any]) -> None:
-        try:
-            SamplingParams(**sampling)
-        except TypeError:
-            raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
+        sampling = checked(sampling)
         if self._is_open:
-            self._ask("set_sampling", dict(sampling))
-        self._sampling = dict(sampling)
+            self._ask("set_sampling", sampling)
+        self._sampling = sampling
 
     def settle(self) -> None:
         if self._is_open:
@@ -263,11 +225,6 @@ class RemoteBackend:
 
     def begin_title(self, question: str, answer: str) -> bool:
         return not self._is_open or self._value("begin_title", (question, answer), bool)
-
-    def models(self) -> list[str]:
-        from models.hub.sources import local_models
-
-        return [model.name for model in local_models()]
 
     def catalogue(self) -> list[ModelChoice]:
         if not self._is_open:
@@ -282,7 +239,7 @@ class RemoteBackend:
 
     def _call(self, method: str, body: Any = None) -> Answers:
         if not self._is_open and method != "open":
-            raise EngineError("No model is loaded; load one with /model NAME.")
+            raise no_model()
         return self._link.call(method, body)
 
     def _ask(self, method: str, body: Any = None, on_progress: OnProgress | None = None) -> State:

@@ -12,8 +12,6 @@ from chatterm.backends.backend import (
     Figures,
     ModelInfo,
     Outcome,
-    ThinkCache,
-    ThinkMode,
     TokenEvent,
     TurnStats,
 )
@@ -29,14 +27,22 @@ ENGINE_OPTIONS = (
     "deterministic",
     "offload_gb",
 )
-"""Fields of ChatOptions that an engine is loaded with: all conversations with it have the same."""
+"""Fields of ChatOptions that an engine is loaded with: all conversations with it have the same. So they have `streams`,
+which changes no answer. All other fields are of one conversation."""
 
 
 @cache
 def agreed() -> str:
     """What both sides must have in common: a name for everything that is said here."""
     root = Path(__file__).parents[2]
-    files = ("backends/wire", "backends/backend", "backends/exchange", "backends/remote", "channel/messages")
+    files = (
+        "backends/wire",
+        "backends/backend",
+        "backends/exchange",
+        "backends/chosen",
+        "backends/remote",
+        "channel/messages",
+    )
     paths = [*(f"chatterm/{name}.py" for name in files), "engine/events.py", "engine/params.py"]
     return sha256(b"".join((root / path).read_bytes() for path in paths)).hexdigest()[:16]
 
@@ -58,6 +64,10 @@ class Welcome(Struct, frozen=True):
     pid: int
     options: ChatOptions
     """With which models are loaded."""
+    keep_alive_s: float = -1.0
+    """Seconds that a model stays once nobody uses it; below 0: for ever."""
+    ends_unused: bool = False
+    """`chatterm run` has left it behind: it ends once no model is loaded and nobody is attached."""
 
 
 class LoadedModel(Struct, frozen=True, kw_only=True):
@@ -86,6 +96,8 @@ class Status(Struct, frozen=True, kw_only=True):
     address: str
     """Where the web API listens; "" where there is none."""
     terminals: int
+    ends_unused: bool = False
+    """As in Welcome."""
     models: tuple[LoadedModel, ...]
 
 
@@ -95,10 +107,10 @@ class Open(Struct, frozen=True):
     model: str
     folder: str
     """The one that the terminal is in: names of files begin there."""
-    system: str | None
-    think: ThinkMode
-    think_cache: ThinkCache
-    sampling: dict[str, Any]
+    options: ChatOptions
+    """Of these the engine's own are not looked at."""
+    keep_alive_s: float | None = None
+    """Seconds that the model stays once nobody uses it; below 0: for ever, None: as the server was started."""
 
 
 class Hold(Struct, frozen=True):

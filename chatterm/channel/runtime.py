@@ -17,6 +17,10 @@ _LONGEST = 100
 """Bytes of a socket's path; Linux takes 107, macOS 103."""
 
 
+class ServerRunsError(EngineError):
+    """There is a server already."""
+
+
 def supported() -> bool:
     """Whether this system has what a server here needs."""
     return hasattr(socket, "AF_UNIX") and sys.platform != "win32"
@@ -62,7 +66,7 @@ def check_folder(path: Path) -> None:
 def listening() -> Iterator[socket.socket]:
     """The listening socket of the one server that there is here. What one that was killed left behind is removed.
 
-    Raises EngineError where there is a server already, or the folder cannot be used.
+    Raises ServerRunsError where there is a server already, EngineError where the folder cannot be used.
     """
     import fcntl
 
@@ -77,7 +81,7 @@ def listening() -> Iterator[socket.socket]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise EngineError(
+            raise ServerRunsError(
                 "A chatterm server runs here already; see chatterm ps, or end it with chatterm stop."
             ) from None
         with suppress(FileNotFoundError):

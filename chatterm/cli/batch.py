@@ -44,6 +44,7 @@ def batch(
     min_p: options.MinP = None,
     repetition_penalty: options.RepetitionPenalty = None,
     presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
@@ -101,14 +102,14 @@ def batch(
             if output == "-"
             else Results.open(output, source)
         )
-        backend = options.backend_for(model, chosen, no_server)
-        run = Batch(backend, source, results, json.dumps(settings, sort_keys=True).encode())
-        try:
-            run.answer()
-        except BrokenPipeError:  # whoever read the results has left
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        finally:
-            results.close()
+        with options.answering(model, chosen, no_server) as backend:
+            run = Batch(backend, source, results, json.dumps(settings, sort_keys=True).encode())
+            try:
+                run.answer()
+            except BrokenPipeError:  # whoever read the results has left
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            finally:
+                results.close()
 
 
 @contextmanager

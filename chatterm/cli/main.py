@@ -159,6 +159,7 @@ def run(
     min_p: options.MinP = None,
     repetition_penalty: options.RepetitionPenalty = None,
     presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
     stop: options.Stop = None,
@@ -176,6 +177,7 @@ def run(
     no_graph: options.NoGraph = False,
     deterministic: options.Deterministic = False,
     no_server: options.NoServer = False,
+    keep_alive: options.KeepAlive = None,
 ) -> None:
     """Chat with MODEL; with TEXT, -p or text on standard input, answer and exit.
 
@@ -227,6 +229,7 @@ def run(
     from chatterm.settings.settings import SessionSettings, with_settings
 
     preferences = options.preferences()
+    stays = options.keep_alive_of(keep_alive, preferences, no_server)
     decided = options.decided(invocation) | ({"system", "think", "think_cache"} if resume else set())
     chosen_sampling = dict(chosen.sampling)
     chosen = with_settings(chosen, preferences, decided)
@@ -239,37 +242,38 @@ def run(
         model = first_model(chosen.device, chosen.dtype)
     from models.hub.default import DEFAULT_MODEL
 
-    backend = options.backend_for(DEFAULT_MODEL if model is None else model, chosen, no_server)
-    if inline:
-        from chatterm.cli.inline import run_inline
+    name = DEFAULT_MODEL if model is None else model
+    with options.answering(name, chosen, no_server, stays) as backend:
+        if inline:
+            from chatterm.cli.inline import run_inline
 
-        code = run_inline(
-            backend, first=prompts, stats=stats, sampling=chosen_sampling, settings=preferences, **resume
-        )
-        raise typer.Exit(code)
-    if not prompts:
-        gc.disable()  # the first frame stands sooner; run_app turns it on again then
-        from chatterm.app import run_app
+            code = run_inline(
+                backend, first=prompts, stats=stats, sampling=chosen_sampling, settings=preferences, **resume
+            )
+            raise typer.Exit(code)
+        if not prompts:
+            gc.disable()  # the first frame stands sooner; run_app turns it on again then
+            from chatterm.app import run_app
 
-        _check_theme(preferences.screen.theme)
-        if save:
-            preferences = replace(preferences, sessions=SessionSettings(save=True))
-        raise typer.Exit(
-            run_app(backend, theme=theme, settings=preferences, sampling=chosen_sampling, **resume)
-        )
-    if parallel or answers > 1:
-        from chatterm.cli.parallel import answer_all
+            _check_theme(preferences.screen.theme)
+            if save:
+                preferences = replace(preferences, sessions=SessionSettings(save=True))
+            raise typer.Exit(
+                run_app(backend, theme=theme, settings=preferences, sampling=chosen_sampling, **resume)
+            )
+        if parallel or answers > 1:
+            from chatterm.cli.parallel import answer_all
 
-        seed = chosen.sampling.get("seed")
-        if seed is not None:
-            options.checked_sampling({"seed": seed + answers - 1})
-        names = prompt if parallel else None  # without what is piped
-        code = answer_all(backend, prompts, answers, names=names, seed=seed, as_json=as_json, stats=stats)
-        raise typer.Exit(code)
-    from chatterm.cli.oneshot import answer
+            seed = chosen.sampling.get("seed")
+            if seed is not None:
+                options.checked_sampling({"seed": seed + answers - 1})
+            names = prompt if parallel else None  # without what is piped
+            code = answer_all(backend, prompts, answers, names=names, seed=seed, as_json=as_json, stats=stats)
+            raise typer.Exit(code)
+        from chatterm.cli.oneshot import answer
 
-    chosen_sampling = dict(chosen.sampling)
-    answer(backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume)
+        chosen_sampling = dict(chosen.sampling)
+        answer(backend, prompts, as_json=as_json, stats=stats, save=save, sampling=chosen_sampling, **resume)
 
 
 def _check_theme(theme: str | None) -> None:

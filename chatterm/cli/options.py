@@ -1,7 +1,10 @@
 """The options that commands which ask a model share, and what is made of them."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -57,6 +60,12 @@ RepetitionPenalty = Annotated[
 PresencePenalty = Annotated[
     float | None,
     typer.Option(help="Above 0 discourages tokens already in the answer.", rich_help_panel=_SAMPLING),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Above 0 discourages tokens by how often they are in the answer.", rich_help_panel=_SAMPLING
+    ),
 ]
 Seed = Annotated[
     int | None,
@@ -159,21 +168,16 @@ NoServer = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
-
-
-_SAMPLING_FIELDS = (
-    *(
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "seed",
-        "max_tokens",
+KeepAlive = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Keep the model loaded for the next chatterm run, until nobody has used it for so long: 30m, 2h, forever; "
+        "0 does not. chatterm ps shows it, chatterm stop frees it.",
+        rich_help_panel=_MACHINE,
+        show_default=False,
     ),
-    "stop",
-)
+]
 
 
 def engine_options(invocation: typer.Context) -> "ChatOptions":
@@ -191,9 +195,11 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
     Raises WrongUsage for a value out of range, and for text that is no UTF-8.
     """
     from chatterm.backends.backend import ChatOptions
+    from chatterm.settings.settings import SamplingSettings
 
     given = invocation.params
-    sampling = {name: given[name] for name in _SAMPLING_FIELDS if given[name] not in (None, [], ())}
+    names = [part.name for part in fields(SamplingSettings)]
+    sampling = {name: given[name] for name in names if given[name] not in (None, [], ())}
     if "stop" in sampling:
         sampling["stop"] = tuple(sampling["stop"])
     for text in (given["system"] or "", *sampling.get("stop", ())):
@@ -217,22 +223,68 @@ def chat_options(invocation: typer.Context) -> "ChatOptions":
     )
 
 
-def backend_for(model: str, options: "ChatOptions", no_server: bool) -> "Backend":
-    """What answers: the server of this machine where one runs that computes as `options` say, else an engine here."""
-    if not no_server:
-        from chatterm.channel.runtime import has_socket
+@contextmanager
+def answering(
+    model: str, options: "ChatOptions", no_server: bool, keep_alive_s: float | None = 0.0
+) -> "Iterator[Backend]":
+    """What answers: the server of this machine where one runs that computes as `options` say, else an engine here.
 
-        if has_socket():
-            from chatterm.backends.attach import attached
+    With `keep_alive_s` (None: for ever) one that stays is started where none runs. Says in the end what is left behind.
+    """
+    from chatterm.channel.runtime import has_socket
 
-            backend, why = attached(model, options)
-            if backend is not None:
-                return backend
-            if why:
-                print(f"chatterm: {one_line(why, 400)}", file=sys.stderr)
+    starts = keep_alive_s != 0 and not no_server
+    if no_server or not (starts or has_socket()):
+        yield _local(model, options)
+        return
+    from chatterm.backends.attach import attached
+
+    def start() -> Callable[[], None]:
+        from chatterm.server.child import left_behind
+
+        return left_behind(options, keep_alive_s)
+
+    if starts:
+        found, why = attached(model, options, start, -1.0 if keep_alive_s is None else keep_alive_s)
+    else:
+        found, why = attached(model, options)
+    if why:
+        print(f"chatterm: {one_line(why, 400)}", file=sys.stderr)
+    try:
+        yield cast("Backend", found) if found is not None else _local(model, options)
+    finally:
+        if found is not None and found.stays is not None and (starts or sys.stderr.isatty()):
+            from chatterm.cli.servers import stays_text
+
+            print(f"chatterm: {stays_text(found.stays)}", file=sys.stderr)
+
+
+def _local(model: str, options: "ChatOptions") -> "Backend":
     from chatterm.backends.local import LocalBackend
 
     return LocalBackend(model, options)
+
+
+def seconds_given(text: str, name: str) -> float | None:
+    """A time on the command line, in seconds; None: for ever. Raises WrongUsage."""
+    from chatterm.settings.durations import seconds_of
+
+    try:
+        return seconds_of(text, name)
+    except EngineError as error:
+        raise WrongUsage(str(error)) from None
+
+
+def keep_alive_of(given: str | None, settings: "Settings", no_server: bool) -> float | None:
+    """Seconds that a model stays for the next command; 0: it does not, None: for ever. Raises WrongUsage."""
+    if given is None:
+        return seconds_given(settings.model.keep_alive or "0", "keep_alive")
+    seconds = seconds_given(given, "--keep-alive")
+    if no_server and seconds != 0:
+        raise WrongUsage(
+            "--no-server keeps the model in this process; leave out --no-server or --keep-alive."
+        )
+    return seconds
 
 
 def decided(invocation: typer.Context) -> set[str]:

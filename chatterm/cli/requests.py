@@ -4,17 +4,20 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast, get_args, get_type_hints
 
 from chatterm.backends.backend import EngineError, Message, Outcome, Request, ThinkMode
 from chatterm.cli.constraints import of_format
 from chatterm.cli.oneshot import json_of
+from chatterm.settings.settings import SamplingSettings
 
 LINE_LIMIT = 16 * 1024 * 1024
 """Bytes of one line that are read at most: far beyond any model's context."""
-_FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-_INTEGERS = ("top_k", "max_tokens", "seed")
-_FIELDS = ("prompt", "messages", "id", *_FLOATS, *_INTEGERS, "stop", "think", "response_format")
+_NUMBERS = {
+    name: int in get_args(kind) for name, kind in get_type_hints(SamplingSettings).items() if name != "stop"
+}
+"""Fields of the sampling, and whether they are whole numbers."""
+_FIELDS = ("prompt", "messages", "id", *_NUMBERS, "stop", "think", "response_format")
 _THINK: Mapping[Any, ThinkMode] = {True: "on", False: "off", "on": "on", "off": "off", "auto": "auto"}
 
 
@@ -119,9 +122,9 @@ def _request(fields: dict[str, Any]) -> Request:
     else:
         messages = _messages(fields["messages"])
     sampling: dict[str, Any] = {}
-    for name in (*_FLOATS, *_INTEGERS):
+    for name, whole in _NUMBERS.items():
         if fields.get(name) is not None:
-            sampling[name] = _number(name, fields[name], whole=name in _INTEGERS)
+            sampling[name] = _number(name, fields[name], whole=whole)
     if fields.get("stop") is not None:
         stop = fields["stop"]
         texts = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else [None]

@@ -67,13 +67,11 @@ def serve(
     Programs use the HTTP API, in the formats of OpenAI's and Ollama's clients.
     chatterm run and chatterm batch find the server by themselves.
     """
-    from chatterm.cli.durations import seconds_of
-
     options.check_model(model)
-    stays = seconds_of(keep_alive, "--keep-alive")
+    stays = options.seconds_given(keep_alive, "--keep-alive")
     import asyncio
 
-    from chatterm.server.process.engine_process import ProcessOptions
+    from chatterm.server.child import ProcessOptions
     from chatterm.server.supervisor import Supervisor
     from chatterm.settings.settings import with_settings
 

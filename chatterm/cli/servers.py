@@ -6,15 +6,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from chatterm.backends.attach import greeted
+from chatterm.backends.attach import Stays, greeted
 from chatterm.backends.backend import EngineError
 from chatterm.backends.wire import LoadedModel, Status
 from chatterm.channel.link import Link, ServerGoneError
-from chatterm.cli.durations import duration_text
+from chatterm.settings.durations import duration_text
 from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text, counted
 
 NONE = "No chatterm server runs here; start one with chatterm serve."
+NO_MODEL = "No model is loaded; one is when it is asked for."
 _LEAVE = 20.0
 """Seconds that a server gets to end."""
 
@@ -34,15 +35,30 @@ def show_server(*, as_json: bool) -> int:
 
         print(msgspec.json.encode(status).decode())
         return 0
-    where = f" on {one_line(status.address)}" if status.address else ", for terminals only"
-    attached = counted(status.terminals, "terminal")
-    up = duration_text(status.uptime_s)
-    print(f"chatterm serve (process {status.pid}){where}; up {up}; {attached} attached")
-    if not status.models:
-        print("No model is loaded; one is when it is asked for.")
-    else:
+    print(f"{headline(status)} (process {status.pid})")
+    if status.models:
         _print_models(status.models)
+    else:
+        print(NO_MODEL)
+    if status.ends_unused:
+        print("\nThis process ends with its last model; chatterm stop ends it now.")
     return 0
+
+
+def headline(status: Status) -> str:
+    """What runs here, in a line."""
+    attached = f"{counted(status.terminals, 'terminal')} attached"
+    where = f" at {one_line(status.address)}" if status.address else ", for terminals only"
+    what = "Left running by chatterm run" if status.ends_unused else f"chatterm serve{where}"
+    return f"{what}; up {duration_text(status.uptime_s)}; {attached}"
+
+
+def stays_text(stays: Stays) -> str:
+    """What a chat has left behind, and how to be rid of it."""
+    size = bytes_text(stays.bytes)
+    if stays.keep_alive_s < 0:
+        return f"The model stays loaded ({size}) until chatterm stop."
+    return f"The model stays loaded ({size}) for {duration_text(stays.keep_alive_s)}; chatterm stop frees it now."
 
 
 def stop_server() -> int:

@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from chatterm.backends.wire import Status
 from chatterm.channel.link import Link, ServerGoneError
-from chatterm.cli.durations import duration_text
-from chatterm.cli.servers import NONE, command_link
+from chatterm.cli.servers import NO_MODEL, NONE, command_link, headline
 from chatterm.server.service import Latency, Metrics, ModelMetrics
 from chatterm.terminal.sanitize import one_line
 from models.units import bytes_text, counted
@@ -105,10 +104,10 @@ def table(view: View, width: int) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    head = Text(_head(view), no_wrap=True, overflow="ellipsis")
+    head = Text(headline(view.server), no_wrap=True, overflow="ellipsis")
     models = view.metrics.models
     if not models:
-        return Group(head, Text("\nNo model is loaded; one is when it is asked for."))
+        return Group(head, Text(f"\n{NO_MODEL}"))
     shown = models[: max((width - _LABEL) // _COLUMN, 1)]
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, min_width=_LABEL)
@@ -121,13 +120,6 @@ def table(view: View, width: int) -> "RenderableType":
     more = len(models) - len(shown)
     foot = Text(f"\n{counted(more, 'more model')}; see chatterm ps.", no_wrap=True)
     return Group(head, Text(""), grid, *([foot] if more else []))
-
-
-def _head(view: View) -> str:
-    server = view.server
-    where = f" at {one_line(server.address)}" if server.address else ", for terminals only"
-    up, attached = duration_text(server.uptime_s), counted(view.metrics.terminals, "terminal")
-    return f"chatterm serve{where}; up {up}; {attached} attached"
 
 
 def _figures(model: ModelMetrics, rate: Rate | None) -> dict[str, str]:

@@ -22,6 +22,7 @@ _OFFERED = {
     "min_p": ("0", "0.05", "0.1"),
     "repetition_penalty": ("1", "1.1"),
     "presence_penalty": ("0", "0.5", "1.5"),
+    "frequency_penalty": ("0", "0.2", "0.5"),
     "max_tokens": ("256", "1024", "4096"),
     "seed": ("0", "42"),
 }

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -69,6 +69,9 @@ class ChannelService(asyncio.Protocol):
         self._numbers = itertools.count(1)
         self._models: list[ServedModel] = []
         self._looks: asyncio.Task[None] | None = None
+        self._queued: Callable[[], Mapping[str, int]] = dict
+        self._told = False
+        """Whether the engine process believes that something waits here."""
         self.lost = asyncio.Event()
 
     async def connect(self, address: str = "") -> Welcome:
@@ -130,8 +133,13 @@ class ChannelService(asyncio.Protocol):
         await self._ask("hold", Hold(model, "", keep_alive_s), type(None))
         self._models = await self._ask("models", None, list[ServedModel])
 
+    def watch(self, queued: Callable[[], Mapping[str, int]]) -> None:
+        self._queued = queued
+
     async def metrics(self) -> Metrics:
-        return await self._ask("metrics", None, Metrics)
+        queued = dict(self._queued())
+        self._told = bool(queued)
+        return await self._ask("metrics", queued, Metrics)
 
     # -- asyncio.Protocol
 
@@ -191,6 +199,8 @@ class ChannelService(asyncio.Protocol):
             await asyncio.sleep(_LOOK)
             with suppress(RequestError, FrameError):
                 self._models = await self._ask("models", None, list[ServedModel])
+                if self._told or self._queued():  # others look at it, too
+                    await self.metrics()
 
 
 def _gone(message: str) -> RequestError:

@@ -5,7 +5,7 @@ between the two processes sends and validates (the pieces are tagged: a union of
 frozen, with slots, and cheap to make.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct
@@ -203,7 +203,7 @@ class ModelMetrics(Struct, frozen=True, kw_only=True):
     running: int
     """Answers that the engine computes, for requests and for terminals."""
     waiting: int
-    """Those that it has taken and not begun."""
+    """Those that it has taken and not begun, and those that wait for their turn in the web process."""
     kv_usage: float
     """Share of the blocks that sequences hold, 0 to 1."""
     prompt_tokens: int
@@ -285,5 +285,8 @@ class Service(Protocol):
 
     async def hold(self, model: str, keep_alive_s: float | None) -> None:
         """Load a model, if it is not, and keep it so long from now; 0: unload it, -1: for ever, None: as usual."""
+
+    def watch(self, queued: Callable[[], Mapping[str, int]]) -> None:
+        """`queued` tells how many answers of each model wait for their turn; `metrics` counts them as waiting."""
 
     async def metrics(self) -> Metrics: ...

@@ -2,63 +2,19 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from chatterm.backends.backend import EngineError, ModelError
 from chatterm.server.channel_service import ChannelService
-from chatterm.server.process.engine_process import ProcessOptions
+from chatterm.server.child import EngineChild, ProcessOptions
 from chatterm.server.service import RequestError, Service
 
-_LEAVE = 20.0
-"""Seconds that an engine process gets to end."""
 _OFTEN = 60.0
 """Seconds: one that ends twice so soon would do so again."""
-
-
-class EngineChild:
-    """The engine process, while it lives. It ends when this process does."""
-
-    def __init__(self, options: ProcessOptions) -> None:
-        """Returns when it listens. Raises EngineError where it does not."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "chatterm.server.process.engine_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl+C in the terminal is for whoever started it, who ends it
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(OSError):  # what it says tells more
-            self._process.stdin.write(msgspec.json.encode(options) + b"\n")
-            self._process.stdin.flush()
-        said = self._process.stdout.readline().decode("utf-8", "replace").strip()
-        if said != "ready":
-            self._process.kill()
-            self._process.wait()
-            raise EngineError(
-                said.removeprefix("failed ") or "The engine process has ended while it started."
-            )
-
-    def wait(self) -> int:
-        """Wait for its end; returns the exit code."""
-        return self._process.wait()
-
-    def end(self) -> None:
-        """Have it end: its clients are told. One that does not is killed."""
-        self._process.terminate()
-        try:
-            self._process.wait(_LEAVE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 @dataclass(frozen=True, slots=True)

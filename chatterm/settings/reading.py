@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from chatterm.backends.backend import EngineError
+from chatterm.settings.durations import seconds_of
 from chatterm.settings.settings import FORMER_NAMES, Settings, SettingsError
 from chatterm.settings.themes import theme_names
 from chatterm.settings.toml import not_toml, read_source, statement_lines
@@ -144,6 +145,11 @@ def _check_ranges(settings: Settings) -> None:
         raise _Wrong(
             ("model", "offload_gb"), f"offload_gb is {settings.model.offload_gb}; it must be 0 or more."
         )
+    if settings.model.keep_alive is not None:
+        try:
+            seconds_of(settings.model.keep_alive, "keep_alive")
+        except EngineError as error:
+            raise _Wrong(("model", "keep_alive"), one_line(str(error))) from error
     if settings.model.name is not None and not settings.model.name.strip():
         raise _Wrong(("model", "name"), 'name is empty; it must name a model, as in "smollm2".')
     if settings.screen.theme not in theme_names():

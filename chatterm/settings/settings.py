@@ -69,6 +69,9 @@ class ModelSettings:
     offload_gb: float | None = None
     """At most this many GB of pinned host memory for what a GPU's KV cache evicts; 0: none; not set: a quarter of
     the free memory, but no more than four times the cache."""
+    keep_alive: str | None = None
+    """Keep the model loaded for the next `chatterm run`, in a process of its own, until nobody has used it for so
+    long, as in "30m"; "forever": until `chatterm stop`; not set: it is freed with the chat."""
     think_cache: ThinkCache = "exact"
     """After thinking: recompute the answer without it (exact), or keep both cached and hide the thinking (mask)."""
 
@@ -89,6 +92,8 @@ class SamplingSettings:
     """Above 1 discourages repeating earlier tokens."""
     presence_penalty: float | None = None
     """Above 0 discourages tokens already in the answer."""
+    frequency_penalty: float | None = None
+    """Above 0 discourages tokens by how often they are in the answer."""
     max_tokens: int | None = None
     """The maximum length of an answer, in tokens."""
     seed: int | None = None

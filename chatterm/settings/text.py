@@ -17,7 +17,7 @@ _WIDTH = 100
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """By name: the string that follows each field of the dataclass `kind` in its source."""
+    """By name: the string that follows each field of the dataclass `kind` in its source, in one line."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -25,7 +25,7 @@ def field_docs(kind: type) -> dict[str, str]:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             value = following.value if isinstance(following, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                docs[statement.target.id] = inspect.cleandoc(value.value)
+                docs[statement.target.id] = " ".join(value.value.split())
     return docs
 
 

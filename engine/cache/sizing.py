@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.window import Window
-from engine.errors import EngineError
+from engine.errors import EngineError, OutOfRoomError
 from models.spec import Experts, ModelSpec
 from models.units import bytes_text
 
@@ -27,7 +27,8 @@ USUAL_BYTES = 512 * 1024**2
 
 
 USEFUL_CONTEXT = 8192
-"""Tokens of a conversation that a GPU has room for before it holds all experts, where nobody says how many."""
+"""Tokens of a conversation for which there should be memory, where nobody says how many: before a GPU holds all
+experts, and before a model stays loaded that nobody uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def plan_kv(
     if fits < min(requested or 16, model_limit) and not slides:
         wanted = requested or 16
         besides = f" and {bytes_text(reserve)} to compute with" if reserve else ""
-        raise EngineError(
+        raise OutOfRoomError(
             f"Too little memory: a context of {wanted:,} tokens needs {bytes_text(wanted * bytes_per_token)} for "
             f"its KV cache{besides}; {bytes_text(available)} are free, {bytes_text(usable)} can be used for the "
             f"cache. {_way_out(fits)}"
@@ -94,11 +95,11 @@ def offload_bytes(requested_gb: float | None, kv_bytes: int, available: int) -> 
     return min(int(requested_gb * 1e9), int(available * MOST_OFFLOAD_SHARE))
 
 
-def kv_refused(plan: KVPlan, available: int) -> EngineError:
+def kv_refused(plan: KVPlan, available: int) -> OutOfRoomError:
     """The line for a cache that was planned and then could not be allocated; `available` bytes are free now."""
     fits = _fitting(available // 2, plan.bytes_per_token, plan.block_size)
     needed = plan.num_blocks * plan.block_size * plan.bytes_per_token
-    return EngineError(
+    return OutOfRoomError(
         f"Out of memory: the KV cache of {bytes_text(needed)} could not be allocated, {bytes_text(available)} are "
         f"free now. {_way_out(min(fits, plan.context_length))}"
     )
@@ -122,14 +123,21 @@ def expert_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
     return max(found, default=0) * rows * itemsize
 
 
-def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None, chunk: int) -> int:
-    """Bytes that the weights may take of those `free` on a GPU, so that a conversation of `context` tokens (None: a
-    useful one) and a chunk of `chunk` rows fit beside them."""
+def beside_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, context: int | None) -> int:
+    """Bytes that a conversation of `context` tokens (None: a useful one) takes, and a chunk of its prompt."""
+    chunk = most_prefill_rows(device)
     tokens = min(context or USEFUL_CONTEXT, spec.max_positions)
     if spec.window is not None:
         tokens = min(tokens, spec.window + chunk)
-    kv = int(tokens * spec.kv_numbers * dtype.itemsize / GPU_SHARE)
-    return free - kv - GRAPH_BYTES - USUAL_BYTES - expert_bytes(spec, chunk, dtype.itemsize)
+    kv = int(tokens * spec.kv_numbers * dtype.itemsize / kv_share(device))
+    if device.type != "cuda":  # its share for the KV leaves enough for everything
+        return kv
+    return kv + GRAPH_BYTES + USUAL_BYTES + expert_bytes(spec, chunk, dtype.itemsize)
+
+
+def weight_room(spec: ModelSpec, free: int, dtype: torch.dtype, context: int | None) -> int:
+    """Bytes that the weights may take of those `free` on a GPU."""
+    return free - beside_weights(spec, dtype, torch.device("cuda"), context)
 
 
 def _fitting(usable: int, bytes_per_token: int, block_size: int) -> int:

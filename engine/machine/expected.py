@@ -205,7 +205,7 @@ def _split(spec: ModelSpec, here: Here, blocks: int | None) -> Placement | None:
     if blocks is not None:
         share = blocks / (parameters(spec) * here.dtype.itemsize)
         experts = [replace(layer, on_host=int(layer.on_device * share)) for layer in experts]
-    room = weight_room(spec, here.free, here.dtype, None, most_prefill_rows(here.device))
+    room = weight_room(spec, here.free, here.dtype, None)
     placement = place_experts(needed_bytes(spec, here.dtype, spec.max_positions), experts, room)
     if placement is None or not placement.host_layers or placement.host_bytes > here.host_free * HOST_SHARE:
         return None

@@ -79,8 +79,8 @@ class Terminal(io.StringIO):
 def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "run org/name@rev -p hello --system Terse --temperature 0.5 --top-k 40 --top-p 0.9 --min-p 0.05 "
-        "--repetition-penalty 1.1 --presence-penalty 0.5 --seed 7 --max-tokens 9 --stop A --stop B "
-        "--context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dusk --stats "
+        "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty 0.2 --seed 7 --max-tokens 9 --stop A "
+        "--stop B --context 512 --device cpu --dtype bfloat16 --think off --think-cache mask --theme dusk --stats "
         "--attention sdpa --no-graph --deterministic --quantize int8 --threads 3"
     )
     assert call(line.split()) == 0
@@ -106,6 +106,7 @@ def test_the_answer_and_every_option(backends: list[EchoBackend], capsys: pytest
             "min_p": 0.05,
             "repetition_penalty": 1.1,
             "presence_penalty": 0.5,
+            "frequency_penalty": 0.2,
             "seed": 7,
             "max_tokens": 9,
             "stop": ("A", "B"),

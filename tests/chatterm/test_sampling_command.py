@@ -1,18 +1,23 @@
 """/set: what it takes, what it says, where a value comes from, and that it reaches the next answer and the session."""
 
 import io
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.main import get_command
 
 from chatterm.backends.backend import EngineError, ModelInfo
+from chatterm.cli import requests
 from chatterm.cli.inline import Inline, Lines
+from chatterm.cli.main import app
+from chatterm.commands import sampling
 from chatterm.commands.registry import choice_completions
 from chatterm.commands.reports import sampling_lines
-from chatterm.commands.sampling import NAMES, answer_to, in_force, with_choice
+from chatterm.commands.sampling import NAMES, answer_to, in_force, suggested, with_choice
 from chatterm.conversation.talk import Talk
 from chatterm.markdown.lines import line_cells
 from chatterm.sessions.store import Store
@@ -87,6 +92,7 @@ def test_each_value_says_where_it_comes_from() -> None:
         "min_p": (0.0, ""),
         "repetition_penalty": (1.0, ""),
         "presence_penalty": (0.0, ""),
+        "frequency_penalty": (0.0, ""),
         "max_tokens": (None, ""),
         "seed": (3, "this conversation"),
         "stop": ((), ""),
@@ -177,3 +183,16 @@ def test_without_a_screen(tmp_path: Path) -> None:
     assert saved == {"seed": 3, "min_p": 0.1}
     text, _, _ = inline(tmp_path, "/reset\n")
     assert "A new conversation has started. It keeps seed 3." in text
+
+
+def test_each_setting_can_be_given_in_every_way() -> None:
+    """There is one list of them: the settings; the engine knows each, and so do the commands and a batch."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert set(NAMES) <= {part.name for part in fields(SamplingParams)}
+    for command in ("run", "batch"):
+        assert set(NAMES) <= {param.name for param in commands[command].params}
+    assert {*NAMES} <= {*requests._FIELDS}
+    assert {name.split()[0] for name in suggested() if name.endswith("default")} == {*NAMES, "default"}
+    assert {*sampling._OFFERED} == {*NAMES} - {"stop"}
+    documented = (Path(__file__).parents[2] / "README.md").read_text()
+    assert all(f"`{name}`" in documented for name in NAMES)

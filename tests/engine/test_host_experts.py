@@ -222,12 +222,10 @@ def test_host_memory_that_is_too_small_is_refused_with_what_would_fit(
 
 def test_a_conversation_and_a_chunk_have_room_beside_the_weights(whole: Network) -> None:
     spec = whole.spec
-    free, chunk = 1 << 34, 4096
-    usual = weight_room(spec, free, torch.bfloat16, None, chunk)
-    assert usual == weight_room(
-        spec, free, torch.bfloat16, spec.max_positions, chunk
-    )  # no more than it can hold
-    assert usual < weight_room(spec, free, torch.bfloat16, 16, chunk) < free
+    free = 1 << 34
+    usual = weight_room(spec, free, torch.bfloat16, None)
+    assert usual == weight_room(spec, free, torch.bfloat16, spec.max_positions)  # no more than it can hold
+    assert usual < weight_room(spec, free, torch.bfloat16, 16) < free
 
 
 def test_what_a_gpu_gives_the_weights_depends_on_whether_experts_may_stay_outside(
@@ -235,7 +233,7 @@ def test_what_a_gpu_gives_the_weights_depends_on_whether_experts_may_stay_outsid
 ) -> None:
     monkeypatch.setattr(held_weights, "available_memory", lambda _: 1 << 34)
     room = held_weights._gpu_room(torch.bfloat16, torch.device("cuda"), None)
-    assert room(whole.spec) == weight_room(whole.spec, 1 << 34, torch.bfloat16, None, 4096)
+    assert room(whole.spec) == weight_room(whole.spec, 1 << 34, torch.bfloat16, None)
     monkeypatch.setattr(compatibility, "NATIVE", NATIVE - {Feature.CLAMP})
     assert room(whole.spec) is not None
     assert room(shape_of("gpt-oss:20b")) is None

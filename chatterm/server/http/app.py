@@ -32,6 +32,7 @@ def make_app(service: Service, limits: Limits | None = None, key: str | None = N
     """The API of `service`. With a `key`, every path but /health needs it."""
     limits = limits or Limits()
     site = Site(service, limits, Gate(limits))
+    service.watch(site.gate.queued)
     generating = {
         "/v1/chat/completions": Endpoint(site, chat.parse),
         "/v1/completions": Endpoint(site, completions.parse),

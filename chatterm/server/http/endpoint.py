@@ -158,8 +158,9 @@ class Endpoint:
     async def _answer(self, asked: Asked, stream: Stream, send: Any) -> None:
         site, generations = self._site, asked.generations
         size = sum(generation.count for generation in generations)
-        async with site.work(), site.gate.turn(generations[0].client, size) as waited:
-            work = _Work(asked, stream, site.recorder.of(generations[0].model), waited)
+        client, model = generations[0].client, generations[0].model
+        async with site.work(), site.gate.turn(client, size, model) as waited:
+            work = _Work(asked, stream, site.recorder.of(model), waited)
             alive = asyncio.ensure_future(stream.keep_alive()) if asked.stream else None
             try:
                 async with asyncio.timeout(site.limits.request_s + LATE_S):

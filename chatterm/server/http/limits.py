@@ -1,7 +1,7 @@
 """What the server lets through: bounds of requests, and the queue in front of the engine."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -43,6 +43,7 @@ class Limits:
 @dataclass(slots=True, eq=False)
 class _Waiting:
     size: int
+    model: str
     turn: asyncio.Future[None]
 
 
@@ -68,15 +69,23 @@ class Gate:
         """Requests that wait."""
         return sum(map(len, self._lines.values()))
 
+    def queued(self) -> dict[str, int]:
+        """Answers that wait, by model."""
+        found: Counter[str] = Counter()
+        for line in self._lines.values():
+            for waiting in line:
+                found[waiting.model] += waiting.size
+        return dict(found)
+
     @asynccontextmanager
-    async def turn(self, client: str, size: int) -> AsyncIterator[float]:
-        """Wait for a turn of `size` answers, and hold it; gives the seconds waited.
+    async def turn(self, client: str, size: int, model: str = "") -> AsyncIterator[float]:
+        """Wait for a turn of `size` answers of `model`, and hold it; gives the seconds waited.
 
         Raises RequestError: 429 where too many wait or it takes too long, 503 when the server stops.
         """
         size = min(size, self._limits.running)
         asked = monotonic()
-        await self._enter(client, size)
+        await self._enter(client, size, model)
         began = monotonic()
         try:
             yield began - asked
@@ -84,7 +93,7 @@ class Gate:
             self._took += 0.1 * (monotonic() - began - self._took)
             self._leave(size)
 
-    async def _enter(self, client: str, size: int) -> None:
+    async def _enter(self, client: str, size: int, model: str) -> None:
         if self.closing.is_set():
             raise stopping()
         if not self._lines and size <= self._free:
@@ -92,7 +101,7 @@ class Gate:
             return
         if self.waiting >= self._limits.waiting:
             raise self._busy("Too many requests are waiting")
-        waiting = _Waiting(size, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(size, model, asyncio.get_running_loop().create_future())
         self._lines.setdefault(client, deque()).append(waiting)
         try:
             async with asyncio.timeout(self._limits.queue_s):

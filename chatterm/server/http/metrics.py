@@ -137,7 +137,8 @@ def exposition(recorder: Recorder, gate: Gate, engine: Metrics) -> str:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     gauge("vllm:num_requests_running", "Sequences that the engine computes.", of("running"))
-    gauge("vllm:num_requests_waiting", "Sequences that the engine has not begun.", of("waiting"))
+    waiting = {model: float(count) for model, count in gate.queued().items()} | of("waiting")
+    gauge("vllm:num_requests_waiting", "Sequences that wait for their turn or for the engine.", waiting)
     gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use; 1 is all of it.", of("kv_usage"))
     counter("vllm:num_preemptions", "Sequences that made room for others.", of("preemptions"))
     counter("vllm:prompt_tokens", "Tokens of prompts.", of("prompt_tokens"))

@@ -27,6 +27,7 @@ from chatterm.server.service import (
     TokenLogprob,
     Usage,
 )
+from models.errors import NoRoomError
 
 if TYPE_CHECKING:
     from engine.conversation.requests import Asked
@@ -269,16 +270,22 @@ class Answering:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
+        if (
+            self._held is not None
+        ):  # before the client is told: it may ask for another model, which needs the memory
+            self._host.part(self._held)
         if self._problem is not None:
             self._out.failed(request_error(self._problem, self._has_begun))
         else:
             self._out.done()
         if self._held is not None:
-            with suppress(RuntimeError):  # the process ends
+            try:
                 self._workers.submit(self._leave, self._held)
+            except RuntimeError:  # the process ends
+                self._host.parted(self._held)
 
     def _leave(self, held: Held) -> None:
-        """Have the next turn prewarmed, and use the model no more. In a thread of its own."""
+        """Have the next turn prewarmed. In a thread of its own."""
         try:
             for answer in self._answers:
                 if self._asked is not None and answer.sequence is not None:
@@ -287,7 +294,7 @@ class Answering:
                         held.requests.over(self._asked, answer.sequence, "".join(answer.text), settles)
                 held.sequences.discard(answer.sequence)
         finally:
-            self._host.give_back(held)
+            self._host.parted(held)
 
 
 @dataclass(slots=True)
@@ -324,6 +331,8 @@ def request_error(error: Exception, has_begun: bool = False) -> RequestError:
         return RequestError(
             400, "invalid_request_error", str(error), param="messages", code="context_length_exceeded"
         )
+    if isinstance(error, NoRoomError):
+        return RequestError(503, "server_error", str(error), param="model")
     if isinstance(error, EngineError | ModelError) and not has_begun:
         return RequestError(400, "invalid_request_error", str(error))
     if isinstance(error, EngineError | ModelError):

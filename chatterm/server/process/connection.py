@@ -126,6 +126,8 @@ class Connection(asyncio.Protocol):
         self.hello: Hello | None = None
         self.session: Any = None
         """The conversation of a terminal."""
+        self.queued: dict[str, int] = {}
+        """Answers that wait for their turn on the other side, by model."""
 
     # -- asyncio.Protocol
 

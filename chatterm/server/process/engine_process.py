@@ -1,7 +1,8 @@
 """The engine process: owns the engines, and answers whoever comes to its socket. It knows no HTTP.
 
-`chatterm serve` starts it as `python -P -m chatterm.server.process.engine_process`, with its options as a line of JSON
-on standard input. It says `ready` on standard output, or why it is not, and ends when standard input does.
+It is started (`chatterm.server.child`) as `python -P -m chatterm.server.process.engine_process`, with its options as a
+line of JSON on standard input. It says `ready` on standard output, or why it is not. When standard input ends, so does
+the process; or, where `chatterm run` has left it behind, from then on it ends as soon as nobody needs it.
 """
 
 import asyncio
@@ -10,23 +11,23 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from chatterm.backends.backend import ChatOptions, EngineError, Progress
-from chatterm.backends.local import Engines
+from chatterm.backends.backend import EngineError, Progress
 from chatterm.backends.wire import Hold, LoadedModel, Loading, Status, Welcome, agreed
 from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, unpacked
-from chatterm.channel.runtime import listening
+from chatterm.channel.runtime import ServerRunsError, listening
+from chatterm.server.child import ProcessOptions
 from chatterm.server.process.answering import Answering
 from chatterm.server.process.connection import ENDING, Connection, Stream
-from chatterm.server.process.host import Held, Host
+from chatterm.server.process.host import Held, Host, MeasuredEngines
 from chatterm.server.process.looking import Looking, Tokenize, TokenTexts
 from chatterm.server.process.pump import Pump
 from chatterm.server.process.terminal import Terminal, named
@@ -39,23 +40,20 @@ _LEAVE = 5.0
 """Seconds that clients get to take the end of their streams when the server ends."""
 
 
-class ProcessOptions(Struct, frozen=True):
-    """What the engine process is started with."""
-
-    options: ChatOptions
-    keep_alive_s: float | None = None
-
-
 class EngineProcess:
     """The calls of all clients. Everything here belongs to the event loop's thread."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, ends_unused: bool = False) -> None:
+        """`ends_unused` is as in ProcessOptions."""
         self.host = host
         self.agreed = agreed()
         self.pump = Pump(asyncio.get_running_loop())
         self.workers = ThreadPoolExecutor(4, "request")
         self.ended = asyncio.Event()
         """Somebody wants the process to end."""
+        self.ends_unused = ends_unused
+        self.let_go = asyncio.Event()
+        """Whoever started it has what they wanted, or is gone."""
         self._clients: set[Connection] = set()
         self._began = time.time()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,7 +68,7 @@ class EngineProcess:
                 stream, self._looking.token_texts, unpacked(call.body, TokenTexts)
             ),
             "hold": self._hold,
-            "metrics": lambda call, stream: stream.done(self._looking.metrics(self._terminals)),
+            "metrics": self._metrics,
             "status": lambda call, stream: stream.done(self.status()),
             "end": self._end,
         }
@@ -82,7 +80,8 @@ class EngineProcess:
         return len(self._clients) <= MOST_CLIENTS and not self.ended.is_set()
 
     def greeted(self, connection: Connection) -> Welcome:
-        return Welcome(os.getpid(), self.host.options)
+        stays = self.host.keep_alive_s
+        return Welcome(os.getpid(), self.host.options, -1.0 if stays is None else stays, self.ends_unused)
 
     def left(self, connection: Connection) -> None:
         self._clients.discard(connection)
@@ -129,6 +128,12 @@ class EngineProcess:
 
         self._off(stream, work, thread=True)
 
+    def _metrics(self, call: Call, stream: Stream) -> None:
+        """The web process says with it what waits there."""
+        stream.client.queued = unpacked(call.body, dict[str, int] | None) or {}  # type: ignore[arg-type]
+        queued = sum((Counter(client.queued) for client in self._clients), Counter[str]())
+        stream.done(self._looking.metrics(self._terminals, queued))
+
     def _end(self, call: Call, stream: Stream) -> None:
         stream.done()
         self.ended.set()
@@ -163,6 +168,7 @@ class EngineProcess:
             uptime_s=time.time() - self._began,
             address=next(filter(None, addresses), ""),
             terminals=self._terminals,
+            ends_unused=self.ends_unused,
             models=tuple(_loaded(held, now) for held in self.host.held),
         )
 
@@ -174,6 +180,8 @@ class EngineProcess:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), _LOOK)
             await asyncio.to_thread(self.host.unload_unused, time.monotonic())
+            if self.ends_unused and self.let_go.is_set() and not self._clients and not self.host.held:
+                self.ended.set()
 
     async def leave(self) -> None:
         """Say to every client that this is the end, and free everything."""
@@ -207,25 +215,25 @@ def _loaded(held: Held, now: float) -> LoadedModel:
 
 async def serve(
     process: ProcessOptions,
-    engines: Engines | None = None,
+    engines: MeasuredEngines | None = None,
     ready: Callable[["EngineProcess"], None] = lambda calls: None,
     parent: int | None = None,
 ) -> None:
-    """Listen until it is ended, which the end of the file `parent` does, too.
+    """Listen until it is ended. At the end of the file `parent` whoever started it is gone.
 
-    Raises EngineError where there is a server already.
+    Raises ServerRunsError where there is a server already, and EngineError.
     """
     loop = asyncio.get_running_loop()
     host = Host(process.options, process.keep_alive_s, engines)
     with listening() as listener:
         listener.setblocking(False)
-        calls = EngineProcess(host)
+        calls = EngineProcess(host, process.ends_unused)
         for name in ("SIGTERM", "SIGINT"):
             with suppress(ValueError, RuntimeError, NotImplementedError):  # not in a thread of a test
                 loop.add_signal_handler(getattr(signal, name), calls.ended.set)
         server = await loop.create_unix_server(lambda: Connection(calls), sock=listener)
         if parent is not None:
-            _end_with(parent, loop, calls.ended)
+            _at_end_of(parent, loop, calls.let_go if process.ends_unused else calls.ended)
         ready(calls)
         try:
             await calls.run()
@@ -234,7 +242,7 @@ async def serve(
             await calls.leave()
 
 
-def _end_with(parent: int, loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> None:
+def _at_end_of(parent: int, loop: asyncio.AbstractEventLoop, gone: asyncio.Event) -> None:
     """Whoever started this process holds the file open."""
 
     def wait() -> None:
@@ -242,7 +250,7 @@ def _end_with(parent: int, loop: asyncio.AbstractEventLoop, ended: asyncio.Event
             while os.read(parent, 4096):
                 pass
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(ended.set)
+            loop.call_soon_threadsafe(gone.set)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
@@ -259,6 +267,9 @@ def main() -> int:
     try:
         process = msgspec.json.decode(line, type=ProcessOptions)
         asyncio.run(serve(process, ready=ready, parent=sys.stdin.fileno()))
+    except ServerRunsError as error:
+        print(f"taken {error}", flush=True)
+        return 1
     except (EngineError, FrameError, msgspec.MsgspecError) as error:
         print(f"failed {error}", flush=True)
         return 1

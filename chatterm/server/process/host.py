@@ -1,21 +1,33 @@
 """The models of the engine process: loaded on demand, shared by all clients, unloaded when nobody uses them."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chatterm.backends.backend import ChatOptions, EngineError, ModelError, OnProgress
-from chatterm.backends.local import Engines, OwnEngine
+from chatterm.backends.local import Engines, OwnEngines
 from chatterm.server.process.tools import tool_format
 from chatterm.server.service import ToolFormat
+from models.errors import NoRoomError
+from models.units import bytes_text
 
 if TYPE_CHECKING:
     from engine.conversation.requests import Requests
     from engine.engine import Engine
+    from engine.machine.room import Need
+    from models.files import ModelFiles
+
+
+class MeasuredEngines(Engines, Protocol):
+    """Engines side by side in one memory."""
+
+    def need(self, files: "ModelFiles", options: ChatOptions) -> "Need":
+        """What a model takes beside those that are loaded, and what memory is free. Raises as `load` does."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +44,8 @@ class Held:
     tool_format: ToolFormat | None = None
     aliases: set[str] = field(default_factory=set)
     users: int = 0
+    parting: int = 0
+    """Answers that are over, whose last work is not done yet."""
     unused_since: float = 0.0
     """On the monotonic clock; of no use while somebody uses it."""
     sequences: set[Any] = field(default_factory=set)
@@ -39,6 +53,12 @@ class Held:
     followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
     """What begins once a sequence has its first token: it needs what that computes."""
     lock: Any = field(default_factory=threading.Lock)
+
+    @property
+    def bytes(self) -> int:
+        """Of the device's memory."""
+        figures = self.engine.figures()
+        return figures.weight_bytes - figures.host_bytes + figures.kv_bytes
 
     def follow(self, leader: Any, begin: Callable[[], None]) -> bool:
         """Have `begin` called once the sequence `leader` has its first token; False where it has, or is over."""
@@ -66,16 +86,17 @@ class Host:
     """Owns the engines. From any thread; taking a model that is not loaded takes long."""
 
     def __init__(
-        self, options: ChatOptions, keep_alive_s: float | None, engines: Engines | None = None
+        self, options: ChatOptions, keep_alive_s: float | None, engines: MeasuredEngines | None = None
     ) -> None:
         self.options = options
         self.keep_alive_s = keep_alive_s
         self.loads = 0
         """How many models have been loaded so far."""
-        self.engines: Engines = engines or OwnEngine()
+        self.engines: MeasuredEngines = engines or OwnEngines()
         """What makes them."""
         self._held: list[Held] = []
         self._state = threading.RLock()
+        self._parted = threading.Condition(self._state)
         self._loading = threading.Lock()
         """One model at a time: a load takes memory step by step."""
         self._closed = False
@@ -126,6 +147,18 @@ class Host:
             held.users -= 1
             held.unused_since = time.monotonic()
 
+    def part(self, held: Held) -> None:
+        """The same, but for what comes after an answer, which `parted` ends: then it may already be unloaded."""
+        with self._state:
+            held.parting += 1
+            self.give_back(held)
+
+    def parted(self, held: Held) -> None:
+        """What came after an answer is done."""
+        with self._parted:
+            held.parting -= 1
+            self._parted.notify_all()
+
     @contextmanager
     def using(self, name: str) -> Iterator[Held]:
         """A model while it is used for something short. Raises as `take` does."""
@@ -141,6 +174,7 @@ class Host:
             if held.users or held not in self._held:
                 return False
             self._held.remove(held)
+            self._parted.wait_for(lambda: not held.parting)
         self.engines.close(held.engine)
         return True
 
@@ -168,12 +202,7 @@ class Host:
                 held.users += 1
                 return held
         files = self.engines.find(name, on_progress)
-        try:
-            engine = self.engines.load(name, files, self.options, on_progress)
-        except EngineError:
-            if not self._free_unused():
-                raise
-            engine = self.engines.load(name, files, self.options, on_progress)  # there is more room now
+        engine = self._load(name, files, on_progress)
         try:
             requests = Requests(engine)
         except BaseException:
@@ -199,9 +228,36 @@ class Host:
             self.loads += 1
         return held
 
-    def _free_unused(self) -> bool:
-        """Whether a model could be freed that nobody uses now."""
-        return sum(self.unload(held) for held in self.held) > 0
+    def _load(self, name: str, files: "ModelFiles", on_progress: OnProgress | None) -> "Engine":
+        """Load a model, and unload those that nobody uses as far as it needs their memory, the longest unused first."""
+        while True:
+            need, idle = self.engines.need(files, self.options), self._idle()
+            can_fit = need.least <= need.free + sum(held.bytes for held in idle)
+            if need.is_met or not can_fit or not self._unload_oldest():
+                break
+        while True:
+            try:
+                return self.engines.load(name, files, self.options, on_progress)
+            except NoRoomError as error:  # it needs more than was expected
+                if not can_fit or not self._unload_oldest():
+                    raise self._refused(error) from None
+
+    def _idle(self) -> list[Held]:
+        """The models that nobody uses, the one that was used longest ago first."""
+        with self._state:
+            idle = [held for held in self._held if not held.users]
+        return sorted(idle, key=lambda held: held.unused_since)
+
+    def _unload_oldest(self) -> bool:
+        """Whether a model could be unloaded."""
+        done = any(self.unload(held) for held in self._idle())
+        gc.collect()  # what refers to itself holds its memory until then
+        return done
+
+    def _refused(self, error: NoRoomError) -> NoRoomError:
+        """The same, with the models that take the memory."""
+        loaded = ", ".join(f"{held.name} ({bytes_text(held.bytes)})" for held in self.held)
+        return type(error)(f"{error} Loaded here: {loaded}.") if loaded else error
 
 
 def canonical(name: str) -> str:

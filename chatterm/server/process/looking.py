@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -84,10 +84,10 @@ class Looking:
                     )
             return [held.engine.tokenizer.decode([id], skip_special=False, goes_on=True) for id in wanted.ids]
 
-    def metrics(self, terminals: int) -> Metrics:
-        """Returns at once."""
+    def metrics(self, terminals: int, queued: Mapping[str, int]) -> Metrics:
+        """`queued` are answers by model that wait before the engine has them. Returns at once."""
         return Metrics(
-            models=tuple(_metrics(held) for held in self._host.held),
+            models=tuple(_metrics(held, queued) for held in self._host.held),
             terminals=terminals,
             process_bytes=_resident(),
         )
@@ -142,7 +142,7 @@ def _on_disk(model: "LocalModel") -> ServedModel:
     return ServedModel(name=model.name, created=created, context_length=None, bytes=model.bytes)
 
 
-def _metrics(held: Held) -> ModelMetrics:
+def _metrics(held: Held, queued: Mapping[str, int]) -> ModelMetrics:
     figures = held.engine.figures()
     blocks = max(figures.blocks_held + figures.blocks_cached + figures.blocks_free, 1)
     traffic = held.engine.traffic()
@@ -150,7 +150,7 @@ def _metrics(held: Held) -> ModelMetrics:
     return ModelMetrics(
         model=held.name,
         running=traffic.running,
-        waiting=traffic.waiting + len(held.followers),
+        waiting=traffic.waiting + len(held.followers) + sum(queued.get(name, 0) for name in held.aliases),
         preempted=traffic.preempted,
         users=held.users,
         kv_usage=figures.blocks_held / blocks,

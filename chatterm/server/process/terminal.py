@@ -26,12 +26,24 @@ from chatterm.backends.backend import (
     TurnStats,
 )
 from chatterm.backends.local import LocalBackend
-from chatterm.backends.wire import Begun, Loading, Look, OnePart, Open, Said, State, Tokens, Wanted
+from chatterm.backends.wire import (
+    ENGINE_OPTIONS,
+    Begun,
+    Loading,
+    Look,
+    OnePart,
+    Open,
+    Said,
+    State,
+    Tokens,
+    Wanted,
+)
 from chatterm.channel.frames import FrameError
 from chatterm.channel.messages import Call, packed, unpacked
 from chatterm.server.process.connection import Stream, failure
 from chatterm.server.process.host import Held, Host
 from chatterm.server.process.pump import Pump
+from engine.params import Constraint
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -45,8 +57,10 @@ class _Cancelled(Exception):
 class SharedEngines:
     """The engines of the host, for one conversation."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, keep_alive_s: float | None = None) -> None:
+        """`keep_alive_s` is as in `Host.keep`."""
         self._host = host
+        self._keep_alive_s = keep_alive_s
         self._taken: dict[int, Held] = {}
 
     def find(self, model: str, on_progress: OnProgress | None) -> "ModelFiles":
@@ -59,7 +73,7 @@ class SharedEngines:
     def load(
         self, model: str, files: "ModelFiles", options: ChatOptions, on_progress: OnProgress | None
     ) -> "Engine":
-        held = self._host.take(model, on_progress)
+        held = self._host.take(model, on_progress, self._keep_alive_s)
         self._taken[id(held.engine)] = held
         return held.engine
 
@@ -200,14 +214,10 @@ class Terminal:
         wanted = unpacked(job.body, Open)
         if self._backend is not None:
             self._backend.close()
-        options = replace(
-            self._host.options,
-            system=wanted.system,
-            think=wanted.think,
-            think_cache=wanted.think_cache,
-            sampling=sampling_of(wanted.sampling),
-        )
-        self._backend = LocalBackend(named(wanted.model, wanted.folder), options, SharedEngines(self._host))
+        shared = {name: getattr(self._host.options, name) for name in (*ENGINE_OPTIONS, "streams")}
+        options = replace(wanted.options, **shared, sampling=sampling_of(wanted.options.sampling))
+        engines = SharedEngines(self._host, wanted.keep_alive_s)
+        self._backend = LocalBackend(named(wanted.model, wanted.folder), options, engines)
         self._backend.open(job.tell)
 
     def _answer(self, job: "_Job", events: Iterator[TokenEvent]) -> None:
@@ -328,7 +338,10 @@ def look(backend: LocalBackend | None) -> Look:
 
 def sampling_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling settings as they were before they were sent."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    if found.get("constraint") is not None:
+        found["constraint"] = unpacked(packed(found["constraint"]), Constraint)
+    return found
 
 
 def _one(index: int, part: Part) -> OnePart:

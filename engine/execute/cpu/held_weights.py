@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.cache.sizing import most_prefill_rows, weight_room
+from engine.cache.sizing import weight_room
 from engine.device import available_memory
 from engine.execute.compatibility import not_on_host
 from engine.execute.cpu import products
@@ -63,6 +63,6 @@ def _gpu_room(dtype: torch.dtype, device: torch.device, context: int | None) -> 
     def room(spec: ModelSpec) -> int | None:
         if not_on_host(spec) is not None:
             return None
-        return weight_room(spec, free, dtype, context, most_prefill_rows(device))
+        return weight_room(spec, free, dtype, context)
 
     return room

@@ -1,6 +1,7 @@
 """An engine process around tiny random models: in a thread of the test, or in a process of its own."""
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,13 @@ from typing import Any
 import pytest
 
 from chatterm.backends.backend import ChatOptions
-from chatterm.server.process.engine_process import EngineProcess, ProcessOptions, serve
+from chatterm.server.child import ProcessOptions
+from chatterm.server.process.engine_process import EngineProcess, serve
+from engine.machine.room import Need
 from models.errors import ModelError
 from models.files import ModelFiles
-from tests.engine.tiny import TinyEngine, tiny_engine
+from tests.engine.tiny import TEMPLATE, TinyEngine, tiny_engine, tiny_tokenizer
+from tests.models.checkpoints import tiny_qwen3, write_checkpoint
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,6 +40,9 @@ class Tinies:
         if not model.startswith("tiny"):
             raise ModelError(f"There is no model {model}.")
         return ModelFiles(model)
+
+    def need(self, files: ModelFiles, options: ChatOptions) -> Need:
+        return Need(0, 0, 0, 0)
 
     def load(self, model: str, files: ModelFiles, options: ChatOptions, on_progress: Any) -> TinyEngine:
         made = tiny_engine(self.folder, **{"num_blocks": 2048, **self.options})
@@ -96,6 +103,10 @@ class Served:
         """The sequences that the engine has."""
         return list(self.engine._scheduler.running)
 
+    @property
+    def has_ended(self) -> bool:
+        return self.calls.ended.is_set()
+
     def end(self) -> None:
         self.loop.call_soon_threadsafe(self.calls.ended.set)
 
@@ -114,6 +125,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tiny")
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that a model has, for processes of their own."""
+    folder = tmp_path_factory.mktemp("whole") / "tiny"
+    write_checkpoint(folder, tiny_qwen3(vocab_size=272, max_position_embeddings=1024))
+    tiny_tokenizer()._backend.save(str(folder / "tokenizer.json"))
+    own = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    return folder
+
+
 @pytest.fixture
 def served(runtime: Path, checkpoint: Path) -> Iterator[Served]:
     """A server with the tiny model."""
@@ -122,11 +144,20 @@ def served(runtime: Path, checkpoint: Path) -> Iterator[Served]:
 
 
 class serving:
-    """A server in a thread."""
+    """A server in a thread, as `engines` make its models."""
 
-    def __init__(self, checkpoint: Path, keep_alive_s: float | None = None, **options: Any) -> None:
-        self._tinies = Tinies(checkpoint, options=options)
-        self._process = ProcessOptions(ChatOptions(), keep_alive_s)
+    def __init__(
+        self,
+        checkpoint: Path,
+        keep_alive_s: float | None = None,
+        parent: int | None = None,
+        engines: Tinies | None = None,
+        **options: Any,
+    ) -> None:
+        """With `parent`, a file, it is one that `chatterm run` leaves behind."""
+        self._tinies = engines or Tinies(checkpoint, options=options)
+        self._process = ProcessOptions(ChatOptions(), keep_alive_s, ends_unused=parent is not None)
+        self._parent = parent
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Served:
@@ -140,7 +171,7 @@ class serving:
 
         def run() -> None:
             try:
-                asyncio.run(serve(self._process, self._tinies, ready))
+                asyncio.run(serve(self._process, self._tinies, ready, self._parent))
             except BaseException as error:  # noqa: BLE001 (it is the test's)
                 problem.append(error)
             finally:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -125,6 +125,9 @@ class FakeService:
 
     async def hold(self, model: str, keep_alive_s: float | None) -> None:
         self.held.append((model, keep_alive_s))
+
+    def watch(self, queued: Callable[[], Mapping[str, int]]) -> None:
+        self.queued = queued
 
     async def metrics(self) -> Metrics:
         model = ModelMetrics(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from chatterm.cli.durations import duration_text, seconds_of
 from chatterm.cli.main import call
-from chatterm.cli.usage import WrongUsage
+from chatterm.settings.durations import duration_text, seconds_of
+from engine.errors import EngineError
 from tests.chatterm.server.conftest import ROOT, Served
 
 RUN = ["run", "tiny", "-p", "Name a river.", "--max-tokens", "4", "--seed", "3", "--json"]
@@ -48,6 +48,18 @@ def test_an_attached_command_imports_no_engine(served: Served) -> None:
     heavy = {"torch", "transformers", "tokenizers", "numpy", "textual", "asyncio", "huggingface_hub"}
     assert modules.isdisjoint({*heavy, "models.hub.catalogue", "engine.core"})
     assert "chatterm.backends.remote" in modules
+
+
+@pytest.mark.parametrize("words", [["ps"], ["top", "--once"], ["top", "--json", "--once"], ["stop"]])
+def test_looking_at_a_server_imports_no_engine_and_no_screen(words: list[str], served: Served) -> None:
+    held = served.calls.host.take("tiny")  # there is something to look at
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stderr.splitlines()[-1].split())
+    heavy = {"torch", "transformers", "tokenizers", "numpy", "textual", "asyncio", "starlette", "uvicorn"}
+    assert modules.isdisjoint({*heavy, "engine.core", "chatterm.app", "chatterm.backends.local"})
+    assert "chatterm.cli.servers" in modules
+    served.calls.host.give_back(held)
 
 
 def test_the_same_answer_attached_and_again(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +155,7 @@ def test_times(text: str, seconds: float | None) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "5x", "m", "-5m", "1h30", "1 2"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(WrongUsage, match="keep-alive"):
+    with pytest.raises(EngineError, match="keep-alive"):
         seconds_of(text, "--keep-alive")
 
 

@@ -115,3 +115,23 @@ def test_never_too_many_run_and_nobody_is_forgotten(steps):
         assert peak <= 4
 
     asyncio.run(program())
+
+
+async def test_answers_that_wait_are_counted_by_model():
+    gate = Gate(Limits(running=2))
+    async with gate.turn("a", 2, "one"):
+        asked = [("a", 1, "one"), ("b", 2, "two"), ("b", 1, "one")]
+        turns = [gate.turn(*one) for one in asked]
+        waits = [asyncio.ensure_future(turn.__aenter__()) for turn in turns]
+        await settle()
+        assert gate.queued() == {"one": 2, "two": 2}
+        waits[0].cancel()
+        await settle()
+        assert gate.queued() == {"one": 1, "two": 2}
+    await settle()
+    assert gate.queued() == {"one": 1}
+    await turns[1].__aexit__(None, None, None)
+    await settle()
+    assert gate.queued() == {}
+    await turns[2].__aexit__(None, None, None)
+    assert gate.running == 0

@@ -1,6 +1,7 @@
 """From real clients to the engine and back: HTTP, the channel, the engine process, a tiny model."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import openai
 import pytest
 from langchain_openai import ChatOpenAI
 
+from chatterm.cli.servers import command_link
+from chatterm.cli.top import look
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.http.app import make_app
 from chatterm.server.http.limits import Limits
@@ -149,3 +152,30 @@ def test_a_request_keeps_to_its_share_of_the_context(site: Site) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.completions.create(model="tiny", prompt="y" * 60)
         assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("limits", [Limits(running=1)])
+def test_what_waits_in_the_web_process_is_waiting(site: Site) -> None:
+    """For /metrics and for `chatterm top`, which asks the engine process."""
+    gate = Gate(site.served.engine)
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 20}
+    link = command_link()
+    assert link is not None
+
+    def waiting() -> set[str]:
+        (model,) = look(link).metrics.models
+        page = httpx.get(f"{site.url}/metrics").text
+        return {str(model.waiting), *re.findall(r'vllm:num_requests_waiting{model_name="tiny"} (\d+)', page)}
+
+    def ask() -> None:
+        assert httpx.post(f"{site.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: waiting() == {"2"})
+    gate.open()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: waiting() == {"0"})
+    link.close()

@@ -2,21 +2,24 @@
 
 import re
 
-from chatterm.cli.usage import WrongUsage
+from engine.errors import EngineError
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
-def seconds_of(text: str, option: str) -> float | None:
-    """Seconds: of "30m", "1h30m", "90" (seconds), "0"; None for "forever" and "-1". Raises WrongUsage."""
+def seconds_of(text: str, name: str) -> float | None:
+    """Seconds: of "30m", "1h30m", "90" (seconds), "0"; None for "forever" and "-1".
+
+    Raises EngineError, which says that `name` is no time.
+    """
     plain = text.strip().lower()
     if plain in ("forever", "-1"):
         return None
     parts = _PART.findall(plain)
     is_whole = "".join(number + unit for number, unit in parts) == plain
     if not parts or not is_whole or (len(parts) > 1 and not all(unit for _, unit in parts)):
-        raise WrongUsage(f"{option} is {text!r}; write a time like 30m, 1h30m, 90s, 0 or forever.")
+        raise EngineError(f"{name} is {text!r}; write a time like 30m, 1h30m, 90s, 0 or forever.")
     return sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
 
 

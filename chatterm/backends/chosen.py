@@ -1,0 +1,85 @@
+"""What a person has chosen for a conversation, and what is known of its model: the same in every Backend."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from chatterm.backends.backend import (
+    ChatOptions,
+    EngineError,
+    Exchange,
+    ModelInfo,
+    ThinkCache,
+    ThinkMode,
+)
+from engine.params import SamplingParams
+
+
+class Chosen:
+    """The part of a Backend that needs no engine."""
+
+    def __init__(self, model: str, options: ChatOptions) -> None:
+        self._model = model
+        self._options = options
+        self._system = options.system
+        self._think: ThinkMode = options.think
+        self._think_cache: ThinkCache = options.think_cache
+        self._sampling: Mapping[str, Any] = dict(options.sampling)
+        self._path: tuple[Exchange, ...] = ()
+        """The history to begin with once a model is loaded."""
+        self._info: ModelInfo | None = None
+        self._used = 0
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def info(self) -> ModelInfo | None:
+        return self._info
+
+    @property
+    def used_tokens(self) -> int:
+        return self._used
+
+    @property
+    def system(self) -> str | None:
+        return self._system
+
+    @property
+    def think(self) -> ThinkMode:
+        return self._think
+
+    @property
+    def think_cache(self) -> ThinkCache:
+        return self._think_cache
+
+    @property
+    def options(self) -> ChatOptions:
+        """What it was made with, and what was chosen since."""
+        return replace(
+            self._options,
+            system=self._system,
+            think=self._think,
+            think_cache=self._think_cache,
+            sampling=dict(self._sampling),
+        )
+
+    def models(self) -> list[str]:
+        from models.hub.sources import local_models
+
+        return [model.name for model in local_models()]
+
+
+def checked(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """`sampling`, where it can be used. Raises EngineError."""
+    try:
+        SamplingParams(**sampling)
+    except TypeError:
+        raise EngineError(f"Unknown sampling setting among {', '.join(sampling)}.") from None
+    return dict(sampling)
+
+
+def no_model() -> EngineError:
+    """Somebody asks before a model is loaded."""
+    return EngineError("No model is loaded; load one with /model NAME.")

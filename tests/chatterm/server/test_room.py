@@ -1,0 +1,301 @@
+"""Room for one more model: what is unloaded for it, what never is, and what is refused."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatterm.backends.backend import ChatOptions, ModelError
+from chatterm.server.channel_service import ChannelService
+from chatterm.server.process import host as host_module
+from chatterm.server.process.host import Held, Host
+from chatterm.server.service import ChatMessage, Generation, RequestError
+from engine.cache.sizing import USEFUL_CONTEXT, beside_weights
+from engine.errors import EngineError, OutOfRoomError
+from engine.machine import room
+from engine.machine.room import Need, mapped_bytes, need_of
+from models.errors import NoRoomError, TooLargeError
+from models.files import ModelFiles
+from models.load import load_model, needed_bytes
+from tests.chatterm.server.conftest import Tinies, serving
+from tests.engine.tiny import TinyEngine
+from tests.models.checkpoints import files_of, tiny_qwen3, write_checkpoint
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Memory:
+    """Engines that take so many bytes each, of so many that there are."""
+
+    total: int
+    sizes: dict[str, int]
+    beside: int = 0
+    """What a useful conversation takes; a short one fits wherever the weights do."""
+    loaded: list[Any] = field(default_factory=list)
+    unloaded: list[str] = field(default_factory=list)
+
+    @property
+    def free(self) -> int:
+        return self.total - sum(self.sizes[engine.model_name] for engine in self.loaded)
+
+    def find(self, model: str, on_progress: Any) -> ModelFiles:
+        return ModelFiles(model)
+
+    def need(self, files: ModelFiles, options: ChatOptions) -> Need:
+        return Need(self.sizes[files.name], self.sizes[files.name], self.beside, self.free)
+
+    def load(self, model: str, files: ModelFiles, options: ChatOptions, on_progress: Any) -> Any:
+        size = self.sizes[model]
+        if size > self.free:
+            raise TooLargeError(f"The model needs {size} B; free some memory.")
+        figures = SimpleNamespace(weight_bytes=size, host_bytes=0, kv_bytes=0)
+        engine = SimpleNamespace(
+            model_name=model, is_closed=False, tokenizer=None, figures=lambda: figures, mapped_bytes=0
+        )
+        self.loaded.append(engine)
+        return engine
+
+    def close(self, engine: Any) -> None:
+        self.loaded.remove(engine)
+        self.unloaded.append(engine.model_name)
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Engines that are none are enough."""
+    from engine.conversation import requests
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(requests, "Requests", lambda engine: None)
+        patch.setattr(host_module, "tool_format", lambda tokenizer: None)
+        patch.setattr(host_module, "canonical", lambda name: name)
+        clock = iter(range(10**6))
+        patch.setattr(host_module, "time", SimpleNamespace(time=lambda: 0.0, monotonic=lambda: next(clock)))
+        patch.setattr(host_module, "gc", SimpleNamespace(collect=lambda: None))
+        yield
+
+
+def host_of(memory: Memory) -> Host:
+    return Host(ChatOptions(), None, memory)  # type: ignore[arg-type]
+
+
+def used(host: Host, *names: str) -> None:
+    for name in names:
+        host.give_back(host.take(name))
+
+
+@pytest.mark.usefixtures("light")
+def test_the_one_that_was_used_longest_ago_goes_first() -> None:
+    memory = Memory(10, {"a": 4, "b": 3, "c": 3, "d": 5, "e": 3})
+    host = host_of(memory)
+    used(host, "a", "b", "c", "a")
+    used(host, "e")  # b is enough
+    assert memory.unloaded == ["b"]
+    used(host, "d")
+    assert memory.unloaded == ["b", "c", "a"]
+    assert [held.name for held in host.held] == ["e", "d"]
+
+
+@pytest.mark.usefixtures("light")
+def test_what_fits_disturbs_nobody_and_a_useful_conversation_counts() -> None:
+    memory = Memory(10, {"a": 4, "b": 4, "c": 2})
+    host = host_of(memory)
+    used(host, "a", "b", "c")
+    assert not memory.unloaded
+    crowded = Memory(10, {"a": 4, "b": 4}, beside=3)
+    host = host_of(crowded)
+    used(host, "a", "b")
+    assert crowded.unloaded == ["a"]
+
+
+@pytest.mark.usefixtures("light")
+def test_one_in_use_stays_and_the_refusal_names_it() -> None:
+    memory = Memory(10, {"a": 6, "b": 5, "c": 2})
+    host = host_of(memory)
+    busy = host.take("a")
+    used(host, "c")
+    with pytest.raises(ModelError) as caught:
+        host.take("b")
+    assert str(caught.value) == "The model needs 5 B; free some memory. Loaded here: a (6 B), c (2 B)."
+    assert memory.unloaded == []  # without c it would not fit either
+    host.give_back(busy)
+    used(host, "b")
+    assert memory.unloaded == ["c", "a"] or memory.unloaded == ["a"]
+
+
+@pytest.mark.usefixtures("light")
+def test_a_model_that_takes_more_than_was_expected() -> None:
+    memory = Memory(10, {"a": 4, "b": 4, "c": 4})
+    host = host_of(memory)
+    used(host, "a", "b")
+    memory.need = lambda files, options: Need(0, 0, 0, 10)  # type: ignore[method-assign]
+    used(host, "c")
+    assert memory.unloaded == ["a"]
+
+
+@pytest.mark.usefixtures("light")
+def test_another_error_unloads_nothing() -> None:
+    memory = Memory(10, {"a": 4, "b": 4})
+    host = host_of(memory)
+    used(host, "a")
+    for error in (ModelError("It is damaged."), EngineError("--context is 3.")):
+        memory.load = _raising(error)  # type: ignore[method-assign]
+        with pytest.raises(type(error), match=str(error)):
+            host.take("b")
+    assert not memory.unloaded
+
+
+def _raising(error: Exception) -> Any:
+    def load(*arguments: Any) -> None:
+        raise error
+
+    return load
+
+
+NAMES = "abcdef"
+STEPS = st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), max_size=30)
+
+
+@pytest.mark.usefixtures("light")
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 20), st.lists(st.integers(1, 12), min_size=6, max_size=6), STEPS)
+def test_whatever_is_asked_for(total: int, sizes: list[int], steps: list[tuple[str, bool]]) -> None:
+    """Only what nobody uses goes, the oldest first, only for a model that fits then, and no more than it needs."""
+    memory = Memory(total, dict(zip(NAMES, sizes, strict=True)))
+    host = host_of(memory)
+    taken: list[Held] = []
+    for name, stays in steps:
+        before = sorted((held for held in host.held if not held.users), key=lambda held: held.unused_since)
+        idle, free, memory.unloaded = [held.name for held in before], memory.free, []
+        was_there = host.find(name) is not None
+        try:
+            held = host.take(name)
+        except NoRoomError:
+            assert memory.unloaded == []
+            assert free + sum(memory.sizes[one] for one in idle) < memory.sizes[name]
+        else:
+            gone = memory.unloaded
+            assert gone == idle[: len(gone)]
+            if was_there or not gone:
+                assert not gone
+            else:
+                assert free + sum(memory.sizes[one] for one in gone[:-1]) < memory.sizes[name]
+            taken.append(held)
+            if not stays:
+                host.give_back(taken.pop())
+        assert all(held in host.held for held in taken)
+        assert memory.free >= 0
+        if len(taken) > 2:
+            host.give_back(taken.pop(0))
+
+
+# --- what a model needs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("room"), tiny_qwen3())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_weights_are_counted_as_they_are_loaded(
+    folder: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "available_bytes", lambda device: 10**6)
+    need = need_of(files_of(folder), "cpu", dtype, "auto", None)
+    network = load_model(files_of(folder), dtype=getattr(torch, dtype), device=CPU)
+    tables = needed_bytes(network.spec, getattr(torch, dtype), 256) - needed_bytes(
+        network.spec, getattr(torch, dtype), 0
+    )
+    assert need.weights == network.nbytes + tables
+    assert need.least == need.weights
+    assert need.free == 10**6
+
+
+def test_it_fits_where_a_useful_conversation_fits_beside_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def need(free: int, context: int | None = None, mapped: int = 0) -> Need:
+        monkeypatch.setattr(room, "available_bytes", lambda device: free)
+        return need_of(files_of(folder), "cpu", "float32", "auto", context, mapped)
+
+    weights = need(0).weights
+    per_token = 3 * 2 * 2 * 16 * 4
+    assert need(0).beside == 2 * 256 * per_token  # half of what is free is for the KV
+    assert not need(weights + 2 * 256 * per_token - 1).is_met
+    assert need(weights + 2 * 256 * per_token).is_met
+    assert need(0, context=32).beside == 2 * 32 * per_token
+    assert not need(weights + 2 * 256 * per_token, mapped=1).is_met
+    assert need(5, mapped=9).free == 0
+
+
+def test_a_gpu_s_memory_is_asked_where_the_model_would_run_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = torch.device("cuda")
+    asked = []
+    monkeypatch.setattr(room, "pick_device", lambda name: SimpleNamespace(device=cuda))
+    monkeypatch.setattr(room, "pick_dtype", lambda name, device: torch.bfloat16)
+    monkeypatch.setattr(room, "available_bytes", lambda device: asked.append(device) or 10**9)
+    found = need_of(files_of(folder), "auto", "auto", "auto", None, mapped=10**8)
+    assert asked == [cuda]
+    assert found.free == 10**9  # mapped weights are in the host's memory
+    spec = load_model(files_of(folder), dtype=torch.bfloat16, device=CPU).spec
+    assert found.beside == beside_weights(spec, torch.bfloat16, cuda, None)
+    assert found.beside > beside_weights(spec, torch.bfloat16, CPU, USEFUL_CONTEXT)
+
+
+def test_mapped_weights_are_those_of_a_quantised_file_on_a_cpu() -> None:
+    gguf, plain = ModelFiles("m", gguf=Path("m.gguf")), ModelFiles("m", folder=Path("m"))
+    assert mapped_bytes(gguf, CPU, 7, True) == 7
+    assert mapped_bytes(gguf, CPU, 7, False) == 0
+    assert mapped_bytes(plain, CPU, 7, True) == 0
+    assert mapped_bytes(gguf, torch.device("cuda"), 7, True) == 0
+
+
+# --- through the channel
+
+
+@dataclass
+class Crowded(Tinies):
+    """There is room for one model."""
+
+    def load(self, *arguments: Any) -> TinyEngine:
+        if any(not engine.is_closed for engine in self.made):
+            raise OutOfRoomError("Too little memory: close other programs.")
+        return super().load(*arguments)
+
+
+async def test_a_second_model_waits_for_no_answer_and_takes_the_place_of_an_idle_one(
+    runtime: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chatterm.server.process.answering.local_names", lambda: {"tiny1", "tiny2"})
+
+    async def ask(model: str) -> list[Any]:
+        request = Generation(model=model, messages=(ChatMessage("user", "x"),), sampling={"max_tokens": 3})
+        return [piece async for piece in service.generate(request)]
+
+    with serving(checkpoint, engines=Crowded(checkpoint)) as served:
+        service = ChannelService()
+        await service.connect()
+        host = served.calls.host
+        assert await ask("tiny1")
+        assert await ask("tiny2")
+        assert [held.name for held in host.held] == ["tiny2"]
+        busy = host.take("tiny2")
+        with pytest.raises(RequestError) as caught:
+            await ask("tiny1")
+        assert caught.value.status == 503
+        assert caught.value.message.startswith(
+            "Too little memory: close other programs. Loaded here: tiny2 ("
+        )
+        host.give_back(busy)
+        assert await ask("tiny1")
+        await service.close()
