@@ -1,0 +1,68 @@
+"""Kernels with quantised weights against their dequantised twins, in fp32 and in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from engine.kernels.triton.packed_linear import packed_linear_kernel
+from models.weights.block_formats import Kind
+from models.weights.packing import PACKINGS, ROWS, Planes, empty_planes, pack, tiles, unpack
+from tests.models.test_packing import random_blocks
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
+)
+
+
+def constants(kind: Kind):
+    p = PACKINGS[kind]
+    more = p.planes[1] if len(p.planes) > 1 else 0
+    return dict(BITS=p.planes[0], MORE=more, LESS=p.offset, GROUP=p.group, VALUES=p.values, SUPERS=p.supers)
+
+
+def packed(kind: Kind, rows: int, columns: int, seed: int) -> tuple[Planes, torch.Tensor]:
+    data = random_blocks(kind, rows, columns // kind.block, seed)
+    planes = empty_planes(kind, tiles(rows, ROWS), columns, CPU)
+    pack(data, kind, planes)
+    return planes, unpack(planes, kind, torch.arange(rows), columns)
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("part", ["plain", "norm", "bias", "gated", "gated norm", "residual"])
+def test_a_product(kind: Kind, part: str) -> None:
+    cut, count, outputs, inputs = {
+        "plain": ((1, 1, 2), 1, 21, 256), "norm": ((2, 2, 1), 2, 40, 768), "bias": ((2, 1, 2), 8, 30, 512),
+        "gated": ((1, 2, 2), 3, 24, 256), "gated norm": ((4, 1, 1), 8, 16, 768), "residual": ((2, 1, 1), 1, 32, 1280),
+    }[part]
+    warps, tile, ahead = cut
+    generator = torch.Generator().manual_seed(outputs)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    gated = part.startswith("gated")
+    lines = 2 * outputs if gated else outputs
+    planes, weight = packed(kind, lines, inputs, 5)
+    x, scale = random(8, inputs), random(inputs)
+    bias, residual = random(lines), random(8, outputs)
+    out = torch.full((8, outputs), 7.0)
+    each = 16 * tile // (2 if gated else 1)
+    packed_linear_kernel[(-(-outputs // each),)](
+        x, planes.codes[0], planes.codes[-1], planes.scales, planes.supers if planes.supers is not None else planes.scales,
+        bias, scale, residual, out,
+        COUNT=count, N=outputs, K=inputs, STRIDE=outputs, EPS=1e-6, NORM=part.endswith("norm"), BIAS=part in ("bias", "gated"),
+        GATED=gated, RESIDUAL=part == "residual", WARPS=warps, TILES=tile, AHEAD=ahead, **constants(kind), PDL=False, num_warps=warps,
+    )
+    y = F.linear(F.rms_norm(x, (inputs,), scale, 1e-6) if part.endswith("norm") else x, weight)
+    if part in ("bias", "gated"):
+        y = y + bias
+    if gated:
+        gate, up = y.chunk(2, -1)
+        y = F.silu(gate) * up
+    if part == "residual":
+        y = y + residual
+    torch.testing.assert_close(out[:count], y[:count], rtol=1e-4, atol=3e-5 * float(y.abs().max()))
+    assert (out[count:] == 7.0).all()
