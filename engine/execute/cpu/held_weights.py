@@ -48,7 +48,7 @@ def read_model(
         )
 
     network = load(quantize)
-    if network.is_quantized and (reason := products.problem()) is not None:
+    if device.type == "cpu" and network.is_quantized and (reason := products.problem()) is not None:
         if quantize == "auto":
             network = load("none")
             told.insert(0, f"Quantised weights were expanded, so decoding is slower ({reason}).")
