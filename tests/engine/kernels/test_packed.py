@@ -6,7 +6,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
+from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
 from engine.kernels.triton.packed_linear import packed_linear_kernel
+from models.network import Weight
 from models.weights.block_formats import Kind
 from models.weights.packing import PACKINGS, ROWS, Planes, empty_planes, pack, tiles, unpack
 from tests.models.test_packing import random_blocks
@@ -66,3 +68,27 @@ def test_a_product(kind: Kind, part: str) -> None:
         y = y + residual
     torch.testing.assert_close(out[:count], y[:count], rtol=1e-4, atol=3e-5 * float(y.abs().max()))
     assert (out[count:] == 7.0).all()
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+def test_numbers_are_those_of_the_twin(kind: Kind) -> None:
+    planes, numbers = packed(kind, 37, 768, 3)
+    weight = Weight.packed(planes, kind, 37, 768)
+    x = torch.eye(768)
+    assert torch.equal(packed_product(x, [weight], None), numbers.t())
+    ids = torch.tensor([36, 0, 36, 9])
+    assert torch.equal(packed_embedding(weight, ids, torch.float32), numbers[ids])
+
+
+def test_a_product_of_many_rows_takes_a_part_of_a_matrix_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [packed(kind, rows, 256, 3) for kind, rows in ((Kind.Q4_K, 24), (Kind.Q6_K, 17))]
+    weights = [
+        Weight.packed(planes, kind, len(numbers), 256)
+        for (planes, numbers), kind in zip(found, (Kind.Q4_K, Kind.Q6_K), strict=True)
+    ]
+    generator = torch.Generator().manual_seed(1)
+    x, bias = torch.randn(30, 256, generator=generator), torch.randn(41, generator=generator)
+    expected = F.linear(x, torch.cat([numbers for _, numbers in found]), bias)
+    for scratch in (1 << 20, 256 * 10, 1):
+        monkeypatch.setattr("engine.execute.cuda.packed.SCRATCH", scratch)
+        torch.testing.assert_close(packed_product(x, weights, bias), expected, rtol=1e-4, atol=1e-3)
