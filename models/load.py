@@ -69,10 +69,9 @@ def load_model(
     spec, tensors, names = _read(files)
     spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
-    kinds = choose_kinds(tensors, places, quantize, device)
-    packed: dict[str, Kind] = {}
-    if quantize == "auto" and packs is not None and packs(spec):
-        packed = choose_packed(tensors, places)
+    in_planes = quantize == "auto" and packs is not None and packs(spec)
+    packed = choose_packed(tensors, places) if in_planes else {}
+    kinds = {} if in_planes else choose_kinds(tensors, places, quantize, device)
     positions = context_length or spec.max_positions
     host_layers: frozenset[int] = frozenset()
     limit = room(spec) if room is not None else None
@@ -84,7 +83,7 @@ def load_model(
         kinds |= {name: kind for name, kind in of_host.items() if places[name].layer in host_layers}
     if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
         on_note(note)
-    if packed and on_note is not None:
+    if in_planes and on_note is not None:
         held = {name: slot for name, slot in places.items() if slot.layer not in host_layers or slot.expert is None}
         if (note := expansion_note(tensors, held, packed, dtype)) is not None:
             on_note(note)
