@@ -1,14 +1,16 @@
-"""Decoding at batch 1 at the shapes of Qwen3, random weights, bf16 or quantised: chatterm beside its peers, in one run.
+"""Decoding at batch 1 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
 
     python -m benchmarks.decode --json benchmarks/results/decode.json [--shapes 0.6B,1.7B] [--contexts 128,512]
-        [--formats bf16,q8_0,q4_0,q4_k_m] [--peers ours,transformers,compiled,compiled-max,llama.cpp] [--llama-cpp DIR --gguf FILE]
+        [--formats bf16,q8_0,q4_0,q4_k_m] [--peers ours,transformers,compiled,compiled-max,llama.cpp]
+        [--llama-cpp DIR --gguf FILE]
 
 All peers share one copy of the weights and are asked in turn; medians are quoted, the first round is not counted.
 GB/s are the bytes that a token must move (weights and KV) over its time, and "of copy" is their share of what a
 large device-to-device copy reads and writes in the same run. llama.cpp is a program of its own with a model of
 its own (0.6B only), run between the rounds of the others. Errors are those of the logits after each token of a
-random text, ours by decode steps, those of transformers in one pass. Quantised weights are ours alone: they are made on the
-device with the types that llama.cpp's recipes give each matrix, and the bytes are those that our packing has.
+random text, ours by decode steps, those of transformers in one pass. Quantised weights are ours alone:
+they are made on the device with the types that llama.cpp's recipes give each matrix, and the bytes are those of our
+packing.
 """
 
 import argparse
@@ -97,7 +99,8 @@ class Bench:
             self._note(self.row_bytes, shape, "kv_bytes_per_token")
             print(
                 f"\n{shape}: {self.weights / 1e9:.3f} GB of weights a token, copy {self.bandwidth / 1e9:.0f} GB/s, "
-                f"floor {self.bandwidth / self.weights:.0f} tok/s; {engine.figures().decode}  [{self.budget.spent:.0f} s]",
+                f"floor {self.bandwidth / self.weights:.0f} tok/s; {engine.figures().decode}  "
+                f"[{self.budget.spent:.0f} s]",
                 flush=True,
             )
             peers = self._peers(spec, engine, model, room, form == "bf16")

@@ -46,7 +46,9 @@ FORMATS: dict[str, Callable[[Slot, int], Kind] | None] = {
 """The type of each matrix, by its place and the number of layers; None: plain numbers."""
 
 
-def random_blocks(kind: Kind, rows: int, columns: int, device: torch.device, generator: torch.Generator) -> Tensor:
+def random_blocks(
+    kind: Kind, rows: int, columns: int, device: torch.device, generator: torch.Generator
+) -> Tensor:
     """uint8 [rows, bytes a row]: random digits."""
     shape = rows, columns // kind.block, kind.block_bytes
     data = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)

@@ -180,7 +180,7 @@ def random_engine(
     tokenizer: Any = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, Network]]:
-    """An engine over a random model (or `network`, or what `make` makes), and the model; `options` go to Engine as they are.
+    """An engine over a random model (`network`, what `make` makes), and the model; `options` go to Engine as they are.
 
     Without a `tokenizer` every token is a word.
     """

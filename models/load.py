@@ -15,6 +15,7 @@ from models.families.family import NAMES
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
 from models.network import Network, Weight
+from models.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
 from models.progress import OnProgress, Progress
 from models.spec import ModelSpec, for_context, ropes
 from models.units import bytes_text
@@ -22,7 +23,6 @@ from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
 from models.weights.mxfp4 import with_blocks
-from models.weights.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
 from models.weights.quantize import choose_kinds, conversion_note, packed_rows
@@ -63,8 +63,9 @@ def load_model(
     the weights are held, a line each. `longest` is how many tokens a text may have where that is known to be fewer than
     the positions (see `for_context`). `room` says how many bytes of the device weights may take: of a network that
     takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
-    None: all weights are on the device. `packs` says whether what computes such a network on this device reads quantised
-    weights in planes (models.weights.packing): then those of a GGUF file stay quantised. Raises ModelError for what is wrong with the files and when memory is short.
+    None: all weights are on the device. `packs` says whether what computes such a network on this device reads
+    quantised weights in planes (models.weights.packing): then those of a GGUF file stay quantised. Raises ModelError
+    for what is wrong with the files and when memory is short.
     """
     spec, tensors, names = _read(files)
     spec = for_context(spec, longest or spec.max_positions)
@@ -84,7 +85,11 @@ def load_model(
     if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
         on_note(note)
     if in_planes and on_note is not None:
-        held = {name: slot for name, slot in places.items() if slot.layer not in host_layers or slot.expert is None}
+        held = {
+            name: slot
+            for name, slot in places.items()
+            if slot.layer not in host_layers or slot.expert is None
+        }
         if (note := expansion_note(tensors, held, packed, dtype)) is not None:
             on_note(note)
     return fill_network(

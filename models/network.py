@@ -20,7 +20,7 @@ PLAIN = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A matrix [rows, columns], as plain numbers, in blocks (weights/quantized.py), or in planes (weights/packing.py)."""
+    """A matrix [rows, columns]: plain numbers, in blocks (weights/quantized.py) or in planes (weights/packing.py)."""
 
     data: Tensor
     """Plain numbers in that shape, or uint8 [rows, bytes a row]: perhaps memory that must not be written; of planes the

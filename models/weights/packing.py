@@ -1,14 +1,14 @@
 """Quantised weights as the kernels of a GPU read them: the same numbers as the blocks of a GGUF file, in planes.
 
 A matrix [rows, columns] is cut into tiles of 8 rows and 128 columns, zeros where it ends. Of a tile every thread of a
-warp has 32 codes: thread 4 * row + t those of the columns t * E to t * E + E - 1 of every group, E = group / 4, which is
-how tensor cores take them. Codes of 5 and 6 bits lie in two planes, the low four bits in the first.
+warp has 32 codes: thread 4 * row + t those of the columns t * E to t * E + E - 1 of every group, E = group / 4,
+which is how tensor cores take them. Codes of 5 and 6 bits lie in two planes, the low four bits in the first.
 
-    codes   int32 [tiles of rows, tiles of columns, words]: 32 / bits codes a word. Two neighbours lie 16 bits apart: the
-            pair p of a word at bits b * p and b * p + 16, so that one shift and one mask take both
+    codes   int32 [tiles of rows, tiles of columns, words]: 32 / bits codes a word. Two neighbours lie 16 bits apart:
+            the pair p of a word at bits b * p and b * p + 16, so that one shift and one mask take both
     scales  [tiles of rows, tiles of columns, 8 rows, values]: of a row the scales of its groups, then their minima.
             fp16, or int8 where `supers` multiply them
-    supers  fp16 [tiles of rows, columns / 256, 8 rows, 2]: what 256 numbers of a row have in common, for scales and minima
+    supers  fp16 [tiles of rows, columns / 256, 8 rows, 2]: what 256 numbers of a row have in common
 
 A number is (code - offset) * scale, or code * scale + minimum; with supers, code * (super * scale) - super * minimum.
 """
@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from models.weights.block_formats import Kind
-from models.weights.dequantize import aligned, fifth_bits, k_fields, k_nibbles, nibbles, q5_k_digits, q6_k_digits
+from models.weights.dequantize import (
+    aligned,
+    fifth_bits,
+    k_fields,
+    k_nibbles,
+    nibbles,
+    q5_k_digits,
+    q6_k_digits,
+)
 
 ROWS, COLUMNS = 8, 128
 """Of a tile."""
@@ -120,7 +128,7 @@ def empty_planes(kind: Kind, row_tiles: int, columns: int, device: torch.device)
 
 
 def pack(data: Tensor, kind: Kind, out: Planes) -> None:
-    """The blocks of a matrix, uint8 [rows, bytes a row] on any device, to planes on the same one, some rows at a time."""
+    """The blocks of a matrix, uint8 [rows, bytes a row], to planes on the same device, some rows at a time."""
     packing = PACKINGS[kind]
     columns = data.shape[1] // kind.block_bytes * kind.block
     step = max(1, _SLAB // (columns * ROWS)) * ROWS
@@ -160,7 +168,10 @@ def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
     size = packing.group // 4
     code = code.view(len(rows), -1, 4, COLUMNS // packing.group, size).transpose(2, 3)
     numbers = (code - packing.offset).reshape(len(rows), -1, packing.group).float()
-    scales, *minima = planes.scales[at, :, line].float().split(COLUMNS // packing.group, -1)
+    across = planes.scales.shape[1]
+    scales, *minima = (
+        planes.scales[at, :, line].float().view(len(rows), across, -1, COLUMNS // packing.group).unbind(-2)
+    )
     if planes.supers is not None:
         common = planes.supers[at, :, line].float().repeat_interleave(2, 1)
         scales = scales * common[..., :1]

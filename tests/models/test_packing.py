@@ -28,7 +28,9 @@ def random_blocks(kind: Kind, rows: int, blocks: int, seed: int) -> torch.Tensor
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
 @settings(max_examples=8, deadline=None)
 @given(rows=st.integers(1, 40), blocks=st.integers(1, 13), seed=st.integers(0, 1 << 30))
-def test_packed_weights_are_the_numbers_of_their_blocks(kind: Kind, rows: int, blocks: int, seed: int) -> None:
+def test_packed_weights_are_the_numbers_of_their_blocks(
+    kind: Kind, rows: int, blocks: int, seed: int
+) -> None:
     data = random_blocks(kind, rows, blocks, seed)
     columns = blocks * kind.block
     planes = empty_planes(kind, tiles(rows, ROWS), columns, CPU)

@@ -73,7 +73,9 @@ def unsupported(network: Network) -> str | None:
 def _on_device(network: Network) -> list[Weight]:
     """The weights but for experts in host memory."""
     host = [feed.experts for feed in network.on_host.values()]
-    apart = {id(part) for experts in host for each in experts for part in (*each.gate_up.parts, *each.down.parts)}
+    apart = {
+        id(part) for experts in host for each in experts for part in (*each.gate_up.parts, *each.down.parts)
+    }
     return [weight for weight in network.parts(Weight) if id(weight) not in apart]
 
 

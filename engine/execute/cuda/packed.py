@@ -74,6 +74,13 @@ def _expanded(weight: Weight, start: int, rows: int, dtype: torch.dtype) -> Tens
     """[rows, columns]: those from `start` on."""
     out = torch.empty(rows, weight.columns, dtype=dtype, device=weight.data.device)
     unpack_kernel[(triton.cdiv(weight.columns, _WIDTH), triton.cdiv(rows, _HEIGHT))](
-        out=out, start=start, N=rows, K=weight.columns, **planes_of(weight), HEIGHT=_HEIGHT, WIDTH=_WIDTH, num_warps=4
+        out=out,
+        start=start,
+        N=rows,
+        K=weight.columns,
+        **planes_of(weight),
+        HEIGHT=_HEIGHT,
+        WIDTH=_WIDTH,
+        num_warps=4,
     )
     return out

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.linear import SPAN, UNROLLED, _added, along, _columns, linear_kernel
+from engine.kernels.triton.linear import SPAN, UNROLLED, _added, _columns, along, linear_kernel
 
 
 @jit

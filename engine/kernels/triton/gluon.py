@@ -14,7 +14,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 __all__ = [
-    *("async_copy", "gl", "halves", "jit", "layout_of", "masked", "mma_v2", "multiply", "own_layout", "row_layout"),
+    "async_copy",
+    "gl",
+    "halves",
+    "jit",
+    "layout_of",
+    "masked",
+    "mma_v2",
+    "multiply",
+    "own_layout",
+    "row_layout",
     "signed_halves",
 ]
 jit = gluon.jit
@@ -59,7 +68,12 @@ def multiply(left, right):
 def masked(words, mask, rest):
     """words & mask | rest of int32, in one instruction: of two constants a compiler makes two."""
     return gl.inline_asm_elementwise(
-        "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [words, mask, rest], dtype=gl.int32, is_pure=True, pack=1
+        "lop3.b32 $0, $1, $2, $3, 0xEA;",
+        "=r,r,r,r",
+        [words, mask, rest],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
     )
 
 

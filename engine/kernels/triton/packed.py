@@ -18,8 +18,10 @@ COLUMNS = tl.constexpr(128)
 
 @jit
 def _tile(first, i, axis_size: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, UP: tl.constexpr):
-    """Of places [WARPS, axis_size, 1] in two tiles a warp: the tile of rows and that of columns. The second tile of rows
-    lies UP after the first."""
+    """Of places [WARPS, axis_size, 1] in two tiles a warp: the tile of rows and that of columns.
+
+    The second tile of rows lies UP after the first.
+    """
     half = along(1, axis_size, L) // (axis_size // 2)
     return first + half * UP, i * WARPS + along(0, WARPS, L)
 
@@ -64,7 +66,9 @@ def copy_rows(
     """Begin to copy VALUES values of each row, of 16 bits or of eight."""
     BYTES: tl.constexpr = plane.dtype.element_ty.primitive_bitwidth // 8
     EACH: tl.constexpr = max(VALUES * BYTES // 8, 4) // BYTES
-    L: tl.constexpr = gl.BlockedLayout([1, 1, EACH], [1, 32 * EACH // VALUES, VALUES // EACH], [WARPS, 1, 1], [2, 1, 0])
+    L: tl.constexpr = gl.BlockedLayout(
+        [1, 1, EACH], [1, 32 * EACH // VALUES, VALUES // EACH], [WARPS, 1, 1], [2, 1, 0]
+    )
     _copy(held, plane, first, i, L, WARPS, 16, VALUES, PER, SPANS, UP, LAST, MASKED)
 
 

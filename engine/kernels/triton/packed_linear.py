@@ -39,7 +39,9 @@ def _copy_span(
 
 
 @jit
-def _columns(i, chunk: tl.constexpr, axis: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr):
+def _columns(
+    i, chunk: tl.constexpr, axis: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr
+):
     """Column numbers of a group of each warp's tiles in span i."""
     return (i * WARPS + along(0, WARPS, L)) * COLUMNS + chunk * GROUP + along(axis, GROUP, L)
 
@@ -105,7 +107,9 @@ def _span(
         for chunk in tl.static_range(CHUNKS):
             tile = operand(words, others, chunk, WARPS, BITS, MORE, GROUP, W)
             total += mma_v2(tile, normed[chunk], common[chunk]) * (values[chunk] * high)
-            if VALUES > CHUNKS:  # a minimum times the sum of the rows, which is in `common` 128 times and negative
+            if (
+                VALUES > CHUNKS
+            ):  # a minimum times the sum of the rows, which is in `common` 128 times and negative
                 total += common[chunk] * (values[CHUNKS + chunk] * low)
         added += (total,)
     if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
@@ -167,8 +171,8 @@ def packed_linear_kernel(
 ):
     """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
 
-    Rows of `out` and of the residual are STRIDE apart. GATED: the planes are those of gate, a whole number of tiles, and
-    of up behind it. BITS and MORE are the bits of the planes of codes (MORE 0: there is one), LESS is subtracted from
+    Rows of `out` and of the residual are STRIDE apart. GATED: the planes are those of gate, whole tiles, and of
+    up behind it. BITS and MORE are the bits of the planes of codes (MORE 0: there is one), LESS is subtracted from
     codes, GROUP numbers have a scale in common, VALUES are those of a row of a tile in `scales`. A program computes
     16 * TILES outputs, half as many where GATED. Pointers that the flags leave unused may be anything.
     """

@@ -13,12 +13,12 @@ def _code(codes, tile, lane, place, BITS: tl.constexpr):
     """Of the thread `lane` of a tile its code number `place`, in one plane."""
     PER: tl.constexpr = 32 // BITS
     word = place // PER
-    if BITS == 8:  # what a thread has lies 16 bytes at a time
-        at = word // 4 * 128 + lane * 4 + word % 4
-    else:
-        at = lane * BITS + word
+    # What a thread has lies 16 bytes at a time.
+    at = word // 4 * 128 + lane * 4 + word % 4 if BITS == 8 else lane * BITS + word
     number = place % PER
-    return tl.load(codes + tile * (32 * BITS) + at) >> (number // 2 * BITS + number % 2 * 16) & ((1 << BITS) - 1)
+    return tl.load(codes + tile * (32 * BITS) + at) >> (number // 2 * BITS + number % 2 * 16) & (
+        (1 << BITS) - 1
+    )
 
 
 @triton.jit
@@ -98,7 +98,9 @@ def packed_embedding_kernel(
     if slot >= 0:
         row = tl.maximum(tl.load(token + slot), 0).to(tl.int32)
         inside = tl.minimum(column, SIZE - 1)
-        value = numbers(codes, more, scales, supers, row, inside, SIZE, BITS, MORE, LESS, GROUP, VALUES, SUPERS)
+        value = numbers(
+            codes, more, scales, supers, row, inside, SIZE, BITS, MORE, LESS, GROUP, VALUES, SUPERS
+        )
         x = value.to(out.dtype.element_ty)
         if SCALE != 1.0:
             x = (x.to(tl.float32) * SCALE).to(x.dtype)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
+from engine.execute.cuda.tiles import PackedTile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Weight
 from models.weights.block_formats import Kind
@@ -19,10 +20,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def constants(kind: Kind):
-    p = PACKINGS[kind]
-    more = p.planes[1] if len(p.planes) > 1 else 0
-    return dict(BITS=p.planes[0], MORE=more, LESS=p.offset, GROUP=p.group, VALUES=p.values, SUPERS=p.supers)
+CASES = {
+    "plain": (PackedTile(1, 1, 2), 1, 21, 256),
+    "norm": (PackedTile(2, 2, 1), 2, 40, 768),
+    "bias": (PackedTile(2, 1, 2), 8, 30, 512),
+    "gated": (PackedTile(1, 2, 2), 3, 24, 256),
+    "gated norm": (PackedTile(4, 1, 1), 8, 16, 768),
+    "residual": (PackedTile(2, 1, 1), 1, 32, 1280),
+}
+"""By what stands around the product: its tile, rows, outputs and inputs."""
 
 
 def packed(kind: Kind, rows: int, columns: int, seed: int) -> tuple[Planes, torch.Tensor]:
@@ -33,13 +39,9 @@ def packed(kind: Kind, rows: int, columns: int, seed: int) -> tuple[Planes, torc
 
 
 @pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("part", ["plain", "norm", "bias", "gated", "gated norm", "residual"])
-def test_a_product(kind: Kind, part: str) -> None:
-    cut, count, outputs, inputs = {
-        "plain": ((1, 1, 2), 1, 21, 256), "norm": ((2, 2, 1), 2, 40, 768), "bias": ((2, 1, 2), 8, 30, 512),
-        "gated": ((1, 2, 2), 3, 24, 256), "gated norm": ((4, 1, 1), 8, 16, 768), "residual": ((2, 1, 1), 1, 32, 1280),
-    }[part]
-    warps, tile, ahead = cut
+@pytest.mark.parametrize("part", CASES)
+def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, part: str) -> None:
+    cut, count, outputs, inputs = CASES[part]
     generator = torch.Generator().manual_seed(outputs)
 
     def random(*shape: int) -> torch.Tensor:
@@ -51,12 +53,27 @@ def test_a_product(kind: Kind, part: str) -> None:
     x, scale = random(8, inputs), random(inputs)
     bias, residual = random(lines), random(8, outputs)
     out = torch.full((8, outputs), 7.0)
-    each = 16 * tile // (2 if gated else 1)
-    packed_linear_kernel[(-(-outputs // each),)](
-        x, planes.codes[0], planes.codes[-1], planes.scales, planes.supers if planes.supers is not None else planes.scales,
-        bias, scale, residual, out,
-        COUNT=count, N=outputs, K=inputs, STRIDE=outputs, EPS=1e-6, NORM=part.endswith("norm"), BIAS=part in ("bias", "gated"),
-        GATED=gated, RESIDUAL=part == "residual", WARPS=warps, TILES=tile, AHEAD=ahead, **constants(kind), PDL=False, num_warps=warps,
+    packed_linear_kernel[(-(-outputs // cut.outputs(gated)),)](
+        x,
+        bias=bias,
+        norm_weight=scale,
+        residual=residual,
+        out=out,
+        COUNT=count,
+        N=outputs,
+        K=inputs,
+        STRIDE=outputs,
+        EPS=1e-6,
+        NORM=part.endswith("norm"),
+        BIAS=part in ("bias", "gated"),
+        GATED=gated,
+        RESIDUAL=part == "residual",
+        WARPS=cut.warps,
+        TILES=cut.tiles,
+        AHEAD=cut.ahead,
+        **planes_of(Weight.packed(planes, kind, lines, inputs)),
+        PDL=False,
+        num_warps=cut.warps,
     )
     y = F.linear(F.rms_norm(x, (inputs,), scale, 1e-6) if part.endswith("norm") else x, weight)
     if part in ("bias", "gated"):

@@ -26,7 +26,12 @@ pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
 )
 QWEN3 = tiny_qwen3(
-    num_hidden_layers=1, head_dim=64, vocab_size=24, hidden_size=256, intermediate_size=256, num_attention_heads=4
+    num_hidden_layers=1,
+    head_dim=64,
+    vocab_size=24,
+    hidden_size=256,
+    intermediate_size=256,
+    num_attention_heads=4,
 )
 LLAMA = tiny_llama(
     num_hidden_layers=1,

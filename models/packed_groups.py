@@ -35,32 +35,35 @@ def choose_packed(tensors: Sequence[StoredTensor], places: Mapping[str, Slot]) -
 
 
 def _fits(parts: list[tuple[StoredTensor, Slot]]) -> bool:
-    kinds = [tensor.blocks.kind if tensor.blocks is not None else None for tensor, _ in parts]
+    kinds: list[Kind | None] = [
+        tensor.blocks.kind if tensor.blocks is not None else None for tensor, _ in parts
+    ]
     *before, _ = sorted((slot for _, slot in parts), key=lambda slot: slot.start)
-    return (
-        all(kind in PACKINGS for kind in kinds)
-        and all(slot.rows % ROWS == 0 for slot in before)
-        and (len(set(kinds)) == 1 or not parts[0][1].group.endswith("gate_up.weight"))
-    )
+    if any(kind not in PACKINGS for kind in kinds) or any(slot.rows % ROWS for slot in before):
+        return False
+    return len(set(kinds)) == 1 or not parts[0][1].group.endswith("gate_up.weight")
 
 
 def expansion_note(
-    tensors: Iterable[StoredTensor], places: Mapping[str, Slot], packed: Mapping[str, Kind], dtype: torch.dtype
+    tensors: Iterable[StoredTensor],
+    places: Mapping[str, Slot],
+    packed: Mapping[str, Kind],
+    dtype: torch.dtype,
 ) -> str | None:
     """One line for people on the matrices of a quantised file that a GPU holds as plain numbers; None where none is."""
-    found: dict[str, tuple[set[str], int, int]] = {}
+    found: dict[str, set[str]] = {}
+    stored = held = 0
     for tensor in tensors:
         slot = places.get(tensor.name)
         if slot is None or tensor.blocks is None or tensor.name in packed:
             continue
-        what = "experts" if slot.expert is not None else slot.part
-        names, stored, held = found.get(what, (set(), 0, 0))
-        taken = slot.rows * slot.shape[1] * dtype.itemsize
-        found[what] = (names | {tensor.blocks.kind.name}, stored + tensor.nbytes, held + taken)
+        part = "experts" if slot.expert is not None else slot.part
+        found.setdefault(part, set()).add(tensor.blocks.kind.name)
+        stored += tensor.nbytes
+        held += slot.rows * slot.shape[1] * dtype.itemsize
     if not found:
         return None
-    what = ", ".join(f"{part} ({', '.join(sorted(names))})" for part, (names, _, _) in found.items())
-    stored, held = (sum(each[i] for each in found.values()) for i in (1, 2))
+    what = ", ".join(f"{part} ({', '.join(sorted(names))})" for part, names in found.items())
     return (
         f"There are no GPU kernels for some weights as this file has them: {what}. They are expanded to "
         f"{bytes_text(held)}, from {bytes_text(stored)}."
