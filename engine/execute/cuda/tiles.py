@@ -73,7 +73,7 @@ def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> Pa
     programs = outputs // (8 if gated else 16)
     tiles = 2 if programs >= 1024 else 1
     warps = 8 if inputs >= 8192 or programs < 256 else 4
-    return PackedTile(warps, tiles, 2 if kind.block_bytes * 8 >= 8 * kind.block else 4)
+    return PackedTile(warps, tiles, 2 if kind.block_bytes * 8 >= 6 * kind.block else 4)
 
 
 @dataclass(frozen=True, slots=True)

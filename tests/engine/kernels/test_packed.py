@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
-from engine.execute.cuda.tiles import PackedTile
+from engine.execute.cuda.tiles import PackedTile, choose_packed_tile
 from engine.kernels.triton.packed_linear import packed_linear_kernel
 from models.network import Weight
 from models.weights.block_formats import Kind
@@ -109,3 +109,16 @@ def test_a_product_of_many_rows_takes_a_part_of_a_matrix_at_a_time(monkeypatch: 
     for scratch in (1 << 20, 256 * 10, 1):
         monkeypatch.setattr("engine.execute.cuda.packed.SCRATCH", scratch)
         torch.testing.assert_close(packed_product(x, weights, bias), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+def test_tiles_are_powers_of_two_and_fit_a_multiprocessor(kind: Kind) -> None:
+    for inputs in (64, 1024, 3072, 4096, 12288, 28672):
+        for outputs, gated in ((1024, False), (4096, False), (12288, True), (151936, False)):
+            tile = choose_packed_tile(outputs, inputs, gated, kind)
+            for size in (tile.warps, tile.tiles, tile.outputs(gated)):
+                assert size >= 1
+                assert size & (size - 1) == 0
+            held = 2 * PACKINGS[kind].tile_bytes + (16 if PACKINGS[kind].supers else 0)
+            # The smallest GPUs with tensor cores have 100 KB.
+            assert held * tile.warps * tile.tiles * tile.ahead <= 99 * 1024
