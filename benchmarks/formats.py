@@ -69,7 +69,9 @@ def random_quantized(
     for slot in slots(spec):
         called, blocks = slot.name(NAMES), None
         if slot.is_matrix:
-            packed[called] = kind = choose(slot, layers)
+            kind = choose(slot, layers)
+            kind = Kind.Q8_0 if slot.shape[1] % kind.block else kind
+            packed[called] = kind
             blocks = Blocks(kind, partial(random_blocks, kind, *slot.shape, device, generator))
         fill = partial(torch.Tensor.fill_, value=1.0)
         tensors.append(StoredTensor(called, slot.shape, 2 * prod(slot.shape), fill, blocks=blocks))

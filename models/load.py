@@ -15,7 +15,6 @@ from models.families.family import NAMES
 from models.families.registry import spec_of_gguf, spec_of_hf
 from models.files import ModelFiles, read_json
 from models.network import Network, Weight
-from models.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
 from models.progress import OnProgress, Progress
 from models.spec import ModelSpec, for_context, ropes
 from models.units import bytes_text
@@ -23,6 +22,7 @@ from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
 from models.weights.mxfp4 import with_blocks
+from models.weights.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
 from models.weights.quantize import choose_kinds, conversion_note, packed_rows
@@ -280,8 +280,12 @@ class _Filling:
         for group, shape in group_shapes(found).items():
             self.experts[group] = shape[0]
             if group in groups:
-                self.store.blocks[group, None], of_slots = packed_weights(groups[group], self.device)
+                weights, of_slots = packed_weights(groups[group], self.device)
                 self.packed |= of_slots
+                self.store.blocks[group, None] = {
+                    start: Weight.packed(each.planes, each.kind, each.rows, each.columns)
+                    for start, each in weights.items()
+                }
             elif group not in in_blocks:
                 dtype = torch.float32 if group in exact else self.dtype
                 self.store.plain[group] = (
@@ -321,7 +325,7 @@ class _Filling:
         for tensor, slot in streamed:
             assert tensor.extent is not None
             part = self.packed.get(slot)
-            yield part.streamed(tensor.extent, slot.rows) if part else (tensor.extent, self._target(slot))
+            yield part.streamed(tensor.extent) if part else (tensor.extent, self._target(slot))
 
     def _on_host(self, slot: Slot) -> bool:
         return slot.expert is not None and slot.layer in self.host_layers

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as GGUF
 
 from models.load import _read, fill_network, load_model, match, needed_bytes
 from models.network import Network, Weight
-from models.packed_groups import choose_packed, expansion_note
+from models.weights.packed_groups import choose_packed, expansion_note
 from models.weights.packing import unpack
 from models.weights.staging import Staging
 from tests.models.checkpoints import files_of, random_model, tiny_llama, tiny_qwen3, write_gguf

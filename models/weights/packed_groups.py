@@ -7,7 +7,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from models.network import Weight
 from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor
@@ -72,9 +71,10 @@ def expansion_note(
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """Where a quantised matrix goes on a GPU: tiles of planes that it may share with its neighbours."""
+    """Where a quantised matrix goes on a GPU: tiles of planes that its neighbours may share. Or all of these."""
 
     kind: Kind
+    rows: int
     columns: int
     planes: Planes
 
@@ -86,9 +86,11 @@ class PackedPart:
         """Pack its blocks, uint8 [rows, bytes a row], which are on the device."""
         pack(data, self.kind, self.planes)
 
-    def streamed(self, extent: Extent, rows: int) -> tuple[Extent, Tensor]:
+    def streamed(self, extent: Extent) -> tuple[Extent, Tensor]:
         """What brings its bytes to the device, where they are packed as soon as they are all there."""
-        raw = torch.empty(rows, extent.nbytes // rows, dtype=torch.uint8, device=self.planes.scales.device)
+        raw = torch.empty(
+            self.rows, extent.nbytes // self.rows, dtype=torch.uint8, device=self.planes.scales.device
+        )
         plain = replace(extent, numbers=extent.nbytes, decode=_as_it_is, finish=partial(_write, self))
         return plain, raw
 
@@ -103,12 +105,12 @@ def _write(part: PackedPart, data: Tensor) -> None:
 
 def packed_weights(
     parts: Sequence[tuple[Slot, Kind]], device: torch.device
-) -> tuple[dict[int, Weight], dict[Slot, PackedPart]]:
+) -> tuple[dict[int, PackedPart], dict[Slot, PackedPart]]:
     """Memory for the parts of a layer: its weights by their first rows, and where each part goes.
 
     Neighbours of one type are one weight.
     """
-    weights: dict[int, Weight] = {}
+    weights: dict[int, PackedPart] = {}
     places: dict[Slot, PackedPart] = {}
     runs: list[list[tuple[Slot, Kind]]] = []
     for slot, kind in sorted(parts, key=lambda part: part[0].start):
@@ -122,7 +124,7 @@ def packed_weights(
         at = 0
         for slot, _ in run:
             count = tiles(slot.rows, ROWS)
-            places[slot] = PackedPart(kind, columns, planes.cut(at, count))
+            places[slot] = PackedPart(kind, slot.rows, columns, planes.cut(at, count))
             at += count
-        weights[first.start] = Weight.packed(planes, kind, sum(slot.rows for slot, _ in run), columns)
+        weights[first.start] = PackedPart(kind, sum(slot.rows for slot, _ in run), columns, planes)
     return weights, places
