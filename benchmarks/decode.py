@@ -1,35 +1,39 @@
-"""Decoding at batch 1 in bf16 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
+"""Decoding at batch 1 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
 
     python -m benchmarks.decode --json benchmarks/results/decode.json [--shapes 0.6B,1.7B] [--contexts 128,512]
-        [--peers ours,transformers,compiled,compiled-max,llama.cpp] [--llama-cpp DIR --gguf FILE]
+        [--formats bf16,q8_0,q4_0,q4_k_m] [--peers ours,transformers,compiled,compiled-max,llama.cpp]
+        [--llama-cpp DIR --gguf FILE]
 
 All peers share one copy of the weights and are asked in turn; medians are quoted, the first round is not counted.
 GB/s are the bytes that a token must move (weights and KV) over its time, and "of copy" is their share of what a
 large device-to-device copy reads and writes in the same run. llama.cpp is a program of its own with a model of
 its own (0.6B only), run between the rounds of the others. Errors are those of the logits after each token of a
-random text, ours by decode steps, those of transformers in one pass.
+random text, ours by decode steps, those of transformers in one pass. Quantised weights are ours alone:
+they are made on the device with the types that llama.cpp's recipes give each matrix, and the bytes are those of our
+packing.
 """
 
 import argparse
 import gc
 import statistics
 import time
+from functools import partial
+from itertools import product
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from benchmarks.formats import FORMATS, random_quantized, read_bytes
 from benchmarks.machine import Budget, Record, copy_bandwidth, describe, synchronize
 from benchmarks.options import names, numbers, parse, parser_of
 from benchmarks.peers.llama_cpp import LlamaCpp
 from benchmarks.shapes import (
     SHAPES,
     kv_bytes,
-    moved_bytes,
     random_engine,
     random_prompt,
     shared_tensors,
-    weight_bytes,
 )
 from engine import Engine
 from models.network import Network
@@ -77,24 +81,29 @@ class Bench:
         self.record = Record(arguments.json, facts, arguments.merge)
         print(f"{facts['device']}, driver {facts['driver']}, {facts['versions']}", flush=True)
 
-    def run(self, shape: str) -> None:
-        """Everything about one shape."""
-        spec = SHAPES[shape]
+    def run(self, size: str, form: str) -> None:
+        """Everything about one shape with weights in one of FORMATS."""
+        spec, shape = SHAPES[size], size if form == "bf16" else f"{size} {form}"
         self.bandwidth = copy_bandwidth(self.device)
-        self._note(weight_bytes(spec, DTYPE), shape, "weight_bytes")
-        self._note(kv_bytes(spec, DTYPE), shape, "kv_bytes_per_token")
-        floor = self.bandwidth / weight_bytes(spec, DTYPE)
-        print(
-            f"\n{shape}: {weight_bytes(spec, DTYPE) / 1e9:.3f} GB of weights a token, copy "
-            f"{self.bandwidth / 1e9:.0f} GB/s, floor {floor:.0f} tok/s  [{self.budget.spent:.0f} s]",
-            flush=True,
-        )
         room = max(self.contexts) + self.steps + 64
-        with random_engine(spec, device=self.device, dtype=DTYPE, context=room, **self.options) as (
-            engine,
-            model,
-        ):
-            peers = self._peers(spec, engine, model, room)
+        with random_engine(
+            spec,
+            device=self.device,
+            dtype=DTYPE,
+            context=room,
+            make=None if form == "bf16" else partial(random_quantized, spec, form, DTYPE, self.device, room),
+            **self.options,
+        ) as (engine, model):
+            self.weights, self.row_bytes = read_bytes(model), kv_bytes(spec, DTYPE)
+            self._note(self.weights, shape, "weight_bytes")
+            self._note(self.row_bytes, shape, "kv_bytes_per_token")
+            print(
+                f"\n{shape}: {self.weights / 1e9:.3f} GB of weights a token, copy {self.bandwidth / 1e9:.0f} GB/s, "
+                f"floor {self.bandwidth / self.weights:.0f} tok/s; {engine.figures().decode}  "
+                f"[{self.budget.spent:.0f} s]",
+                flush=True,
+            )
+            peers = self._peers(spec, engine, model, room, form == "bf16")
             if shape in ("0.6B", "tiny"):
                 self._errors(shape, spec, engine, model)
             costs = dict(self.first_cost)
@@ -107,7 +116,7 @@ class Bench:
             torch.cuda.empty_cache()
         self._table(shape)
 
-    def _peers(self, spec: ModelSpec, engine: Engine, model: Network, room: int) -> list[Peer]:
+    def _peers(self, spec: ModelSpec, engine: Engine, model: Network, room: int, plain: bool) -> list[Peer]:
         from benchmarks.peers.compiled import Compiled
         from benchmarks.peers.ours import BareLoop, Stream
         from benchmarks.peers.transformers import Transformers
@@ -116,6 +125,8 @@ class Bench:
         for name in self.wanted:
             if name == "ours":
                 peers += [BareLoop(engine), Stream(engine, spec)]
+            elif not plain:
+                continue
             elif name == "transformers":
                 peers.append(Transformers(spec, shared_tensors(model), self.device))
             elif name == "compiled":
@@ -205,7 +216,7 @@ class Bench:
 
     def _add(self, shape: str, context: int, name: str, rates: list[float]) -> None:
         rate = statistics.median(rates)
-        moved = rate * moved_bytes(SHAPES[shape], DTYPE, context, self.steps)
+        moved = rate * (self.weights + self.row_bytes * (context + (self.steps + 1) / 2))
         where = (shape, "contexts", str(context), "peers", name)
         share = moved / self.bandwidth
         for key, value in (
@@ -277,20 +288,21 @@ def _line(error: Exception) -> str:
 def _parse() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--shapes", type=names, default=["0.6B", "1.7B", "4B", "8B"])
+    parser.add_argument("--formats", type=names, default=["bf16"], help=", ".join(FORMATS))
     parser.add_argument("--contexts", type=numbers, default=[128, 512, 4096, 16384])
     parser.add_argument("--peers", type=names, default=list(PEERS))
     parser.add_argument("--steps", type=int, default=128, help="tokens decoded in each repeat")
     parser.add_argument("--no-graph", action="store_true", help="our engine without CUDA graphs")
-    return parse(parser, PEERS)
+    return parse(parser, PEERS, tuple(FORMATS))
 
 
 def main() -> None:
     bench = Bench(arguments := _parse())
-    for shape in arguments.shapes:
+    for shape, form in product(arguments.shapes, arguments.formats):
         if not bench.budget.allows(20.0):
-            print(f"\n{shape}: skipped: no time", flush=True)
+            print(f"\n{shape} {form}: skipped: no time", flush=True)
             continue
-        bench.run(shape)
+        bench.run(shape, form)
     print(f"{bench.budget.spent:.0f} s in all")
 
 

@@ -29,11 +29,13 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(parser: argparse.ArgumentParser, peers: tuple[str, ...]) -> argparse.Namespace:
-    """The arguments; ends the program with a line where a shape or a peer is none of those there are."""
+def parse(
+    parser: argparse.ArgumentParser, peers: tuple[str, ...], formats: tuple[str, ...] = ()
+) -> argparse.Namespace:
+    """The arguments; ends the program with a line where a shape, a peer or a format is none of those there are."""
     arguments = parser.parse_args()
-    for name, known in (("shapes", tuple(SHAPES)), ("peers", peers)):
-        if unknown := [given for given in getattr(arguments, name) if given not in known]:
+    for name, known in (("shapes", tuple(SHAPES)), ("peers", peers), ("formats", formats)):
+        if unknown := [given for given in getattr(arguments, name, ()) if given not in known]:
             parser.error(f"--{name}: there is no {unknown[0]!r}; choose from {', '.join(known)}")
     if (arguments.llama_cpp is None) != (arguments.gguf is None):
         parser.error("--llama-cpp and --gguf go together")

@@ -3,7 +3,7 @@
 Speed does not depend on the values of the weights, so no checkpoint is needed: they are drawn on the device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -176,10 +176,11 @@ def random_engine(
     dtype: torch.dtype,
     context: int,
     network: Network | None = None,
+    make: Callable[[], Network] | None = None,
     tokenizer: Any = None,
     **options: Any,
 ) -> Iterator[tuple[Engine, Network]]:
-    """An engine over a random model (or `network`), and the model; `options` go to Engine as they are.
+    """An engine over a random model (`network`, what `make` makes), and the model; `options` go to Engine as they are.
 
     Without a `tokenizer` every token is a word.
     """
@@ -187,7 +188,7 @@ def random_engine(
     words = tokenizer or WordTokenizer()
 
     def build() -> tuple[Engine, Network]:
-        model = network or random_model(spec, dtype, device, context)
+        model = network or (make() if make is not None else random_model(spec, dtype, device, context))
         made = Engine(
             loop, model, words, name="random", device=device, dtype=dtype, context=context, **options
         )

@@ -126,7 +126,7 @@ def build(
         notes = (*notes, on_host.told(len(spec.layers)))
     reserve = 0  # a CPU's share for the KV leaves enough for everything
     if device.type == "cuda":
-        model = Reference(network, on_host=without_experts)
+        model = _measured(network)
         reserve = activation_bytes(model, max_chunk, options.streams, device) + GRAPH_BYTES
         reserve += expert_bytes(spec, max_chunk, dtype.itemsize)
         reserve += EXPANDING_BYTES if on_host is not None else 0
@@ -177,6 +177,15 @@ def build(
         except NativeError as error:
             pieces.notes += (f"Decoding runs on plain PyTorch modules, which is slower ({error}).",)
     return pieces
+
+
+def _measured(network: Network) -> Reference:
+    """What of a step takes memory on a GPU, without attention and the experts in host memory."""
+    if not network.is_packed:
+        return Reference(network, on_host=without_experts)
+    from engine.execute.cuda.packed import packed_embedding, packed_product
+
+    return Reference(network, packed_product, without_experts, packed_embedding)
 
 
 def _host_experts(network: Network, device: torch.device, options: Options) -> HostExperts | None:

@@ -1,6 +1,6 @@
 """From local files to a network that runs: check every tensor, take the memory, then fill it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -22,11 +22,13 @@ from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
 from models.weights.mxfp4 import with_blocks
+from models.weights.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
+from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
 from models.weights.quantize import choose_kinds, conversion_note, packed_rows
 from models.weights.quantized import row_bytes
 from models.weights.slots import Names, Slot, group_shapes, slots
-from models.weights.staging import Staging
+from models.weights.staging import Extent, Staging
 
 INT4_BYTES = 0.75
 """Of a weight with `--quantize int4`, what stays in 8 bits included."""
@@ -50,6 +52,7 @@ def load_model(
     on_note: Callable[[str], None] | None = None,
     longest: int | None = None,
     room: Room | None = None,
+    packs: Callable[[ModelSpec], bool] | None = None,
 ) -> Network:
     """The network of local files in `dtype` on `device`.
 
@@ -60,22 +63,34 @@ def load_model(
     the weights are held, a line each. `longest` is how many tokens a text may have where that is known to be fewer than
     the positions (see `for_context`). `room` says how many bytes of the device weights may take: of a network that
     takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
-    None: all weights are on the device. Raises ModelError for what is wrong with the files and when memory is short.
+    None: all weights are on the device. `packs` says whether what computes such a network on this device reads
+    quantised weights in planes (models.weights.packing): then those of a GGUF file stay quantised. Raises ModelError
+    for what is wrong with the files and when memory is short.
     """
     spec, tensors, names = _read(files, longest)
     places = match(spec, tensors, names)
-    kinds = choose_kinds(tensors, places, quantize, device)
+    in_planes = quantize == "auto" and packs is not None and packs(spec)
+    packed = choose_packed(tensors, places) if in_planes else {}
+    kinds = {} if in_planes else choose_kinds(tensors, places, quantize, device)
     positions = context_length or spec.max_positions
     host_layers: frozenset[int] = frozenset()
     limit = room(spec) if room is not None else None
     if limit is not None:
         experts = [t for t in tensors if t.name in places and places[t.name].expert is not None]
         of_host = choose_kinds(experts, places, quantize, _CPU)
-        found = _placement(spec, places, dtype, device, positions, kinds, of_host, limit)
+        found = _placement(spec, places, dtype, device, positions, kinds, packed, of_host, limit)
         host_layers = found.host_layers
         kinds |= {name: kind for name, kind in of_host.items() if places[name].layer in host_layers}
     if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
         on_note(note)
+    if in_planes and on_note is not None:
+        held = {
+            name: slot
+            for name, slot in places.items()
+            if slot.layer not in host_layers or slot.expert is None
+        }
+        if (note := expansion_note(tensors, held, packed, dtype)) is not None:
+            on_note(note)
     return fill_network(
         spec,
         tensors,
@@ -88,6 +103,7 @@ def load_model(
         kinds=kinds,
         names=names,
         host_layers=host_layers,
+        packed=packed,
     )
 
 
@@ -109,6 +125,7 @@ def _placement(
     device: torch.device,
     positions: int,
     kinds: Mapping[str, Kind],
+    packed: Mapping[str, Kind],
     of_host: Mapping[str, Kind],
     room: int,
 ) -> Placement:
@@ -117,7 +134,8 @@ def _placement(
         {slot: chosen[name] for name, slot in places.items() if name in chosen} for chosen in (kinds, of_host)
     )
     experts = experts_of(places.values(), dtype, on_device, on_host)
-    needed = needed_bytes(spec, dtype, positions, on_device)
+    in_planes = {places[name]: kind for name, kind in packed.items()}
+    needed = needed_bytes(spec, dtype, positions, on_device, in_planes)
     placement = place_experts(needed, experts, room)
     if placement is not None:
         return placement
@@ -181,12 +199,14 @@ def fill_network(
     kinds: Mapping[str, Kind] | None = None,
     names: Names = NAMES,
     host_layers: frozenset[int] = frozenset(),
+    packed: Mapping[str, Kind] | None = None,
 ) -> Network:
     """A network of these tensors, with rotary tables for `positions` (None: the model's own).
 
     Names, shapes and memory are checked before anything is allocated. With `staging` the weights are streamed,
     without it they are copied one tensor at a time; `kinds` has the matrices that are held in blocks, by name: all or
-    none, but for the experts of `host_layers`, which lie in host memory. Raises ModelError; what `on_progress` raises
+    none, but for the experts of `host_layers`, which lie in host memory; `packed` those that are held in planes for a
+    GPU (see `choose_packed`). Raises ModelError; what `on_progress` raises
     ends the load, and nothing of it stays in memory.
     """
     tensors, kinds, positions = list(tensors), kinds or {}, positions or spec.max_positions
@@ -194,7 +214,8 @@ def fill_network(
         positions = min(positions, spec.max_positions)
     places = match(spec, tensors, names)
     blocks = {slot: kinds[name] for name, slot in places.items() if name in kinds}
-    needed = needed_bytes(spec, dtype, positions, blocks)
+    planes = {places[name]: kind for name, kind in (packed or {}).items()}
+    needed = needed_bytes(spec, dtype, positions, blocks, planes)
     on_host = [
         layer for layer in experts_of(places.values(), dtype, blocks, blocks) if layer.layer in host_layers
     ]
@@ -210,7 +231,7 @@ def fill_network(
     tensors = [tensor for tensor in tensors if tensor.name in places]
     filling = _Filling(dtype, device, tensors, on_progress, host_layers)
     try:
-        filling.allocate(list(places.values()), {places[name].group for name in kinds})
+        filling.allocate(list(places.values()), {places[name].group for name in kinds}, planes)
         filling.fill(places, kinds, staging)
         return assemble(spec, filling.store, positions, dtype, device, host_layers)
     except BaseException as error:
@@ -219,6 +240,7 @@ def fill_network(
         filling.store.plain.clear()
         filling.store.blocks.clear()
         filling.stacks.clear()
+        filling.packed.clear()
         if is_out_of_memory(error):
             raise TooLargeError(
                 f"Memory ran out while loading: the model needs {bytes_text(needed)} on {device}; "
@@ -253,6 +275,8 @@ class _Filling:
     """The blocks of experts in host memory, uint8 [experts, rows, bytes a row], by group and first row."""
     experts: dict[str, int] = field(default_factory=dict)
     """How many there are in a group."""
+    packed: dict[Slot, PackedPart] = field(default_factory=dict)
+    """Where matrices go that are held in planes."""
     done: int = 0
     total: int = field(init=False)
     """Bytes of all tensors: a mixture of experts has tens of thousands."""
@@ -260,14 +284,24 @@ class _Filling:
     def __post_init__(self) -> None:
         self.total = sum(tensor.nbytes for tensor in self.tensors)
 
-    def allocate(self, found: list[Slot], in_blocks: set[str]) -> None:
-        """Take the memory of every tensor of plain numbers."""
+    def allocate(self, found: list[Slot], in_blocks: set[str], planes: Mapping[Slot, Kind]) -> None:
+        """Take the memory of every tensor of plain numbers, and of what is held in planes."""
+        groups: dict[str, list[tuple[Slot, Kind]]] = {}
+        for slot, kind in planes.items():
+            groups.setdefault(slot.group, []).append((slot, kind))
         self._advance(0)
         exact = {slot.group for slot in found if slot.exact}
         on_host = {slot.group for slot in found if self._on_host(slot)}
         for group, shape in group_shapes(found).items():
             self.experts[group] = shape[0]
-            if group not in in_blocks:
+            if group in groups:
+                weights, of_slots = packed_weights(groups[group], self.device)
+                self.packed |= of_slots
+                self.store.blocks[group, None] = {
+                    start: Weight.packed(each.planes, each.kind, each.rows, each.columns)
+                    for start, each in weights.items()
+                }
+            elif group not in in_blocks:
                 dtype = torch.float32 if group in exact else self.dtype
                 self.store.plain[group] = (
                     _own_pages(shape, dtype)
@@ -277,7 +311,7 @@ class _Filling:
 
     def fill(self, places: Mapping[str, Slot], kinds: Mapping[str, Kind], staging: Staging | None) -> None:
         """Write every tensor to its place."""
-        streamed = []
+        streamed: list[tuple[StoredTensor, Slot]] = []
         for tensor in self.tensors:
             slot, kind = places[tensor.name], kinds.get(tensor.name)
             if kind is not None:
@@ -290,13 +324,23 @@ class _Filling:
                     data, kind, slot.rows, slot.shape[1]
                 )
                 self._advance(tensor.nbytes)
-            elif staging is None or tensor.extent is None or self._on_host(slot):
-                tensor.copy_into(self._target(slot))
+            elif staging is not None and tensor.extent is not None and not self._on_host(slot):
+                streamed.append((tensor, slot))
+            elif slot in self.packed:
+                self.packed[slot].fill(tensor)
                 self._advance(tensor.nbytes)
             else:
-                streamed.append((tensor.extent, self._target(slot)))
+                tensor.copy_into(self._target(slot))
+                self._advance(tensor.nbytes)
         if staging is not None:
-            staging.stream(streamed, self.device, self._advance)
+            staging.stream(self._transfers(streamed), self.device, self._advance)
+
+    def _transfers(self, streamed: Iterable[tuple[StoredTensor, Slot]]) -> Iterator[tuple[Extent, Tensor]]:
+        """Of each tensor where it lies and where it goes; what is to be packed gets memory when it is its turn."""
+        for tensor, slot in streamed:
+            assert tensor.extent is not None
+            part = self.packed.get(slot)
+            yield part.streamed(tensor.extent) if part else (tensor.extent, self._target(slot))
 
     def _on_host(self, slot: Slot) -> bool:
         return slot.expert is not None and slot.layer in self.host_layers
@@ -370,15 +414,21 @@ def _is_redundant(name: str, spec: ModelSpec, names: Names) -> bool:
 
 
 def needed_bytes(
-    spec: ModelSpec, dtype: torch.dtype, positions: int, kinds: Mapping[Slot, Kind] | None = None
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    positions: int,
+    kinds: Mapping[Slot, Kind] | None = None,
+    packed: Mapping[Slot, Kind] | None = None,
 ) -> int:
-    """Bytes of all weights, those in blocks (mapped from a file or not) included, and of the rotary tables."""
-    found, kinds = list(slots(spec)), kinds or {}
+    """Bytes of all weights, those in blocks (mapped from a file or not) and in planes included, and of the rotary
+    tables."""
+    found, kinds, packed = list(slots(spec)), kinds or {}, packed or {}
     exact = {slot.group for slot in found if slot.exact}
-    plain = group_shapes([slot for slot in found if slot not in kinds])
+    plain = group_shapes([slot for slot in found if slot not in kinds and slot not in packed])
     numbers = [(prod(shape), group in exact) for group, shape in plain.items()]
     numbers += [(positions * width, rope.exact) for rope, width in ropes(spec)]
     blocks = sum(slot.shape[0] * row_bytes(kind, slot.shape[1]) for slot, kind in kinds.items())
+    blocks += sum(packed_bytes(kind, *slot.shape) for slot, kind in packed.items())
     return sum(count * (4 if in_fp32 else dtype.itemsize) for count, in_fp32 in numbers) + blocks
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.spec import ModelSpec
 from models.weights.block_formats import Kind
+from models.weights.packing import Planes
 
 T = TypeVar("T")
 Axis = Literal["rows", "columns"]
@@ -19,10 +20,11 @@ PLAIN = {torch.float32: Kind.F32, torch.float16: Kind.F16, torch.bfloat16: Kind.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A matrix [rows, columns], as plain numbers or in blocks (weights/quantized.py)."""
+    """A matrix [rows, columns]: plain numbers, in blocks (weights/quantized.py) or in planes (weights/packing.py)."""
 
     data: Tensor
-    """Plain numbers in that shape, or uint8 [rows, bytes a row]: perhaps memory that must not be written."""
+    """Plain numbers in that shape, or uint8 [rows, bytes a row]: perhaps memory that must not be written; of planes the
+    first one."""
     format: Kind
     rows: int
     columns: int
@@ -30,6 +32,13 @@ class Weight:
     """Where a format keeps them apart from the data."""
     split: Axis = "rows"
     """Along which axis devices may share it: its outputs, or its inputs (their results are then added up)."""
+    planes: Planes | None = None
+    """Where it is packed for a GPU."""
+
+    @classmethod
+    def packed(cls, planes: Planes, kind: Kind, rows: int, columns: int) -> "Weight":
+        """A quantised matrix in planes."""
+        return cls(planes.codes[0], kind, rows, columns, planes=planes)
 
     @classmethod
     def plain(cls, data: Tensor, split: Axis = "rows") -> "Weight":
@@ -44,6 +53,8 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Bytes of data and scales."""
+        if self.planes is not None:
+            return self.planes.nbytes
         return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
 
 
@@ -159,7 +170,12 @@ class Network:
     @property
     def is_quantized(self) -> bool:
         """Whether matrices are in blocks: then all of them are. Experts in host memory are not asked."""
-        return not self.embedding.is_plain
+        return not self.embedding.is_plain and self.embedding.planes is None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether some matrices are in planes for a GPU."""
+        return any(weight.planes is not None for weight in self.parts(Weight))
 
     @property
     def dtype(self) -> torch.dtype:

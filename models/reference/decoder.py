@@ -30,6 +30,9 @@ Rotation = tuple[Tensor, Tensor]
 QuantizedProduct = Callable[[Tensor, Sequence[Weight], Tensor | None], Tensor]
 """(x [T, columns], the parts of a layer, its bias) -> [T, rows of all parts], in the dtype of x."""
 
+Embedding = Callable[[Weight, Tensor, torch.dtype], Tensor]
+"""(weight, token ids int64 [T], a dtype) -> [T, columns] of that dtype."""
+
 HostMixture = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, x [T, hidden], the experts int32 [T, chosen] of each row, their shares fp32) -> the sum fp32 [T, hidden]."""
 
@@ -52,14 +55,16 @@ class Decoder:
         network: Network,
         quantized: QuantizedProduct | None = None,
         on_host: HostMixture | None = None,
+        embedding: Embedding = embed,
     ) -> None:
         """`quantized` computes the products with quantised weights (None: TiledProduct), `on_host` the experts that lie
-        in host memory."""
+        in host memory, `embedding` looks up rows of a weight."""
         self.network = network
         self.spec = network.spec
         self._on_host = on_host
         self._product = choose_product(network.dtype, network.device)
-        self._quantized = quantized or (TiledProduct(network.dtype) if network.is_quantized else None)
+        self._quantized = quantized or TiledProduct(network.dtype, device=network.device)
+        self._embedding = embedding
 
     @property
     def positions(self) -> int:
@@ -92,7 +97,7 @@ class Decoder:
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """int64 [T], int64 [T] -> [T, hidden_size]: what the first layer is given."""
         network = self.network
-        x = embed(network.embedding, token_ids, network.dtype)
+        x = self._embedding(network.embedding, token_ids, network.dtype)
         if self.spec.embedding_scale != 1.0:  # rounded to the dtype, as checkpoints were trained
             x = x * float(torch.tensor(self.spec.embedding_scale, dtype=x.dtype))
         if network.position_embedding is not None:
@@ -184,7 +189,6 @@ class Decoder:
         """[T, columns] -> [T, rows]"""
         if linear.is_plain:
             return self._product(x, linear.weight, linear.bias)
-        assert self._quantized is not None
         return self._quantized(x, linear.parts, linear.bias)
 
 

@@ -8,14 +8,24 @@ from torch import Tensor
 from models.network import Weight
 from models.reference.products import choose_product, compute_dtype
 from models.weights.dequantize import dequantize
+from models.weights.packing import unpack
 
 TILE = 1 << 20
 """Numbers that are dequantised at once: 4 MB in fp32. Fewer cost torch more in waiting between its small operations,
 and the product more in reading its input again."""
 
+UNPACKED = 64
+"""Rows of an embedding in planes that are unpacked at once."""
+
 
 def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows of an embedding, plain or in blocks: int64 [T] -> [T, columns] of `dtype`."""
+    """The rows of an embedding in any format: int64 [T] -> [T, columns] of `dtype`."""
+    if weight.planes is not None:
+        found = torch.empty(len(token_ids), weight.columns, dtype=dtype, device=token_ids.device)
+        for start in range(0, len(token_ids), UNPACKED):
+            part = slice(start, start + UNPACKED)
+            found[part] = unpack(weight.planes, weight.format, token_ids[part], weight.columns)
+        return found
     rows = weight.data.index_select(0, token_ids)
     if weight.is_plain:
         return rows
@@ -27,13 +37,14 @@ def embed(weight: Weight, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
 class TiledProduct:
     """The plain product: `tile` weights at a time become numbers, in one buffer for all layers that share it."""
 
-    def __init__(self, dtype: torch.dtype, tile: int = TILE) -> None:
-        """`dtype` is that of the activations."""
-        self.dtype = compute_dtype(dtype)
+    def __init__(self, dtype: torch.dtype, tile: int = TILE, device: torch.device | None = None) -> None:
+        """`dtype` is that of the activations; they and the weights are on `device` (None: the CPU)."""
+        self._device = device or torch.device("cpu")
+        self.dtype = compute_dtype(dtype) if self._device.type == "cpu" else dtype
         """What tiles and products are computed in: fp32, or bf16 where the machine multiplies it faster."""
-        self._product = choose_product(self.dtype, torch.device("cpu"))
+        self._product = choose_product(self.dtype, self._device)
         self._tile = tile
-        self._buffer = torch.empty(0, dtype=self.dtype)
+        self._buffer = torch.empty(0, dtype=self.dtype, device=self._device)
 
     def __call__(self, x: Tensor, weights: Sequence[Weight], bias: Tensor | None) -> Tensor:
         """x [T, columns] of any float dtype, weights with as many columns, bias [sum of the rows] or None ->
@@ -57,13 +68,17 @@ class TiledProduct:
         """The rows from `start` to `stop` of the weights one below the other; the next call overwrites them."""
         size = (stop - start) * weights[0].columns
         if self._buffer.numel() < size:
-            self._buffer = torch.empty(size, dtype=self.dtype)
+            self._buffer = torch.empty(size, dtype=self.dtype, device=self._device)
         tile = self._buffer[:size].view(stop - start, -1)
         first = 0  # row of all weights at which this one begins
         for weight in weights:
             low, high = max(start, first), min(stop, first + weight.rows)
             if low < high:
-                data = weight.data[low - first : high - first]
-                dequantize(data, weight.format, tile[low - start : high - start])
+                target = tile[low - start : high - start]
+                if weight.planes is not None:
+                    rows = torch.arange(low - first, high - first, device=self._device)
+                    target.copy_(unpack(weight.planes, weight.format, rows, weight.columns))
+                else:
+                    dequantize(weight.data[low - first : high - first], weight.format, target)
             first += weight.rows
         return tile

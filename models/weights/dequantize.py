@@ -71,22 +71,22 @@ def _rare(part: Bytes, kind: Kind) -> Tensor:
 
 def _half(scales: Tensor) -> Tensor:
     """uint8 [..., 2 n] -> fp32 [..., n]"""
-    return _aligned(scales).view(torch.float16).float()
+    return aligned(scales).view(torch.float16).float()
 
 
-def _aligned(packed: Tensor) -> Tensor:
+def aligned(packed: Tensor) -> Tensor:
     """A contiguous copy: fields of a block lie at any address, and a wider dtype must not."""
     return packed.clone(memory_format=torch.contiguous_format)
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def nibbles(packed: Tensor) -> Tensor:
     """uint8 [..., n] -> uint8 [..., 2 n]: all low halves, then all high halves; n is a multiple of 8"""
-    words = _aligned(packed).view(torch.int64)  # eight at once
+    words = aligned(packed).view(torch.int64)  # eight at once
     halves = torch.cat((words & _LOW_NIBBLES, (words >> 4).bitwise_and_(_LOW_NIBBLES)), dim=-1)
     return halves.view(torch.uint8)
 
 
-def _fifth_bits(packed: Tensor) -> Tensor:
+def fifth_bits(packed: Tensor) -> Tensor:
     """uint8 [..., 4] -> uint8 [..., 32]: every bit, the lowest first, as 0 or 16"""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(-1) >> shifts & 1) << 4).flatten(-2)
@@ -97,65 +97,81 @@ def _q8_0(blocks: Tensor, out: Tensor) -> None:
 
 
 def _q4_0(blocks: Tensor, out: Tensor) -> None:
-    out.copy_(_nibbles(blocks[..., 2:])).sub_(8).mul_(_half(blocks[..., :2]))
+    out.copy_(nibbles(blocks[..., 2:])).sub_(8).mul_(_half(blocks[..., :2]))
 
 
 def _q4_1(blocks: Tensor, out: Tensor) -> None:
     scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
-    out.copy_(_nibbles(blocks[..., 4:])).mul_(scale).add_(low)
+    out.copy_(nibbles(blocks[..., 4:])).mul_(scale).add_(low)
 
 
 def _q5_0(blocks: Tensor, out: Tensor) -> None:
-    digits = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
+    digits = nibbles(blocks[..., 6:]) | fifth_bits(blocks[..., 2:6])
     out.copy_(digits).sub_(16).mul_(_half(blocks[..., :2]))
 
 
 def _q5_1(blocks: Tensor, out: Tensor) -> None:
     scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
-    digits = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
+    digits = nibbles(blocks[..., 8:]) | fifth_bits(blocks[..., 4:8])
     out.copy_(digits).mul_(scale).add_(low)
 
 
-def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima, fp32 [rows, blocks, 8, 1], of Q4_K and Q5_K: 6 bits each, packed in 12 bytes."""
-    scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+def k_fields(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and minima, uint8 [rows, blocks, 8], of Q4_K and Q5_K: 6 bits each, packed in 12 bytes."""
     first, second, rest = blocks[..., 4:16].chunk(3, dim=-1)
     scales = torch.cat((first & 63, (rest & 15) | (first >> 2 & 48)), dim=-1)
-    minima = torch.cat((second & 63, (rest >> 4) | (second >> 2 & 48)), dim=-1)
+    return scales, torch.cat((second & 63, (rest >> 4) | (second >> 2 & 48)), dim=-1)
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The same times what the block has in common, fp32 [rows, blocks, 8, 1]."""
+    scale, low = _half(blocks[..., :4]).chunk(2, dim=-1)
+    scales, minima = k_fields(blocks)
     return (scale * scales).unsqueeze(-1), (low * minima).unsqueeze(-1)
 
 
-def _k_nibbles(packed: Tensor) -> Tensor:
+def k_nibbles(packed: Tensor) -> Tensor:
     """uint8 [rows, blocks, 128] -> uint8 [rows, blocks, 8, 32]"""
     shape = packed.shape[:2]
-    return _nibbles(packed.reshape(*shape, 4, 32)).view(*shape, 8, 32)
+    return nibbles(packed.reshape(*shape, 4, 32)).view(*shape, 8, 32)
 
 
 def _q4_k(blocks: Tensor, out: Tensor) -> None:
     scales, minima = _k_scales(blocks)
-    digits = _k_nibbles(blocks[..., 16:])
+    digits = k_nibbles(blocks[..., 16:])
     out.view(digits.shape).copy_(digits).mul_(scales).sub_(minima)
 
 
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
     scales, minima = _k_scales(blocks)
-    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
-    digits = _k_nibbles(blocks[..., 48:]) | (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
+    digits = q5_k_digits(blocks)
     out.view(digits.shape).copy_(digits).mul_(scales).sub_(minima)
+
+
+def q5_k_digits(blocks: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 8, 32]"""
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    return k_nibbles(blocks[..., 48:]) | (blocks[..., 16:48].unsqueeze(-2) >> shifts & 1) << 4
+
+
+def q6_k_digits(blocks: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 16, 16]"""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
+    shape = blocks.shape[:2]
+    high = (blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3) << 4
+    digits = nibbles(blocks[..., :128].reshape(*shape, 2, 64)).view(*shape, 2, 4, 32) | high
+    return digits.view(*shape, 16, 16)
 
 
 def _q6_k(blocks: Tensor, out: Tensor) -> None:
     scales = _half(blocks[..., 208:]) * blocks[..., 192:208].view(torch.int8)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device).unsqueeze(-1)
-    shape = blocks.shape[:2]
-    high = (blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> shifts & 3) << 4
-    digits = _nibbles(blocks[..., :128].reshape(*shape, 2, 64)).view(*shape, 2, 4, 32) | high
-    out.view(*shape, 16, 16).copy_(digits.view(*shape, 16, 16)).sub_(32).mul_(scales.unsqueeze(-1))
+    digits = q6_k_digits(blocks)
+    out.view(digits.shape).copy_(digits).sub_(32).mul_(scales.unsqueeze(-1))
 
 
 def _mxfp4(blocks: Tensor, out: Tensor) -> None:
     # A sign, two bits of an exponent and one of a fraction: as the leading bits of a half, 2 ** 14 times too small.
-    digits = _nibbles(blocks[..., 1:]).short()
+    digits = nibbles(blocks[..., 1:]).short()
     halves = ((digits & 8) << 12 | (digits & 7) << 9).view(torch.float16)
     exponents = blocks[..., :1].int()
     scales = torch.where(exponents < 2, 0x00200000 << exponents, (exponents - 1) << 23).view(torch.float32)

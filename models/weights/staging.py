@@ -32,6 +32,8 @@ class Extent:
     """uint8 [k * unit] on any device -> the numbers [m] that they stand for, on the same device."""
     order: Tensor | None = None
     """int64 [rows]: which row of the file comes at each place; None where they lie in order."""
+    finish: Callable[[Tensor], None] | None = None
+    """What is done with the target once it is whole."""
 
     @property
     def packed(self) -> bool:
@@ -107,8 +109,11 @@ class _Piece:
         numbers = extent.decode(staged.to(target.device, non_blocking=True))
         first = self.start * extent.numbers // extent.nbytes
         target.view(-1, extent.numbers)[:, first : first + len(numbers)] = numbers
-        if extent.order is not None and self.start + self.nbytes == extent.nbytes:
-            target.copy_(target[extent.order.to(target.device)])
+        if self.start + self.nbytes == extent.nbytes:
+            if extent.order is not None:
+                target.copy_(target[extent.order.to(target.device)])
+            if extent.finish is not None:
+                extent.finish(target)
 
 
 class _Slot:

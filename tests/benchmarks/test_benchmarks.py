@@ -1,6 +1,7 @@
 """What the benchmarks claim about themselves: peers compute the same network, and the arithmetic is right."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from benchmarks import structured
 from benchmarks.decode import ratios, relative_errors, table
+from benchmarks.formats import random_quantized, read_bytes
 from benchmarks.machine import Record
 from benchmarks.peers import llama_cpp
 from benchmarks.peers import transformers as peer
@@ -26,6 +28,7 @@ from benchmarks.shapes import (
     weight_bytes,
 )
 from engine import SamplingParams
+from models.weights.packing import unpack
 from models.weights.slots import layer_parameters
 from tests.engine.tiny import tiny_engine
 
@@ -137,3 +140,16 @@ def test_constrained_answers_are_measured_beside_free_ones(
         structured.compare(engine, tokens=6, rounds=1, streams=2)
     printed = capsys.readouterr().out
     assert all(f"\n{name} " in printed for name in (*structured.KINDS, "beside"))
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_k_m"])
+def test_random_quantised_weights_are_like_those_of_a_fresh_layer_and_few_bytes(name: str) -> None:
+    spec = replace(SHAPES["0.6B"], layers=SHAPES["0.6B"].layers[:2], vocab_size=256)
+    network = random_quantized(spec, name, torch.float32, CPU, 16)
+    parts = [part for layer in network.layers for part in layer.attention.qkv.parts]
+    for weight in (*parts, network.embedding):
+        assert weight.planes is not None
+        numbers = unpack(weight.planes, weight.format, torch.arange(64), weight.columns)
+        assert 0.015 < float(numbers.std()) < 0.03
+    plain = weight_bytes(spec, torch.bfloat16)
+    assert read_bytes(network) < {"q8_0": 0.54, "q4_0": 0.29, "q4_k_m": 0.33}[name] * plain

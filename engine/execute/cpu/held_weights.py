@@ -1,10 +1,13 @@
 """How the weights of a model are held here: as they are in their files, or expanded; on a GPU, or in part beside it."""
 
+from collections.abc import Callable
+from importlib.util import find_spec
+
 import torch
 
 from engine.cache.sizing import weight_room
-from engine.device import available_memory
-from engine.execute.compatibility import not_on_host
+from engine.device import FULL_SPEED, available_memory
+from engine.execute.compatibility import not_fused, not_on_host
 from engine.execute.cpu import products
 from engine.kernels.native import library as native
 from models.files import ModelFiles
@@ -27,8 +30,7 @@ def read_model(
     `context` is how many tokens a text may have, where a person said so. Experts beyond `room` are held in host memory
     (None: beyond what a GPU has; all are on a CPU).
 
-    Quantised ones are expanded where no native kernels multiply them, unless `quantize` asks for them. Raises
-    ModelError.
+    Quantised ones are expanded where no kernels multiply them, unless `quantize` asks for them. Raises ModelError.
     """
     told: list[str] = []
     if room is None and device.type == "cuda" and native.problem() is None:
@@ -45,16 +47,26 @@ def read_model(
             on_note=told.append,
             longest=context,
             room=room,
+            packs=_packs(dtype, device),
         )
 
     network = load(quantize)
-    if network.is_quantized and (reason := products.problem()) is not None:
+    if device.type == "cpu" and network.is_quantized and (reason := products.problem()) is not None:
         if quantize == "auto":
             network = load("none")
             told.insert(0, f"Quantised weights were expanded, so decoding is slower ({reason}).")
         else:
             told.insert(0, f"Weights are expanded in every step, which is slow ({reason}).")
     return network, tuple(told)
+
+
+def _packs(dtype: torch.dtype, device: torch.device) -> Callable[[ModelSpec], bool] | None:
+    """Whether the kernels of a GPU that read quantised weights in planes run here, for such a network."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
+        return None
+    if torch.cuda.get_device_capability(device) < FULL_SPEED:
+        return None
+    return lambda spec: not_fused(spec) is None
 
 
 def _gpu_room(dtype: torch.dtype, device: torch.device, context: int | None) -> Room:

@@ -33,6 +33,7 @@ from engine.execute.cuda.attend import AttentionInput, AttentionShape, attend
 from engine.execute.cuda.attend_mma import attend_mma, by_tensor_cores, choose_own_cut, choose_shared_cut
 from engine.execute.cuda.experts import ExpertStep, activation, apart
 from engine.execute.cuda.host_experts import HostExperts
+from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
 from engine.execute.cuda.prefill import Normed, OnHost, add_norm, normed, run_layers
 from engine.execute.cuda.sharing import KVShape, choose_sharing
 from engine.execute.cuda.slots import StepInput
@@ -40,28 +41,42 @@ from engine.execute.cuda.tiles import (
     FEW,
     FUSED,
     MOST_CHUNKS,
+    PackedTile,
+    Tile,
     choose_chunkings,
+    choose_packed_tile,
     choose_tile,
     most_chunks,
 )
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
-from models.network import ExpertWeights, Linear, Network
+from engine.kernels.triton.packed_linear import packed_linear_kernel
+from engine.kernels.triton.unpack import packed_embedding_kernel
+from models.network import ExpertWeights, Linear, Network, Weight
 from models.reference.decoder import Decoder
 from models.spec import Experts, FeedForward, ModelSpec
 
 
 def unsupported(network: Network) -> str | None:
     """Why the fused kernels cannot run this network, as the middle of a sentence; None if they can."""
-    if network.is_quantized:
-        return "there are no fused kernels for quantised weights"
+    if any(weight.format.block > 1 and weight.planes is None for weight in _on_device(network)):
+        return "the fused kernels do not know quantised weights that are not packed for them"
     if network.dtype != torch.bfloat16 and network.device.type == "cuda":
         return f"there are no fused kernels for {str(network.dtype).removeprefix('torch.')} weights"
     reason = not_fused(network.spec)
     if reason is None and apart(network):
         return "the fused kernels do not know experts that do not lie in one tensor"
     return reason
+
+
+def _on_device(network: Network) -> list[Weight]:
+    """The weights but for experts in host memory."""
+    host = [feed.experts for feed in network.on_host.values()]
+    apart = {
+        id(part) for experts in host for each in experts for part in (*each.gate_up.parts, *each.down.parts)
+    }
+    return [weight for weight in network.parts(Weight) if id(weight) not in apart]
 
 
 class FusedDecoder:
@@ -82,7 +97,7 @@ class FusedDecoder:
         FEW, so that each gets what it gets alone; `on_host` computes the experts that lie in host memory."""
         spec, heads = network.spec, network.spec.attention
         self._network = network
-        self._reference = Decoder(network)
+        self._reference = Decoder(network, packed_product, embedding=packed_embedding)
         scale = torch.tensor(spec.embedding_scale, dtype=network.dtype)  # rounded as there
         self._embedding_scale = float(scale)
         self._cache = cache
@@ -130,11 +145,14 @@ class FusedDecoder:
         `own` rows before their newest token's beside that.
         """
         size = self._x.shape[1]
-        kernel = embedding_kernel[(triton.cdiv(size, 1024), rows)](
+        embedding = self._network.embedding
+        plain = embedding.planes is None
+        launch = (embedding_kernel if plain else packed_embedding_kernel)[(triton.cdiv(size, 1024), rows)]
+        kernel = launch(
             self._given.active,
             self._given.token,
-            self._network.embedding.data,
-            self._x,
+            **({"weight": embedding.data} if plain else planes_of(embedding)),
+            out=self._x,
             SIZE=size,
             BLOCK=1024,
             SCALE=self._embedding_scale,
@@ -240,38 +258,44 @@ class FusedDecoder:
         cap: float = 0.0,
     ) -> None:
         """See `linear_kernel`; gated as `gate` says, where there is one."""
-        weight, bias, gated = layer.weight, layer.bias, gate is not None
-        outputs, inputs = out.shape[1], weight.shape[1]
-        tile = choose_tile(outputs, inputs, gated)
-        programs = int(triton.cdiv(outputs, tile.outputs(gated)))
-        kernel = linear_kernel[(programs,)](
-            x,
-            weight,
-            bias if bias is not None else weight,
-            norm[1].weight if norm is not None else weight,
-            residual if residual is not None else x,
-            out,
-            COUNT=rows,
-            N=outputs,
-            K=inputs,
-            EPS=norm[0].eps if norm is not None else 0.0,
-            NORM=norm is not None,
-            BIAS=bias is not None,
-            GATED=gated,
-            RESIDUAL=residual is not None,
-            FOLDS=tile.folds,
-            WARPS=tile.warps,
-            TILES=tile.tiles,
-            AHEAD=tile.ahead,
-            PDL=self._pdl,
-            OFFSET=norm[0].offset if norm is not None else 0.0,
-            **(activation(gate) if gate is not None else {}),
-            SCALE=scale,
-            CAP=cap,
-            num_warps=tile.warps,
-            launch_pdl=self._pdl,
-        )
-        split_alike(kernel)
+        gated, stride, first = gate is not None, out.shape[1], 0
+        for weight in layer.parts:
+            outputs = weight.rows // (2 if gated else 1)
+            tile: Tile | PackedTile
+            if weight.planes is None:
+                tile = choose_tile(outputs, weight.columns, gated)
+                launch, matrix = linear_kernel, {"weight": weight.data, "FOLDS": tile.folds}
+            else:
+                tile = choose_packed_tile(outputs, weight.columns, gated, weight.format)
+                launch, matrix = packed_linear_kernel, {**planes_of(weight), "STRIDE": stride}
+            kernel = launch[(triton.cdiv(outputs, tile.outputs(gated)),)](
+                x,
+                bias=weight.data if layer.bias is None else layer.bias[first:],
+                norm_weight=norm[1].weight if norm is not None else x,
+                residual=x if residual is None else residual.view(-1)[first:],
+                out=out.view(-1)[first:],
+                COUNT=rows,
+                N=outputs,
+                K=weight.columns,
+                EPS=norm[0].eps if norm is not None else 0.0,
+                NORM=norm is not None,
+                BIAS=layer.bias is not None,
+                GATED=gated,
+                RESIDUAL=residual is not None,
+                WARPS=tile.warps,
+                TILES=tile.tiles,
+                AHEAD=tile.ahead,
+                PDL=self._pdl,
+                OFFSET=norm[0].offset if norm is not None else 0.0,
+                **matrix,
+                **(activation(gate) if gate is not None else {}),
+                SCALE=scale,
+                CAP=cap,
+                num_warps=tile.warps,
+                launch_pdl=self._pdl,
+            )
+            split_alike(kernel)
+            first += outputs
 
     def _attend(
         self, given: StepInput, rows: int, index: int, heads: Tensor, limit: int, own: int = 0

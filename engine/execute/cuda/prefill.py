@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.execute.cuda.attend import rotation
 from engine.execute.cuda.experts import activation, choose, mix
 from engine.execute.cuda.host_experts import HostExperts, not_for_padding
+from engine.execute.cuda.packed import packed_embedding, packed_product
 from engine.kernels.triton.prefill import (
     gate_kernel,
     norm_kernel,
@@ -69,7 +70,7 @@ class FusedPrefill:
     def __init__(self, network: Network, on_host: HostExperts | None = None) -> None:
         """`on_host` computes the experts that lie in host memory."""
         self._network = network
-        self._reference = Decoder(network)
+        self._reference = Decoder(network, packed_product, embedding=packed_embedding)
         self._on_host = on_host
 
     def forward(
@@ -141,6 +142,8 @@ def position(
 
 def product(linear: Linear, x: Tensor) -> Tensor:
     """[T, columns] -> [T, rows]"""
+    if not linear.is_plain:
+        return packed_product(x, linear.parts, linear.bias)
     return F.linear(x, linear.weight, linear.bias)
 
 

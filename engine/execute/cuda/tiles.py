@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from models.weights.block_formats import Kind
+
 FEW = 8
 """Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
 FUSED = 16
@@ -43,6 +45,35 @@ def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     if outputs > 1 << 15:  # a span of two folds is as wide as 1,024 columns: the last one may be nearly empty
         return Tile(1, 4, 1, 4) if 1024 < inputs <= 1536 else Tile(2, 4, 2, 4)
     return Tile(2 if outputs <= 2048 else 1, 4, 1, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTile:
+    """How a product with quantised weights is cut (see `packed_linear_kernel`)."""
+
+    warps: int
+    tiles: int
+    ahead: int
+
+    def outputs(self, gated: bool) -> int:
+        """Of a program."""
+        return 8 * self.tiles if gated else 16 * self.tiles
+
+
+PACKED_TILES = (
+    *(PackedTile(warps, tiles, ahead) for warps in (2, 4, 8) for tiles in (1, 2) for ahead in (2, 4)),
+    *(PackedTile(*cut) for cut in ((4, 1, 8), (2, 1, 8), (8, 1, 1), (4, 4, 2), (2, 4, 4), (16, 1, 2))),
+)
+"""What is worth a measurement. Which is best depends on the GPU."""
+
+
+def choose_packed_tile(outputs: int, inputs: int, gated: bool, kind: Kind) -> PackedTile:
+    """By what a multiprocessor needs on its way, not yet measured: two tiles share the reading of the rows where that
+    leaves programs enough, and warps are as many as find four spans of the columns or fewer."""
+    programs = outputs // (8 if gated else 16)
+    tiles = 2 if programs >= 1024 else 1
+    warps = 8 if inputs >= 8192 or programs < 256 else 4
+    return PackedTile(warps, tiles, 2 if kind.block_bytes * 8 >= 6 * kind.block else 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, own_layout
 from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
-from engine.kernels.triton.linear import SPAN, UNROLLED, _added, _along, _columns, linear_kernel
+from engine.kernels.triton.linear import SPAN, UNROLLED, _added, _columns, along, linear_kernel
 
 
 @jit
@@ -82,7 +82,7 @@ def gate_up_kernel(
 @jit
 def _choice(i, layout: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr, WIDTH: tl.constexpr):
     """Of span i [warps, 1, 1]: which of the chosen experts its columns belong to."""
-    return (i * WARPS + _along(0, WARPS, layout)) * (FOLDS * SPAN) // WIDTH
+    return (i * WARPS + along(0, WARPS, layout)) * (FOLDS * SPAN) // WIDTH
 
 
 @jit
@@ -113,7 +113,7 @@ def _copy_chosen(
 ):
     """Begin to copy span i of the lines of the chosen experts, zeros where there is nothing."""
     choice = _choice(i, W, WARPS, FOLDS, WIDTH)
-    fold = _along(1, 16, W) % FOLDS
+    fold = along(1, 16, W) % FOLDS
     column = i * (WARPS * FOLDS * SPAN) + _columns(fold, 2, W, WARPS, FOLDS) - choice * WIDTH
     at = weight + _of(experts, choice, CHOSEN).to(tl.int64) * (N * K) + line * K + column
     place = held.index(i - i // STAGES * STAGES)
@@ -138,7 +138,7 @@ def _load_chosen(
 ):
     """Span i of the row that is multiplied, by fold, each times the share of its expert."""
     choice = _choice(i, X, WARPS, FOLDS, WIDTH)
-    there = (choice < CHOSEN) & (_along(2, 8, X) == 0)
+    there = (choice < CHOSEN) & (along(2, 8, X) == 0)
     share = _of(shares, choice, CHOSEN)
     parts = ()
     for fold in tl.static_range(FOLDS):
@@ -240,7 +240,7 @@ def down_kernel(
         experts += (gl.load(ids + row * CHOSEN + j, cache_modifier=".cg"),)
     there = experts[0] >= 0
     held = gl.allocate_shared_memory(dtype, [STAGES, WARPS, 16, SPAN], own_layout(WARPS))
-    line = first + _along(1, 16, W) // FOLDS
+    line = first + along(1, 16, W) // FOLDS
     # fmt: off
     if there:
         for i in tl.static_range(STAGES):
@@ -276,7 +276,7 @@ def down_kernel(
                 )
         own = sums[0]
         for fold in tl.static_range(1, FOLDS):
-            own = gl.where(_along(1, 16, MMA) % FOLDS == fold, sums[fold], own)
+            own = gl.where(along(1, 16, MMA) % FOLDS == fold, sums[fold], own)
         y = _added(gl.convert_layout(own, SUMS), OUTPUTS, 1, FOLDS, 8)
         if bias is not None:
             for j in tl.static_range(CHOSEN):

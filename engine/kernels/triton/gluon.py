@@ -13,7 +13,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-__all__ = ["async_copy", "gl", "jit", "layout_of", "mma_v2", "multiply", "own_layout"]
+__all__ = [
+    "async_copy",
+    "gl",
+    "halves",
+    "jit",
+    "layout_of",
+    "masked",
+    "mma_v2",
+    "multiply",
+    "own_layout",
+    "row_layout",
+    "signed_halves",
+]
 jit = gluon.jit
 
 
@@ -37,10 +49,53 @@ def own_layout(warps):
     return gl.SharedLinearLayout(columns + lanes + rest)
 
 
+@gluon.constexpr_function
+def row_layout(warps, count):
+    """Of values [warps, 16, count] of the rows of a tile: a thread has those of the rows whose sums it has."""
+    warp = [[1 << i, 0, 0] for i in range(warps.bit_length() - 1)]
+    values = [[0, 0, 1 << i] for i in range(count.bit_length() - 1)]
+    lanes = [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    return gl.DistributedLinearLayout([*values, [0, 8, 0]], lanes, warp, [], [warps, 16, count])
+
+
 @jit
 def multiply(left, right):
     """left * right, rounded to their dtype: two at a time."""
     return left * right
+
+
+@jit
+def masked(words, mask, rest):
+    """words & mask | rest of int32, in one instruction: of two constants a compiler makes two."""
+    return gl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xEA;",
+        "=r,r,r,r",
+        [words, mask, rest],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@jit
+def halves(pairs):
+    """The two bf16 of each int32: the lower one, the upper one."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
+    )
+
+
+@jit
+def signed_halves(pairs, less):
+    """The two bf16 of each int32 less those of another: the lower one, the upper one. Differences must be exact."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b32 one, found; mov.b32 one, 0xBF80BF80; fma.rn.bf16x2 found, $3, one, $2; mov.b32 {$0, $1}, found; }",
+        "=h,=h,r,r",
+        [pairs, less],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=1,
+    )
 
 
 if knobs.runtime.interpret:
@@ -79,7 +134,7 @@ if knobs.runtime.interpret:
     _same = (
         *("arange", "zeros", "expand_dims", "load", "store", "sum", "max", "maximum"),
         *("program_id", "num_programs"),
-        *("exp", "exp2", "log2", "rsqrt", "split", "where", "reshape", "permute"),
+        *("exp", "exp2", "log2", "rsqrt", "split", "where", "reshape", "permute", "join", "full"),
     )
     gl = SimpleNamespace(
         NVMMADistributedLayout=gl.NVMMADistributedLayout,
@@ -92,6 +147,22 @@ if knobs.runtime.interpret:
         **{name: _without_layout(name) for name in _same},
     )
     jit = triton.jit
+
+    def _as_fp32(bits):
+        return bits.to(tl.float32, bitcast=True)
+
+    def masked(words, mask, rest):
+        """The same."""
+        return words & mask | rest
+
+    def halves(pairs):
+        """As fp32, which begins with the bits of a bf16."""
+        return _as_fp32(pairs << 16), _as_fp32(pairs & -65536)
+
+    def signed_halves(pairs, less):
+        """The same."""
+        pairs, less = halves(pairs), halves(less)
+        return pairs[0] - less[0], pairs[1] - less[1]
 
     def mma_v2(left, right, sums):
         """left @ right + sums."""
@@ -106,5 +177,9 @@ if knobs.runtime.interpret:
         return
 
     def own_layout(warps):
+        """Nothing."""
+        return
+
+    def row_layout(warps, count):
         """Nothing."""
         return

@@ -31,7 +31,7 @@ UNROLLED = tl.constexpr(6)
 
 
 @jit
-def _along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
+def along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
     """0 to size - 1 along one axis of three."""
     if axis == 0:
         line = gl.expand_dims(gl.arange(0, size, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))), 1)
@@ -45,12 +45,12 @@ def _along(axis: tl.constexpr, size: tl.constexpr, layout: tl.constexpr):
 @jit
 def _columns(fold, axis: tl.constexpr, layout: tl.constexpr, WARPS: tl.constexpr, FOLDS: tl.constexpr):
     """Column numbers of a tile, by warp and by place along `axis`: the folds take turns, 32 columns each."""
-    place = _along(axis, SPAN, layout)
-    return (_along(0, WARPS, layout) * SPAN + place // 32 * 32) * FOLDS + fold * 32 + place % 32
+    place = along(axis, SPAN, layout)
+    return (along(0, WARPS, layout) * SPAN + place // 32 * 32) * FOLDS + fold * 32 + place % 32
 
 
 @jit
-def _load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr):
+def load(at, column, inside, K: tl.constexpr, WHOLE: tl.constexpr):
     """Elements at + column where the column is one of K and `inside` holds, else 0; WHOLE: every column is."""
     if WHOLE and inside is None:
         loaded = gl.load(at + column)
@@ -101,9 +101,9 @@ def _coming(
     coming, scales = (), ()
     for fold in tl.static_range(FOLDS):
         at = after * STEP + _columns(fold, 1, X, WARPS, FOLDS)
-        coming += (_load(rows, at, given, K, WHOLE),)
+        coming += (load(rows, at, given, K, WHOLE),)
         if NORM:
-            scales += (_load(norm_weight, at, None, K, WHOLE),)
+            scales += (load(norm_weight, at, None, K, WHOLE),)
     return coming, scales
 
 
@@ -175,6 +175,36 @@ def _added(sums, OUTPUTS: tl.constexpr, PAIR: tl.constexpr, FOLDS: tl.constexpr,
 
 
 @jit
+def finish(
+    y, up, at, b, scale, carried, bias, out, N: tl.constexpr, STRIDE: tl.constexpr, COUNT: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, GAIN: tl.constexpr, LIMIT: tl.constexpr, UP_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Store what follows from the sums y (and `up`) fp32 [outputs, rows], of the outputs `at` and the rows b.
+
+    Rows of `out` are STRIDE apart; `scale` is that of the norm, `carried` the residual; see `linear_kernel`.
+    """
+    if GATED:  # noqa: SIM102 - this is known when the kernel is compiled
+        if NORM:
+            up *= gl.expand_dims(scale, 0)
+    if NORM:
+        y *= gl.expand_dims(scale, 0)
+    if GATED:
+        if BIAS:
+            y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
+            up += gl.load(bias + N + at, mask=at < N, other=0.0).to(tl.float32)
+        y = gated(y, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
+    elif BIAS:
+        y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
+    if SCALE != 1.0:
+        y *= SCALE
+    y = capped(y, CAP)
+    if RESIDUAL:
+        y += carried
+    gl.store(out + b * STRIDE + at, y.to(out.dtype.element_ty), mask=(at < N) & (b < COUNT))
+
+
+@jit
 def linear_kernel(
     x,
     weight,
@@ -234,7 +264,7 @@ def linear_kernel(
     STAGES: tl.constexpr = AHEAD if AHEAD < SPANS else SPANS
 
     first = gl.program_id(0) * (TILES * OUTPUTS)
-    line = _along(1, 16, W)
+    line = along(1, 16, W)
     output = line // (FOLDS * PAIR)
     matrix_row = output + line // FOLDS % PAIR * N
     weights = weight + first.to(tl.int64) * K + matrix_row * K
@@ -246,7 +276,7 @@ def linear_kernel(
     scales = ()
     if NORM:
         for fold in tl.static_range(FOLDS):
-            scales += (_load(norm_weight, _columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
+            scales += (load(norm_weight, _columns(fold, 1, X, WARPS, FOLDS), None, K, WHOLE),)
     like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), OUTPUTS, PAIR, FOLDS, ROWS)
     if GATED:
         like, _ = gl.split(like)
@@ -260,13 +290,13 @@ def linear_kernel(
         for j in tl.static_range(TILES):
             there = (n + j * OUTPUTS < N) & (b < COUNT)
             carried += (gl.load(residual + b * N + n + j * OUTPUTS, mask=there, other=0.0).to(tl.float32),)
-    rows, given = x + _along(2, ROWS, X) * K, _along(2, ROWS, X) < COUNT
+    rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
     squares = gl.zeros([WARPS, SPAN, ROWS], tl.float32, layout=X)
     sums, parts = (), ()
     for _ in tl.static_range(TILES * FOLDS):
         sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
     for fold in tl.static_range(FOLDS):
-        parts += (_load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
+        parts += (load(rows, _columns(fold, 1, X, WARPS, FOLDS), given, K, WHOLE),)
     source = weights, column, first + output
     # fmt: off
     if SPANS * FOLDS <= UNROLLED:
@@ -282,31 +312,21 @@ def linear_kernel(
                 N, K, NORM, OUTPUTS, WARPS, FOLDS, TILES, STEP, SPANS, STAGES, WHOLE, ROWS, OFFSET, MMA, W, X,
             )
     # fmt: on
+    scale = None
     if NORM:
         total = gl.sum(gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(1, SUMS)), 0)
         scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
     for j in tl.static_range(TILES):
         own = sums[j * FOLDS]
         for fold in tl.static_range(1, FOLDS):
-            own = gl.where(_along(1, 16, MMA) % FOLDS == fold, sums[j * FOLDS + fold], own)
+            own = gl.where(along(1, 16, MMA) % FOLDS == fold, sums[j * FOLDS + fold], own)
         y = _added(gl.convert_layout(own, SUMS), OUTPUTS, PAIR, FOLDS, ROWS)
-        at = n + j * OUTPUTS
+        up = y
         if GATED:
             y, up = gl.split(y)
-            if NORM:
-                up *= gl.expand_dims(scale, 0)
-        if NORM:
-            y *= gl.expand_dims(scale, 0)
-        if GATED:
-            if BIAS:
-                y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
-                up += gl.load(bias + N + at, mask=at < N, other=0.0).to(tl.float32)
-            y = gated(y, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
-        elif BIAS:
-            y += gl.load(bias + at, mask=at < N, other=0.0).to(tl.float32)
-        if SCALE != 1.0:
-            y *= SCALE
-        y = capped(y, CAP)
-        if RESIDUAL:
-            y += carried[j]
-        gl.store(out + b * N + at, y.to(dtype), mask=(at < N) & (b < COUNT))
+        # fmt: off
+        finish(
+            y, up, n + j * OUTPUTS, b, scale, carried[j] if RESIDUAL else None, bias, out,
+            N, N, COUNT, NORM, BIAS, GATED, RESIDUAL, ACTIVATION, SCALE, CAP, GAIN, LIMIT, UP_OFFSET,
+        )
+        # fmt: on

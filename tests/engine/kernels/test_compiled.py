@@ -139,6 +139,30 @@ print(json.dumps(found))
 """
 
 
+PACKED = """
+from engine.execute.cuda.tiles import choose_packed_tile
+from engine.kernels.triton.packed_linear import packed_linear_kernel
+from models.weights.packing import PACKINGS
+
+found = []
+for kind, packing in PACKINGS.items():
+    tile = choose_packed_tile(4096, 12288, False, kind)
+    TYPES |= {"codes": "*i32", "more": "*i32", "scales": "*i8" if packing.supers else "*fp16", "supers": "*fp16"}
+    constants = dict(COUNT=1, N=4096, K=12288, STRIDE=4096, EPS=1e-6, NORM=True, BIAS=False, GATED=False)
+    constants |= dict(RESIDUAL=False, WARPS=tile.warps, TILES=tile.tiles, AHEAD=tile.ahead, PDL=True)
+    constants |= dict(BITS=packing.planes[0], MORE=sum(packing.planes[1:]), LESS=packing.offset, GROUP=packing.group)
+    text, shared = ptx(packed_linear_kernel, tile.warps, constants | dict(VALUES=packing.values, SUPERS=packing.supers))
+    before = text[: text.index("griddepcontrol.wait;")]
+    loop = text[text.index("$L__BB0_1:"):]
+    found.append({
+        "early": len(re.findall(r"cp\\.async\\.cg\\S* \\[[^,]*, \\[[^,]*, 0x10", before)),
+        "held": tile.ahead * tile.tiles * max(packing.planes) // 2,
+        "products": loop.count("mma.sync"), "shared": shared,
+        "needed": 8 * tile.tiles + (8 if packing.planes != (8,) else 0), "spilled": ".local" in text})
+print(json.dumps(found))
+"""
+
+
 def made(program: str) -> Any:
     """What a program prints."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -161,6 +185,14 @@ def test_kernels_of_experts_compile_and_the_last_one_loads_early() -> None:
     assert found["ldmatrix"] == 0, "a thread would read what another one copied"
     assert found["trigger"], "what comes after reads the ids before it waits"
     assert found["fits"]
+
+
+def test_quantised_weights_are_copied_early_and_become_numbers_in_few_instructions() -> None:
+    for found in made(PACKED):
+        assert found["early"] == found["held"]
+        assert found["products"] == found["needed"]
+        assert found["shared"] <= 113 * 1024, "two programs must fit on a multiprocessor"
+        assert not found["spilled"]
 
 
 def test_what_may_be_loaded_early_is_and_nothing_goes_another_way() -> None:

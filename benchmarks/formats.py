@@ -1,0 +1,84 @@
+"""Networks with random quantised weights, made on the device, with the types that llama.cpp's recipes give matrices."""
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from models.families.family import NAMES
+from models.load import fill_network
+from models.network import Network, Weight
+from models.spec import ModelSpec
+from models.weights.block_formats import Kind
+from models.weights.checkpoint import Blocks, StoredTensor
+from models.weights.slots import Slot, slots
+
+_STD = 0.02
+_HALVES: dict[Kind, tuple[int, tuple[float, ...]]] = {
+    Kind.Q8_0: (0, (_STD / 74,)),
+    Kind.Q4_0: (0, (_STD / 4.6,)),
+    Kind.Q4_K: (0, (_STD / 200, _STD / 26)),
+    Kind.Q6_K: (208, (_STD / 1360,)),
+}
+"""Where a block has its halves, and what they must be for random digits to have the deviation of a fresh layer."""
+
+
+def _q4_k_m(slot: Slot, layers: int) -> Kind:
+    if slot.part in ("embedding", "head"):
+        return Kind.Q6_K
+    layer = slot.layer or 0
+    more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    return Kind.Q6_K if more and slot.part in ("v", "down") else Kind.Q4_K
+
+
+def _q4_0(slot: Slot, layers: int) -> Kind:
+    return Kind.Q6_K if slot.part in ("embedding", "head") else Kind.Q4_0
+
+
+FORMATS: dict[str, Callable[[Slot, int], Kind] | None] = {
+    "bf16": None,
+    "q8_0": lambda slot, layers: Kind.Q8_0,
+    "q4_0": _q4_0,
+    "q4_k_m": _q4_k_m,
+}
+"""The type of each matrix, by its place and the number of layers; None: plain numbers."""
+
+
+def random_blocks(
+    kind: Kind, rows: int, columns: int, device: torch.device, generator: torch.Generator
+) -> Tensor:
+    """uint8 [rows, bytes a row]: random digits."""
+    shape = rows, columns // kind.block, kind.block_bytes
+    data = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
+    start, values = _HALVES[kind]
+    scales = torch.tensor(values, dtype=torch.float16).view(torch.uint8)
+    data[..., start : start + len(scales)] = scales.to(device)
+    return data.view(rows, -1)
+
+
+def random_quantized(
+    spec: ModelSpec, name: str, dtype: torch.dtype, device: torch.device, positions: int, seed: int = 0
+) -> Network:
+    """A network whose matrices are quantised as `name`, one of FORMATS, says, packed for a GPU; norms are 1."""
+    choose = FORMATS[name]
+    assert choose is not None
+    generator, layers = torch.Generator(device).manual_seed(seed), len(spec.layers)
+    tensors, packed = [], {}
+    for slot in slots(spec):
+        called, blocks = slot.name(NAMES), None
+        if slot.is_matrix:
+            kind = choose(slot, layers)
+            kind = Kind.Q8_0 if slot.shape[1] % kind.block else kind
+            packed[called] = kind
+            blocks = Blocks(kind, partial(random_blocks, kind, *slot.shape, device, generator))
+        fill = partial(torch.Tensor.fill_, value=1.0)
+        tensors.append(StoredTensor(called, slot.shape, 2 * prod(slot.shape), fill, blocks=blocks))
+    return fill_network(spec, tensors, dtype, device, positions=positions, packed=packed)
+
+
+def read_bytes(network: Network) -> int:
+    """Weights that one decoded token reads: all, but of an untied embedding only a row."""
+    apart = 0 if network.spec.tied else network.embedding.nbytes
+    return sum(weight.nbytes for weight in network.parts(Weight)) - apart

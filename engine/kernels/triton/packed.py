@@ -1,0 +1,184 @@
+"""Weights in planes (`models/weights/packing.py`) as operands of tensor cores, for kernels in Gluon.
+
+A code of up to seven bits is put behind the leading bits of 128: with a shift and a mask for two of them, they are the
+bf16 of 128 + code. What is too much is taken off the sums: 128 + offset times the sum of the activations of each group,
+which a product with a constant gives for all rows of weights. A signed code of eight bits is 128 + its lower seven
+bits, less 128, or less 256 where it is negative. Scales multiply the sum of a group, in fp32.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
+import triton.language as tl
+
+from engine.kernels.triton.gluon import async_copy, gl, halves, jit, masked, row_layout, signed_halves
+from engine.kernels.triton.linear import along
+
+COLUMNS = tl.constexpr(128)
+"""Of a tile, whose rows are eight."""
+
+
+@jit
+def _tile(first, i, axis_size: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, UP: tl.constexpr):
+    """Of places [WARPS, axis_size, 1] in two tiles a warp: the tile of rows and that of columns.
+
+    The second tile of rows lies UP after the first.
+    """
+    half = along(1, axis_size, L) // (axis_size // 2)
+    return first + half * UP, i * WARPS + along(0, WARPS, L)
+
+
+@jit
+def _copy(
+    held, plane, first, i, L: tl.constexpr, WARPS: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr,
+    PER: tl.constexpr, SPANS: tl.constexpr, UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Begin to copy [WARPS, LINES, SIZE] of two tiles a warp, whose lines and sizes lie one behind the other.
+
+    PER tiles of columns share what is copied. MASKED: only what belongs to one of SPANS tiles of columns, and to a tile
+    of rows before LAST (where the second half is from UP on: before LAST + UP).
+    """
+    row, column = _tile(first, i, LINES, L, WARPS, UP)
+    line = along(1, LINES, L) % (LINES // 2)
+    at = (row * ((SPANS + PER - 1) // PER) + column // PER) * (LINES // 2 * SIZE) + line * SIZE
+    at = plane + (at + along(2, SIZE, L))
+    if MASKED:
+        bound = LAST if UP == 1 else LAST + along(1, LINES, L) // (LINES // 2) * UP
+        there = (row < bound) & (column < SPANS) & (along(2, SIZE, L) >= 0)
+        async_copy.async_copy_global_to_shared(held, at, mask=there)
+    else:
+        async_copy.async_copy_global_to_shared(held, at)
+
+
+@jit
+def copy_codes(
+    held, plane, first, i, BITS: tl.constexpr, WARPS: tl.constexpr, SPANS: tl.constexpr, UP: tl.constexpr,
+    LAST: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Begin to copy the words of a plane, 16 bytes a thread and as many as it has of two and one bit."""
+    L: tl.constexpr = gl.BlockedLayout([1, 2, 4 if BITS >= 4 else BITS], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
+    _copy(held, plane, first, i, L, WARPS, 2, 32 * BITS, 1, SPANS, UP, LAST, MASKED)
+
+
+@jit
+def copy_rows(
+    held, plane, first, i, VALUES: tl.constexpr, PER: tl.constexpr, WARPS: tl.constexpr, SPANS: tl.constexpr,
+    UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Begin to copy VALUES values of each row, of 16 bits or of eight."""
+    BYTES: tl.constexpr = plane.dtype.element_ty.primitive_bitwidth // 8
+    EACH: tl.constexpr = max(VALUES * BYTES // 8, 4) // BYTES
+    L: tl.constexpr = gl.BlockedLayout(
+        [1, 1, EACH], [1, 32 * EACH // VALUES, VALUES // EACH], [WARPS, 1, 1], [2, 1, 0]
+    )
+    _copy(held, plane, first, i, L, WARPS, 16, VALUES, PER, SPANS, UP, LAST, MASKED)
+
+
+@jit
+def _two(given):
+    """[..., 2] -> two tensors [...]"""
+    first, second = gl.split(given)
+    return first, second
+
+
+@jit
+def _four(given):
+    """[..., 2, 2] -> four tensors [...]"""
+    even, odd = gl.split(given)
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return first, second, third, fourth
+
+
+@jit
+def _eight(given):
+    """[..., 2, 2, 2] -> eight tensors [...]"""
+    even, odd = gl.split(given)
+    a, c, e, g = _four(even)
+    b, d, f, h = _four(odd)
+    return a, b, c, d, e, f, g, h
+
+
+@jit
+def load_words(held, WARPS: tl.constexpr, BITS: tl.constexpr):
+    """The words of a plane that a thread has, in their order: BITS tensors int32 [WARPS, 2, 32]."""
+    L: tl.constexpr = gl.BlockedLayout([1, 2, 4 if BITS >= 4 else BITS], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
+    words = held.load(L)
+    if BITS == 8:
+        found = _eight(gl.permute(gl.reshape(words, [WARPS, 2, 2, 32, 2, 2]), [0, 1, 3, 2, 4, 5]))
+    elif BITS == 4:
+        found = _four(gl.reshape(words, [WARPS, 2, 32, 2, 2]))
+    elif BITS == 2:
+        found = _two(gl.reshape(words, [WARPS, 2, 32, 2]))
+    else:
+        found = (words,)
+    PLAIN: tl.constexpr = gl.BlockedLayout([1, 2, 1], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
+    alike = ()
+    for i in tl.static_range(BITS):
+        alike += (gl.convert_layout(found[i], PLAIN),)
+    return alike
+
+
+@jit
+def _bits(words, rest, pair: tl.constexpr, BITS: tl.constexpr, LOW: tl.constexpr):
+    """The codes of a pair in one plane, from bit LOW of each half on, beside what is in `rest`."""
+    word = words[pair // (16 // BITS)]
+    SHIFT: tl.constexpr = pair % (16 // BITS) * BITS - LOW
+    MASK: tl.constexpr = (((1 << BITS) - 1) * 0x10001) << LOW
+    if SHIFT > 0:
+        word = word >> SHIFT
+    elif SHIFT < 0:
+        word = word << -SHIFT
+    return masked(word, MASK, rest)
+
+
+@jit
+def _pair(first, second, pair: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr):
+    """The numbers of a pair of codes: two tensors [WARPS, 2, 32], 128 too large where the codes have no sign."""
+    if BITS == 8:
+        word = first[pair // 2]
+        if pair % 2 == 1:
+            word = word >> 8
+        found = signed_halves(masked(word, 0x007F007F, 0x43004300), masked(word, 0x00800080, 0x43004300))
+    else:
+        digits = _bits(first, 0x43004300, pair, BITS, 0)
+        if MORE > 0:
+            digits = _bits(second, digits, pair, MORE, BITS)
+        found = halves(digits)
+    return found
+
+
+@jit
+def operand(
+    first, second, chunk: tl.constexpr, WARPS: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
+    GROUP: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """The numbers [WARPS, 16, GROUP] of two tiles in the columns of group `chunk`; see `_pair`."""
+    COUNT: tl.constexpr = GROUP // 8
+    pairs = ()
+    for i in tl.static_range(COUNT):
+        low, high = _pair(first, second, chunk * COUNT + i, BITS, MORE)
+        pairs += (gl.join(low, high),)
+    joined = gl.join(pairs[0], pairs[1])
+    if COUNT == 4:
+        joined = gl.join(joined, gl.join(pairs[2], pairs[3]))
+        joined = gl.permute(joined, [0, 1, 2, 5, 4, 3])
+    else:
+        joined = gl.permute(joined, [0, 1, 2, 4, 3])
+    return gl.convert_layout(gl.reshape(joined, [WARPS, 16, GROUP]), W)
+
+
+@jit
+def load_rows(held, WARPS: tl.constexpr, VALUES: tl.constexpr, MMA: tl.constexpr):
+    """Values of the rows of two tiles: VALUES tensors fp32 [WARPS, 16, 1], as the sums lie."""
+    L: tl.constexpr = row_layout(WARPS, VALUES)
+    given = held.load(L)
+    if VALUES == 8:
+        each = _eight(gl.reshape(given, [WARPS, 16, 2, 2, 2]))
+    elif VALUES == 4:
+        each = _four(gl.reshape(given, [WARPS, 16, 2, 2]))
+    else:
+        each = _two(given)
+    found = ()
+    for j in tl.static_range(VALUES):
+        value = gl.convert_layout(each[j], gl.SliceLayout(2, MMA))
+        found += (gl.expand_dims(value.to(tl.float32), 2),)
+    return found

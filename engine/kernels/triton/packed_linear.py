@@ -1,0 +1,270 @@
+"""`linear_kernel` with weights in planes: products of a decode step of one to 16 rows with quantised weights.
+
+The plain twin is `models/reference/tiled.py`, with what stands around a product as in `linear.py`. What differs is how
+weights come to the tensor cores: a warp copies two tiles of 8 rows and 128 columns at a time, whose codes become
+numbers in registers (`packed.py`). All else is as in `linear_kernel`: weights and scales are copied before the wait,
+warps share the columns, and sums are made in one order, which the tile alone decides.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated"
+import triton.language as tl
+
+from engine.kernels.triton.gluon import async_copy, gl, jit, layout_of, mma_v2, multiply
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+from engine.kernels.triton.linear import along, finish, load
+from engine.kernels.triton.packed import COLUMNS, copy_codes, copy_rows, load_rows, load_words, operand
+
+UNROLLED = tl.constexpr(4)
+"""Spans that are multiplied without a loop."""
+
+
+@jit
+def _copy_span(
+    held, planes, first, i, BITS: tl.constexpr, MORE: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr,
+    WARPS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, SPANS: tl.constexpr, PAIR: tl.constexpr,
+    UP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Begin to copy the tiles of span i, zeros where there is nothing."""
+    codes, more, scales, supers = planes
+    held_codes, held_more, held_scales, held_supers = held
+    stage = i - i // STAGES * STAGES
+    for j in tl.static_range(TILES):
+        tile, place = first + j * (2 // PAIR), stage * TILES + j
+        copy_codes(held_codes.index(place), codes, tile, i, BITS, WARPS, SPANS, UP, LAST, MASKED)
+        if MORE > 0:
+            copy_codes(held_more.index(place), more, tile, i, MORE, WARPS, SPANS, UP, LAST, MASKED)
+        copy_rows(held_scales.index(place), scales, tile, i, VALUES, 1, WARPS, SPANS, UP, LAST, MASKED)
+        if SUPERS:
+            copy_rows(held_supers.index(place), supers, tile, i, 2, 2, WARPS, SPANS, UP, LAST, MASKED)
+
+
+@jit
+def _columns(
+    i, chunk: tl.constexpr, axis: tl.constexpr, L: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr
+):
+    """Column numbers of a group of each warp's tiles in span i."""
+    return (i * WARPS + along(0, WARPS, L)) * COLUMNS + chunk * GROUP + along(axis, GROUP, L)
+
+
+@jit
+def _coming(
+    i, rows, given, norm_weight, K: tl.constexpr, NORM: tl.constexpr, WARPS: tl.constexpr, GROUP: tl.constexpr,
+    TURNS: tl.constexpr, WHOLE: tl.constexpr, X: tl.constexpr,
+):  # fmt: skip
+    """Load what the span after i is made of: of each group the rows, and the norm's weights that belong to them."""
+    after = i + 1 - (i + 1) // TURNS  # of the last one it is that one again, and nobody looks at it
+    coming, scales = (), ()
+    for chunk in tl.static_range(COLUMNS // GROUP):
+        at = _columns(after, chunk, 1, X, WARPS, GROUP)
+        coming += (load(rows, at, given, K, WHOLE),)
+        if NORM:
+            scales += (load(norm_weight, at, None, K, WHOLE),)
+    return coming, scales
+
+
+@jit
+def _span(
+    i, held, planes, first, rows, given, norm_weight, sums, squares, parts, scales, constant,
+    K: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, BITS: tl.constexpr, MORE: tl.constexpr,
+    GROUP: tl.constexpr, VALUES: tl.constexpr, SUPERS: tl.constexpr, WARPS: tl.constexpr, TILES: tl.constexpr,
+    STAGES: tl.constexpr, SPANS: tl.constexpr, TURNS: tl.constexpr, PAIR: tl.constexpr, UP: tl.constexpr,
+    LAST: tl.constexpr, MASKED: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, MMA: tl.constexpr,
+    W: tl.constexpr, X: tl.constexpr,
+):  # fmt: skip
+    """Multiply span i. While that is done, the rows of the next one are loaded, and weights of a later one copied."""
+    CHUNKS: tl.constexpr = COLUMNS // GROUP
+    coming, coming_scales = _coming(i, rows, given, norm_weight, K, NORM, WARPS, GROUP, TURNS, WHOLE, X)
+    normed, common, added = (), (), ()
+    nothing = gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA)
+    for chunk in tl.static_range(CHUNKS):
+        part = parts[chunk]
+        if NORM:
+            squares += part.to(tl.float32) * part.to(tl.float32)
+            if OFFSET == 0.0:
+                part = multiply(part, scales[chunk])
+            else:
+                part = (part.to(tl.float32) * (scales[chunk].to(tl.float32) + OFFSET)).to(part.dtype)
+        normed += (part,)
+        if BITS < 8:
+            common += (mma_v2(constant, part, nothing),)
+        else:
+            common += (nothing,)
+    async_copy.wait_group(STAGES - 1)
+    held_codes, held_more, held_scales, held_supers = held
+    stage = i - i // STAGES * STAGES
+    for j in tl.static_range(TILES):
+        place = stage * TILES + j
+        values = load_rows(held_scales.index(place), WARPS, VALUES, MMA)
+        high, low = 1.0, -0.0078125
+        if SUPERS:
+            high, low = load_rows(held_supers.index(place), WARPS, 2, MMA)
+            low *= 0.0078125
+        words = load_words(held_codes.index(place), WARPS, BITS)
+        others = words
+        if MORE > 0:
+            others = load_words(held_more.index(place), WARPS, MORE)
+        total = sums[j]
+        for chunk in tl.static_range(CHUNKS):
+            tile = operand(words, others, chunk, WARPS, BITS, MORE, GROUP, W)
+            total += mma_v2(tile, normed[chunk], common[chunk]) * (values[chunk] * high)
+            if (
+                VALUES > CHUNKS
+            ):  # a minimum times the sum of the rows, which is in `common` 128 times and negative
+                total += common[chunk] * (values[CHUNKS + chunk] * low)
+        added += (total,)
+    if STAGES < TURNS:  # noqa: SIM102 - this is known when the kernel is compiled
+        if i + STAGES < TURNS:
+            _copy_span(
+                held, planes, first, i + STAGES, BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES, SPANS, PAIR,
+                UP, LAST, MASKED,
+            )  # fmt: skip
+    async_copy.commit_group()  # also of nothing: the wait counts groups
+    return added, squares, coming, coming_scales
+
+
+@jit
+def _added(sums, GATED: tl.constexpr, ROWS: tl.constexpr):
+    """sums [warps, 16, ROWS] added up over warps: [16, ROWS], or [8, ROWS, 2] of pairs."""
+    y = gl.sum(sums, 0)
+    if GATED:
+        y = gl.permute(gl.reshape(y, [2, 8, ROWS]), [1, 2, 0])
+    return y
+
+
+@jit
+def packed_linear_kernel(
+    x,
+    codes,
+    more,
+    scales,
+    supers,
+    bias,
+    norm_weight,
+    residual,
+    out,
+    COUNT: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    STRIDE: tl.constexpr,
+    EPS: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    WARPS: tl.constexpr,
+    TILES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BITS: tl.constexpr,
+    MORE: tl.constexpr,
+    LESS: tl.constexpr,
+    GROUP: tl.constexpr,
+    VALUES: tl.constexpr,
+    SUPERS: tl.constexpr,
+    PDL: tl.constexpr,
+    OFFSET: tl.constexpr = 0.0,
+    ACTIVATION: tl.constexpr = "silu",
+    SCALE: tl.constexpr = 1.0,
+    CAP: tl.constexpr = 0.0,
+    GAIN: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,
+    UP_OFFSET: tl.constexpr = 0.0,
+):
+    """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed: `linear_kernel` with a weight in planes.
+
+    Rows of `out` and of the residual are STRIDE apart. GATED: the planes are those of gate, whole tiles, and of
+    up behind it. BITS and MORE are the bits of the planes of codes (MORE 0: there is one), LESS is subtracted from
+    codes, GROUP numbers have a scale in common, VALUES are those of a row of a tile in `scales`. A program computes
+    16 * TILES outputs, half as many where GATED. Pointers that the flags leave unused may be anything.
+    """
+    gdc_launch_dependents(PDL)
+    dtype: tl.constexpr = x.dtype.element_ty
+    MMA: tl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8]
+    )
+    W: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=GROUP // 4)
+    X: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=GROUP // 4)
+    SUMS: tl.constexpr = gl.BlockedLayout([WARPS, 1, 1], [1, 8, 4], [1, 1, WARPS], [1, 2, 0])
+    HELD: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    ROWS: tl.constexpr = 8 if COUNT <= 8 else 16
+    PAIR: tl.constexpr = 2 if GATED else 1
+    OUTPUTS: tl.constexpr = 16 // PAIR
+    LAST: tl.constexpr = (N + 7) // 8
+    UP: tl.constexpr = LAST if GATED else 1
+    SPANS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+    TURNS: tl.constexpr = (SPANS + WARPS - 1) // WARPS
+    WHOLE: tl.constexpr = TURNS * WARPS * COLUMNS == K
+    MASKED: tl.constexpr = TURNS * WARPS != SPANS or LAST % (TILES * 2 // PAIR) != 0
+    STAGES: tl.constexpr = AHEAD if AHEAD < TURNS else TURNS
+    PLACES: tl.constexpr = STAGES * TILES
+
+    tile = gl.program_id(0) * (TILES * 2 // PAIR)
+    first = gl.program_id(0) * (TILES * OUTPUTS)
+    held_codes = gl.allocate_shared_memory(tl.int32, [PLACES, WARPS, 2, 32 * BITS], HELD)
+    held_scales = gl.allocate_shared_memory(scales.dtype.element_ty, [PLACES, WARPS, 16, VALUES], HELD)
+    held_more, held_supers = held_codes, held_scales
+    if MORE > 0:
+        held_more = gl.allocate_shared_memory(tl.int32, [PLACES, WARPS, 2, 32 * MORE], HELD)
+    if SUPERS:
+        held_supers = gl.allocate_shared_memory(tl.float16, [PLACES, WARPS, 16, 2], HELD)
+    held = held_codes, held_more, held_scales, held_supers
+    planes = codes, more, scales, supers
+    # fmt: off
+    for i in tl.static_range(STAGES):
+        _copy_span(
+            held, planes, tile, i,
+            BITS, MORE, VALUES, SUPERS, WARPS, TILES, STAGES, SPANS, PAIR, UP, LAST, MASKED,
+        )
+        async_copy.commit_group()
+    norm_scales = ()
+    if NORM:
+        for chunk in tl.static_range(COLUMNS // GROUP):
+            norm_scales += (load(norm_weight, _columns(0, chunk, 1, X, WARPS, GROUP), None, K, WHOLE),)
+    like = _added(gl.zeros([WARPS, 16, ROWS], tl.float32, layout=SUMS), GATED, ROWS)
+    if GATED:
+        like, _ = gl.split(like)
+    DONE: tl.constexpr = layout_of(like.type)
+    n = first + gl.expand_dims(gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, DONE)), 1)
+    b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(0, DONE)), 0)
+    constant = gl.full([WARPS, 16, GROUP], -128.0 - LESS, dtype, layout=W)
+    # What was loaded so far are weights; earlier kernels of the step wrote what follows.
+    gdc_wait(PDL)
+    carried = ()
+    if RESIDUAL:
+        for j in tl.static_range(TILES):
+            there = (n + j * OUTPUTS < N) & (b < COUNT)
+            carried += (gl.load(residual + b * STRIDE + n + j * OUTPUTS, mask=there, other=0.0).to(tl.float32),)
+    rows, given = x + along(2, ROWS, X) * K, along(2, ROWS, X) < COUNT
+    squares = gl.zeros([WARPS, GROUP, ROWS], tl.float32, layout=X)
+    sums, parts = (), ()
+    for _ in tl.static_range(TILES):
+        sums += (gl.zeros([WARPS, 16, ROWS], tl.float32, layout=MMA),)
+    for chunk in tl.static_range(COLUMNS // GROUP):
+        parts += (load(rows, _columns(0, chunk, 1, X, WARPS, GROUP), given, K, WHOLE),)
+    if TURNS <= UNROLLED:
+        for i in tl.static_range(TURNS):
+            sums, squares, parts, norm_scales = _span(
+                i, held, planes, tile, rows, given, norm_weight, sums, squares, parts, norm_scales, constant,
+                K, NORM, OFFSET, BITS, MORE, GROUP, VALUES, SUPERS, WARPS, TILES, STAGES, SPANS, TURNS, PAIR,
+                UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+            )
+    else:
+        for i in range(TURNS):
+            sums, squares, parts, norm_scales = _span(
+                i, held, planes, tile, rows, given, norm_weight, sums, squares, parts, norm_scales, constant,
+                K, NORM, OFFSET, BITS, MORE, GROUP, VALUES, SUPERS, WARPS, TILES, STAGES, SPANS, TURNS, PAIR,
+                UP, LAST, MASKED, WHOLE, ROWS, MMA, W, X,
+            )
+    scale = None
+    if NORM:
+        total = gl.sum(gl.convert_layout(gl.sum(squares, 1), gl.SliceLayout(1, SUMS)), 0)
+        scale = gl.convert_layout(gl.rsqrt(total / K + EPS), gl.SliceLayout(0, DONE))
+    for j in tl.static_range(TILES):
+        y = _added(gl.convert_layout(sums[j], SUMS), GATED, ROWS)
+        up = y
+        if GATED:
+            y, up = gl.split(y)
+        finish(
+            y, up, n + j * OUTPUTS, b, scale, carried[j] if RESIDUAL else None, bias, out,
+            N, STRIDE, COUNT, NORM, BIAS, GATED, RESIDUAL, ACTIVATION, SCALE, CAP, GAIN, LIMIT, UP_OFFSET,
+        )
+    # fmt: on

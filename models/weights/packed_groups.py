@@ -1,0 +1,130 @@
+"""Which matrices of a checkpoint stay quantised on a GPU, and how they come there."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from models.units import bytes_text
+from models.weights.block_formats import Kind
+from models.weights.checkpoint import StoredTensor
+from models.weights.packing import PACKINGS, ROWS, Planes, empty_planes, pack, tiles
+from models.weights.quantize import packed_rows
+from models.weights.slots import Slot
+from models.weights.staging import Extent
+
+
+def choose_packed(tensors: Sequence[StoredTensor], places: Mapping[str, Slot]) -> dict[str, Kind]:
+    """The type of every matrix that stays quantised on a GPU, by name: all parts of its layer have types that kernels
+    read, gate and up the same one. Experts are expanded."""
+    groups: dict[str, list[tuple[StoredTensor, Slot]]] = {}
+    for tensor in tensors:
+        slot = places.get(tensor.name)
+        if slot is not None and slot.is_matrix and slot.expert is None:
+            groups.setdefault(slot.group, []).append((tensor, slot))
+    return {
+        tensor.name: tensor.blocks.kind
+        for parts in groups.values()
+        if _fits(parts)
+        for tensor, _ in parts
+        if tensor.blocks is not None
+    }
+
+
+def _fits(parts: list[tuple[StoredTensor, Slot]]) -> bool:
+    kinds: list[Kind | None] = [
+        tensor.blocks.kind if tensor.blocks is not None else None for tensor, _ in parts
+    ]
+    *before, _ = sorted((slot for _, slot in parts), key=lambda slot: slot.start)
+    if any(kind not in PACKINGS for kind in kinds) or any(slot.rows % ROWS for slot in before):
+        return False
+    return len(set(kinds)) == 1 or not parts[0][1].group.endswith("gate_up.weight")
+
+
+def expansion_note(
+    tensors: Iterable[StoredTensor],
+    places: Mapping[str, Slot],
+    packed: Mapping[str, Kind],
+    dtype: torch.dtype,
+) -> str | None:
+    """One line for people on the matrices of a quantised file that a GPU holds as plain numbers; None where none is."""
+    found: dict[str, set[str]] = {}
+    stored = held = 0
+    for tensor in tensors:
+        slot = places.get(tensor.name)
+        if slot is None or tensor.blocks is None or tensor.name in packed:
+            continue
+        part = "experts" if slot.expert is not None else slot.part
+        found.setdefault(part, set()).add(tensor.blocks.kind.name)
+        stored += tensor.nbytes
+        held += slot.rows * slot.shape[1] * dtype.itemsize
+    if not found:
+        return None
+    what = ", ".join(f"{part} ({', '.join(sorted(names))})" for part, names in found.items())
+    return (
+        f"There are no GPU kernels for some weights as this file has them: {what}. They are expanded to "
+        f"{bytes_text(held)}, from {bytes_text(stored)}."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """Where a quantised matrix goes on a GPU: tiles of planes that its neighbours may share. Or all of these."""
+
+    kind: Kind
+    rows: int
+    columns: int
+    planes: Planes
+
+    def fill(self, tensor: StoredTensor) -> None:
+        """Read and pack it. Raises ModelError when the file cannot be read."""
+        self.write(packed_rows(tensor, self.kind).to(self.planes.scales.device))
+
+    def write(self, data: Tensor) -> None:
+        """Pack its blocks, uint8 [rows, bytes a row], which are on the device."""
+        pack(data, self.kind, self.planes)
+
+    def streamed(self, extent: Extent) -> tuple[Extent, Tensor]:
+        """What brings its bytes to the device, where they are packed as soon as they are all there."""
+        raw = torch.empty(
+            self.rows, extent.nbytes // self.rows, dtype=torch.uint8, device=self.planes.scales.device
+        )
+        plain = replace(extent, numbers=extent.nbytes, decode=_as_it_is, finish=partial(_write, self))
+        return plain, raw
+
+
+def _as_it_is(staged: Tensor) -> Tensor:
+    return staged
+
+
+def _write(part: PackedPart, data: Tensor) -> None:
+    part.write(data)
+
+
+def packed_weights(
+    parts: Sequence[tuple[Slot, Kind]], device: torch.device
+) -> tuple[dict[int, PackedPart], dict[Slot, PackedPart]]:
+    """Memory for the parts of a layer: its weights by their first rows, and where each part goes.
+
+    Neighbours of one type are one weight.
+    """
+    weights: dict[int, PackedPart] = {}
+    places: dict[Slot, PackedPart] = {}
+    runs: list[list[tuple[Slot, Kind]]] = []
+    for slot, kind in sorted(parts, key=lambda part: part[0].start):
+        if runs and runs[-1][0][1] == kind:
+            runs[-1].append((slot, kind))
+        else:
+            runs.append([(slot, kind)])
+    for run in runs:
+        (first, kind), columns = run[0], run[0][0].shape[1]
+        planes = empty_planes(kind, sum(tiles(slot.rows, ROWS) for slot, _ in run), columns, device)
+        at = 0
+        for slot, _ in run:
+            count = tiles(slot.rows, ROWS)
+            places[slot] = PackedPart(kind, slot.rows, columns, planes.cut(at, count))
+            at += count
+        weights[first.start] = PackedPart(kind, sum(slot.rows for slot, _ in run), columns, planes)
+    return weights, places

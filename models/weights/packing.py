@@ -1,0 +1,261 @@
+"""Quantised weights as the kernels of a GPU read them: the same numbers as the blocks of a GGUF file, in planes.
+
+A matrix [rows, columns] is cut into tiles of 8 rows and 128 columns, zeros where it ends. Of a tile every thread of a
+warp has 32 codes: thread 4 * row + t those of the columns t * E to t * E + E - 1 of every group, E = group / 4,
+which is how tensor cores take them. Codes of 5 and 6 bits lie in two planes, the low four bits in the first.
+
+    codes   int32 [tiles of rows, tiles of columns, words]: 32 / bits codes a word. Two neighbours lie 16 bits apart:
+            the pair p of a word at bits b * p and b * p + 16, so that one shift and one mask take both
+    scales  [tiles of rows, tiles of columns, 8 rows, values]: of a row the scales of its groups, then their minima.
+            fp16, or int8 where `supers` multiply them
+    supers  fp16 [tiles of rows, columns / 256, 8 rows, 2]: what 256 numbers of a row have in common
+
+A number is (code - offset) * scale, or code * scale + minimum; with supers, code * (super * scale) - super * minimum.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.weights.block_formats import Kind
+from models.weights.dequantize import (
+    aligned,
+    fifth_bits,
+    k_fields,
+    k_nibbles,
+    nibbles,
+    q5_k_digits,
+    q6_k_digits,
+)
+
+ROWS, COLUMNS = 8, 128
+"""Of a tile."""
+SUPER = 256
+"""Numbers of a row that have a super in common."""
+_SLAB = 1 << 22
+"""Numbers that are packed or unpacked at once: they take 40 times as many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the numbers of a type lie in planes."""
+
+    planes: tuple[int, ...]
+    """Bits of the planes of codes, the lowest bits first. A single plane of 8 has signed codes."""
+    offset: int
+    """Subtracted from every code."""
+    group: int
+    """Neighbouring numbers with one scale."""
+    minimum: bool
+    """Whether groups have a minimum, too."""
+    supers: bool
+    """Whether scales are bytes that are multiplied by what 256 numbers have in common."""
+
+    @property
+    def values(self) -> int:
+        """Of a row of a tile in the plane of scales."""
+        return COLUMNS // self.group * (2 if self.minimum else 1)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a tile in all planes; with supers, half of what two tiles have."""
+        scales = ROWS * self.values * (1 if self.supers else 2)
+        return ROWS * COLUMNS * sum(self.planes) // 8 + scales + (ROWS * 2 if self.supers else 0)
+
+
+PACKINGS: dict[Kind, Packing] = {
+    Kind.Q4_0: Packing((4,), 8, 32, False, False),
+    Kind.Q4_1: Packing((4,), 0, 32, True, False),
+    Kind.Q5_0: Packing((4, 1), 16, 32, False, False),
+    Kind.Q5_1: Packing((4, 1), 0, 32, True, False),
+    Kind.Q8_0: Packing((8,), 0, 32, False, False),
+    Kind.Q4_K: Packing((4,), 0, 32, True, True),
+    Kind.Q5_K: Packing((4, 1), 0, 32, True, True),
+    Kind.Q6_K: Packing((4, 2), 32, 16, False, True),
+}
+"""The types that kernels of a GPU read. What is not here is expanded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planes:
+    """A packed matrix, or several of one type, each beginning with a tile."""
+
+    codes: tuple[Tensor, ...]
+    scales: Tensor
+    supers: Tensor | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All planes."""
+        return (*self.codes, self.scales, *([] if self.supers is None else [self.supers]))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all planes."""
+        return sum(plane.nbytes for plane in self.tensors)
+
+    def cut(self, first: int, tiles: int) -> "Planes":
+        """So many tiles of rows from `first` on: the same memory."""
+        codes = tuple(plane.narrow(0, first, tiles) for plane in self.codes)
+        supers = None if self.supers is None else self.supers.narrow(0, first, tiles)
+        return Planes(codes, self.scales.narrow(0, first, tiles), supers)
+
+
+def tiles(size: int, each: int) -> int:
+    """That cover `size`."""
+    return -(-size // each)
+
+
+def packed_bytes(kind: Kind, rows: int, columns: int) -> int:
+    """What a matrix takes as planes."""
+    return tiles(rows, ROWS) * tiles(columns, COLUMNS) * PACKINGS[kind].tile_bytes
+
+
+def empty_planes(kind: Kind, row_tiles: int, columns: int, device: torch.device) -> Planes:
+    """Memory for so many tiles of rows."""
+    packing, across = PACKINGS[kind], tiles(columns, COLUMNS)
+
+    def plane(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(row_tiles, *shape, dtype=dtype, device=device)
+
+    codes = tuple(plane(across, 32 * bits, dtype=torch.int32) for bits in packing.planes)
+    of_scales = torch.int8 if packing.supers else torch.float16
+    scales = plane(across, ROWS, packing.values, dtype=of_scales)
+    supers = plane(across // 2, ROWS, 2, dtype=torch.float16) if packing.supers else None
+    return Planes(codes, scales, supers)
+
+
+def pack(data: Tensor, kind: Kind, out: Planes) -> None:
+    """The blocks of a matrix, uint8 [rows, bytes a row], to planes on the same device, some rows at a time."""
+    packing = PACKINGS[kind]
+    columns = data.shape[1] // kind.block_bytes * kind.block
+    step = max(1, _SLAB // (columns * ROWS)) * ROWS
+    for start in range(0, len(data), step):
+        rows = data[start : start + step]
+        blocks = rows.reshape(len(rows), -1, kind.block_bytes)
+        codes, values, supers = _READERS[kind](blocks)
+        part = out.cut(start // ROWS, tiles(len(rows), ROWS))
+        _pack_codes(_padded(codes.reshape(len(rows), -1), COLUMNS), packing, part.codes)
+        per = COLUMNS // packing.group
+        each = [_padded(value.reshape(len(rows), -1), per) for value in values]
+        cut = [value.view(-1, ROWS, value.shape[1] // per, per).transpose(1, 2) for value in each]
+        part.scales.copy_(torch.cat(cut, -1))
+        if supers is not None:
+            assert part.supers is not None
+            common = _padded(supers.reshape(len(rows), -1), 1)
+            part.supers.copy_(common.view(len(part.supers), ROWS, -1, 2).transpose(1, 2))
+
+
+def unpack(planes: Planes, kind: Kind, rows: Tensor, columns: int) -> Tensor:
+    """The numbers [n, columns] of some rows, int64 [n], in fp32: to the bit those of the blocks."""
+    packing = PACKINGS[kind]
+    at, line = rows // ROWS, rows % ROWS
+    code = torch.zeros(len(rows), 1, dtype=torch.int32, device=rows.device)
+    low = 0
+    for bits, plane in zip(packing.planes, planes.codes, strict=True):
+        found = plane[at].view(len(rows), -1, *_thread_words(bits))
+        if found.dim() == 5:  # what a thread has lies 16 bytes at a time
+            found = found.transpose(2, 3).flatten(3)
+        found = found.view(len(rows), found.shape[1], ROWS, 4, bits)
+        found = found[torch.arange(len(rows), device=rows.device), :, line]  # [n, tiles, 4, words]
+        digits = found.unsqueeze(-1) >> _shifts(bits, rows.device) & ((1 << bits) - 1)
+        code = code + (digits.flatten(-2) << low).view(len(rows), -1)
+        low += bits
+    if packing.planes == (8,):
+        code = code - (code & 128) * 2
+    size = packing.group // 4
+    code = code.view(len(rows), -1, 4, COLUMNS // packing.group, size).transpose(2, 3)
+    numbers = (code - packing.offset).reshape(len(rows), -1, packing.group).float()
+    across = planes.scales.shape[1]
+    scales, *minima = (
+        planes.scales[at, :, line].float().view(len(rows), across, -1, COLUMNS // packing.group).unbind(-2)
+    )
+    if planes.supers is not None:
+        common = planes.supers[at, :, line].float().repeat_interleave(2, 1)
+        scales = scales * common[..., :1]
+        minima = [minimum * -common[..., 1:] for minimum in minima]
+    numbers *= scales.reshape(len(rows), -1, 1)
+    for minimum in minima:
+        numbers += minimum.reshape(len(rows), -1, 1)
+    return numbers.view(len(rows), -1)[:, :columns]
+
+
+def _thread_words(bits: int) -> tuple[int, ...]:
+    """The words of a tile: [32, words], or [2, 32, 4] where a thread has more than 16 bytes."""
+    return (2, 32, 4) if bits == 8 else (32, bits)
+
+
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    """Where the codes of a word begin, in their order."""
+    code = torch.arange(32 // bits, dtype=torch.int32, device=device)
+    return code // 2 * bits + code % 2 * 16
+
+
+def _pack_codes(codes: Tensor, packing: Packing, planes: Sequence[Tensor]) -> None:
+    """uint8 [8 n, 128 m] -> the words of each plane, [n, m, words]"""
+    size = packing.group // 4
+    cut = codes.view(-1, ROWS, codes.shape[1] // COLUMNS, COLUMNS // packing.group, 4, size)
+    threads = cut.permute(0, 2, 1, 4, 3, 5).reshape(cut.shape[0], cut.shape[2], 32, 32)
+    low = 0
+    for bits, plane in zip(packing.planes, planes, strict=True):
+        digits = (threads >> low & ((1 << bits) - 1)).view(*threads.shape[:3], bits, -1).int()
+        words = (digits << _shifts(bits, codes.device)).sum(-1, dtype=torch.int32)
+        if bits == 8:
+            words = words.view(*words.shape[:3], 2, 4).transpose(2, 3)
+        plane.copy_(words.reshape(plane.shape))
+        low += bits
+
+
+def _padded(given: Tensor, each: int) -> Tensor:
+    """[rows, n] -> [8 k, each * m], zeros where there was nothing"""
+    rows, columns = given.shape
+    return torch.nn.functional.pad(given, (0, -columns % each, 0, -rows % ROWS))
+
+
+_Fields = tuple[Tensor, list[Tensor], Tensor | None]
+"""codes uint8 [rows, blocks, numbers], scales (and minima) [rows, groups], supers fp16 [rows, blocks, 2]."""
+
+
+def _halves(blocks: Tensor) -> Tensor:
+    """uint8 [..., 2 n] -> fp16 [..., n]"""
+    return aligned(blocks).view(torch.float16)
+
+
+def _simple(code: int, digits: Callable[[Tensor], Tensor]) -> Callable[[Tensor], _Fields]:
+    """Blocks of 32 whose scale, and minimum, are halves in the first `code` bytes."""
+
+    def read(blocks: Tensor) -> _Fields:
+        found = _halves(blocks[..., :code])
+        return digits(blocks), list(found.unbind(-1)), None
+
+    return read
+
+
+def _k(digits: Callable[[Tensor], Tensor]) -> Callable[[Tensor], _Fields]:
+    """Q4_K and Q5_K."""
+
+    def read(blocks: Tensor) -> _Fields:
+        scales, minima = k_fields(blocks)
+        return digits(blocks), [scales, minima], _halves(blocks[..., :4])
+
+    return read
+
+
+def _q6_k(blocks: Tensor) -> _Fields:
+    scales = aligned(blocks[..., 192:208]).view(torch.int8)
+    supers = torch.nn.functional.pad(_halves(blocks[..., 208:]), (0, 1))
+    return q6_k_digits(blocks), [scales], supers
+
+
+_READERS: dict[Kind, Callable[[Tensor], _Fields]] = {
+    Kind.Q4_0: _simple(2, lambda blocks: nibbles(blocks[..., 2:])),
+    Kind.Q4_1: _simple(4, lambda blocks: nibbles(blocks[..., 4:])),
+    Kind.Q5_0: _simple(2, lambda blocks: nibbles(blocks[..., 6:]) | fifth_bits(blocks[..., 2:6])),
+    Kind.Q5_1: _simple(4, lambda blocks: nibbles(blocks[..., 8:]) | fifth_bits(blocks[..., 4:8])),
+    Kind.Q8_0: _simple(2, lambda blocks: blocks[..., 2:]),
+    Kind.Q4_K: _k(lambda blocks: k_nibbles(blocks[..., 16:])),
+    Kind.Q5_K: _k(q5_k_digits),
+    Kind.Q6_K: _q6_k,
+}

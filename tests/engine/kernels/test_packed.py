@@ -1,0 +1,124 @@
+"""Kernels with quantised weights against their dequantised twins, in fp32 and in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
+from engine.execute.cuda.tiles import PackedTile, choose_packed_tile
+from engine.kernels.triton.packed_linear import packed_linear_kernel
+from models.network import Weight
+from models.weights.block_formats import Kind
+from models.weights.packing import PACKINGS, ROWS, Planes, empty_planes, pack, tiles, unpack
+from tests.models.test_packing import random_blocks
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels know fp32 in the interpreter only"
+)
+
+
+CASES = {
+    "plain": (PackedTile(1, 1, 2), 1, 21, 256),
+    "norm": (PackedTile(2, 2, 1), 2, 40, 768),
+    "bias": (PackedTile(2, 1, 2), 8, 30, 512),
+    "gated": (PackedTile(1, 2, 2), 3, 24, 256),
+    "gated norm": (PackedTile(4, 1, 1), 8, 16, 768),
+    "residual": (PackedTile(2, 1, 1), 1, 32, 1280),
+}
+"""By what stands around the product: its tile, rows, outputs and inputs."""
+
+
+def packed(kind: Kind, rows: int, columns: int, seed: int) -> tuple[Planes, torch.Tensor]:
+    data = random_blocks(kind, rows, columns // kind.block, seed)
+    planes = empty_planes(kind, tiles(rows, ROWS), columns, CPU)
+    pack(data, kind, planes)
+    return planes, unpack(planes, kind, torch.arange(rows), columns)
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("part", CASES)
+def test_a_product_is_that_of_the_twin_with_what_stands_around_it(kind: Kind, part: str) -> None:
+    cut, count, outputs, inputs = CASES[part]
+    generator = torch.Generator().manual_seed(outputs)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    gated = part.startswith("gated")
+    lines = 2 * outputs if gated else outputs
+    planes, weight = packed(kind, lines, inputs, 5)
+    x, scale = random(8, inputs), random(inputs)
+    bias, residual = random(lines), random(8, outputs)
+    out = torch.full((8, outputs), 7.0)
+    packed_linear_kernel[(-(-outputs // cut.outputs(gated)),)](
+        x,
+        bias=bias,
+        norm_weight=scale,
+        residual=residual,
+        out=out,
+        COUNT=count,
+        N=outputs,
+        K=inputs,
+        STRIDE=outputs,
+        EPS=1e-6,
+        NORM=part.endswith("norm"),
+        BIAS=part in ("bias", "gated"),
+        GATED=gated,
+        RESIDUAL=part == "residual",
+        WARPS=cut.warps,
+        TILES=cut.tiles,
+        AHEAD=cut.ahead,
+        **planes_of(Weight.packed(planes, kind, lines, inputs)),
+        PDL=False,
+        num_warps=cut.warps,
+    )
+    y = F.linear(F.rms_norm(x, (inputs,), scale, 1e-6) if part.endswith("norm") else x, weight)
+    if part in ("bias", "gated"):
+        y = y + bias
+    if gated:
+        gate, up = y.chunk(2, -1)
+        y = F.silu(gate) * up
+    if part == "residual":
+        y = y + residual
+    torch.testing.assert_close(out[:count], y[:count], rtol=1e-4, atol=3e-5 * float(y.abs().max()))
+    assert (out[count:] == 7.0).all()
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+def test_numbers_are_those_of_the_twin(kind: Kind) -> None:
+    planes, numbers = packed(kind, 37, 768, 3)
+    weight = Weight.packed(planes, kind, 37, 768)
+    x = torch.eye(768)
+    assert torch.equal(packed_product(x, [weight], None), numbers.t())
+    ids = torch.tensor([36, 0, 36, 9])
+    assert torch.equal(packed_embedding(weight, ids, torch.float32), numbers[ids])
+
+
+def test_a_product_of_many_rows_takes_a_part_of_a_matrix_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [packed(kind, rows, 256, 3) for kind, rows in ((Kind.Q4_K, 24), (Kind.Q6_K, 17))]
+    weights = [
+        Weight.packed(planes, kind, len(numbers), 256)
+        for (planes, numbers), kind in zip(found, (Kind.Q4_K, Kind.Q6_K), strict=True)
+    ]
+    generator = torch.Generator().manual_seed(1)
+    x, bias = torch.randn(30, 256, generator=generator), torch.randn(41, generator=generator)
+    expected = F.linear(x, torch.cat([numbers for _, numbers in found]), bias)
+    for scratch in (1 << 20, 256 * 10, 1):
+        monkeypatch.setattr("engine.execute.cuda.packed.SCRATCH", scratch)
+        torch.testing.assert_close(packed_product(x, weights, bias), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+def test_tiles_are_powers_of_two_and_fit_a_multiprocessor(kind: Kind) -> None:
+    for inputs in (64, 1024, 3072, 4096, 12288, 28672):
+        for outputs, gated in ((1024, False), (4096, False), (12288, True), (151936, False)):
+            tile = choose_packed_tile(outputs, inputs, gated, kind)
+            for size in (tile.warps, tile.tiles, tile.outputs(gated)):
+                assert size >= 1
+                assert size & (size - 1) == 0
+            held = 2 * PACKINGS[kind].tile_bytes + (16 if PACKINGS[kind].supers else 0)
+            # The smallest GPUs with tensor cores have 100 KB.
+            assert held * tile.warps * tile.tiles * tile.ahead <= 99 * 1024

@@ -1,0 +1,253 @@
+"""Weights that stay quantised on a GPU, in bf16: kernels against their dequantised twins in fp32, and whole engines."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gguf import GGMLQuantizationType as GGUF
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from benchmarks.stepping import forced_logits
+from engine import SamplingParams
+from engine.attention.sdpa import SdpaBackend
+from engine.batch import Span, StepBatch
+from engine.cache.kv_cache import KVCache
+from engine.execute.cpu.held_weights import read_model
+from engine.execute.cuda.packed import packed_embedding, packed_product, planes_of
+from engine.execute.cuda.tiles import PACKED_TILES, PackedTile, choose_packed_tile
+from engine.kernels.triton.packed_linear import packed_linear_kernel
+from engine.schedule.loop import Loop
+from models.load import load_model
+from models.network import Network, Weight
+from models.reference.decoder import Decoder
+from models.weights.block_formats import Kind
+from models.weights.packing import PACKINGS, ROWS, empty_planes, pack, tiles, unpack
+from tests.engine.tiny import tiny_tokenizer
+from tests.gpu.engines import DEVICE, GpuEngine, random_tokens
+from tests.gpu.test_logits import errors, prefilled_logits
+from tests.models.checkpoints import files_of, random_model, tiny_llama, tiny_qwen3, write_gguf
+from tests.models.test_packing import random_blocks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+BF16 = torch.bfloat16
+
+
+def packed(kind: Kind, rows: int, columns: int, seed: int = 0) -> tuple[Weight, Tensor]:
+    """A matrix on the GPU, and its numbers in fp32 as the CPU unpacks them."""
+    data = random_blocks(kind, rows, columns // kind.block, seed)
+    near, far = (empty_planes(kind, tiles(rows, ROWS), columns, torch.device(on)) for on in ("cpu", "cuda"))
+    pack(data, kind, near)
+    pack(data.cuda(), kind, far)
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(near.tensors, far.tensors, strict=True))
+    numbers = unpack(near, kind, torch.arange(rows), columns).cuda()
+    return Weight.packed(far, kind, rows, columns), numbers
+
+
+def product(weight: Weight, x: Tensor, norm: Tensor, residual: Tensor, tile: PackedTile, part: str) -> Tensor:
+    gated = part == "gated"
+    outputs, out = weight.rows // (2 if gated else 1), torch.full_like(residual, float("nan"))
+    packed_linear_kernel[(-(-outputs // tile.outputs(gated)),)](
+        x,
+        bias=x,
+        norm_weight=norm,
+        residual=residual,
+        out=out,
+        **planes_of(weight),
+        COUNT=len(x),
+        N=outputs,
+        K=weight.columns,
+        STRIDE=outputs,
+        EPS=1e-6,
+        NORM=part != "residual",
+        BIAS=False,
+        GATED=gated,
+        RESIDUAL=part == "residual",
+        WARPS=tile.warps,
+        TILES=tile.tiles,
+        AHEAD=tile.ahead,
+        PDL=torch.cuda.get_device_capability() >= (9, 0),
+        num_warps=tile.warps,
+        launch_pdl=torch.cuda.get_device_capability() >= (9, 0),
+    )
+    return out
+
+
+def expected(numbers: Tensor, x: Tensor, norm: Tensor, residual: Tensor, part: str) -> Tensor:
+    x, numbers = x.double(), numbers.double()
+    if part != "residual":
+        x = F.rms_norm(x, x.shape[1:], eps=1e-6) * norm.double()
+    y = F.linear(x, numbers)
+    if part == "gated":
+        gate, up = y.chunk(2, -1)
+        return F.silu(gate) * up
+    return y + residual.double() if part == "residual" else y
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("part", "rows", "columns"),
+    [("norm", 1000, 1024), ("gated", 3072, 1280), ("residual", 1029, 3072), ("residual", 512, 12288)],
+)
+def test_products_of_one_to_sixteen_rows(kind: Kind, part: str, rows: int, columns: int) -> None:
+    """No further from the truth than a bf16 product with the same numbers rounded to bf16, and every row alone."""
+    weight, numbers = packed(kind, rows, columns)
+    outputs, generator = rows // (2 if part == "gated" else 1), torch.Generator("cuda").manual_seed(3)
+    x = torch.randn(16, columns, generator=generator, device="cuda").to(BF16)
+    norm = torch.rand(columns, generator=generator, device="cuda").to(BF16) + 0.5
+    residual = torch.randn(16, outputs, generator=generator, device="cuda").to(BF16)
+    truth = expected(numbers, x, norm, residual, part)
+    rounded = expected(numbers.to(BF16), x, norm, residual, part).to(BF16)
+    theirs = errors(rounded, truth)
+    tile = choose_packed_tile(outputs, columns, part == "gated", kind)
+    alone = torch.cat(
+        [product(weight, x[i : i + 1], norm, residual[i : i + 1], tile, part) for i in range(8)]
+    )
+    for count in (1, 2, 5, 8):
+        found = product(weight, x[:count], norm, residual[:count], tile, part)
+        assert torch.equal(found, alone[:count])
+    for each in (alone, product(weight, x, norm, residual, tile, part)):
+        ours = errors(each, truth[: len(each)])
+        assert ours.max() <= 1.5 * theirs.max(), (ours.max(), theirs.max())
+
+
+@pytest.mark.parametrize("tile", PACKED_TILES, ids=str)
+def test_every_tile_that_may_be_chosen(tile: PackedTile) -> None:
+    for kind, part in ((Kind.Q4_0, "gated"), (Kind.Q6_K, "residual"), (Kind.Q8_0, "norm")):
+        weight, numbers = packed(kind, 208, 2560)
+        outputs, generator = 208 // (2 if part == "gated" else 1), torch.Generator("cuda").manual_seed(3)
+        x = torch.randn(2, 2560, generator=generator, device="cuda").to(BF16)
+        norm, residual = (
+            torch.ones(2560, device="cuda", dtype=BF16),
+            torch.zeros(2, outputs, device="cuda", dtype=BF16),
+        )
+        found = product(weight, x, norm, residual, tile, part)
+        assert errors(found, expected(numbers, x, norm, residual, part)).max() < 6e-3
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+def test_expanded_numbers_are_the_rounded_ones(kind: Kind) -> None:
+    weight, numbers = packed(kind, 300, 1280)
+    ids = torch.tensor([299, 0, 7, 7], device="cuda")
+    assert torch.equal(packed_embedding(weight, ids, BF16), numbers[ids].to(BF16))
+    x = torch.randn(70, 1280, device="cuda").to(BF16)
+    assert torch.equal(packed_product(x, [weight], None), F.linear(x, numbers.to(BF16)))
+
+
+MODELS: dict[str, tuple[Any, Any]] = {
+    "qwen3 Q4_K_M": (
+        tiny_qwen3(hidden_size=1024, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=16,
+                   num_key_value_heads=8, head_dim=128, vocab_size=272, max_position_embeddings=2048),
+        {"token_embd": GGUF.Q6_K, "attn_q": GGUF.Q4_K, "attn_k": GGUF.Q4_K, "attn_v": GGUF.Q6_K,
+         "attn_output": GGUF.Q4_K, "ffn_gate": GGUF.Q4_K, "ffn_up": GGUF.Q4_K, "ffn_down": GGUF.Q6_K},
+    ),
+    "llama Q4_0": (
+        tiny_llama(hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,
+                   vocab_size=272, max_position_embeddings=2048),
+        GGUF.Q4_0,
+    ),
+    "llama mixed": (
+        tiny_llama(hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=4,
+                   vocab_size=272, max_position_embeddings=2048, attention_bias=True),
+        {"token_embd": GGUF.Q8_0, "attn_q": GGUF.Q5_0, "attn_k": GGUF.Q5_1, "attn_v": GGUF.Q8_0,
+         "attn_output": GGUF.Q4_1, "ffn_gate": GGUF.Q5_K, "ffn_up": GGUF.Q5_K, "ffn_down": GGUF.Q4_1,
+         "output": GGUF.Q6_K},
+    ),
+}  # fmt: skip
+TEXTS = [random_tokens(60 + 67 * n % 401, n) for n in range(20)]
+COUNT = 24
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config, kinds = MODELS[request.param]
+    folder = tmp_path_factory.mktemp(request.param.replace(" ", "_"))
+    return write_gguf(folder / "model.gguf", random_model(config), kinds)
+
+
+@contextmanager
+def engine_of(path: Path, expanded: bool = False, **options: Any) -> Iterator[GpuEngine]:
+    """An engine whose weights stay quantised, or are expanded to bf16."""
+    loop, tokenizer = Loop(), tiny_tokenizer()
+    tokenizer.stop_ids = frozenset()
+
+    def read() -> Network:
+        if expanded:
+            return load_model(files_of(path), dtype=BF16, device=DEVICE)
+        return read_model(files_of(path), BF16, DEVICE, "auto", None)[0]
+
+    network = loop.call(read)
+    options = {"context": 1500, "num_blocks": 600, "streams": len(TEXTS)} | options
+    engine = loop.call(
+        lambda: GpuEngine(loop, network, tokenizer, name="packed", device=DEVICE, dtype=BF16, **options)
+    )
+    engine.network = network
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def exact_logits(network: Network, text: list[int]) -> Tensor:
+    """[COUNT, vocab] of the last tokens of a text, by the reference."""
+    heads, blocks = network.spec.attention, len(text) // 32 + 2
+    cache = KVCache(
+        len(network.layers), blocks, 32, heads.kv_heads, heads.head_dim, network.dtype, network.device
+    )
+    plan = SdpaBackend(cache, heads.groups).plan(StepBatch((Span((*range(1, blocks),), 0, len(text)),)))
+    decoder, ids = Decoder(network), torch.tensor(text, device=network.device)
+    with torch.inference_mode():
+        hidden = decoder.forward(ids, torch.arange(len(text), device=network.device), plan)
+        return decoder.logits(hidden[-COUNT:])
+
+
+@pytest.fixture(scope="module")
+def truth(path: Path) -> tuple[list[Tensor], float]:
+    """Of every text the logits of its last tokens with dequantised weights in fp32, and the largest error of bf16."""
+    wide = load_model(files_of(path), dtype=torch.float32, device=DEVICE)
+    found = [exact_logits(wide, text) for text in TEXTS]
+    with engine_of(path, expanded=True) as engine:
+        rounded = forced_logits(engine, TEXTS[:8], COUNT)
+    return found, float(errors(rounded, torch.stack(found[:8])).max())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 16, 20])
+def test_no_error_is_larger_than_that_of_the_expanded_weights(
+    path: Path, truth: tuple[list[Tensor], float], rows: int
+) -> None:
+    wanted, worst = truth
+    with engine_of(path) as engine:
+        assert engine.network.is_packed
+        assert engine.figures().decode.startswith("fused kernels"), engine.figures().notes
+        groups = [TEXTS[first : first + rows] for first in range(0, len(TEXTS), rows)]
+        found = torch.cat([forced_logits(engine, texts, COUNT) for texts in groups])
+    ours = errors(found, torch.stack(wanted))
+    print(f"{path.parent.name}, {rows} rows: maximum {ours.max():.3e} of {worst:.3e}")
+    assert ours.max() <= 1.5 * worst
+
+
+@pytest.mark.parametrize("rows", [2, 5, 8])
+def test_up_to_eight_rows_have_the_bits_that_each_has_alone(path: Path, rows: int) -> None:
+    with engine_of(path) as engine:
+        alone = torch.cat([forced_logits(engine, [text], COUNT) for text in TEXTS[:rows]])
+        assert torch.equal(forced_logits(engine, TEXTS[:rows], COUNT), alone)
+
+
+def test_prompts_and_answers_are_those_of_the_expanded_weights_but_for_ties(
+    path: Path, truth: tuple[list[Tensor], float]
+) -> None:
+    params, (wanted, worst) = SamplingParams(temperature=0.0, max_tokens=256), truth
+    with engine_of(path) as engine, engine_of(path, expanded=True) as other:
+        assert engine.figures().weight_bytes < 0.7 * other.figures().weight_bytes
+        prompted = prefilled_logits(engine, TEXTS[3], [0])
+        assert errors(prompted[-COUNT:], wanted[3]).max() <= 1.5 * worst
+        answers = [[e.token_id for e in each.stream(TEXTS[3], params)] for each in (engine, other)]
+        if answers[0] != answers[1]:
+            common = next(i for i, pair in enumerate(zip(*answers, strict=True)) if pair[0] != pair[1])
+            row = prefilled_logits(other, TEXTS[3] + answers[0][:common], [0])[-1].float()
+            assert abs(row[answers[0][common]] - row[answers[1][common]]) <= 4 * worst * row.norm()

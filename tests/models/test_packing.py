@@ -1,0 +1,58 @@
+"""Weights packed for a GPU: the numbers of the GGUF blocks, to the bit."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.weights.block_formats import Kind
+from models.weights.packing import COLUMNS, PACKINGS, ROWS, empty_planes, pack, packed_bytes, tiles, unpack
+
+CPU = torch.device("cpu")
+_SCALES = {Kind.Q4_K: (0, 4), Kind.Q5_K: (0, 4), Kind.Q6_K: (208, 210), Kind.Q4_1: (0, 4), Kind.Q5_1: (0, 4)}
+"""Where the halves of a block are; else its first two bytes."""
+
+
+def random_blocks(kind: Kind, rows: int, blocks: int, seed: int) -> torch.Tensor:
+    """uint8 [rows, bytes a row]: any digits, and scales that are finite."""
+    random = np.random.default_rng(seed)
+    data = random.integers(0, 256, (rows, blocks, kind.block_bytes), dtype=np.uint8)
+    start, stop = _SCALES.get(kind, (0, 2))
+    scales = random.normal(0, 0.1, (rows, blocks, (stop - start) // 2)).astype(np.float16)
+    data[..., start:stop] = scales.view(np.uint8).reshape(rows, blocks, stop - start)
+    return torch.from_numpy(data.reshape(rows, -1))
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+@settings(max_examples=8, deadline=None)
+@given(rows=st.integers(1, 40), blocks=st.integers(1, 13), seed=st.integers(0, 1 << 30))
+def test_packed_weights_are_the_numbers_of_their_blocks(
+    kind: Kind, rows: int, blocks: int, seed: int
+) -> None:
+    data = random_blocks(kind, rows, blocks, seed)
+    columns = blocks * kind.block
+    planes = empty_planes(kind, tiles(rows, ROWS), columns, CPU)
+    pack(data, kind, planes)
+    expected = torch.from_numpy(gguf.dequantize(data.numpy(), gguf.GGMLQuantizationType(kind)))
+    assert torch.equal(unpack(planes, kind, torch.arange(rows), columns), expected)
+    some = torch.randint(rows, (5,), generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(unpack(planes, kind, some, columns), expected[some])
+    assert planes.nbytes == packed_bytes(kind, rows, columns)
+
+
+@pytest.mark.parametrize("kind", PACKINGS, ids=lambda kind: kind.name)
+def test_packed_weights_take_little_more_than_their_blocks(kind: Kind) -> None:
+    size = packed_bytes(kind, 64, 16 * COLUMNS)
+    assert size <= 1.03 * 64 * 16 * COLUMNS * kind.block_bytes / kind.block
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_some_rows_at_a_time_give_the_same_planes(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_blocks(kind, 37, 256 * 3 // kind.block, 1)
+    whole, slabs = (empty_planes(kind, 5, 768, CPU) for _ in range(2))
+    pack(data, kind, whole)
+    monkeypatch.setattr("models.weights.packing._SLAB", 1)
+    pack(data, kind, slabs)
+    assert all(map(torch.equal, whole.tensors, slabs.tensors))
