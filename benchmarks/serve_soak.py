@@ -200,7 +200,7 @@ class Soak:
     async def _web(self, number: int) -> None:
         """A client that comes and goes until the time is over."""
         random = Random(f"{self._seed} {number} {self._until == 0.0}")
-        wire = await Wire.to(self.server.url)
+        wire, before = await Wire.to(self.server.url), "nothing"
         while time.monotonic() < self._until:
             what = random.choices(
                 ("whole", "leaves", "shy", "garbage", "slow", "looks", "crowd"), (50, 18, 8, 8, 4, 8, 4)
@@ -210,11 +210,12 @@ class Soak:
             try:
                 keeps = await self._act(what, wire, random)
             except NoAnswer as error:
-                self._fault(f"client {number}, {what}: {error}")
+                self._fault(f"client {number}, {what} after {before}: {error}")
+            before = what
             if not keeps or random.random() < 0.4:
                 await wire.close(abruptly=random.random() < 0.3)
                 await asyncio.sleep(random.random() * 0.2)
-                wire = await Wire.to(self.server.url)
+                wire, before = await Wire.to(self.server.url), "nothing"
         await wire.close()
 
     async def _act(self, what: str, wire: Wire, random: Random) -> bool:
@@ -230,7 +231,6 @@ class Soak:
                 await asyncio.gather(*(self._request(each, random, known=True) for each in wires))
                 for each in wires:
                     await each.close()
-                return True
             case "leaves":  # in the middle of the answer
                 asked = self.plan(random.randrange(KNOWN))
                 await wire.ask(asked.path, asked.body | ({"stream": True} if "stream" in asked.body else {}))
