@@ -63,6 +63,7 @@ class Answering:
         """`workers` prepare prompts; `out` is an Out or a Stream."""
         self.waits, self.due = False, 0.0
         self._request = request
+        self._client = request.client or None
         self._host = host
         self._pump = pump
         self._workers = workers
@@ -130,7 +131,7 @@ class Answering:
         self._params = params_of(self._held.engine, self._request)
         self._asked = asked_of(self._held, self._request, self._params)
         self._params = bounded(self._request, len(self._asked.rows), self._params)
-        leader = self._held.requests.leader(self._asked, list(self._held.sequences), self._request.client)
+        leader = self._held.requests.leader(self._asked, list(self._held.sequences), self._client)
         if leader is None or not self._held.follow(leader, self._begin_now):
             self._begin(0)
 
@@ -150,7 +151,7 @@ class Answering:
         assert self._params is not None
         answer = self._answers[number]
         answer.sequence = self._held.requests.begin(
-            self._asked, self._params, number, self._take, self._request.client
+            self._asked, self._params, number, self._take, self._client
         )
         self._held.sequences.add(answer.sequence)
         if self._cancelled or self._expired:
