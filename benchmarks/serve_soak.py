@@ -136,8 +136,11 @@ class Wire:
 class Soak:
     """All clients of one server."""
 
-    def __init__(self, server: RunningServer, clients: int, seed: int, *, tools: bool = True) -> None:
+    def __init__(
+        self, server: RunningServer, clients: int, seed: int, *, tools: bool = True, rest_s: float = 1.0
+    ) -> None:
         self.server, self.seen = server, Seen()
+        self._rest_s = rest_s
         self._clients, self._seed, self._tools = clients, seed, tools
         self._alone: dict[int, Any] = {}
         """Essences of the known plans."""
@@ -321,8 +324,8 @@ class Soak:
             await asyncio.sleep(0.1)
         else:
             self._fault(f"{name}: a minute later there is still {left}")
-        # What closes a connection may lag behind what is told of it.
-        await asyncio.sleep(1.0)
+        # What closes a connection may lag behind what is told of it, and memory is given back now and then.
+        await asyncio.sleep(self._rest_s)
         self.seen.held[name] = {which: asdict(held) for which, held in self.server.held().items()}
 
     def _left(self) -> str:
@@ -402,10 +405,11 @@ async def soak(
     *,
     sampled: int = SAMPLED,
     tools: bool = True,
+    rest_s: float = 1.0,
     tell: Callable[[str], None] = print,
 ) -> Seen:
     """Run for so long, and return what was seen; faults are in it."""
-    found = Soak(server, clients, seed, tools=tools)
+    found = Soak(server, clients, seed, tools=tools, rest_s=rest_s)
     await found.prepare()
     await found._pause("begin")
     tell(f"{KNOWN} requests were asked alone; {clients} clients begin")
@@ -436,11 +440,20 @@ def main() -> None:
     options = ("--max-running", str(given.max_running), "--context", str(given.context))
     with chatterm_server(given.model, *options) as server:
         seen = asyncio.run(
-            soak(server, given.minutes * 60, given.clients, given.seed, tools=not given.no_tools)
+            soak(
+                server,
+                given.minutes * 60,
+                given.clients,
+                given.seed,
+                tools=not given.no_tools,
+                rest_s=25.0,
+            )
         )
     print(f"--- all\n{report(seen)}")
     if given.json is not None:
-        figures = asdict(seen) | {"health_s": sorted(seen.health_s)[-10:], "unsampled": len(seen.unsampled)}
+        figures = {
+            name: getattr(seen, name) for name in ("did", "statuses", "compared", "engine", "held", "faults")
+        }
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
     if seen.faults:
         raise SystemExit(1)

@@ -90,7 +90,7 @@ def document() -> bytes:
         errors = {
             code: _ERRORS[code] for code in ("401", "403", "404", "503") if code != "404" or "{" in path
         }
-        operation = {"summary": summary, "responses": _responses(path, content, errors)}
+        operation: dict[str, Any] = {"summary": summary, "responses": _responses(path, content, errors)}
         if "{" in path:
             name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
             operation["parameters"] = [name]
@@ -135,7 +135,8 @@ def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
         body["properties"]["options"] = _or_null(made["options"])
     prompts = components[made["/v1/completions"]["$ref"].removeprefix(_PLACE)]["properties"]
     prompts["prompt"] = {"anyOf": [one | {} for one in _PROMPTS]}
-    return _renamed((made, components))
+    renamed: list[dict[str, Any]] = _renamed([made, components])
+    return renamed[0], renamed[1]
 
 
 _PROMPTS: Sequence[dict[str, Any]] = (
