@@ -1,30 +1,41 @@
-"""A server under load, and the turns of a chat through it: chatterm, vLLM, or whatever else speaks OpenAI's API.
+"""Servers under load beside the engine alone, and the turns of a chat: chatterm, and what else speaks OpenAI's API.
 
-    chatterm serve smollm2 --port 8642 &
-    python -m benchmarks.serve --url http://127.0.0.1:8642 --model smollm2 [--clients 1,8,64] [--turns 20] [--json FILE]
+    python -m benchmarks.serve smollm2 --device cpu --clients 1,8,32 --inputs 32,64 --outputs 64,64
+    python -m benchmarks.serve --shape 0.6B --device cuda --clients 1,8,64,256 --json FILE
+    python -m benchmarks.serve FOLDER --device cpu --peer vLLM=http://127.0.0.1:8123/NAME
 
-Every client sends one request after the other, each with a prompt of its own, and reads the stream. tokens/s are the
-tokens of all answers (as the server counts them) over the time from the first request to the last token. The first
-token is timed from the moment the request is sent, the gaps between the events of a stream. The client is one process
-with asyncio and hardly looks at what it reads, so that it does not measure itself.
+A model is named, or one of random weights is written (`--shape`). The workload is that of `benchmarks.batch`: prompts
+of random tokens, answers of a given length. So many clients each send one request after the other to /v1/completions of
+`chatterm serve`, which this starts, and read the stream; with few of them four requests follow each other. tokens/s are
+the tokens of all answers over the time from the first request to the last token: prompts are in it. "of the engine" is
+the share of what the engine makes of the same workload in a process of its own, without a server: that is
+`benchmarks.batch`. They are asked in turn, `--repeats` times after a first round that is thrown away; medians are
+quoted. No prompt is asked twice of a server.
+
+The first token is timed from the moment the request is sent; gaps are those between the events of a stream, of which
+the inter-token latency is the gap over the tokens in it. The client is one process with asyncio and hardly looks at
+what it reads, so that it measures itself as little as possible; its share of a processor is printed.
 
 The chat is one of so many turns by a client without a memory, which sends everything back each time; "computed" are the
-prompt tokens of a turn that were not in the cache.
+prompt tokens of a turn that were not in the cache. Other servers (`--peer`) are asked the same.
 """
 
 import argparse
 import asyncio
 import json
 import statistics
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.options import numbers
+from benchmarks.peers.serving import Server, Workload
+from benchmarks.soak_server import chatterm_server
 
 _WORDS = Path(__file__).read_text("utf-8").split()
 
@@ -50,8 +61,11 @@ class Load:
     tokens_per_s: float
     first_p50_s: float
     first_p99_s: float
-    gap_p50_s: float
-    gap_p99_s: float
+    token_p50_s: float
+    """Between tokens."""
+    token_p99_s: float
+    client_share: float
+    """Of a processor, that the client itself took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +78,37 @@ class Turn:
     first_s: float
 
 
-async def ask(url: str, model: str, messages: list[dict[str, str]], tokens: int, seed: int) -> Answer:
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A server, and the model's name there."""
+
+    name: str
+    url: str
+    model: str
+    ignores_end: bool = False
+    """It takes `ignore_eos`, so that every answer has its whole length."""
+
+    @classmethod
+    def of(cls, text: str) -> "Site":
+        """NAME=URL/MODEL; the URL is without /v1. Raises argparse.ArgumentTypeError."""
+        name, _, rest = text.partition("=")
+        place = urlsplit(rest)
+        if place.scheme != "http" or not place.path.strip("/"):
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=http://HOST:PORT/MODEL")
+        return cls(name, f"http://{place.netloc}", place.path.lstrip("/"), True)
+
+
+async def ask(url: str, path: str, body: dict[str, Any]) -> Answer:
     """One streamed answer over a connection of its own. Raises OSError, and ValueError for anything but a stream."""
     place = urlsplit(url)
-    asked = {
-        "model": model,
-        "messages": messages,
-        "max_tokens": tokens,
-        "seed": seed,
-        "temperature": 0.6,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    body = json.dumps(asked).encode()
-    head = f"POST {place.path}/v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    head = f"POST {place.path}{path} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     began = latest = time.perf_counter()
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     answer, events = Answer(), list[bytes]()
     try:
-        writer.write(head.encode() + body)
+        writer.write(head.encode() + data)
         status = await reader.readline()
         if b" 200 " not in status:
             raise ValueError(f"{status.decode().strip()} {(await reader.read()).decode('utf-8', 'replace')}")
@@ -106,55 +131,65 @@ async def ask(url: str, model: str, messages: list[dict[str, str]], tokens: int,
 
 
 def _says(line: bytes) -> bool:
-    """Whether an event has text: the first has only a role."""
-    return b'"content":""' not in line and (b'"content":"' in line or b'"reasoning' in line)
+    """Whether an event has text: the first of a chat has only a role."""
+    return b'"text":' in line or (
+        b'"content":""' not in line and (b'"content":"' in line or b'"reasoning' in line)
+    )
 
 
 def _read(answer: Answer, events: Sequence[bytes]) -> None:
     for line in events:
         event = json.loads(line[6:])
         for choice in event.get("choices", ()):
-            answer.text += choice["delta"].get("content") or ""
+            answer.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
         if (usage := event.get("usage")) is not None:
             answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
-async def load(url: str, model: str, clients: int, requests: int, words: int, tokens: int) -> Load:
-    """So many clients, each with so many requests."""
+async def load(site: Site, work: Workload) -> Load:
+    """A workload, with so many clients as may run at once. Raises as `ask` does."""
+    left = iter(enumerate(zip(work.prompts, work.tokens, strict=True)))
+    answers = list[Answer]()
 
-    async def client(number: int) -> list[Answer]:
-        found = []
-        for request in range(requests):
-            random = Random(f"{clients} {number} {request}")
-            text = " ".join(random.choices(_WORDS, k=random.randint(words // 2, words)))
-            found.append(await ask(url, model, [{"role": "user", "content": text}], tokens, number))
-        return found
+    async def client() -> None:
+        for number, (prompt, tokens) in left:
+            asked = {"model": site.model, "prompt": prompt, "max_tokens": tokens, "seed": number}
+            asked |= {"temperature": work.temperature} | ({"ignore_eos": True} if site.ignores_end else {})
+            answers.append(await ask(site.url, "/v1/completions", asked))
 
-    began = time.perf_counter()
-    of_clients = await asyncio.gather(*map(client, range(clients)))
-    passed = time.perf_counter() - began
-    answers = [answer for found in of_clients for answer in found]
+    began, own = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(client() for _ in range(work.at_once)))
+    passed, own = time.perf_counter() - began, time.process_time() - own
     first = [answer.first_s for answer in answers if answer.first_s]
-    gaps = [gap for answer in answers for gap in answer.gaps_s]
+    gaps = [gap for answer in answers for gap in _of_tokens(answer)]
     return Load(
-        clients=clients,
+        clients=work.at_once,
         requests=len(answers),
         tokens_per_s=sum(answer.tokens for answer in answers) / passed,
         first_p50_s=percentile(first, 50),
         first_p99_s=percentile(first, 99),
-        gap_p50_s=percentile(gaps, 50),
-        gap_p99_s=percentile(gaps, 99),
+        token_p50_s=percentile(gaps, 50),
+        token_p99_s=percentile(gaps, 99),
+        client_share=own / passed,
     )
 
 
-async def chat(url: str, model: str, turns: int, tokens: int) -> list[Turn]:
+def _of_tokens(answer: Answer) -> Iterator[float]:
+    """Gaps between events, over the tokens that an event has on average."""
+    if answer.gaps_s:
+        each = max((answer.tokens - 1) / len(answer.gaps_s), 1.0)
+        yield from (gap / each for gap in answer.gaps_s)
+
+
+async def chat(site: Site, turns: int, tokens: int) -> list[Turn]:
     """A chat whose client sends back all that was said, and pauses between turns as people do."""
     random, messages, found = Random(1), list[dict[str, str]](), []
     for number in range(1, turns + 1):
         text = f"Turn {number}: " + " ".join(random.choices(_WORDS, k=20))
         messages.append({"role": "user", "content": text})
-        answer = await ask(url, model, messages, tokens, number)
+        asked = {"model": site.model, "messages": messages, "max_tokens": tokens, "seed": number}
+        answer = await ask(site.url, "/v1/chat/completions", asked | {"temperature": 0.6})
         messages.append({"role": "assistant", "content": answer.text})
         computed = answer.prompt_tokens - answer.cached_tokens
         found.append(Turn(number, answer.prompt_tokens, computed, answer.first_s))
@@ -168,47 +203,138 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0.0
 
 
-async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything that was asked for, printed as it comes."""
-    url, model = arguments.url.rstrip("/"), arguments.model
-    await load(url, model, 1, 1, arguments.words, arguments.tokens)
-    loads, turns = [], list[Turn]()
-    for clients in arguments.clients:
-        found = await load(url, model, clients, arguments.requests, arguments.words, arguments.tokens)
-        loads.append(found)
+def middle(loads: Sequence[Load]) -> Load:
+    """The median run."""
+    return sorted(loads, key=lambda found: found.tokens_per_s)[len(loads) // 2]
+
+
+class Bench:
+    """One run over numbers of clients."""
+
+    def __init__(self, given: argparse.Namespace, sites: Sequence[Site], engine: Server | None) -> None:
+        self._given, self._sites, self._engine = given, sites, engine
+        self._began = time.perf_counter()
+        vocabulary = engine.about["vocabulary"] if engine is not None else 1000
+        self._highest = min(10_000, vocabulary - 1)
+        self.found: dict[str, Any] = {"clients": {}, "chat": {}}
+
+    def run(self) -> None:
+        """Everything that was asked for, printed as it comes."""
+        for clients in self._given.clients:
+            if (spent := time.perf_counter() - self._began) > self._given.budget_s:
+                print(f"{clients} clients: skipped, {spent:.0f} s are spent", flush=True)
+                continue
+            self._load(clients)
+        for site in self._sites if self._given.turns else ():
+            self._chat(site)
+        print(f"{time.perf_counter() - self._began:.0f} s in all", flush=True)
+
+    def _load(self, clients: int) -> None:
+        from benchmarks.batch import workload
+
+        given = self._given
+        loads: dict[str, list[Load]] = {site.name: [] for site in self._sites}
+        alone = list[float]()
+        for attempt in range(given.repeats + 1):
+            work = workload(clients, given.inputs, given.outputs, self._highest, 1000 * clients + attempt)
+            seconds = self._engine.seconds(work) if self._engine is not None else 0.0
+            runs = {site.name: asyncio.run(load(site, work)) for site in self._sites}
+            if attempt:
+                alone.append(work.generated / seconds if seconds else 0.0)
+                for name, found in runs.items():
+                    loads[name].append(found)
+        engine = statistics.median(alone)
+        figures: dict[str, Any] = {"engine_tokens_per_s": engine}
+        if engine:
+            print(f"{clients:4} clients, the engine alone: {engine:8,.0f} tokens/s", flush=True)
+        for name, runs_of in loads.items():
+            found = middle(runs_of)
+            figures[name] = asdict(found) | {"of_engine": found.tokens_per_s / engine if engine else None}
+            share = f" ({found.tokens_per_s / engine:.1%} of the engine)" if engine else ""
+            print(
+                f"{clients:4} clients, {name}: {found.tokens_per_s:8,.0f} tokens/s{share}, first token"
+                f" {found.first_p50_s * 1e3:.0f} ms (p99 {found.first_p99_s * 1e3:.0f}), between tokens"
+                f" {found.token_p50_s * 1e3:.1f} ms (p99 {found.token_p99_s * 1e3:.1f}),"
+                f" client {found.client_share:.0%} of a processor",
+                flush=True,
+            )
+        self.found["clients"][clients] = figures
+
+    def _chat(self, site: Site) -> None:
+        turns = asyncio.run(chat(site, self._given.turns, 24))
+        self.found["chat"][site.name] = list(map(asdict, turns))
+        last, later = turns[-1], [turn.first_s * 1e3 for turn in turns[len(turns) // 2 :]]
         print(
-            f"{clients:4} clients: {found.tokens_per_s:8,.0f} tokens/s, first token"
-            f" {found.first_p50_s * 1e3:7.0f} ms (p99 {found.first_p99_s * 1e3:7.0f}), gap"
-            f" {found.gap_p50_s * 1e3:6.1f} ms (p99 {found.gap_p99_s * 1e3:6.1f})",
+            f"{site.name}: turn {last.number} of a chat: {last.prompt_tokens:,} prompt tokens, {last.computed_tokens}"
+            f" computed, first token {statistics.median(later):.1f} ms ({min(later):.1f} to {max(later):.1f}) in the"
+            " later half",
             flush=True,
         )
-    if arguments.turns:
-        turns = await chat(url, model, arguments.turns, arguments.tokens)
-        last, later = turns[-1], turns[len(turns) // 2 :]
-        print(
-            f"turn {last.number} of a chat: {last.prompt_tokens:,} prompt tokens, {last.computed_tokens} computed,"
-            f" first token {statistics.median(turn.first_s for turn in later) * 1e3:.0f} ms (median of the later half)"
-        )
-    return {"url": url, "model": model, "load": list(map(asdict, loads)), "chat": list(map(asdict, turns))}
+
+
+def _engine(given: argparse.Namespace, model: str) -> Server:
+    """The engine alone, as `benchmarks.batch` asks it."""
+    from benchmarks.batch import HERE, most_rows, workload
+
+    most = max(given.clients)
+    rows = max(most_rows(workload(clients, given.inputs, given.outputs, 1, 0)) for clients in given.clients)
+    arguments = ["--device", given.device, "--streams", str(most), "--rows", str(rows), "--model", model]
+    arguments += ["--context", str(given.inputs[1] + given.outputs[1] + 64)]
+    return Server("the engine alone", "benchmarks.peers.our_streams", arguments, [HERE])
+
+
+def _context(given: argparse.Namespace) -> int:
+    """Of a server's model: its KV cache has room for four of these."""
+    each = given.inputs[1] + given.outputs[1] + 64
+    return max(-(-max(given.clients) * each // 4), 4096 if given.turns else 0, each)
 
 
 def main() -> None:
     """Read the command line and measure."""
+    from benchmarks.options import numbers
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8642", help="without /v1")
-    parser.add_argument("--model", required=True)
+    parser.add_argument("model", nargs="?", help="as for chatterm serve; without one, --shape or --peer")
+    parser.add_argument("--shape", help="write a Qwen3 of this size with random weights, and serve it")
+    parser.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer that gets")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--peer", type=Site.of, action="append", default=[], metavar="NAME=URL/MODEL")
     parser.add_argument("--clients", type=numbers, default=[1, 8, 64])
-    parser.add_argument("--requests", type=int, default=4, help="of each client")
-    parser.add_argument("--words", type=int, default=100, help="of a prompt at most")
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer at most")
+    parser.add_argument("--inputs", type=numbers, default=[64, 256], help="least and most tokens of a prompt")
+    parser.add_argument("--outputs", type=numbers, default=[128, 128], help="least and most of an answer")
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--turns", type=int, default=20, help="of the chat; 0: none")
+    parser.add_argument("--budget-s", type=float, default=1e9, help="begin nothing after so many seconds")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    found = asyncio.run(measure(arguments))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    given = parser.parse_args()
+    with ExitStack() as stack:
+        sites, engine, model = list(given.peer), None, given.model
+        if given.shape is not None:
+            from benchmarks.random_checkpoint import CHECKPOINTS, write_checkpoint
+
+            model = stack.enter_context(tempfile.TemporaryDirectory(prefix="random-"))
+            write_checkpoint(Path(model), CHECKPOINTS[given.shape], _device(given.device), given.tokenizer)
+        if model is not None:
+            engine = _engine(given, model)
+            stack.callback(engine.close)
+            options = ("--device", given.device, "--max-running", str(max(given.clients)))
+            context = ("--context", str(_context(given)))
+            server = stack.enter_context(chatterm_server(model, *options, *context))
+            sites.insert(0, Site("chatterm", server.url, server.model))
+        if not sites:
+            parser.error("name a model, a --shape or a --peer")
+        bench = Bench(given, sites, engine)
+        bench.run()
+    if given.json is not None:
+        given.json.write_text(json.dumps(bench.found, indent=1) + "\n")
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    return torch.device(name)
 
 
 if __name__ == "__main__":

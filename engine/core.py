@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from threading import Lock
@@ -248,11 +248,13 @@ class EngineCore:
         earlier: list[int] | None = None,
         origin: int = 0,
         follow: Follow | None = None,
+        client: Hashable = None,
     ) -> Sequence:
         """Queue a prompt to be answered. Take its events with `events`. Raises as `stream` does.
 
         `earlier` are the last tokens of `rows` when they are an answer that goes on; `max_tokens` counts them too.
-        `origin` is that of the sequence. `follow` gets the sequence before it may run: cancelled then, it says nothing.
+        `origin` and `client` are those of the sequence. `follow` gets it before it may run: cancelled then, it says
+        nothing.
         """
         if not rows:
             raise EngineError("The prompt is empty; write something first.")
@@ -264,7 +266,13 @@ class EngineCore:
             )
         answer = list(earlier or [])
         sequence = Sequence(
-            rows, Priority.PERSON, params, output or self.output(params), origin=origin, generated=answer
+            rows,
+            Priority.PERSON,
+            params,
+            output or self.output(params),
+            client=client,
+            origin=origin,
+            generated=answer,
         )
         if follow is not None:
             follow(sequence)

@@ -88,8 +88,8 @@ class ChannelService(asyncio.Protocol):
         await loop.create_unix_connection(lambda: self, sock=peer)
         hello = Hello(agreed(), "web", os.getpid(), address)
         welcome = await self._ask("hello", hello, Welcome)
-        self._models = await self._ask("models", None, list[ServedModel])
-        self._looks = loop.create_task(self._look())
+        await self.look()
+        self._looks = loop.create_task(self._look_often())
         return welcome
 
     async def close(self) -> None:
@@ -100,6 +100,10 @@ class ChannelService(asyncio.Protocol):
                 await self._looks
         if self._transport is not None:
             self._transport.close()
+
+    async def look(self) -> None:
+        """See now which models there are; else that may be a moment old. Raises RequestError."""
+        self._models = await self._ask("models", None, list[ServedModel])
 
     async def end(self) -> None:
         """Have the engine process end. Returns when it has begun to."""
@@ -131,7 +135,7 @@ class ChannelService(asyncio.Protocol):
 
     async def hold(self, model: str, keep_alive_s: float | None) -> None:
         await self._ask("hold", Hold(model, "", keep_alive_s), type(None))
-        self._models = await self._ask("models", None, list[ServedModel])
+        await self.look()
 
     def watch(self, queued: Callable[[], Mapping[str, int]]) -> None:
         self._queued = queued
@@ -194,11 +198,11 @@ class ChannelService(asyncio.Protocol):
         finally:
             self._end(id, answers)
 
-    async def _look(self) -> None:
+    async def _look_often(self) -> None:
         while self.ready:
             await asyncio.sleep(_LOOK)
             with suppress(RequestError, FrameError):
-                self._models = await self._ask("models", None, list[ServedModel])
+                await self.look()
                 if self._told or self._queued():  # others look at it, too
                     await self.metrics()
 

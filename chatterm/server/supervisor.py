@@ -104,6 +104,8 @@ class Supervisor:
         except RequestError as error:
             raise EngineError(error.message) from None
         await asyncio.to_thread(self._load)
+        with suppress(RequestError):  # the engine process has ended: that is seen elsewhere
+            await self._service.look()
 
     def _serve(self) -> None:
         """Answer requests from now on."""

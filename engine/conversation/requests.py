@@ -5,8 +5,9 @@ on from the rows that are there; and what the next one probably begins with is w
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any
@@ -106,8 +107,10 @@ class Requests:
         ids = self._engine.tokenizer.completes(prompt) if isinstance(prompt, str) else list(prompt)
         return Asked(Rows.of(ids), self._format.opens_think(ids))
 
-    def begin(self, asked: Asked, params: SamplingParams, number: int, take: Take) -> Running:
-        """Have the engine answer. Returns at once. `number` is what `take` gets.
+    def begin(
+        self, asked: Asked, params: SamplingParams, number: int, take: Take, client: Hashable = None
+    ) -> Running:
+        """Have the engine answer. Returns at once. `number` is what `take` gets; clients take turns.
 
         Raises EngineError for an empty prompt, ContextFullError when it does not fit.
         """
@@ -118,12 +121,14 @@ class Requests:
 
         (seed,) = seeds(params.seed, number + 1)[number:]
         output = self._engine.output(params, asked.inside_think, asked.think is not False, asked.shown)
-        return self._engine.start(asked.rows.copy(), replace(params, seed=seed), output, None, 0, follow)
+        return self._engine.start(
+            asked.rows.copy(), replace(params, seed=seed), output, None, 0, follow, client
+        )
 
-    def leader(self, asked: Asked, running: Iterable[Running]) -> Running | None:
+    def leader(self, asked: Asked, running: Sequence[Running], client: Hashable = None) -> Running | None:
         """Who of those that run computes a good part of this prompt now: what begins after its first token finds that.
 
-        It may take as long as a step of the engine.
+        Nobody whose turn comes after that of this `client`. It may take as long as a step of the engine.
         """
         others = [one for one in running if not one.first_token and not one.finished.is_set()]
         if not others:
@@ -132,7 +137,11 @@ class Requests:
         size = self._engine.cached_rows(asked.rows) + self._engine.block_size
         if len(keys) <= size:
             return None
-        return next((other for other in others if other.rows.keys[:size] == keys[:size]), None)
+        mine = _count_before(others, client, inf)
+        found = (other for other in others if other.rows.keys[:size] == keys[:size])
+        return next(
+            (other for other in found if _count_before(others, other.client, other.created) <= mine), None
+        )
 
     def over(self, asked: Asked, sequence: Running, text: str, settles: bool = True) -> None:
         """An answer has ended that reads `text` without its thinking; it is known from now on. Returns soon.
@@ -184,6 +193,11 @@ class Requests:
                 Turn(user, known) if known is not None else adopter.adopted(Turn(user, Answer(text)))
             )
         return turns
+
+
+def _count_before(running: Iterable[Running], client: Hashable, created: float) -> int:
+    """How many of a client's there are that came before this time."""
+    return sum(1 for one in running if one.client == client is not None and one.created < created)
 
 
 class _Told(SimpleQueue[TokenEvent | None]):

@@ -88,6 +88,8 @@ class Several:
         self._running: dict[int, _Running] = {}
         self._only: int | None = None
         self._stopped = False
+        self._client = object()
+        """Takes turns with others on the engine, as one."""
 
     def stop(self, but: int | None = None) -> None:
         """End every answer, or all but this one, within one step; what was produced is kept."""
@@ -179,7 +181,7 @@ class Several:
 
         try:
             output = self._engine.output(prompt.params, prompt.inside_think, prompt.thinks)
-            self._engine.start(prompt.rows, prompt.params, output, None, prompt.origin, follow)
+            self._engine.start(prompt.rows, prompt.params, output, None, prompt.origin, follow, self._client)
         except EngineError as error:
             self._running.pop(index, None)
             if self._engine.is_closed:

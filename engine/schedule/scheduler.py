@@ -77,15 +77,15 @@ class Step:
 class Scheduler:
     """People first: idle work runs only while no person waits for anything, in chunks short enough to give way.
 
-    A sequence waits, runs (it holds a block table), is preempted where blocks run out, runs again, and finishes. Who
-    comes first is served first: a person's sequence runs once there is room for all its rows and those before it run,
-    and of a step the rows that decoding leaves go to prompts in the order in which they came. A preempted sequence
-    keeps its place in that order, and is never preempted for a younger one: so the oldest always gets on, and everybody
-    finishes.
+    A sequence waits, runs (it holds a block table), is preempted where blocks run out, runs again, and finishes.
+    Clients take turns, and who comes first is served first: a person's sequence runs once there is room for all its
+    rows and those before it run, and of a step the rows that decoding leaves go to prompts in that order
+    (`Sequence.place`). A preempted sequence keeps its place, and none is preempted for one behind it: so the oldest
+    always gets on, and everybody finishes.
 
     Where blocks run out, idle work ends. A person's sequence first takes what idle work may have too, then preempts
     idle work, then takes what the conversation in use has cached beyond the sequence's own blocks, then preempts the
-    youngest that runs. What a preempted sequence had computed stays as cache, or goes to host memory.
+    last in that order that runs. What a preempted sequence had computed stays as cache, or goes to host memory.
 
     Where there is a decode runner, sequences that decode have a slot of it (`Sequence.joined`). Without one their rows
     are chunks like those of prompts.
@@ -113,6 +113,8 @@ class Scheduler:
     finished: list[Sequence] = field(default_factory=list)
     """Ended by the scheduler itself since the engine last looked."""
     arrivals: Iterator[int] = field(default_factory=count)
+    turn: int = 0
+    """The furthest one that has begun to be computed: who comes now is behind at most one that waits of each client."""
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -132,6 +134,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         sequence.arrival = next(self.arrivals)
+        unfinished = [
+            one.turn for one in (*self.waiting, *self.running) if one.client == sequence.client is not None
+        ]
+        sequence.turn = 1 + max([self.turn, *unfinished])
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason | None, error: Exception | None = None) -> None:
@@ -156,7 +162,7 @@ class Scheduler:
         self._admit(level)
         # Decoding sequences first: a person who reads must not stumble over another's long prompt.
         mine = sorted(
-            (s for s in self.running if s.priority is level), key=lambda s: (not self._decodes(s), s.arrival)
+            (s for s in self.running if s.priority is level), key=lambda s: (not self._decodes(s), s.place)
         )
         step = Step()
         for sequence in mine:
@@ -189,6 +195,8 @@ class Scheduler:
             if not self._reserve(sequence, rows):
                 continue
             step.chunks.append(Chunk(sequence, sequence.computed, rows))
+            if sequence.priority is Priority.PERSON:
+                self.turn = max(self.turn, sequence.turn)
             budget -= rows
 
     def _beside(self, before: list[Chunk], sequence: Sequence, rows: int) -> int:
@@ -260,7 +268,7 @@ class Scheduler:
         )
 
     def _admit(self, level: Priority) -> None:
-        for sequence in [s for s in self.waiting if s.priority is level]:
+        for sequence in sorted((s for s in self.waiting if s.priority is level), key=lambda s: s.place):
             if not self._make_room(sequence):
                 break
             keys = sequence.rows.keys
@@ -326,14 +334,14 @@ class Scheduler:
                 return True
             except OutOfBlocksError:
                 alone = sequence.priority is Priority.IDLE or self.running == [sequence]
-                youngest = max(self.running, key=lambda s: s.arrival)
-                if sequence.unread and (alone or youngest is sequence):
+                last = max(self.running, key=lambda s: s.place)
+                if sequence.unread and (alone or last is sequence):
                     return False  # its newest token is read first
                 if alone:
                     self.finish(sequence, FinishReason.CONTEXT_FULL)
                     return False
-                self.preempt(youngest)
-                if youngest is sequence:
+                self.preempt(last)
+                if last is sequence:
                     return False
             except Exception as error:  # noqa: BLE001 - as above
                 self.finish(sequence, None, error)

@@ -1,6 +1,6 @@
 """One request on its way through the engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from queue import SimpleQueue
@@ -67,7 +67,11 @@ class Sequence:
     sampler: SamplerState | None = None
     status: Status = Status.WAITING
     arrival: int = 0
-    """The scheduler's number of it: who comes first is served first."""
+    """The scheduler's number of it."""
+    client: Hashable = None
+    """Who asks, where one may ask for many at once; None: nobody else asks for this."""
+    turn: int = 0
+    """Clients take turns: the scheduler's number of this one. Of a client each has another."""
     table: BlockTable | None = None
     joined: bool = False
     """It has a slot of the decode runner."""
@@ -109,6 +113,11 @@ class Sequence:
         self.prompt_tokens, self.earlier = len(self.rows), len(self.generated)
         given = self.params.seed if self.params is not None else None
         self.seed = randbits(63) if given is None else given
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Whose is smaller is served first: who has a sooner turn, and of these, who came first."""
+        return self.turn, self.arrival
 
     @property
     def guide(self) -> Guide | ChannelGuide | None:

@@ -171,7 +171,7 @@ class EngineStep:
         if (
             len(joined) == self.decoding.runner.capacity
         ):  # idle work has a slot, or had before a person waited for it
-            self.scheduler.preempt(max(*joined, sequence, key=lambda s: (s.priority, s.arrival)))
+            self.scheduler.preempt(max(*joined, sequence, key=lambda s: (s.priority, s.place)))
         if sequence.status is Status.RUNNING:
             self.decoding.join(sequence, logits)
 

@@ -1,8 +1,11 @@
 """The benchmark of servers on one that says what it is told: its counts are right."""
 
+import argparse
+
 import pytest
 
-from benchmarks.serve import ask, chat, load, percentile
+from benchmarks.peers.serving import Workload
+from benchmarks.serve import Site, ask, chat, load, percentile
 from tests.chatterm.server.fake import FakeService, serving
 
 
@@ -15,8 +18,15 @@ def url():
         yield running.url
 
 
+CHAT = "/v1/chat/completions"
+
+
+def asked(model="tiny"):
+    return {"model": model, "messages": [{"role": "user", "content": "a b c d"}], "max_tokens": 10}
+
+
 async def test_an_answer_is_read(url):
-    answer = await ask(url, "tiny", [{"role": "user", "content": "a b c d"}], 10, 1)
+    answer = await ask(url, CHAT, asked())
     assert (answer.text, answer.tokens) == ("one two three", 4)
     assert (answer.prompt_tokens, answer.cached_tokens) == (4, 2)
     assert answer.first_s > 0
@@ -25,17 +35,25 @@ async def test_an_answer_is_read(url):
 
 async def test_a_refusal_is_no_answer(url):
     with pytest.raises(ValueError, match="model_not_found"):
-        await ask(url, "nothing", [{"role": "user", "content": "a"}], 10, 1)
+        await ask(url, CHAT, asked("nothing"))
 
 
 async def test_many_clients_and_a_chat(url):
-    found = await load(url, "tiny", 3, 2, 10, 10)
+    site = Site("chatterm", url, "tiny")
+    found = await load(site, Workload([[1, 2]] * 6, [4] * 6, 3, 0.6))
     assert (found.clients, found.requests) == (3, 6)
     assert found.tokens_per_s > 0
     assert 0 < found.first_p50_s <= found.first_p99_s
-    turns = await chat(url, "tiny", 2, 10)
+    assert found.token_p50_s > 0
+    turns = await chat(site, 2, 10)
     assert turns[1].prompt_tokens > turns[0].prompt_tokens
     assert all(turn.computed_tokens == turn.prompt_tokens - turn.prompt_tokens // 2 for turn in turns)
+
+
+def test_peers_are_named():
+    assert Site.of("vLLM=http://127.0.0.1:8123/tmp/x") == Site("vLLM", "http://127.0.0.1:8123", "tmp/x", True)
+    with pytest.raises(argparse.ArgumentTypeError):
+        Site.of("http://127.0.0.1:8123")
 
 
 def test_percentiles():

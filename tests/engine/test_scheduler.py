@@ -19,6 +19,11 @@ def prompt(tokens: list[int], priority: Priority = Priority.PERSON, generate: bo
     return Sequence(Rows.of(tokens), priority, SamplingParams() if generate else None)
 
 
+def asked(client: str, first: int, tokens: int = 8) -> Sequence:
+    """A prompt of a client's, whose rows nobody else has."""
+    return Sequence(Rows.of(range(first, first + tokens)), Priority.PERSON, SamplingParams(), client=client)
+
+
 def scheduler(blocks: int = 64, max_chunk: int = 8, idle_chunk: int = 2) -> Scheduler:
     return Scheduler(BlockManager(blocks, 4), max_chunk, idle_chunk)
 
@@ -279,6 +284,107 @@ def test_who_was_preempted_runs_again_once_there_is_room_for_it_and_before_who_c
         assert [chunk.sequence for chunk in play(s).chunks] == [old], "it would be preempted at once"
     s.finish(old, FinishReason.EOS)
     assert play(s).chunks[0].sequence is young
+
+
+def test_one_request_is_not_behind_the_sixty_of_another_client() -> None:
+    s = scheduler(blocks=30, max_chunk=8)
+    sixty = [asked("busy", 100 * i) for i in range(60)]
+    for sequence in sixty:
+        s.add(sequence)
+    for _ in range(20):
+        play(s)
+    began = {sequence for sequence in sixty if sequence.generated}
+    assert 0 < len(s.running) < 60, "there is no room for all"
+    one = asked("other", 10_000)
+    s.add(one)
+    while not one.generated:
+        s.finish(min(s.running, key=lambda sequence: sequence.place), FinishReason.LENGTH)
+        play(s)
+    assert len({sequence for sequence in sixty if sequence.generated} - began) <= 1
+
+
+def test_prompts_of_many_requests_do_not_hold_up_the_one_of_another_client() -> None:
+    s = scheduler(blocks=4000, max_chunk=64)
+    sixty = [asked("busy", 1000 * i, tokens=200) for i in range(60)]
+    for sequence in sixty:
+        s.add(sequence)
+    play(s)
+    assert len(s.running) == 60
+    one = asked("other", 100_000, tokens=200)
+    s.add(one)
+    while not one.generated:
+        play(s)
+    assert [sequence for sequence in sixty if sequence.generated] == sixty[:2]
+
+
+def test_clients_take_turns_and_each_of_them_is_served_in_its_order() -> None:
+    s = scheduler(blocks=4000, max_chunk=8)
+    given = {name: [asked(name, 1000 * at + 100 * i) for i in range(4)] for at, name in enumerate("abc")}
+    for sequence in (one for name in "abc" for one in given[name]):
+        s.add(sequence)
+    served: list[Sequence] = []
+    while len(served) < 12:
+        play(s)
+        for sequence in list(s.running):
+            if sequence.generated:
+                served.append(sequence)
+                s.finish(sequence, FinishReason.LENGTH)
+    assert served == [given[name][i] for i in range(4) for name in "abc"]
+
+
+def test_a_client_with_many_requests_is_not_left_behind_by_new_clients() -> None:
+    s = scheduler(blocks=4000, max_chunk=8)
+    many = [asked("many", 100 * i) for i in range(5)]
+    for sequence in many:
+        s.add(sequence)
+    for number in range(100):
+        s.add(asked(f"new {number}", 10_000 + 100 * number))
+        play(s)
+        for sequence in list(s.running):
+            if sequence.generated:
+                s.finish(sequence, FinishReason.LENGTH)
+    assert all(sequence.status is Status.FINISHED for sequence in many)
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.sampled_from("aabbcd-"), st.integers(1, 50), st.integers(1, 30)), max_size=25),
+    st.lists(st.integers(0, 4), max_size=25),
+    st.integers(25, 60),
+)
+def test_whoever_asks_and_however_often_everybody_finishes_in_turn(
+    jobs: list[tuple[str, int, int]], pauses: list[int], blocks: int
+) -> None:
+    s = scheduler(blocks, max_chunk=8)
+    answers: dict[Sequence, int] = {}
+    for number, (client, tokens, answer) in enumerate(jobs):
+        sequence = asked(client, 1000 * number, tokens)
+        sequence.client = None if client == "-" else client
+        answers[sequence] = answer
+        s.add(sequence)
+        for _ in range(pauses[number] if number < len(pauses) else 0):
+            step_in_turn(s, answers)
+    for _ in range(20_000):
+        if not s.has_work:
+            break
+        step_in_turn(s, answers)
+    assert all(sequence.finish_reason is FinishReason.LENGTH for sequence in answers)
+    assert s.blocks.num_held == 0
+
+
+def step_in_turn(s: Scheduler, answers: dict[Sequence, int]) -> None:
+    """A step; nobody is admitted before one whose turn is sooner, and nobody is preempted for one behind."""
+    before = set(s.running)
+    play(s)
+    waiting = [sequence.place for sequence in s.waiting]
+    began = [sequence.place for sequence in s.running if sequence not in before]
+    assert not began or not waiting or max(began) < min(waiting)
+    lost = [sequence.place for sequence in before if sequence.status is Status.PREEMPTED]
+    assert not lost or all(sequence.place < min(lost) for sequence in s.running)
+    for sequence in list(s.running):
+        if len(sequence.generated) >= answers[sequence]:
+            s.finish(sequence, FinishReason.LENGTH)
+    s.finished.clear()
 
 
 class Load:

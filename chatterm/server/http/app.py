@@ -22,6 +22,7 @@ from chatterm.server.http.ollama.models import SHOW, VERSION, running, shown, ta
 from chatterm.server.http.ollama.requests import load_chat, load_generate, parse_chat, parse_generate
 from chatterm.server.http.openai import chat, completions, responses
 from chatterm.server.http.openai.models import TOKENIZE, model_object, tokenized
+from chatterm.server.http.openapi import document
 from chatterm.server.http.sse import ClientGone
 from chatterm.server.service import RequestError, Service
 
@@ -92,6 +93,9 @@ def _others(site: Site) -> list[Route]:
         given = SHOW.of({"model": body.get("name"), **body})
         return _json(shown(await site.model(given.model)))
 
+    async def openapi(request: Request) -> Response:
+        return Response(document(), media_type="application/json")
+
     async def version(request: Request) -> Response:
         return _json({"version": VERSION})
 
@@ -102,6 +106,7 @@ def _others(site: Site) -> list[Route]:
         "/": root,
         "/health": health,
         "/metrics": metrics,
+        "/openapi.json": openapi,
         "/v1/models": models,
         "/v1/models/{name:path}": one_model,
         "/api/tags": tags,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class Answering:
         """`workers` prepare prompts; `out` is an Out or a Stream."""
         self.waits, self.due = False, 0.0
         self._request = request
+        self._client = request.client or None
         self._host = host
         self._pump = pump
         self._workers = workers
@@ -84,9 +86,14 @@ class Answering:
     def cancel(self) -> None:
         """End it within one step."""
         self._cancelled = True
+        self._end_sequences()
+
+    def _end_sequences(self) -> None:
         for answer in self._answers:
             if answer.sequence is not None:
                 answer.sequence.cancelled = True
+        if self._held is not None and self._held.part(self._begin_now):
+            self._later(self._begin_now)  # it ends at once
 
     def feed(self, body: Raw) -> None:
         raise FrameError("A request takes nothing while it runs.")
@@ -125,12 +132,14 @@ class Answering:
         self._params = params_of(self._held.engine, self._request)
         self._asked = asked_of(self._held, self._request, self._params)
         self._params = bounded(self._request, len(self._asked.rows), self._params)
-        leader = self._held.requests.leader(self._asked, list(self._held.sequences))
+        leader = self._held.requests.leader(self._asked, list(self._held.sequences), self._client)
         if leader is None or not self._held.follow(leader, self._begin_now):
             self._begin(0)
 
     def _begin_now(self) -> None:
         """The prompt that this one begins like is computed. In a thread of its own."""
+        if self._is_over:
+            return
         try:
             self._begin(0)
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
@@ -142,7 +151,9 @@ class Answering:
         assert self._asked is not None
         assert self._params is not None
         answer = self._answers[number]
-        answer.sequence = self._held.requests.begin(self._asked, self._params, number, self._take)
+        answer.sequence = self._held.requests.begin(
+            self._asked, self._params, number, self._take, self._client
+        )
         self._held.sequences.add(answer.sequence)
         if self._cancelled or self._expired:
             answer.sequence.cancelled = True
@@ -198,10 +209,13 @@ class Answering:
 
     def _let_followers_begin(self) -> None:
         """Whether its own client reads or not."""
-        first = self._answers[0].sequence
-        if self._held is not None and first is not None and self._held.followers:
-            for begin in self._held.begun(first):
-                self._workers.submit(begin)
+        if self._held is None or not self._held.followers:
+            return
+        for answer in self._answers:
+            sequence = answer.sequence
+            if sequence is not None and (sequence.first_token or sequence.finished.is_set()):
+                for begin in self._held.begun(sequence):
+                    self._later(begin)
 
     def _say_started(self, number: int) -> None:
         sequence, held = self._answers[number].sequence, self._held
@@ -211,7 +225,7 @@ class Answering:
         if not sequence.finished.is_set() or sequence.generated:
             self._out.item(Started(held.name, stats.prompt_tokens, stats.cached_tokens, held.tool_format))
         if len(self._answers) > 1:
-            self._workers.submit(self._begin_others)
+            self._later(self._begin_others)
 
     def _ended(self, number: int, gathered: "_Gathered | None") -> None:
         answer = self._answers[number]
@@ -252,9 +266,7 @@ class Answering:
 
     def _expire(self) -> None:
         self._expired = True
-        for answer in self._answers:
-            if answer.sequence is not None:
-                answer.sequence.cancelled = True
+        self._end_sequences()
 
     # -- the end
 
@@ -283,6 +295,11 @@ class Answering:
                 self._workers.submit(self._leave, self._held)
             except RuntimeError:  # the process ends
                 self._host.parted(self._held)
+
+    def _later(self, work: Callable[..., None], *arguments: Any) -> None:
+        """In a thread of its own."""
+        with suppress(RuntimeError):  # the process ends
+            self._workers.submit(work, *arguments)
 
     def _leave(self, held: Held) -> None:
         """Have the next turn prewarmed. In a thread of its own."""

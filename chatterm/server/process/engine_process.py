@@ -29,6 +29,7 @@ from chatterm.server.process.answering import Answering
 from chatterm.server.process.connection import ENDING, Connection, Stream
 from chatterm.server.process.host import Held, Host, MeasuredEngines
 from chatterm.server.process.looking import Looking, Tokenize, TokenTexts
+from chatterm.server.process.memory import give_back
 from chatterm.server.process.pump import Pump
 from chatterm.server.process.terminal import Terminal, named
 from chatterm.server.service import Generation
@@ -36,6 +37,8 @@ from chatterm.server.service import Generation
 MOST_CLIENTS = 256
 _LOOK = 1.0
 """Seconds between two looks at what is not used any more."""
+_TIDY = 20.0
+"""Seconds between two times that free memory is given back."""
 _LEAVE = 5.0
 """Seconds that clients get to take the end of their streams when the server ends."""
 
@@ -176,10 +179,15 @@ class EngineProcess:
 
     async def run(self) -> None:
         """Look after what is not used any more, until somebody ends the process."""
+        tidied = time.monotonic()
         while not self.ended.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), _LOOK)
-            await asyncio.to_thread(self.host.unload_unused, time.monotonic())
+            now = time.monotonic()
+            await asyncio.to_thread(self.host.unload_unused, now)
+            if now >= tidied + _TIDY:
+                await asyncio.to_thread(give_back)
+                tidied = now
             if self.ends_unused and self.let_go.is_set() and not self._clients and not self.host.held:
                 self.ended.set()
 

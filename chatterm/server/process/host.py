@@ -68,6 +68,13 @@ class Held:
             self.followers.append((leader, begin))
             return True
 
+    def part(self, begin: Callable[[], None]) -> bool:
+        """Have `begin` not called any more; False where it has been, or never was to be."""
+        with self.lock:
+            before = len(self.followers)
+            self.followers = [waiting for waiting in self.followers if waiting[1] != begin]
+            return len(self.followers) < before
+
     def begun(self, leader: Any) -> list[Callable[[], None]]:
         """What waited for this sequence, which has its first token or is over."""
         with self.lock:

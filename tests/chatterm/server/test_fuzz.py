@@ -1,4 +1,5 @@
-"""Whatever is sent, there is an answer, and it is never a mistake of ours.
+"""Whatever is sent, there is an answer, and it is never a mistake of ours. What is nearly right is made of the document
+that the server has of itself.
 
 CHATTERM_FUZZ=10000 tries so many requests.
 """
@@ -10,7 +11,6 @@ import os
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec import inspect
 
 from chatterm.server.http.app import make_app
 from chatterm.server.http.limits import Limits
@@ -18,6 +18,8 @@ from chatterm.server.http.ollama.models import SHOW
 from chatterm.server.http.ollama.requests import CHAT, GENERATE, OPTIONS
 from chatterm.server.http.openai import chat, completions, responses
 from chatterm.server.http.openai.models import TOKENIZE
+from chatterm.server.http.openapi import document
+from chatterm.server.service import RequestError
 from tests.chatterm.server.fake import FakeService
 
 EXAMPLES = int(os.environ.get("CHATTERM_FUZZ", "60"))
@@ -101,38 +103,56 @@ values = st.recursive(
 )
 
 
-def fitting(kind):
-    """Values of a type of msgspec's: what is wrong with them is not their type."""
-    match kind:
-        case inspect.UnionType(types=types):
-            return st.one_of(*map(fitting, types))
-        case inspect.StructType(fields=fields):
-            required = {field.encode_name: fitting(field.type) for field in fields if field.required}
-            others = {field.encode_name: fitting(field.type) for field in fields if not field.required}
-            return st.fixed_dictionaries(required, optional=others)
-        case inspect.ListType(item_type=item):
-            return st.lists(fitting(item), max_size=3)
-        case inspect.DictType(value_type=value):
-            return st.dictionaries(names, fitting(value), max_size=3)
-        case inspect.LiteralType(values=found):
-            return st.sampled_from(found)
-        case inspect.StrType():
+DOCUMENT = json.loads(document())
+
+
+def schema_of(path):
+    """Of the body of a POST."""
+    body = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return resolved(body)
+
+
+def resolved(schema):
+    while "$ref" in schema:
+        schema = DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def fitting(schema):
+    """Values that the document allows: what is wrong with them is not their type."""
+    schema = resolved(schema)
+    if "anyOf" in schema:
+        return st.one_of(*map(fitting, schema["anyOf"]))
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    match schema.get("type"):
+        case "object":
+            known, required = schema.get("properties", {}), schema.get("required", [])
+            more = schema.get("additionalProperties", True)
+            if not known:
+                return st.dictionaries(names, fitting(more) if isinstance(more, dict) else values, max_size=3)
+            fields = {name: fitting(kind) for name, kind in known.items()}
+            return st.fixed_dictionaries(
+                {name: fields[name] for name in required},
+                optional={name: kind for name, kind in fields.items() if name not in required},
+            )
+        case "array":
+            return st.lists(fitting(schema.get("items", {})), max_size=3)
+        case "string":
             return words
-        case inspect.BoolType():
+        case "boolean":
             return st.booleans()
-        case inspect.IntType():
+        case "integer":
             return st.integers(-2, 30)
-        case inspect.FloatType():
+        case "number":
             return st.floats(-1, 3)
-        case inspect.NoneType():
+        case "null":
             return st.none()
     return values
 
 
 FITTING = {
-    (path, field.encode_name): fitting(field.type)
-    for path, (table, _) in VALID.items()
-    for field in inspect.type_info(table.known).fields
+    (path, name): fitting(kind) for path in VALID for name, kind in schema_of(path)["properties"].items()
 }
 
 
@@ -142,7 +162,9 @@ def requests(draw):
     path = draw(st.sampled_from(sorted(VALID)))
     table, body = VALID[path]
     changed = {}
-    for name in draw(st.lists(st.sampled_from(table.known.__struct_fields__), max_size=4, unique=True)):
+    for name in draw(
+        st.lists(st.sampled_from(sorted(schema_of(path)["properties"])), max_size=4, unique=True)
+    ):
         fits = draw(st.integers(0, 4)) > 0 and (name != "model" or draw(st.booleans()))
         changed[name] = draw(FITTING[path, name] if fits else values)
     if not draw(st.integers(0, 5)):
@@ -162,14 +184,14 @@ def requests(draw):
     return path, text
 
 
-async def call(app, path, body, headers=()):
+async def call(app, path, body, headers=(), method="POST"):
     """The status and the body of the response."""
     sent, status = [], None
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
-        "method": "POST",
+        "method": method,
         "scheme": "http",
         "path": path,
         "raw_path": path.encode(),
@@ -237,3 +259,34 @@ def test_every_field_is_in_one_table_only(path):
     assert not known & harmless
     assert not known & refused
     assert not harmless & refused
+
+
+@pytest.mark.parametrize("path", sorted(VALID))
+def test_the_document_has_the_fields_that_are_taken(path):
+    table, schema = VALID[path][0], schema_of(path)
+    assert set(schema["properties"]) == {*table.known.__struct_fields__, *table.harmless}
+    assert schema["additionalProperties"] is False
+    assert set(schema["required"]) <= set(VALID[path][1])
+
+
+@pytest.mark.parametrize("path", sorted(VALID))
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_what_the_document_allows_has_the_right_shape(path, data):
+    """Values may be refused, types and names may not."""
+    body = {name: value for name, value in data.draw(fitting(schema_of(path))).items() if value is not None}
+    try:
+        VALID[path][0].of(body)
+    except RequestError as error:
+        pytest.fail(f"{error.message} {body}")
+
+
+def test_the_document_has_every_path():
+    app = make_app(FakeService())
+    served = {route.path.replace(":path", ""): route.methods for route in app.routes}
+    told = DOCUMENT["paths"]
+    assert set(told) == set(served)
+    assert all({"POST"} <= served[one] for one in told if "post" in told[one])
+    assert all({"GET"} <= served[one] for one in told if "get" in told[one])
+    status, answer = asyncio.run(call(app, "/openapi.json", b"", method="GET"))
+    assert (status, json.loads(answer)) == (200, DOCUMENT)
