@@ -16,6 +16,9 @@ from engine.conversation.turns import Answer
 MOST_TOKENS = 4_000_000
 """Of all answers that are remembered; the ones used longest ago are forgotten."""
 
+Calls = Sequence[tuple[str, Any]]
+"""Names of functions, and their arguments as JSON says them."""
+
 
 class Place:
     """Everything that stands before an answer: what was said, and the ids that earlier answers had."""
@@ -33,10 +36,16 @@ class Place:
         """An answer with these ids."""
         self._put(b"i", b"".join(id.to_bytes(4, "little") for id in ids))
 
-    def key(self, text: str) -> bytes:
-        """The name of an answer that stands here and reads so."""
+    def key(self, text: str, calls: Calls = ()) -> bytes:
+        """The name of an answer that stands here, reads so and calls these functions with these arguments.
+
+        Arguments are what JSON says, however it is written.
+        """
         named = self._hash.copy()
-        named.update(b"a" + text.encode("utf-8", "surrogatepass"))
+        named.update(b"a" + (text.strip() if calls else text).encode("utf-8", "surrogatepass"))
+        if calls:
+            made = [[name, _plain(arguments)] for name, arguments in calls]
+            named.update(b"\0c" + dumps(made, sort_keys=True).encode())
         return named.digest()
 
     def copy(self) -> "Place":
@@ -74,6 +83,15 @@ class Recall:
             if (answer := self._answers.get(key)) is not None:
                 self._answers.move_to_end(key)
             return answer
+
+
+def _plain(value: Any) -> Any:
+    """A value of JSON without what writing it anew may change: 1.0 is 1."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _weight(answer: Answer) -> int:

@@ -6,7 +6,7 @@ on from the rows that are there; and what the next one probably begins with is w
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Lock
 from typing import Any
@@ -15,8 +15,8 @@ from engine.cache.rows import Rows
 from engine.conversation.adopt import Adopter
 from engine.conversation.history import History
 from engine.conversation.prompt import PromptFormat
-from engine.conversation.recall import Place, Recall
-from engine.conversation.rendered import rendered
+from engine.conversation.recall import Calls, Place, Recall
+from engine.conversation.rendered import Rendering
 from engine.conversation.turns import Answer, Turn, ended
 from engine.core import EngineCore
 from engine.errors import EngineError, check_room
@@ -48,6 +48,11 @@ class Asked:
     think: bool | None = None
     shown: frozenset[int] = frozenset()
     """Special tokens that are text in the answer."""
+    rendering: Rendering | None = None
+    """How the prompt was made of `messages`, where it is no plain dialogue."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+    """Those of `messages` of which the ids are known."""
 
 
 class Requests:
@@ -82,9 +87,7 @@ class Requests:
         place = Place(tools=tools, names=names)
         answers: dict[int, Answer] = {}
         for index, message in enumerate(messages):
-            found = None
-            if message["role"] == "assistant" and not message.get("tool_calls"):
-                found = self._recall.find(place.key(message["content"]))
+            found = self._recalled(place, message) if message["role"] == "assistant" else None
             if found is not None:
                 answers[index] = found
                 place.add_ids(found.content_ids)
@@ -96,10 +99,24 @@ class Requests:
             rows = History(self._engine, self._format, system, "exact").prompt(turns, text, think)
             inside = self._format.inside[think]
             return Asked(rows, inside, place, system, tuple(turns), text, think, shown)
-        tokenizer = self._engine.tokenizer
-        ids = rendered(tokenizer, messages, answers, think=think, tools=tools, names=names)
-        inside = self._format.opens_think(ids)
-        return Asked(Rows.of(ids), inside, place, think=think, shown=shown)
+        rendering = Rendering(self._engine.tokenizer, think, tools, names)
+        ids = rendering.prompt(messages, answers)
+        return Asked(
+            Rows.of(ids),
+            self._format.opens_think(ids),
+            place,
+            think=think,
+            shown=shown,
+            rendering=rendering,
+            messages=tuple(messages),
+            answers=answers,
+        )
+
+    def _recalled(self, place: Place, message: Mapping[str, Any]) -> Answer | None:
+        """The answer that a client sends back, unless it has changed what the model thought."""
+        answer = self._recall.find(place.key(message["content"], _calls(message)))
+        thought = message.get("reasoning_content", "").strip()
+        return answer if answer is None or not thought or thought == answer.reasoning.strip() else None
 
     def completes(self, prompt: str | Sequence[int]) -> Asked:
         """The prompt that is this text, in which control tokens count as such, or these ids. Raises ModelError."""
@@ -134,22 +151,42 @@ class Requests:
             return None
         return next((other for other in others if other.rows.keys[:size] == keys[:size]), None)
 
-    def over(self, asked: Asked, sequence: Running, text: str, settles: bool = True) -> None:
-        """An answer has ended that reads `text` without its thinking; it is known from now on. Returns soon.
+    def over(
+        self, asked: Asked, sequence: Running, said: Answer, calls: Calls = (), settles: bool = True
+    ) -> None:
+        """An answer has ended, of which `said` has the texts, without its `calls`; it is known from now on.
 
-        With `settles`, what the next message is sent with is warmed in idle time.
+        Returns soon. With `settles`, what the next message is sent with is warmed in idle time.
         """
         if asked.place is None or sequence.error is not None or not sequence.generated:
             return
-        answer = ended(Answer(text), sequence, sequence.stats())
+        text = said.text
+        answer = ended(replace(said), sequence, sequence.stats())
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
-        answer.text = text
-        answer.shown = self._format.answer_span(answer.token_ids, text, start)
-        self._recall.note(asked.place.key(text), answer)
-        if settles and asked.text is not None:
+        answer.text, answer.reasoning = text, said.reasoning
+        if calls:
+            answer.shown = self._call_span(answer.token_ids, start)
+        else:
+            answer.shown = self._format.answer_span(answer.token_ids, text, start)
+        self._recall.note(asked.place.key(text, calls), answer)
+        if not settles:
+            return
+        if (rendering := asked.rendering) is not None:
+            messages = [*asked.messages, _message(text, calls)]
+            ids = rendering.before_next(messages, {**asked.answers, len(asked.messages): answer})
+            self._settle(Rows.of(ids))
+        elif asked.text is not None:
             turn = Turn(asked.text, answer, self._format.openings[asked.think])
             history = History(self._engine, self._format, asked.system, "exact")
             self._settle(history.rows([*asked.turns, turn]))
+
+    def _call_span(self, ids: Sequence[int], start: int) -> tuple[int, int]:
+        """What of an answer with calls the history shows: not the blanks after its thinking, nor what ends it."""
+        tokenizer = self._engine.tokenizer
+        end = len(ids) - (ids[-1] in tokenizer.stop_ids)
+        while 0 < start < end and tokenizer.token_bytes(ids[start]).isspace():
+            start += 1
+        return start, end
 
     def _settle(self, rows: Rows) -> None:
         if len(rows) > self._engine.context_length:
@@ -194,6 +231,22 @@ class _Told(SimpleQueue[TokenEvent | None]):
 
     def put(self, item: TokenEvent | None, block: bool = True, timeout: float | None = None) -> None:
         self._take(self._number, item)
+
+
+def _calls(message: Mapping[str, Any]) -> Calls:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return [(function["name"], function["arguments"]) for function in functions]
+
+
+def _message(text: str, calls: Calls) -> Mapping[str, Any]:
+    """An answer as templates know it."""
+    if not calls:
+        return {"role": "assistant", "content": text}
+    made = [
+        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": made}
 
 
 def _dialogue(

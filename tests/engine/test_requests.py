@@ -71,7 +71,7 @@ def test_what_was_sampled_stands_for_what_is_sent_back(tmp_path: Path, before: l
         engine.scripted.script = say(engine, "hm", "Odd")
         sequence = requests.begin(asked, params, 0, lambda number, event: None)
         sequence.finished.wait()
-        requests.over(asked, sequence, "Odd")
+        requests.over(asked, sequence, Answer("Odd"))
         (known,) = requests._recall._answers.values()
         known.token_ids[known.shown[0]] = engine.tokenizer.encode("0")[
             0

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -15,6 +15,7 @@ from chatterm.channel.frames import FrameError
 from chatterm.server.process.host import Held, Host
 from chatterm.server.process.pump import Pump
 from chatterm.server.process.requested import asked_of, bounded, params_of
+from chatterm.server.process.tools import said_by
 from chatterm.server.service import (
     Delta,
     Ended,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from engine.schedule.sequence import Sequence
     from models.text.tokenizer import Tokenizer
 
+_LEAVING_S = 1.0
+"""How long a prompt waits at most for answers before it to be known; it takes milliseconds."""
+
 
 class Out:
     """Where pieces go. Its methods are called on the event loop's thread."""
@@ -52,7 +56,12 @@ class _Answer:
     sequence: "Sequence | None" = None
     text: list[str] = field(default_factory=list)
     """Of the answer without its thinking."""
+    thinking: list[str] = field(default_factory=list)
     is_over: bool = False
+
+    def of(self, kind: Kind) -> list[str]:
+        """Its text of this kind."""
+        return self.text if kind == "answer" else self.thinking
 
 
 class Answering:
@@ -121,6 +130,7 @@ class Answering:
     def _prepare(self) -> None:
         """Make the prompt and begin with the first answer. In a thread of its own."""
         assert self._held is not None
+        wait(list(self._held.leaving), _LEAVING_S)  # this may be the next message to one of them
         self._params = params_of(self._held.engine, self._request)
         self._asked = asked_of(self._held, self._request, self._params)
         self._params = bounded(self._request, len(self._asked.rows), self._params)
@@ -188,8 +198,7 @@ class Answering:
                 gathered = deltas[number] = _Gathered(event.kind)
             assert self._held is not None
             gathered.add(event, self._held.engine.tokenizer)
-            if event.kind == "answer":
-                self._answers[number].text.append(event.text)
+            self._answers[number].of(event.kind).append(event.text)
         for number, gathered in deltas.items():
             self._out.item(gathered.delta(number))
         if all(answer.is_over for answer in self._answers):
@@ -229,8 +238,7 @@ class Answering:
                 gathered = None
             gathered = gathered or _Gathered(kind)
             gathered.text.append(sequence.tail)
-            if kind == "answer":
-                answer.text.append(sequence.tail)
+            answer.of(kind).append(sequence.tail)
         if gathered is not None:
             self._out.item(gathered.delta(number))
         stats = sequence.stats()
@@ -269,22 +277,28 @@ class Answering:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
+        if (held := self._held) is not None:
+            with suppress(RuntimeError):  # the process ends
+                leaving = self._workers.submit(self._leave, held)
+                held.leaving.add(leaving)
+                leaving.add_done_callback(held.leaving.discard)
         if self._problem is not None:
             self._out.failed(request_error(self._problem, self._has_begun))
         else:
             self._out.done()
-        if self._held is not None:
-            with suppress(RuntimeError):  # the process ends
-                self._workers.submit(self._leave, self._held)
 
     def _leave(self, held: Held) -> None:
         """Have the next turn prewarmed, and use the model no more. In a thread of its own."""
+        from engine.conversation.turns import Answer  # with torch, which the model has loaded
+
         try:
             for answer in self._answers:
                 if self._asked is not None and answer.sequence is not None:
                     settles = answer is self._answers[0] and not self._cancelled
+                    text, calls = said_by("".join(answer.text), held.tool_format, self._request.tools)
+                    said = Answer(text, "".join(answer.thinking))
                     with suppress(EngineError, ModelError):
-                        held.requests.over(self._asked, answer.sequence, "".join(answer.text), settles)
+                        held.requests.over(self._asked, answer.sequence, said, calls, settles)
                 held.sequences.discard(answer.sequence)
         finally:
             self._host.give_back(held)

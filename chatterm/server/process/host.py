@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ class Held:
     """On the monotonic clock; of no use while somebody uses it."""
     sequences: set[Any] = field(default_factory=set)
     """What runs for requests now."""
+    leaving: set[Future[None]] = field(default_factory=set)
+    """Requests that are over, and whose answers are about to be known for the next prompt."""
     followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
     """What begins once a sequence has its first token: it needs what that computes."""
     lock: Any = field(default_factory=threading.Lock)

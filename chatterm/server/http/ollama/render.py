@@ -9,8 +9,8 @@ import msgspec
 
 from chatterm.server.http.answers import AnswerState, MadeCall, Part, Thought, Totals
 from chatterm.server.http.sse import line
-from chatterm.server.http.tool_calls import CallEnded, Text
 from chatterm.server.service import RequestError
+from chatterm.server.tool_calls import CallEnded, Text
 
 
 def stamp() -> str:

@@ -43,8 +43,8 @@ from chatterm.server.http.openai.common import (
     with_tools,
 )
 from chatterm.server.http.sse import DONE, event
-from chatterm.server.http.tool_calls import CallArguments, CallBegan, Text
 from chatterm.server.service import Generation, Logprob, RequestError, ServedModel, TokenLogprob
+from chatterm.server.tool_calls import CallArguments, CallBegan, Text
 
 encode = msgspec.json.encode
 

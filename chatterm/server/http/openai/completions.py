@@ -28,8 +28,8 @@ from chatterm.server.http.openai.common import (
     usage_of,
 )
 from chatterm.server.http.sse import DONE, event
-from chatterm.server.http.tool_calls import Text
 from chatterm.server.service import Generation, Logprob, RequestError, ServedModel
+from chatterm.server.tool_calls import Text
 
 Prompt = str | list[str] | list[int] | list[list[int]]
 
