@@ -127,3 +127,95 @@ def test_a_loop_computes_only_results_and_glue(site: Site, format: Format) -> No
         if format.name != "mistral":  # it writes the tools before the last question
             assert computed(found) <= len("And tomorrow?") + glue
         site.served.engine.check()
+
+
+CITIES = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Köln"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+STRICT: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": CITIES, "strict": True}}
+    for name in ("weather", "map")
+]
+
+
+@pytest.mark.parametrize("choice", ["required", "map"])
+def test_a_call_that_has_to_be_made_is_made(site: Site, format: Format, choice: str) -> None:
+    named: Any = {"type": "function", "function": {"name": choice}}
+    with site.client as client:
+        found = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Say hello."}],
+            tools=STRICT,
+            tool_choice=named if choice == "map" else choice,
+            parallel_tool_calls=False,
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},  # it would think for ever
+            max_completion_tokens=300,
+        )
+    (made,) = found.choices
+    assert (made.finish_reason, made.message.content) == ("tool_calls", None)
+    (call,) = made.message.tool_calls
+    assert call.function.name in (("weather", "map") if choice == "required" else ("map",))
+    assert json.loads(call.function.arguments)["city"] in CITIES["properties"]["city"]["enum"]
+
+
+@pytest.mark.parametrize("format", FORMATS[-1:], ids=["harmony"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_in_channels_the_model_decides_and_its_arguments_fit(
+    site: Site, format: Format, streams: bool
+) -> None:
+    asks: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Hm?"}],
+        "tools": STRICT,
+    }
+    # What a grammar forces is not drawn, so it is not in the script.
+    thought = "<|channel|>analysis<|message|>to=functions.map, maybe<|end|>"
+    with site.client as client:
+        says(site, f"{thought}<|channel|>c")
+        if streams:
+            with client.chat.completions.stream(**asks) as stream:
+                events = list(stream)
+                found = stream.get_final_completion()
+            deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+            assert len(deltas) > 1
+        else:
+            found = client.chat.completions.create(**asks)
+        (call,) = found.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments)["city"] in CITIES["properties"]["city"]["enum"]
+        says(site, f"{thought}<|channel|>fNo <call>.<|return|>")
+        found = client.chat.completions.create(**asks)
+        assert found.choices[0].message.content == "No <call>."
+        assert found.choices[0].finish_reason == "stop"
+        assert found.choices[0].message.reasoning_content == "to=functions.map, maybe"
+        says(site, format.called("map", '{"city": "Rome"}', "hm"))
+        found = client.chat.completions.create(**{**asks, "tool_choice": "none"})
+        assert not found.choices[0].message.tool_calls
+
+
+@pytest.mark.parametrize("format", [FORMATS[1], FORMATS[3]], ids=lambda format: format.name)
+def test_several_calls_of_another_model_are_told_one_by_one(site: Site, format: Format) -> None:
+    """Templates that know one call a message get each with its result behind it."""
+    prompts = prompts_of(site)
+    calls = [
+        {
+            "id": f"call_{name}",
+            "type": "function",
+            "function": {"name": name, "arguments": f'{{"city": "{name}"}}'},
+        }
+        for name in ("weather", "map")
+    ]
+    messages: list[Any] = [
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": "Two things.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_map", "content": "a map <|im_end|>"},
+        {"role": "tool", "tool_call_id": "call_weather", "content": "the weather"},
+    ]
+    says(site, format.answered("Fine."))
+    with site.client as client:
+        client.chat.completions.create(model="tiny", messages=messages, tools=STRICT)
+    (prompt,) = prompts
+    where = [prompt.index(text) for text in ('"weather"}', "the weather", '"map"}', "a map <|im_end|>")]
+    assert where == sorted(where)
