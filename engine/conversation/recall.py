@@ -11,7 +11,7 @@ from json import dumps
 from threading import Lock
 from typing import Any
 
-from engine.conversation.turns import Answer
+from engine.conversation.turns import Turn
 
 MOST_TOKENS = 4_000_000
 """Of all answers that are remembered; the ones used longest ago are forgotten."""
@@ -64,25 +64,25 @@ class Recall:
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most = most_tokens
         self._held = 0
-        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
+        self._turns: OrderedDict[bytes, Turn] = OrderedDict()
         self._lock = Lock()
 
-    def note(self, key: bytes, answer: Answer) -> None:
+    def note(self, key: bytes, turn: Turn) -> None:
         """Remember a finished answer."""
         with self._lock:
-            if (before := self._answers.pop(key, None)) is not None:
+            if (before := self._turns.pop(key, None)) is not None:
                 self._held -= _weight(before)
-            self._answers[key] = answer
-            self._held += _weight(answer)
+            self._turns[key] = turn
+            self._held += _weight(turn)
             while self._held > self._most:
-                self._held -= _weight(self._answers.popitem(last=False)[1])
+                self._held -= _weight(self._turns.popitem(last=False)[1])
 
-    def find(self, key: bytes) -> Answer | None:
-        """The answer that was noted under this name last."""
+    def find(self, key: bytes) -> Turn | None:
+        """The turn whose answer was noted under this name last."""
         with self._lock:
-            if (answer := self._answers.get(key)) is not None:
-                self._answers.move_to_end(key)
-            return answer
+            if (turn := self._turns.get(key)) is not None:
+                self._turns.move_to_end(key)
+            return turn
 
 
 def _plain(value: Any) -> Any:
@@ -94,6 +94,6 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _weight(answer: Answer) -> int:
+def _weight(turn: Turn) -> int:
     """What it counts for: a short one takes memory, too."""
-    return len(answer.token_ids) + 64
+    return len(turn.answer.token_ids) + 64

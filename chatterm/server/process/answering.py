@@ -138,10 +138,10 @@ class Answering:
         if leader is None or not self._held.follow(leader, self._begin_now):
             self._begin(0)
 
-    def _begin_now(self) -> None:
-        """The prompt that this one begins like is computed. In a thread of its own."""
+    def _begin_now(self, number: int = 0) -> None:
+        """Nothing stands in its way any more. In a thread of its own."""
         try:
-            self._begin(0)
+            self._begin(number)
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
             self._loop.call_soon_threadsafe(self.fail, error)
 
@@ -223,9 +223,11 @@ class Answering:
 
     def _ended(self, number: int, gathered: "_Gathered | None") -> None:
         answer = self._answers[number]
-        answer.is_over = True
         sequence = answer.sequence
         error = self._problem if sequence is None else sequence.error
+        if error is not None and sequence is not None and self._tries_again(number, sequence):
+            return
+        answer.is_over = True
         if error is not None:
             self._problem = error
             self.cancel()
@@ -256,6 +258,22 @@ class Answering:
             decode_s=stats.decode_s,
         )
         self._out.item(Ended(number, reason.value, usage))
+
+    def _tries_again(self, number: int, sequence: "Sequence") -> bool:
+        """Whether it begins anew, without masked rows: those were evicted before its first token."""
+        held, asked = self._held, self._asked
+        if held is None or asked is None or not sequence.rows.masked_until or sequence.generated:
+            return False
+        held.sequences.discard(sequence)
+        self._answers[number].sequence = None
+        self._has_begun = self._has_begun and number > 0
+
+        def begin() -> None:
+            self._asked = held.requests.exactly(asked)
+            self._begin_now(number)
+
+        self._workers.submit(begin)
+        return True
 
     def _expire(self) -> None:
         self._expired = True

@@ -178,7 +178,7 @@ class Host:
                 raise
             engine = self.engines.load(name, files, self.options, on_progress)  # there is more room now
         try:
-            requests = Requests(engine)
+            requests = Requests(engine, think_cache=self.options.think_cache)
         except BaseException:
             self.engines.close(engine)
             raise

@@ -124,9 +124,15 @@ def served(runtime: Path, checkpoint: Path) -> Iterator[Served]:
 class serving:
     """A server in a thread."""
 
-    def __init__(self, checkpoint: Path, keep_alive_s: float | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        keep_alive_s: float | None = None,
+        chat: ChatOptions | None = None,
+        **options: Any,
+    ) -> None:
         self._tinies = Tinies(checkpoint, options=options)
-        self._process = ProcessOptions(ChatOptions(), keep_alive_s)
+        self._process = ProcessOptions(chat or ChatOptions(), keep_alive_s)
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Served:
