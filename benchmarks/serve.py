@@ -1,7 +1,8 @@
 """A server under load, and the turns of a chat through it: chatterm, vLLM, or whatever else speaks OpenAI's API.
 
     chatterm serve smollm2 --port 8642 &
-    python -m benchmarks.serve --url http://127.0.0.1:8642 --model smollm2 [--clients 1,8,64] [--turns 20] [--json FILE]
+    python -m benchmarks.serve --url http://127.0.0.1:8642 --model smollm2 [--clients 1,8,64] [--turns 20]
+        [--thinking-model qwen3-0.6b] [--json FILE]
 
 Every client sends one request after the other, each with a prompt of its own, and reads the stream. tokens/s are the
 tokens of all answers (as the server counts them) over the time from the first request to the last token. The first
@@ -9,7 +10,8 @@ token is timed from the moment the request is sent, the gaps between the events 
 with asyncio and hardly looks at what it reads, so that it does not measure itself.
 
 The chat is one of so many turns by a client without a memory, which sends everything back each time; "computed" are the
-prompt tokens of a turn that were not in the cache.
+prompt tokens of a turn that were not in the cache. A model that thinks has a chat of its own, whose client sends no
+thinking back.
 """
 
 import argparse
@@ -39,6 +41,7 @@ class Answer:
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Turn:
     prompt_tokens: int
     computed_tokens: int
     first_s: float
+    thinking_tokens: int = 0
 
 
 async def ask(url: str, model: str, messages: list[dict[str, str]], tokens: int, seed: int) -> Answer:
@@ -117,6 +121,8 @@ def _read(answer: Answer, events: Sequence[bytes]) -> None:
             answer.text += choice["delta"].get("content") or ""
         if (usage := event.get("usage")) is not None:
             answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+            details = usage.get("completion_tokens_details") or {}
+            answer.thinking_tokens = details.get("reasoning_tokens") or 0
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
@@ -157,7 +163,7 @@ async def chat(url: str, model: str, turns: int, tokens: int) -> list[Turn]:
         answer = await ask(url, model, messages, tokens, number)
         messages.append({"role": "assistant", "content": answer.text})
         computed = answer.prompt_tokens - answer.cached_tokens
-        found.append(Turn(number, answer.prompt_tokens, computed, answer.first_s))
+        found.append(Turn(number, answer.prompt_tokens, computed, answer.first_s, answer.thinking_tokens))
         await asyncio.sleep(0.5)
     return found
 
@@ -172,7 +178,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that was asked for, printed as it comes."""
     url, model = arguments.url.rstrip("/"), arguments.model
     await load(url, model, 1, 1, arguments.words, arguments.tokens)
-    loads, turns = [], list[Turn]()
+    loads, chats = [], dict[str, list[Turn]]()
     for clients in arguments.clients:
         found = await load(url, model, clients, arguments.requests, arguments.words, arguments.tokens)
         loads.append(found)
@@ -182,14 +188,30 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             f" {found.gap_p50_s * 1e3:6.1f} ms (p99 {found.gap_p99_s * 1e3:6.1f})",
             flush=True,
         )
-    if arguments.turns:
-        turns = await chat(url, model, arguments.turns, arguments.tokens)
-        last, later = turns[-1], turns[len(turns) // 2 :]
-        print(
-            f"turn {last.number} of a chat: {last.prompt_tokens:,} prompt tokens, {last.computed_tokens} computed,"
-            f" first token {statistics.median(turn.first_s for turn in later) * 1e3:.0f} ms (median of the later half)"
-        )
-    return {"url": url, "model": model, "load": list(map(asdict, loads)), "chat": list(map(asdict, turns))}
+    asked = [(model, arguments.tokens)]
+    if arguments.thinking_model is not None:
+        asked.append((arguments.thinking_model, arguments.thinking_tokens))
+    for name, tokens in asked if arguments.turns else ():
+        chats[name] = turns = await chat(url, name, arguments.turns, tokens)
+        print(told(name, turns))
+    return {
+        "url": url,
+        "model": model,
+        "load": list(map(asdict, loads)),
+        "chats": {name: list(map(asdict, turns)) for name, turns in chats.items()},
+    }
+
+
+def told(model: str, turns: Sequence[Turn]) -> str:
+    """A chat in one line."""
+    last, later = turns[-1], turns[len(turns) // 2 :]
+    thought = sum(turn.thinking_tokens for turn in turns)
+    return (
+        f"turn {last.number} of a chat with {model}: {last.prompt_tokens:,} prompt tokens, {last.computed_tokens}"
+        f" computed ({max(turn.computed_tokens for turn in turns[1:] or turns)} at most from turn 2 on), first token"
+        f" {statistics.median(turn.first_s for turn in later) * 1e3:.0f} ms (median of the later half);"
+        f" {thought:,} tokens of thinking in all"
+    )
 
 
 def main() -> None:
@@ -204,6 +226,8 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=100, help="of a prompt at most")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer at most")
     parser.add_argument("--turns", type=int, default=20, help="of the chat; 0: none")
+    parser.add_argument("--thinking-model", help="one that thinks, for a chat of its own")
+    parser.add_argument("--thinking-tokens", type=int, default=1024, help="of an answer of it at most")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     found = asyncio.run(measure(arguments))

@@ -307,7 +307,10 @@ def _dialogue(
     roles = [message["role"] for message in rest]
     if roles != ["user", "assistant"] * (len(rest) // 2) + ["user"]:
         return None
-    if any(message.get("tool_calls") or not message["content"].strip() for message in rest):
+    # An answer that was cut off in its thinking is empty, too.
+    if any(message.get("tool_calls") for message in rest) or not all(
+        message["content"].strip() for message in rest[::2]
+    ):
         return None
     texts = [message["content"] for message in rest]
     return system, list(zip(texts[:-1:2], texts[1::2], strict=True)), texts[-1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.serve import ask, chat, load, percentile
+from benchmarks.serve import ask, chat, load, percentile, told
 from tests.chatterm.server.fake import FakeService, serving
 
 
@@ -36,6 +36,10 @@ async def test_many_clients_and_a_chat(url):
     turns = await chat(url, "tiny", 2, 10)
     assert turns[1].prompt_tokens > turns[0].prompt_tokens
     assert all(turn.computed_tokens == turn.prompt_tokens - turn.prompt_tokens // 2 for turn in turns)
+    line = told("tiny", turns)
+    assert line.startswith(f"turn 2 of a chat with tiny: {turns[1].prompt_tokens} prompt tokens,")
+    assert f" {turns[1].computed_tokens} computed ({turns[1].computed_tokens} at most" in line
+    assert line.endswith(f"{sum(turn.thinking_tokens for turn in turns)} tokens of thinking in all")
 
 
 def test_percentiles():
