@@ -19,6 +19,7 @@ KINDS = {
     "marked": lambda: tiny_tokenizer(markers=THINK_MARKERS[1]),
     "harmony": harmony_tokenizer,
 }
+ANSWERS = ["yes, as far as I can tell from here", "perhaps\n\nnot, who knows what it is"]
 GLUE = 30
 """Tokens that a template writes around a message at most; fewer than an answer has."""
 
@@ -36,7 +37,10 @@ def test_a_client_without_a_memory_is_served_as_a_chat_is(
     tmp_path: Path, kind: str, think_cache: ThinkCache, seed: int
 ) -> None:
     tokenizer, random = KINDS[kind](), Random(seed)
-    with tiny_engine(tmp_path, CONFIG, tokenizer) as engine, tiny_engine(tmp_path, CONFIG, tokenizer) as other:
+    with (
+        tiny_engine(tmp_path, CONFIG, tokenizer) as engine,
+        tiny_engine(tmp_path, CONFIG, tokenizer) as other,
+    ):
         requests, chat = Requests(engine, think_cache=think_cache), other.chat(think_cache=think_cache)
         messages: list[dict[str, Any]] = []
         bounded = 0
@@ -51,7 +55,12 @@ def test_a_client_without_a_memory_is_served_as_a_chat_is(
                 goes_on = False
             think = random.choice([None, None, False])
             thought = None if think is False else random.choice([None, "so be it", "hm " * 5])
-            text, answer = f"message {number}", random.choice(["yes, as far as I can tell from here", "perhaps\n\nnot, who knows what it is"])
+            text, answer = (
+                f"message {number}",
+                random.choice(
+                    ["yes, as far as I can tell from here", "perhaps\n\nnot, who knows what it is"]
+                ),
+            )
             chat.think = "auto" if think is None else "off"
             other.scripted.script = script(other, thought, answer, think)
             other.scripted.logits_seen.clear()

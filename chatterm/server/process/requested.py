@@ -30,6 +30,10 @@ def params_of(engine: "Engine", request: Generation) -> SamplingParams:
             raise _wrong(name, f"{name} is not supported here; leave it out.")
     if "stop" in given:
         given["stop"] = tuple(given["stop"] or ())
+    unknown = next((id for id in given.get("logit_bias") or () if id >= engine.vocab_size), None)
+    if unknown is not None:
+        known = f"this model knows tokens 0 to {engine.vocab_size - 1}"
+        raise _wrong("logit_bias", f"logit_bias names token {unknown}; {known}.")
     if request.constraint is not None:
         given["constraint"] = _constraint(engine.tokenizer, request.constraint)
     limit = {} if engine.tokenizer.has_chat_template or "max_tokens" in given else {"max_tokens": _COMPLETION}
