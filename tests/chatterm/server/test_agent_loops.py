@@ -219,3 +219,38 @@ def test_several_calls_of_another_model_are_told_one_by_one(site: Site, format: 
     (prompt,) = prompts
     where = [prompt.index(text) for text in ('"weather"}', "the weather", '"map"}', "a map <|im_end|>")]
     assert where == sorted(where)
+
+
+@pytest.mark.parametrize("format", FORMATS[:1], ids=["hermes"])
+def test_without_thinking_the_history_is_settled_between_call_and_result(site: Site, format: Format) -> None:
+    """The template opens an empty think span for an answer, and leaves it out of the history."""
+    asks: dict[str, Any] = {"model": "tiny", "tools": TOOLS}
+    asks["extra_body"] = {"chat_template_kwargs": {"enable_thinking": False}}
+    messages: list[Any] = [{"role": "user", "content": "What is it like outside?"}]
+    with site.client as client:
+        says(site, format.called("weather", GIVEN))
+        found = client.chat.completions.create(messages=messages, **asks)
+        (call,) = found.choices[0].message.tool_calls
+        messages.append(as_clients_write(found.choices[0].message))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": RESULT})
+        settle(site)
+        says(site, format.answered("It rains."))
+        usage = client.chat.completions.create(messages=messages, **asks).usage
+    new = "<|im_end|>\n<|im_start|>user\n<tool_response>\n\n</tool_response>assistant<think></think>"
+    assert usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens <= len(RESULT) + len(new)
+    assert len(format.called("weather", GIVEN)) > len(new)
+
+
+@pytest.mark.parametrize("format", [FORMATS[0], FORMATS[3]], ids=lambda format: format.name)
+def test_items_of_responses_are_found_too(site: Site, format: Format) -> None:
+    tools: Any = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+    given: list[Any] = [{"role": "user", "content": "What is it like outside?"}]
+    with site.client as client:
+        says(site, format.called("weather", GIVEN, "I have to look for that, and it takes a while."))
+        found = client.responses.create(model="tiny", input=given, tools=tools)
+        (call,) = [item for item in found.output if item.type == "function_call"]
+        given += [item.model_dump(exclude_none=True) for item in found.output]
+        given.append({"type": "function_call_output", "call_id": call.call_id, "output": RESULT})
+        says(site, format.answered("It rains."))
+        usage = client.responses.create(model="tiny", input=given, tools=tools).usage
+    assert usage.input_tokens - usage.input_tokens_details.cached_tokens <= len(RESULT) + 90
