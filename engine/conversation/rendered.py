@@ -138,7 +138,7 @@ class Rendering:
                 continue
             for last in range(first + 1, len(glue)):
                 cuts = [cut for end in ends if end and (cut := glue[last].find(end)) >= 0]
-                if cuts or slots.owners[shown[last]] != index:
+                if cuts or last == len(shown) or slots.owners[shown[last]] != index:
                     break
             thought = any(slot in slots.thoughts for slot in shown[first:last])
             ids = answer.token_ids[: answer.shown[1]] if thought else answer.content_ids

@@ -11,6 +11,8 @@ from engine.conversation.rendered import Rendering
 from engine.conversation.turns import Answer
 from models.text.tokenizer import Tokenizer
 from tests.chatterm.server.agent_formats import FORMATS, Format
+from tests.chatterm.server.agent_formats import LLAMA3 as LLAMA3_TEMPLATE
+from tests.engine.tiny import tiny_tokenizer
 
 FEW = int(os.environ.get("CHATTERM_FUZZ", "40"))
 """CHATTERM_FUZZ=5000 tries so many."""
@@ -82,6 +84,23 @@ def test_known_ids_are_where_the_template_writes_them(format: Format) -> None:
     tokenizer.close()
     assert shown > 0 or not format.thinks
     assert thoughts > shown or not format.thinks  # of earlier questions it is left out
+
+
+def test_an_answer_whose_end_is_not_written_is_tokenised() -> None:
+    """What ends it has to be found, or nobody knows how far its ids go."""
+    tokenizer = tiny_tokenizer(LLAMA3_TEMPLATE.replace("<|im_end|>", "\\n"))
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": ""},
+    ]
+    answer = Answer("", token_ids=[33] * 5, shown=(0, 5))
+    for given in (messages, [*messages[:2], {"role": "user", "content": "y"}]):
+        ids = Rendering(tokenizer, None).prompt(given, {1: answer})
+        text = tokenizer.render(given, add_generation_prompt=True)  # type: ignore[arg-type]
+        assert tokenizer.decode(ids, skip_special=False) == text
+    tokenizer.close()
 
 
 def test_what_clients_write_in_arguments_is_text() -> None:
