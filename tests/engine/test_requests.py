@@ -110,3 +110,20 @@ def test_answers_are_known_by_their_place_and_forgotten_in_the_end() -> None:
         recall.note(place.key(str(number)), Turn("", Answer(token_ids=[number])))
     assert recall.find(here) is None
     assert recall.find(place.key("9")) is not None
+
+
+def test_calls_are_known_by_what_their_arguments_say() -> None:
+    place = Place()
+    calls = [("f", {"a": 1.0, "b": [True, None, {"c": "d"}]}), ("g", {})]
+    same = [("f", {"b": [True, None, {"c": "d"}], "a": 1}), ("g", {})]
+    assert place.key("text ", calls) == place.key("text", same)
+    others = [
+        [("f", {"a": 1, "b": [1, None, {"c": "d"}]}), ("g", {})],
+        [("f", {"a": 1.5, "b": [True, None, {"c": "d"}]}), ("g", {})],
+        [("g", {}), calls[0]],
+        calls[:1],
+        [],
+    ]
+    keys = {place.key("text", other) for other in others}
+    assert len(keys) == len(others)
+    assert place.key("text", calls) not in keys

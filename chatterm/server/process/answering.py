@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from models.text.tokenizer import Tokenizer
 
 _LEAVING_S = 1.0
-"""How long a prompt waits at most for answers before it to be known; it takes milliseconds."""
+"""Seconds that a prompt waits at most for answers before it to be known; it takes milliseconds."""
 
 
 class Out:
@@ -110,7 +110,8 @@ class Answering:
                 self._load_s = monotonic() - began
             self._held = held
             self._host.keep(held, self._request.keep_alive_s)
-            await self._loop.run_in_executor(self._workers, self._prepare)
+            # This may be the next message to one of those; they are ahead of it in the line for a thread.
+            await self._loop.run_in_executor(self._workers, self._prepare, list(held.leaving))
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
             self.fail(error)
 
@@ -127,10 +128,10 @@ class Answering:
             )
         return await asyncio.to_thread(self._host.take, self._request.model)
 
-    def _prepare(self) -> None:
+    def _prepare(self, leaving: list[Future[None]]) -> None:
         """Make the prompt and begin with the first answer. In a thread of its own."""
         assert self._held is not None
-        wait(list(self._held.leaving), _LEAVING_S)  # this may be the next message to one of them
+        wait(leaving, _LEAVING_S)
         self._params = params_of(self._held.engine, self._request)
         self._asked = asked_of(self._held, self._request, self._params)
         self._params = bounded(self._request, len(self._asked.rows), self._params)
