@@ -17,7 +17,8 @@ the inter-token latency is the gap over the tokens in it. The client is one proc
 what it reads, so that it measures itself as little as possible; its share of a processor is printed.
 
 The chat is one of so many turns by a client without a memory, which sends everything back each time; "computed" are the
-prompt tokens of a turn that were not in the cache. Other servers (`--peer`) are asked the same.
+prompt tokens of a turn that were not in the cache; a model may think, and no thinking is sent back. Other servers
+(`--peer`) are asked the same.
 """
 
 import argparse
@@ -50,6 +51,7 @@ class Answer:
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Turn:
     prompt_tokens: int
     computed_tokens: int
     first_s: float
+    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,8 @@ def _read(answer: Answer, events: Sequence[bytes]) -> None:
             answer.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
         if (usage := event.get("usage")) is not None:
             answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+            details = usage.get("completion_tokens_details") or {}
+            answer.thinking_tokens = details.get("reasoning_tokens") or 0
             answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
@@ -192,7 +197,7 @@ async def chat(site: Site, turns: int, tokens: int) -> list[Turn]:
         answer = await ask(site.url, "/v1/chat/completions", asked | {"temperature": 0.6})
         messages.append({"role": "assistant", "content": answer.text})
         computed = answer.prompt_tokens - answer.cached_tokens
-        found.append(Turn(number, answer.prompt_tokens, computed, answer.first_s))
+        found.append(Turn(number, answer.prompt_tokens, computed, answer.first_s, answer.thinking_tokens))
         await asyncio.sleep(0.5)
     return found
 
@@ -263,13 +268,19 @@ class Bench:
     def _chat(self, site: Site) -> None:
         turns = asyncio.run(chat(site, self._given.turns, 24))
         self.found["chat"][site.name] = list(map(asdict, turns))
-        last, later = turns[-1], [turn.first_s * 1e3 for turn in turns[len(turns) // 2 :]]
-        print(
-            f"{site.name}: turn {last.number} of a chat: {last.prompt_tokens:,} prompt tokens, {last.computed_tokens}"
-            f" computed, first token {statistics.median(later):.1f} ms ({min(later):.1f} to {max(later):.1f}) in the"
-            " later half",
-            flush=True,
-        )
+        print(told(site.name, turns), flush=True)
+
+
+def told(name: str, turns: Sequence[Turn]) -> str:
+    """A chat in one line."""
+    last, later = turns[-1], [turn.first_s * 1e3 for turn in turns[len(turns) // 2 :]]
+    thought = sum(turn.thinking_tokens for turn in turns)
+    return (
+        f"{name}: turn {last.number} of a chat: {last.prompt_tokens:,} prompt tokens, {last.computed_tokens}"
+        f" computed ({max(turn.computed_tokens for turn in turns[1:] or turns)} at most from turn 2 on), first token"
+        f" {statistics.median(later):.1f} ms ({min(later):.1f} to {max(later):.1f}) in the later half;"
+        f" {thought:,} tokens of thinking in all"
+    )
 
 
 def _engine(given: argparse.Namespace, model: str) -> Server:

@@ -212,10 +212,11 @@ class EngineCore:
     ) -> Output:
         """What makes events of the tokens of one answer; `inside_think`: its prompt opened a think span.
 
-        `shown` are special tokens that have text all the same; `thinks`: an answer with a constraint may begin with
-        thinking. Raises EngineError for a constraint that cannot be used.
+        `shown` are special tokens that have text all the same: those of headers, where calls of tools are messages in
+        channels. `thinks`: an answer with a constraint may begin with thinking. Raises EngineError for a constraint
+        that cannot be used.
         """
-        tracker, guided = self._tracker(inside_think), params.constraint is not None
+        tracker, guided = self._tracker(inside_think, shown), params.constraint is not None
         # Where text is bound to a grammar, not even a blank at the start is left out.
         stream = self.tokenizer.stream(shown, goes_on=guided)
         guide = (
@@ -223,10 +224,13 @@ class EngineCore:
         )
         return Output(stream, tracker, params.stop, guide=guide)
 
-    def _tracker(self, inside_think: bool) -> ThinkTracker | ChannelTracker:
+    def _tracker(
+        self, inside_think: bool, shown: frozenset[int] = frozenset()
+    ) -> ThinkTracker | ChannelTracker:
         known = self.tokenizer
-        if known.channels is not None:
-            return ChannelTracker(known.channels, inside_think)
+        if (channels := known.channels) is not None:
+            spells = known.token_bytes if channels.channel in shown else None
+            return ChannelTracker(channels, inside_think, spells)
         return ThinkTracker(known.think_start, known.think_end, inside_think)
 
     def _guide(self, constraint: Constraint, inside_think: bool, thinks: bool) -> Guide | ChannelGuide:
@@ -237,7 +241,7 @@ class EngineCore:
         matcher = self._grammars.matcher(constraint)
         channels = self.tokenizer.channels
         if channels is not None and matcher.allows(channels.channel):
-            return ChannelGuide.of(self.tokenizer, matcher, channels)
+            return ChannelGuide.of(self.tokenizer, matcher, channels, thinks)
         return Guide.of(self.tokenizer, matcher, lambda: self._tracker(inside_think), thinks)
 
     def start(

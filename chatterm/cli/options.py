@@ -181,11 +181,11 @@ KeepAlive = Annotated[
 
 
 def engine_options(invocation: typer.Context) -> "ChatOptions":
-    """What the command line says of how models are loaded."""
+    """What the command line of a server says of how models are loaded and what is cached."""
     from chatterm.backends.backend import ChatOptions
 
     given = invocation.params
-    same = ("device", "dtype", "quantize", "context", "threads", "attention", "deterministic")
+    same = ("think_cache", "device", "dtype", "quantize", "context", "threads", "attention", "deterministic")
     return ChatOptions(**{name: given[name] for name in same}, graphs=not given["no_graph"])
 
 

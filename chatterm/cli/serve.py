@@ -53,6 +53,7 @@ def serve(
         int | None,
         typer.Option(min=1, help="Tokens of prompt and answer of a request at most.", show_default=False),
     ] = None,
+    think_cache: options.ThinkCache = "exact",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     quantize: options.Quantize = "auto",

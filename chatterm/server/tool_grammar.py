@@ -21,6 +21,8 @@ _SEVERAL = {
     "harmony": "call",
 }
 _ONE = {**dict.fromkeys(_SEVERAL, "call"), "mistral": '⟦[TOOL_CALLS]⟧ "[" call "]"'}
+_FINAL = {"harmony": '⟦<|channel|>⟧ "final" ⟦<|message|>⟧ '}
+"""What an answer begins with that is no call."""
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON on one line: a model cannot write blanks for ever."""
 
@@ -39,7 +41,8 @@ def calls_or(
         answer = f"answer: /{expression}/"
     else:
         answer = f"answer: {_json(json.loads(constraint.text) if constraint.text else {'type': 'object'})}"
-    return Constraint("calls", f"start: answer | calls\n{answer}\n{_calls(format, tools, parallel)}")
+    rules = f"{answer}\n{_calls(format, tools, parallel)}"
+    return Constraint("calls", f"start: {_FINAL.get(format, '')}answer | calls\n{rules}")
 
 
 def free_calls(
@@ -47,12 +50,14 @@ def free_calls(
 ) -> Constraint | None:
     """The answer is text, and calls if the model likes; arguments fit for the tools named in `strict`.
 
-    None for harmony, whose calls are messages of their own.
+    None where that forbids nothing: in the harmony format an answer is text or one call.
     """
-    if format == "harmony":
+    if format == "harmony" and not strict:
         return None
     known = [tool if tool["function"]["name"] in strict else _lenient(tool) for tool in tools]
     rules = _calls(format, known, parallel)
+    if format == "harmony":
+        return Constraint("calls", f"start: {_FINAL[format]}TEXT? | calls\nTEXT: /(.|\\n)+/\n{rules}")
     if format == "llama3":
         return Constraint("calls", f"start: TEXT? | calls\nTEXT: /\\s*[^{{\\s](.|\\n)*/\n{rules}")
     mark, rest = {

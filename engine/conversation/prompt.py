@@ -16,8 +16,9 @@ they are the tokens of the rendered text:
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain, pairwise
+from typing import Any
 
 from engine.conversation.turns import Answer
 from engine.errors import EngineError
@@ -41,9 +42,13 @@ _EDGE = 4
 class PromptFormat:
     """A model's chat template and tokenizer as the maker of prompts. Remembers what it tokenised."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises EngineError when the chat template drops messages, ModelError when it fails."""
+    def __init__(self, tokenizer: Tokenizer, names: Mapping[str, Any] | None = None) -> None:
+        """`names`: more names for the template.
+
+        Raises EngineError when the chat template drops messages, ModelError when it fails.
+        """
         self._tokenizer = tokenizer
+        self._names = names
         self._ids: dict[_Text, list[int]] = {}
         self._older_ids: dict[_Text, list[int]] = {}
         self._contents: dict[tuple[str, str, bool], str] = {}
@@ -69,10 +74,7 @@ class PromptFormat:
         if (markers := self._tokenizer.think_markers) is None:
             return False
         user: list[Message] = [{"role": "user", "content": "x"}]
-        texts = {
-            self._tokenizer.render(user, add_generation_prompt=True, enable_thinking=think)
-            for think in (None, True, False)
-        }
+        texts = {self._render(user, True, think) for think in (None, True, False)}
         return len(texts) > 1 or any(markers.open in text for text in texts)
 
     def notes(self, system: str | None) -> tuple[str, ...]:
@@ -232,6 +234,11 @@ class PromptFormat:
 
     # -- text
 
+    def _render(self, messages: Sequence[Message], generate: bool, think: bool | None) -> str:
+        return self._tokenizer.render(
+            messages, add_generation_prompt=generate, enable_thinking=think, more=self._names
+        )
+
     def _takes_system(self) -> bool:
         """Whether the template writes a system prompt before all messages: some refuse it, some put it elsewhere."""
         if self._system_apart is None:
@@ -248,7 +255,7 @@ class PromptFormat:
         messages: list[Message] = [
             {"role": role, "content": slot} for role, slot in zip(roles, slots, strict=True)
         ]
-        text = self._tokenizer.render(messages, add_generation_prompt=generate, enable_thinking=think)
+        text = self._render(messages, generate, think)
         if generate and think is False:
             text += self._header
         glue = []
@@ -297,7 +304,7 @@ class PromptFormat:
         system: Message = {"role": "system", "content": "x"}
         user = [system, message] if after_system else [message]
         messages = {"user": user, "system": [message, ask], "assistant": [ask, message, ask]}[role]
-        return self._tokenizer.render(messages, add_generation_prompt=False)
+        return self._render(messages, False, None)
 
     def _before_answers(self) -> str:
         """What the history has before an answer and the generation prompt has not."""

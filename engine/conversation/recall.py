@@ -11,10 +11,13 @@ from json import dumps
 from threading import Lock
 from typing import Any
 
-from engine.conversation.turns import Answer
+from engine.conversation.turns import Turn
 
 MOST_TOKENS = 4_000_000
 """Of all answers that are remembered; the ones used longest ago are forgotten."""
+
+Calls = Sequence[tuple[str, Any]]
+"""Names of functions, and their arguments as JSON says them."""
 
 
 class Place:
@@ -33,10 +36,16 @@ class Place:
         """An answer with these ids."""
         self._put(b"i", b"".join(id.to_bytes(4, "little") for id in ids))
 
-    def key(self, text: str) -> bytes:
-        """The name of an answer that stands here and reads so."""
+    def key(self, text: str, calls: Calls = ()) -> bytes:
+        """The name of an answer that stands here, reads so and calls these functions with these arguments.
+
+        Arguments are what JSON says, however it is written.
+        """
         named = self._hash.copy()
-        named.update(b"a" + text.encode("utf-8", "surrogatepass"))
+        named.update(b"a" + (text.strip() if calls else text).encode("utf-8", "surrogatepass"))
+        if calls:
+            made = [[name, _plain(arguments)] for name, arguments in calls]
+            named.update(b"\0c" + dumps(made, sort_keys=True).encode())
         return named.digest()
 
     def copy(self) -> "Place":
@@ -55,27 +64,36 @@ class Recall:
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
         self._most = most_tokens
         self._held = 0
-        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
+        self._turns: OrderedDict[bytes, Turn] = OrderedDict()
         self._lock = Lock()
 
-    def note(self, key: bytes, answer: Answer) -> None:
+    def note(self, key: bytes, turn: Turn) -> None:
         """Remember a finished answer."""
         with self._lock:
-            if (before := self._answers.pop(key, None)) is not None:
+            if (before := self._turns.pop(key, None)) is not None:
                 self._held -= _weight(before)
-            self._answers[key] = answer
-            self._held += _weight(answer)
+            self._turns[key] = turn
+            self._held += _weight(turn)
             while self._held > self._most:
-                self._held -= _weight(self._answers.popitem(last=False)[1])
+                self._held -= _weight(self._turns.popitem(last=False)[1])
 
-    def find(self, key: bytes) -> Answer | None:
-        """The answer that was noted under this name last."""
+    def find(self, key: bytes) -> Turn | None:
+        """The turn whose answer was noted under this name last."""
         with self._lock:
-            if (answer := self._answers.get(key)) is not None:
-                self._answers.move_to_end(key)
-            return answer
+            if (turn := self._turns.get(key)) is not None:
+                self._turns.move_to_end(key)
+            return turn
 
 
-def _weight(answer: Answer) -> int:
+def _plain(value: Any) -> Any:
+    """A value of JSON without what writing it anew may change: 1.0 is 1."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _weight(turn: Turn) -> int:
     """What it counts for: a short one takes memory, too."""
-    return len(answer.token_ids) + 64
+    return len(turn.answer.token_ids) + 64

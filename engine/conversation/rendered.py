@@ -1,88 +1,309 @@
 """Prompts of any messages that a chat template knows: tools, their calls and results, several messages in a row.
 
 The template is rendered once, with a placeholder for each text that somebody said, and once with the texts themselves,
-which shows where it trims them. What stands between is tokenised as the template's own, what was said as text, whatever
-it spells; an answer of which the sampled ids are known contributes these.
+which shows how it writes them. What stands between is tokenised as the template's own, what was said as text, whatever
+it spells; an answer of which the sampled ids are known contributes these. Those of calls stand for everything from
+where the generation prompt ended to what ends the turn: for the thinking, too, where the template shows it.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, cast
 
 from engine.conversation.turns import Answer
 from engine.errors import EngineError
+from models.errors import ModelError
 from models.text.tokenizer import Message, Piece, Tokenizer
 
 _SLOT = re.compile("\ue000([0-9]+)\ue001")
+_PLAIN = re.compile(r"[\w.-]{1,128}", re.ASCII)
+"""Names that can steer no model."""
+_THOUGHT = ("reasoning_content", "thinking")
+_PROBE = {"role": "user", "content": "x"}
+
+Part = Piece | list[int]
+"""What the template wrote or somebody said, or the ids of an answer."""
 
 
-def rendered(
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    answers: Mapping[int, Answer],
-    *,
-    think: bool | None,
-    tools: Sequence[Mapping[str, Any]] = (),
-    names: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """The ids of the prompt that asks for an answer to `messages`, which are as templates know them.
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a model's chat template is asked to write conversations."""
 
-    `answers` are those of the messages of which the ids are known, by their index. Raises ModelError when the template
-    fails, EngineError when it leaves out a message.
-    """
-    texts: list[str] = []
-    slotted: list[dict[str, Any]] = []
-    wanted: dict[int, int] = {}
-    """The slot of the content of each message that has one."""
-    for index, message in enumerate(messages):
-        copy = dict(message)
-        for name in ("content", "reasoning_content"):
-            if copy.get(name):
-                if name == "content":
-                    wanted[index] = len(texts)
-                copy[name] = f"\ue000{len(texts)}\ue001"
-                texts.append(message[name])
-        slotted.append(copy)
-    asks: dict[str, Any] = {
-        "add_generation_prompt": True,
-        "enable_thinking": think,
-        "tools": tools,
-        "more": names,
-    }
-    glue = _SLOT.split(tokenizer.render(cast("Sequence[Message]", slotted), **asks))
-    shown = [int(slot) for slot in glue[1::2]]
-    if not set(wanted.values()) <= set(shown):
-        raise EngineError("The model's chat template leaves out messages like these; send others.")
-    if any(slot >= len(texts) for slot in shown):
-        raise EngineError(
-            "The model's chat template writes something else than it was given; use another model."
+    tokenizer: Tokenizer
+    think: bool | None
+    tools: Sequence[Mapping[str, Any]] = ()
+    names: Mapping[str, Any] | None = None
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Answer]) -> list[int]:
+        """The ids of the prompt that asks for an answer to `messages`, which are as templates know them.
+
+        `answers` are those of the messages of which the ids are known, by their index. Raises ModelError when the
+        template fails, EngineError when it leaves out a message.
+        """
+        return _encoded(self.tokenizer, self._parts(messages, answers))
+
+    def before_next(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Answer]) -> list[int]:
+        """The ids that the next prompt begins with, whatever answers the last message. Raises as `prompt` does."""
+        calls = messages[-1].get("tool_calls")
+        result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"} if calls else _PROBE
+        parts = self._parts([*messages, result], answers)
+        last = max(at for at, part in enumerate(parts) if isinstance(part, Piece) and part.typed)
+        return _encoded(self.tokenizer, parts[:last])
+
+    def _parts(self, messages: Sequence[Mapping[str, Any]], answers: Mapping[int, Answer]) -> list[Part]:
+        known = [self._known(message, answers.get(index)) for index, message in enumerate(messages)]
+        try:
+            return self._written(known, answers)
+        except (EngineError, ModelError):
+            # Some templates know one call a message only.
+            apart, places = _one_call_each(known)
+            if len(apart) == len(known):
+                raise
+            return self._written(
+                apart, {places[index]: answer for index, answer in answers.items() if index in places}
+            )
+
+    def _known(self, message: Mapping[str, Any], answer: Answer | None) -> dict[str, Any]:
+        """A message as this template wants it, with the thinking that a client may have left out."""
+        made = dict(message)
+        if made["role"] == "assistant" and answer is not None and answer.reasoning.strip():
+            made.setdefault("reasoning_content", answer.reasoning)
+        if self.tokenizer.channels is not None and made["role"] == "assistant":
+            thought = made.pop("reasoning_content", "")
+            if made.get("tool_calls"):
+                made["thinking"] = "\n\n".join(filter(None, (thought, made["content"])))
+                made["content"] = ""
+                if not made["thinking"]:
+                    del made["thinking"]
+        if "[TOOL_CALLS]" in self.tokenizer.template:  # Mistral's refuse ids of another length
+            if "tool_call_id" in made:
+                made["tool_call_id"] = _short(made["tool_call_id"])
+            if made.get("tool_calls"):
+                made["tool_calls"] = [{**call, "id": _short(call["id"])} for call in made["tool_calls"]]
+        return made
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return self.tokenizer.render(
+            cast("Sequence[Message]", messages),
+            add_generation_prompt=True,
+            enable_thinking=self.think,
+            tools=self.tools,
+            more=self.names,
         )
-    whole = tokenizer.render(cast("Sequence[Message]", messages), **asks)
-    said = _as_written(whole, glue[::2], [texts[slot] for slot in shown])
-    sampled = {wanted[index]: answer for index, answer in answers.items() if index in wanted}
+
+    def _written(self, messages: Sequence[dict[str, Any]], answers: Mapping[int, Answer]) -> list[Part]:
+        slots = _Slots()
+        slotted = [slots.slotted(index, message, index in answers) for index, message in enumerate(messages)]
+        split = _SLOT.split(self._render(slotted))
+        glue, shown = split[::2], [int(slot) for slot in split[1::2]]
+        if not slots.wanted <= set(shown):
+            raise EngineError("The model's chat template leaves out messages like these; send others.")
+        if any(slot >= len(slots.texts) for slot in shown):
+            raise EngineError(
+                "The model's chat template writes something else than it was given; use another model."
+            )
+        said = _as_written(self._render(messages), glue, [slots.texts[slot] for slot in shown])
+        bodies = self._bodies(slotted, slots, glue, shown, answers)
+        parts: list[Part] = []
+        at = offset = 0
+        while at < len(shown):
+            if (body := bodies.get(at)) is not None and body.start >= offset:
+                parts += [Piece(glue[at][offset : body.start], typed=False), body.ids]
+                at, offset = body.last, body.end
+                continue
+            owner = slots.owners[shown[at]]
+            ids = answers[owner].content_ids if slots.contents.get(owner) == shown[at] else []
+            parts += [Piece(glue[at][offset:], typed=False), ids or Piece(said[at], typed=True)]
+            at, offset = at + 1, 0
+        return [*parts, Piece(glue[at][offset:], typed=False)]
+
+    def _bodies(
+        self,
+        slotted: Sequence[Mapping[str, Any]],
+        slots: "_Slots",
+        glue: Sequence[str],
+        shown: Sequence[int],
+        answers: Mapping[int, Answer],
+    ) -> dict[int, "_Body"]:
+        """Of the answers with calls, and those whose thinking is shown: where they stand, by their first slot."""
+        found: dict[int, _Body] = {}
+        tails: dict[str, str] = {}
+        ends = [self.tokenizer.decode([id], skip_special=False) for id in self.tokenizer.stop_ids]
+        for index, answer in answers.items():
+            first = next((at for at, slot in enumerate(shown) if slots.owners[slot] == index), None)
+            if first is None or (start := self._start(slotted, index, glue[first], tails)) is None:
+                continue
+            for last in range(first + 1, len(glue)):
+                cuts = [cut for end in ends if end and (cut := glue[last].find(end)) >= 0]
+                if cuts or last == len(shown) or slots.owners[shown[last]] != index:
+                    break
+            thought = any(slot in slots.thoughts for slot in shown[first:last])
+            ids = answer.token_ids[: answer.shown[1]] if thought else answer.content_ids
+            if cuts and ids and (thought or slotted[index].get("tool_calls")):
+                found[first] = _Body(start, last, min(cuts), ids)
+        return found
+
+    def _start(
+        self, slotted: Sequence[Mapping[str, Any]], index: int, before: str, tails: dict[str, str]
+    ) -> int | None:
+        """How much of what stands `before` a message's first text the generation prompt wrote; None: nobody knows."""
+        role = slotted[index - 1]["role"]
+        markers = self.tokenizer.think_markers
+        for _ in range(2):
+            fresh = role not in tails
+            if fresh:
+                try:
+                    tails[role] = _SLOT.split(self._render(slotted[:index]))[-1]
+                except ModelError:
+                    return None
+            tail = tails[role]
+            if before.startswith(tail):
+                return len(tail)
+            # The history does not open a think span that the template leaves out of it.
+            cut = tail.rfind(markers.open) if markers is not None else -1
+            if cut > 0 and before.startswith(tail[:cut]):
+                return cut
+            if fresh:
+                return None
+            del tails[role]  # what stands after a text depends on more than whose it is
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """Where an answer stands: from `start` in the glue before its first slot to `end` in glue number `last`."""
+
+    start: int
+    last: int
+    end: int
+    ids: list[int]
+
+
+@dataclass(slots=True)
+class _Slots:
+    """What was said, with a placeholder for each."""
+
+    texts: list[str] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+    """Of which message each is a text."""
+    wanted: set[int] = field(default_factory=set)
+    """Those that a template may not leave out."""
+    thoughts: set[int] = field(default_factory=set)
+    contents: dict[int, int] = field(default_factory=dict)
+    """The contents of messages with known ids that call nothing."""
+
+    def slotted(self, index: int, message: Mapping[str, Any], is_known: bool) -> dict[str, Any]:
+        """The message with placeholders; `is_known`: its ids are."""
+        made = dict(message)
+        calls = made.get("tool_calls")
+        for name in (*_THOUGHT, "content"):
+            if not made.get(name):
+                continue
+            slot = len(self.texts)
+            made[name] = self._put(index, message[name])
+            if name in _THOUGHT:
+                self.thoughts.add(slot)
+            elif not calls:
+                self.wanted.add(slot)
+                if is_known:
+                    self.contents[index] = slot
+        if calls:
+            made["tool_calls"] = [self._call(index, call, is_known or len(calls) > 1) for call in calls]
+        return made
+
+    def _call(self, index: int, call: Mapping[str, Any], names_it: bool) -> dict[str, Any]:
+        function = dict(call["function"])
+        if names_it or not _PLAIN.fullmatch(function["name"]):
+            self.wanted.add(len(self.texts))
+            function["name"] = self._put(index, function["name"])
+        function["arguments"] = self._within(index, function["arguments"])
+        return {**call, "function": function}
+
+    def _within(self, index: int, value: Any) -> Any:
+        """A value of JSON with placeholders for the texts in it."""
+        if isinstance(value, str):
+            return self._put(index, value) if value else value
+        if isinstance(value, list):
+            return [self._within(index, item) for item in value]
+        if isinstance(value, dict):
+            return {
+                key if _PLAIN.fullmatch(key) else self._put(index, key): self._within(index, item)
+                for key, item in value.items()
+            }
+        return value
+
+    def _put(self, index: int, text: str) -> str:
+        self.texts.append(text)
+        self.owners.append(index)
+        return f"\ue000{len(self.texts) - 1}\ue001"
+
+
+def _encoded(tokenizer: Tokenizer, parts: Sequence[Part]) -> list[int]:
     ids: list[int] = []
-    pieces = [Piece(glue[0], typed=False)]
-    for slot, text, after in zip(shown, said, glue[2::2], strict=True):
-        if slot in sampled and sampled[slot].content_ids:
-            ids += tokenizer.encode_pieces(pieces, ids[-1] if ids else None)
-            ids += sampled[slot].content_ids
-            pieces = []
+    pieces: list[Piece] = []
+    for part in [*parts, []]:
+        if isinstance(part, Piece):
+            pieces.append(part)
         else:
-            pieces.append(Piece(text, typed=True))
-        pieces.append(Piece(after, typed=False))
-    return ids + tokenizer.encode_pieces(pieces, ids[-1] if ids else None)
+            ids += tokenizer.encode_pieces(pieces, ids[-1] if ids else None)
+            ids += part
+            pieces = []
+    return ids
+
+
+def _one_call_each(
+    messages: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """The messages with those of several calls as several, each with its result behind it; and where the others are."""
+    made: list[dict[str, Any]] = []
+    places: dict[int, int] = {}
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            places[at - 1] = len(made)
+            made.append(message)
+            continue
+        results = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        for number, call in enumerate(calls):
+            said = message if number == 0 else {"role": "assistant", "content": ""}
+            made.append({**said, "tool_calls": [call]})
+            is_last = number == len(calls) - 1
+            made += [one for one in results if one.get("tool_call_id") == call["id"] or is_last]
+            results = [one for one in results if one not in made]
+    return made, places
+
+
+def _short(id: str) -> str:
+    """An id of a call in nine letters and digits."""
+    is_short = len(id) == 9 and id.isascii() and id.isalnum()
+    return id if is_short else sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _as_written(whole: str, glue: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """`texts` as the template wrote them in `whole`: as they are, or without the spaces around them."""
+    """`texts` as the template wrote them in `whole`: as they are, without the spaces around them, or in JSON."""
+    quoted = [_quoted(text)[0] if before[-1:] == after[:1] == '"' else text
+              for text, before, after in zip(texts, glue, glue[1:], strict=False)]  # fmt: skip
     if not whole.startswith(glue[0]):
-        return list(texts)
+        return quoted
     at, found = len(glue[0]), []
     for text, after in zip(texts, glue[1:], strict=True):
-        forms = (text, text.strip(), text.lstrip(), text.rstrip())
+        forms = (text, text.strip(), text.lstrip(), text.rstrip(), *_quoted(text))
         fitting = next((form for form in forms if whole.startswith(form + after, at)), None)
         if fitting is None:
-            return list(texts)
+            return quoted
         found.append(fitting)
         at += len(fitting) + len(after)
     return found
+
+
+def _quoted(text: str) -> tuple[str, str]:
+    """What stands between the quotes in JSON, as it is usually written for models, and in ASCII."""
+    return json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]

@@ -6,7 +6,9 @@ on from the rows that are there; and what the next one probably begins with is w
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from json import dumps
 from math import inf
 from queue import SimpleQueue
 from threading import Lock
@@ -14,18 +16,20 @@ from typing import Any
 
 from engine.cache.rows import Rows
 from engine.conversation.adopt import Adopter
-from engine.conversation.history import History
+from engine.conversation.history import History, ThinkCache
 from engine.conversation.prompt import PromptFormat
-from engine.conversation.recall import Place, Recall
-from engine.conversation.rendered import rendered
+from engine.conversation.recall import Calls, Place, Recall
+from engine.conversation.rendered import Rendering
 from engine.conversation.turns import Answer, Turn, ended
 from engine.core import EngineCore
 from engine.errors import EngineError, check_room
 from engine.events import TokenEvent
 from engine.params import SamplingParams, seeds
-from engine.schedule.sequence import Priority
+from engine.schedule.sequence import ANYBODY, Priority
 from engine.schedule.sequence import Sequence as Running
 
+_FORMATS = 16
+"""What is known of the chat template is kept for so many names that it was given."""
 _SETTLING = 32
 """Histories that wait to be warmed, at most; the ones that came first are given up."""
 
@@ -42,23 +46,38 @@ class Asked:
     inside_think: bool = False
     place: Place | None = None
     """Where its answer stands; None: it is no conversation."""
-    system: str | None = None
+    history: History | None = None
     turns: tuple[Turn, ...] = ()
     text: str | None = None
     """The last message, where what follows the answer can be told."""
+    opening: list[int] = field(default_factory=list)
+    """As in a Turn."""
     think: bool | None = None
     shown: frozenset[int] = frozenset()
     """Special tokens that are text in the answer."""
+    rendering: Rendering | None = None
+    """How the prompt was made of `messages`, where it is no plain dialogue."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+    """Those of `messages` of which the ids are known."""
 
 
 class Requests:
     """Answers requests with an engine, many at once. From any thread; what may take a while is `asked`."""
 
-    def __init__(self, engine: EngineCore, recall: Recall | None = None) -> None:
-        """Raises EngineError when the model's chat template drops messages, ModelError when it fails."""
+    def __init__(
+        self, engine: EngineCore, recall: Recall | None = None, think_cache: ThinkCache = "exact"
+    ) -> None:
+        """`think_cache` is as in a Chat.
+
+        Raises EngineError when the model's chat template drops messages, ModelError when it fails.
+        """
         self._engine = engine
         self._format = PromptFormat(engine.tokenizer)
         self._recall = recall or Recall()
+        self._think_cache = think_cache
+        self._formats: dict[str, PromptFormat] = {}
+        """For other names of the template's own."""
         self._settling: deque[Running] = deque()
         self._lock = Lock()
         self.thinks = self._format.thinks()
@@ -81,26 +100,69 @@ class Requests:
         if not messages or messages[-1]["role"] == "assistant":
             raise EngineError("There is nothing to answer; end the messages with one of the user.")
         place = Place(tools=tools, names=names)
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Turn] = {}
         for index, message in enumerate(messages):
-            found = None
-            if message["role"] == "assistant" and not message.get("tool_calls"):
-                found = self._recall.find(place.key(message["content"]))
+            found = self._recalled(place, message) if message["role"] == "assistant" else None
             if found is not None:
                 answers[index] = found
-                place.add_ids(found.content_ids)
+                place.add_ids(found.answer.content_ids)
             else:
                 place.add(message)
-        if not tools and not names and (dialogue := _dialogue(messages)) is not None:
+        if not tools and (dialogue := _dialogue(messages)) is not None:
             system, said, text = dialogue
-            turns = self._turns(said, answers, 1 if system is None else 2, params, think)
-            rows = History(self._engine, self._format, system, "exact").prompt(turns, text, think)
-            inside = self._format.inside[think]
-            return Asked(rows, inside, place, system, tuple(turns), text, think, shown)
-        tokenizer = self._engine.tokenizer
-        ids = rendered(tokenizer, messages, answers, think=think, tools=tools, names=names)
-        inside = self._format.opens_think(ids)
-        return Asked(Rows.of(ids), inside, place, think=think, shown=shown)
+            format = self._format_for(names)
+            turns = self._turns(format, said, answers, 1 if system is None else 2, params, think)
+            history = History(self._engine, format, system, self._think_cache)
+            asked = Asked(
+                Rows(),
+                format.inside[think],
+                place,
+                history,
+                tuple(turns),
+                text,
+                format.openings[think],
+                think,
+                shown,
+            )
+            rows = history.prompt(turns, text, think)
+            if rows.masked_until and not history.restore(turns, ANYBODY):
+                return self.exactly(asked)
+            return replace(asked, rows=rows)
+        rendering = Rendering(self._engine.tokenizer, think, tools, names)
+        known = {index: turn.answer for index, turn in answers.items()}
+        ids = rendering.prompt(messages, known)
+        return Asked(
+            Rows.of(ids),
+            self._format.opens_think(ids),
+            place,
+            think=think,
+            shown=shown,
+            rendering=rendering,
+            messages=tuple(messages),
+            answers=known,
+        )
+
+    def exactly(self, asked: Asked) -> Asked:
+        """The same prompt without masked turns, where their rows were evicted."""
+        if asked.history is None or asked.text is None:
+            return asked
+        return replace(asked, rows=asked.history.prompt(asked.turns, asked.text, asked.think, exact=True))
+
+    def _format_for(self, names: Mapping[str, Any] | None) -> PromptFormat:
+        if not names:
+            return self._format
+        key = dumps(names, sort_keys=True, default=repr)
+        if (format := self._formats.get(key)) is None:
+            if len(self._formats) >= _FORMATS:
+                self._formats = {}
+            format = self._formats[key] = PromptFormat(self._engine.tokenizer, names)
+        return format
+
+    def _recalled(self, place: Place, message: Mapping[str, Any]) -> Turn | None:
+        """The answer that a client sends back, unless it has changed what the model thought."""
+        turn = self._recall.find(place.key(message["content"], _calls(message)))
+        thought = message.get("reasoning_content", "").strip()
+        return turn if turn is None or not thought or thought == turn.answer.reasoning.strip() else None
 
     def completes(self, prompt: str | Sequence[int]) -> Asked:
         """The prompt that is this text, in which control tokens count as such, or these ids. Raises ModelError."""
@@ -143,22 +205,44 @@ class Requests:
             (other for other in found if _count_before(others, other.client, other.created) <= mine), None
         )
 
-    def over(self, asked: Asked, sequence: Running, text: str, settles: bool = True) -> None:
-        """An answer has ended that reads `text` without its thinking; it is known from now on. Returns soon.
+    def over(
+        self, asked: Asked, sequence: Running, said: Answer, calls: Calls = (), settles: bool = True
+    ) -> None:
+        """An answer has ended, of which `said` has the texts, without its `calls`; it is known from now on.
 
-        With `settles`, what the next message is sent with is warmed in idle time.
+        Returns soon. With `settles`, what the next message is sent with is warmed in idle time.
         """
         if asked.place is None or sequence.error is not None or not sequence.generated:
             return
-        answer = ended(Answer(text), sequence, sequence.stats())
+        answer = ended(replace(said), sequence, sequence.stats())
         start = sequence.output.thinking.answer_start if sequence.output is not None else 0
-        answer.text = text
-        answer.shown = self._format.answer_span(answer.token_ids, text, start)
-        self._recall.note(asked.place.key(text), answer)
-        if settles and asked.text is not None:
-            turn = Turn(asked.text, answer, self._format.openings[asked.think])
-            history = History(self._engine, self._format, asked.system, "exact")
-            self._settle(history.rows([*asked.turns, turn]))
+        answer.text, answer.reasoning = said.text, said.reasoning
+        if calls:
+            answer.shown = self._call_span(answer.token_ids, start)
+        else:
+            answer.shown = self._format.answer_span(answer.token_ids, said.text, start)
+        turn = Turn(asked.text or "", answer, asked.opening)
+        turns = [*asked.turns, turn]
+        if self._think_cache == "mask" and asked.history is not None:
+            with suppress(EngineError):  # the next turn tries again
+                asked.history.hide_last(turns)
+        self._recall.note(asked.place.key(said.text, calls), turn)
+        if not settles:
+            return
+        if (rendering := asked.rendering) is not None:
+            messages = [*asked.messages, _message(said.text, calls)]
+            ids = rendering.before_next(messages, {**asked.answers, len(asked.messages): answer})
+            self._settle(Rows.of(ids))
+        elif asked.history is not None:
+            self._settle(asked.history.rows(turns))
+
+    def _call_span(self, ids: Sequence[int], start: int) -> tuple[int, int]:
+        """What of an answer with calls the history shows: not the blanks after its thinking, nor what ends it."""
+        tokenizer = self._engine.tokenizer
+        end = len(ids) - (ids[-1] in tokenizer.stop_ids)
+        while 0 < start < end and tokenizer.token_bytes(ids[start]).isspace():
+            start += 1
+        return start, end
 
     def _settle(self, rows: Rows) -> None:
         if len(rows) > self._engine.context_length:
@@ -178,20 +262,20 @@ class Requests:
 
     def _turns(
         self,
+        format: PromptFormat,
         said: Sequence[tuple[str, str]],
-        answers: Mapping[int, Answer],
+        answers: Mapping[int, Turn],
         first: int,
         params: SamplingParams,
         think: bool | None,
     ) -> list[Turn]:
         """The turns of a dialogue whose first answer is message `first`."""
-        adopter = Adopter(self._engine, self._format, think, params)
+        adopter = Adopter(self._engine, format, think, params)
         turns = []
         for number, (user, text) in enumerate(said):
             known = answers.get(first + 2 * number)
-            turns.append(
-                Turn(user, known) if known is not None else adopter.adopted(Turn(user, Answer(text)))
-            )
+            turn = Turn(user, Answer(text)) if known is None else replace(known, user=user)
+            turns.append(adopter.adopted(turn) if known is None else turn)
         return turns
 
 
@@ -210,6 +294,22 @@ class _Told(SimpleQueue[TokenEvent | None]):
         self._take(self._number, item)
 
 
+def _calls(message: Mapping[str, Any]) -> Calls:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return [(function["name"], function["arguments"]) for function in functions]
+
+
+def _message(text: str, calls: Calls) -> Mapping[str, Any]:
+    """An answer as templates know it."""
+    if not calls:
+        return {"role": "assistant", "content": text}
+    made = [
+        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": made}
+
+
 def _dialogue(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[str | None, list[tuple[str, str]], str] | None:
@@ -221,7 +321,10 @@ def _dialogue(
     roles = [message["role"] for message in rest]
     if roles != ["user", "assistant"] * (len(rest) // 2) + ["user"]:
         return None
-    if any(message.get("tool_calls") or not message["content"].strip() for message in rest):
+    # An answer that was cut off in its thinking is empty, too.
+    if any(message.get("tool_calls") for message in rest) or not all(
+        message["content"].strip() for message in rest[::2]
+    ):
         return None
     texts = [message["content"] for message in rest]
     return system, list(zip(texts[:-1:2], texts[1::2], strict=True)), texts[-1]

@@ -27,6 +27,8 @@ class ChannelGuide:
     """The header of thinking."""
     between: tuple[int, ...]
     """What stands between the end of a message and the next header."""
+    thinks: bool = True
+    """Whether there may be thinking."""
     count: int = 0
     _matcher: "Matcher | None" = field(init=False)
     """None: what was written of the header is no beginning of the grammar."""
@@ -39,12 +41,14 @@ class ChannelGuide:
         self._restart()
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, start: "Matcher", channels: Channels) -> "ChannelGuide":
+    def of(
+        cls, tokenizer: Tokenizer, start: "Matcher", channels: Channels, thinks: bool = True
+    ) -> "ChannelGuide":
         """One for an answer of the model with this tokenizer."""
         name = tokenizer.encode("analysis")
         header = (channels.channel, *name, channels.message)
         between = channels.closing[1 : -channels.header]
-        return cls(start, channels, tuple(sorted(tokenizer.stop_ids)), header, between)
+        return cls(start, channels, tuple(sorted(tokenizer.stop_ids)), header, between, thinks)
 
     def follow(self, tokens: Items[int]) -> None:
         """As `Guide.follow`."""
@@ -105,4 +109,4 @@ class ChannelGuide:
 
     def _restart(self) -> None:
         self.count, self._due, self._thinks = 0, [], False
-        self._header, self._matcher = [], self.start.copy()
+        self._header, self._matcher = [] if self.thinks else None, self.start.copy()

@@ -41,6 +41,11 @@ class Output:
         kind, marker = self.thinking.push(token_id)
         self.kind = kind
         self.reasoning_tokens += kind == "reasoning"
+        if self.thinking.said:
+            self._fresh, self.thinking.answering = False, True
+            return TokenEvent(
+                self._until_stop("".join(map(self.stream.push, self.thinking.said))), token_id, kind
+            )
         if marker:
             self._fresh = True
             text = self._until_stop(self.stream.flush()) if kind == "answer" else self.stream.flush()

@@ -31,7 +31,8 @@ class ThinkTracker:
     """The answer has begun: no span may open any more."""
     breaks: bool = False
     over: bool = False
-    """As in `ChannelTracker`: neither happens."""
+    said: tuple[int, ...] = ()
+    """As in `ChannelTracker`: nothing of that happens."""
 
     def __post_init__(self) -> None:
         self.given = self.inside

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from benchmarks.peers.serving import Workload
-from benchmarks.serve import Site, ask, chat, load, percentile
+from benchmarks.serve import Site, ask, chat, load, percentile, told
 from tests.chatterm.server.fake import FakeService, serving
 
 
@@ -48,6 +48,10 @@ async def test_many_clients_and_a_chat(url):
     turns = await chat(site, 2, 10)
     assert turns[1].prompt_tokens > turns[0].prompt_tokens
     assert all(turn.computed_tokens == turn.prompt_tokens - turn.prompt_tokens // 2 for turn in turns)
+    line = told("tiny", turns)
+    assert line.startswith(f"tiny: turn 2 of a chat: {turns[1].prompt_tokens} prompt tokens,")
+    assert f" {turns[1].computed_tokens} computed ({turns[1].computed_tokens} at most" in line
+    assert line.endswith(f"{sum(turn.thinking_tokens for turn in turns)} tokens of thinking in all")
 
 
 def test_peers_are_named():

@@ -295,3 +295,52 @@ def test_what_kept_the_prompt_from_being_reused_is_told(engine: TinyEngine) -> N
     parting = chat.last.stats.parting
     assert parting is not None
     assert (parting.cause, parting.message) == (Cause.THINKING, 1)
+
+
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+
+def read_with_tools(tokenizer: Tokenizer, text: str) -> tuple[str, str, Output]:
+    """The same where there are tools to call."""
+    assert tokenizer.channels is not None
+    names = ("start", "channel", "constrain", "message")
+    shown = frozenset(filter(None, (tokenizer.token_id(f"<|{name}|>") for name in names)))
+    tracker = ChannelTracker(tokenizer.channels, spells=tokenizer.token_bytes)
+    output, told = Output(tokenizer.stream(shown), tracker), Answer()
+    for id in tokenizer.encode(text):
+        event = output.push(id)
+        told.add(event.text, event.kind)
+        if output.stopped:
+            break
+    told.add(output.flush(), output.kind)
+    return told.reasoning, told.text, output
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "after"),
+    [
+        ("", f"{CALL}{{}}", ""),
+        (f"{ANALYSIS}hm{NEXT}", f'{CALL}{{"a": 1}}', ""),
+        (f"{ANALYSIS}hm{NEXT}{COMMENTARY}I'll look.{NEXT}", f"{CALL}{{}}", "<|end|>"),
+        ("", " to=functions.f<|channel|>commentary json<|message|>{}", ""),
+        (f"{ANALYSIS}hm{NEXT}", " to=functions.f<|channel|>commentary json<|message|>{}", f"{NEXT}{FINAL}b"),
+        (f"{ANALYSIS}hm", f"<|start|>assistant{CALL}{{}}", ""),
+        ("", " top\n", ""),
+        ("", " to=", ""),
+        (f"{ANALYSIS}hm{NEXT}{FINAL}", " to=functions.f", ""),
+    ],
+)
+def test_a_call_is_the_answer_with_its_header(
+    tokenizer: Tokenizer, before: str, call: str, after: str
+) -> None:
+    reasoning, answer, output = read_with_tools(tokenizer, before + call + after)
+    if call == " to=":  # it was about to say whom it asks
+        assert (reasoning, answer) == ("", "")
+        return
+    assert answer == call
+    assert ("hm" in reasoning, "I'll look." in reasoning) == ("hm" in before, "I'll look." in before)
+    assert "to=" not in reasoning
+    assert output.stopped == bool(after)
+    start = output.thinking.answer_start
+    ids = tokenizer.encode(before + call + after)
+    assert tokenizer.decode(ids[start : start + len(tokenizer.encode(call))], skip_special=False) == call

@@ -7,7 +7,7 @@ import pytest
 
 from engine.conversation.recall import Place, Recall
 from engine.conversation.requests import Requests
-from engine.conversation.turns import Answer
+from engine.conversation.turns import Answer, Turn
 from engine.errors import EngineError
 from tests.engine.tiny import TEMPLATE, say, tiny_engine, tiny_tokenizer
 
@@ -71,8 +71,8 @@ def test_what_was_sampled_stands_for_what_is_sent_back(tmp_path: Path, before: l
         engine.scripted.script = say(engine, "hm", "Odd")
         sequence = requests.begin(asked, params, 0, lambda number, event: None)
         sequence.finished.wait()
-        requests.over(asked, sequence, "Odd")
-        (known,) = requests._recall._answers.values()
+        requests.over(asked, sequence, Answer("Odd"))
+        known = next(iter(requests._recall._turns.values())).answer
         known.token_ids[known.shown[0]] = engine.tokenizer.encode("0")[
             0
         ]  # as if the model spelled it otherwise
@@ -102,11 +102,28 @@ def test_answers_are_known_by_their_place_and_forgotten_in_the_end() -> None:
     there.add_ids([1, 2])
     assert there.key("text") != here
     assert Place(tools=[{"a": 1}]).key("text") != Place().key("text")
-    first = Answer("text", token_ids=[1, 2, 3])
+    first = Turn("", Answer("text", token_ids=[1, 2, 3]))
     recall.note(here, first)
     assert recall.find(here) is first
     assert recall.find(there.key("text")) is None
     for number in range(10):
-        recall.note(place.key(str(number)), Answer(token_ids=[number]))
+        recall.note(place.key(str(number)), Turn("", Answer(token_ids=[number])))
     assert recall.find(here) is None
     assert recall.find(place.key("9")) is not None
+
+
+def test_calls_are_known_by_what_their_arguments_say() -> None:
+    place = Place()
+    calls = [("f", {"a": 1.0, "b": [True, None, {"c": "d"}]}), ("g", {})]
+    same = [("f", {"b": [True, None, {"c": "d"}], "a": 1}), ("g", {})]
+    assert place.key("text ", calls) == place.key("text", same)
+    others = [
+        [("f", {"a": 1, "b": [1, None, {"c": "d"}]}), ("g", {})],
+        [("f", {"a": 1.5, "b": [True, None, {"c": "d"}]}), ("g", {})],
+        [("g", {}), calls[0]],
+        calls[:1],
+        [],
+    ]
+    keys = {place.key("text", other) for other in others}
+    assert len(keys) == len(others)
+    assert place.key("text", calls) not in keys

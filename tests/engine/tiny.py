@@ -38,19 +38,44 @@ TEMPLATE = """\
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 HARMONY = """\
-{{- '<|start|>system<|message|>Reasoning: medium<|end|>' }}
-{%- if messages[0].role == 'system' %}
-{{- '<|start|>developer<|message|># Instructions\n\n' + messages[0].content + '\n\n<|end|>' }}
-{%- set messages = messages[1:] %}{%- endif %}
-{%- for m in messages %}
+{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
+{%- set first = messages[0].content if messages[0].role == 'system' else '' %}
+{%- set rest = messages[1:] if messages[0].role == 'system' else messages %}
+{%- if first or tools %}{{- '<|start|>developer<|message|>' }}
+{%- if first %}{{- '# Instructions\n\n' + first + '\n\n' }}{%- endif %}
+{%- if tools %}{{- '# Tools\n\n## functions\n\nnamespace functions {\n\n' }}
+{%- for tool in tools %}{%- set given = tool.function.parameters.properties or {} %}
+{{- '// ' + (tool.function.description or '') + '\ntype ' + tool.function.name + ' = (' }}
+{%- if given %}{{- '_: {\n' }}
+{%- for name, value in given.items() %}{{- name + ': ' + (value.type or 'any') + ',\n' }}{%- endfor %}{{- '}' }}
+{%- endif %}{{- ') => any;\n\n' }}{%- endfor %}{{- '} // namespace functions' }}{%- endif %}
+{{- '<|end|>' }}{%- endif %}
+{%- set called = namespace(name=none) %}
+{%- for m in rest %}
 {%- if m.role == 'user' %}{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}
+{%- elif m.role == 'tool' %}
+{%- if called.name is none %}{{- raise_exception('a result without a call') }}{%- endif %}
+{{- '<|start|>functions.' + called.name + ' to=assistant<|channel|>commentary<|message|>' + m.content|tojson }}
+{{- '<|end|>' }}
+{%- elif m.tool_calls %}
+{%- if m.content and m.thinking %}{{- raise_exception('content and thinking') }}{%- endif %}
+{%- set later = namespace(final=false) %}
+{%- for other in rest[loop.index:] %}
+{%- if other.role == 'assistant' and 'tool_calls' not in other %}{%- set later.final = true %}{%- endif %}{%- endfor %}
+{%- if (m.content or m.thinking) and not later.final %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + (m.content or m.thinking) + '<|end|>' }}{%- endif %}
+{%- set call = m.tool_calls[0].function %}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+{{- call.arguments|tojson + '<|call|>' }}
+{%- set called.name = call.name %}
 {%- else %}
 {%- if '<|channel|>final<|message|>' in m.content %}{{- raise_exception('channels in an answer') }}{%- endif %}
 {{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
 {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+{%- set called.name = none %}
 {%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
-"""What gpt-oss's template does with them."""
+"""What gpt-oss's template does with them, and with tools."""
 
 
 def with_markers(template: str, markers: ThinkMarkers) -> str:
@@ -62,14 +87,16 @@ def with_markers(template: str, markers: ThinkMarkers) -> str:
     return template.replace("<think>", markers.open).replace("</think>", markers.close)
 
 
-def tiny_tokenizer(template: str = TEMPLATE, markers: ThinkMarkers = THINK_MARKERS[0]) -> Tokenizer:
-    """Bytes are tokens; the markers are added as Qwen3's and Magistral's are."""
+def tiny_tokenizer(
+    template: str = TEMPLATE, markers: ThinkMarkers = THINK_MARKERS[0], special: tuple[str, ...] = ()
+) -> Tokenizer:
+    """Bytes are tokens; the markers are added as Qwen3's and Magistral's are, and so are more `special` tokens."""
     template = with_markers(template, markers)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    backend.add_special_tokens([AddedToken(text, special=True) for text in (*SPECIAL, *special)])
     backend.add_tokens([AddedToken(text, special=text[0] == "[") for text in (markers.open, markers.close)])
     end = backend.token_to_id("<|im_end|>")
     names = {"eos_token": "<|im_end|>"}
@@ -81,7 +108,7 @@ def tiny_tokenizer(template: str = TEMPLATE, markers: ThinkMarkers = THINK_MARKE
 def harmony_tokenizer() -> Tokenizer:
     """Bytes are tokens; what steers is special, as in gpt-oss."""
     tokenizer = tiny_tokenizer(HARMONY)
-    names = ("start", "end", "message", "channel", "return", "call")
+    names = ("start", "end", "message", "channel", "return", "call", "constrain")
     tokenizer._backend.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
     made = Tokenizer(TokenizerParts(tokenizer._backend, {}, frozenset(), HARMONY))
     made._template = shared_template(HARMONY)

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -16,6 +16,7 @@ from chatterm.channel.frames import FrameError
 from chatterm.server.process.host import Held, Host
 from chatterm.server.process.pump import Pump
 from chatterm.server.process.requested import asked_of, bounded, params_of
+from chatterm.server.process.tools import said_by
 from chatterm.server.service import (
     Delta,
     Ended,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from engine.schedule.sequence import Sequence
     from models.text.tokenizer import Tokenizer
 
+_LEAVING_S = 1.0
+"""Seconds that a prompt waits at most for answers before it to be known; it takes milliseconds."""
+
 
 class Out:
     """Where pieces go. Its methods are called on the event loop's thread."""
@@ -54,7 +58,12 @@ class _Answer:
     sequence: "Sequence | None" = None
     text: list[str] = field(default_factory=list)
     """Of the answer without its thinking."""
+    thinking: list[str] = field(default_factory=list)
     is_over: bool = False
+
+    def of(self, kind: Kind) -> list[str]:
+        """Its text of this kind."""
+        return self.text if kind == "answer" else self.thinking
 
 
 class Answering:
@@ -109,7 +118,8 @@ class Answering:
                 self._load_s = monotonic() - began
             self._held = held
             self._host.keep(held, self._request.keep_alive_s)
-            await self._loop.run_in_executor(self._workers, self._prepare)
+            # This may be the next message to one of those; they are ahead of it in the line for a thread.
+            await self._loop.run_in_executor(self._workers, self._prepare, list(held.leaving))
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
             self.fail(error)
 
@@ -126,9 +136,10 @@ class Answering:
             )
         return await asyncio.to_thread(self._host.take, self._request.model)
 
-    def _prepare(self) -> None:
+    def _prepare(self, leaving: list[Future[None]]) -> None:
         """Make the prompt and begin with the first answer. In a thread of its own."""
         assert self._held is not None
+        wait(leaving, _LEAVING_S)
         self._params = params_of(self._held.engine, self._request)
         self._asked = asked_of(self._held, self._request, self._params)
         self._params = bounded(self._request, len(self._asked.rows), self._params)
@@ -136,12 +147,12 @@ class Answering:
         if leader is None or not self._held.follow(leader, self._begin_now):
             self._begin(0)
 
-    def _begin_now(self) -> None:
-        """The prompt that this one begins like is computed. In a thread of its own."""
+    def _begin_now(self, number: int = 0) -> None:
+        """Nothing stands in its way any more. In a thread of its own."""
         if self._is_over:
             return
         try:
-            self._begin(0)
+            self._begin(number)
         except Exception as error:  # noqa: BLE001 (whatever it is, the client is told)
             self._loop.call_soon_threadsafe(self.fail, error)
 
@@ -200,8 +211,7 @@ class Answering:
                 gathered = deltas[number] = _Gathered(event.kind)
             assert self._held is not None
             gathered.add(event, self._held.engine.tokenizer)
-            if event.kind == "answer":
-                self._answers[number].text.append(event.text)
+            self._answers[number].of(event.kind).append(event.text)
         for number, gathered in deltas.items():
             self._out.item(gathered.delta(number))
         if all(answer.is_over for answer in self._answers):
@@ -229,9 +239,11 @@ class Answering:
 
     def _ended(self, number: int, gathered: "_Gathered | None") -> None:
         answer = self._answers[number]
-        answer.is_over = True
         sequence = answer.sequence
         error = self._problem if sequence is None else sequence.error
+        if error is not None and sequence is not None and self._tries_again(number, sequence):
+            return
+        answer.is_over = True
         if error is not None:
             self._problem = error
             self.cancel()
@@ -244,8 +256,7 @@ class Answering:
                 gathered = None
             gathered = gathered or _Gathered(kind)
             gathered.text.append(sequence.tail)
-            if kind == "answer":
-                answer.text.append(sequence.tail)
+            answer.of(kind).append(sequence.tail)
         if gathered is not None:
             self._out.item(gathered.delta(number))
         stats = sequence.stats()
@@ -263,6 +274,22 @@ class Answering:
             decode_s=stats.decode_s,
         )
         self._out.item(Ended(number, reason.value, usage))
+
+    def _tries_again(self, number: int, sequence: "Sequence") -> bool:
+        """Whether it begins anew, without masked rows: those were evicted before its first token."""
+        held, asked = self._held, self._asked
+        if held is None or asked is None or not sequence.rows.masked_until or sequence.generated:
+            return False
+        held.sequences.discard(sequence)
+        self._answers[number].sequence = None
+        self._has_begun = self._has_begun and number > 0
+
+        def begin() -> None:
+            self._asked = held.requests.exactly(asked)
+            self._begin_now(number)
+
+        self._workers.submit(begin)
+        return True
 
     def _expire(self) -> None:
         self._expired = True
@@ -282,19 +309,19 @@ class Answering:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
-        if (
-            self._held is not None
-        ):  # before the client is told: it may ask for another model, which needs the memory
-            self._host.part(self._held)
+        if (held := self._held) is not None:
+            # Before the client is told: it may ask for another model, which needs the memory.
+            self._host.part(held)
+            try:
+                leaving = self._workers.submit(self._leave, held)
+                held.leaving.add(leaving)
+                leaving.add_done_callback(held.leaving.discard)
+            except RuntimeError:  # the process ends
+                self._host.parted(held)
         if self._problem is not None:
             self._out.failed(request_error(self._problem, self._has_begun))
         else:
             self._out.done()
-        if self._held is not None:
-            try:
-                self._workers.submit(self._leave, self._held)
-            except RuntimeError:  # the process ends
-                self._host.parted(self._held)
 
     def _later(self, work: Callable[..., None], *arguments: Any) -> None:
         """In a thread of its own."""
@@ -303,12 +330,16 @@ class Answering:
 
     def _leave(self, held: Held) -> None:
         """Have the next turn prewarmed. In a thread of its own."""
+        from engine.conversation.turns import Answer  # with torch, which the model has loaded
+
         try:
             for answer in self._answers:
                 if self._asked is not None and answer.sequence is not None:
                     settles = answer is self._answers[0] and not self._cancelled
+                    text, calls = said_by("".join(answer.text), held.tool_format, self._request.tools)
+                    said = Answer(text, "".join(answer.thinking))
                     with suppress(EngineError, ModelError):
-                        held.requests.over(self._asked, answer.sequence, "".join(answer.text), settles)
+                        held.requests.over(self._asked, answer.sequence, said, calls, settles)
                 held.sequences.discard(answer.sequence)
         finally:
             self._host.parted(held)

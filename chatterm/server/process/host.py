@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,8 @@ class Held:
     """On the monotonic clock; of no use while somebody uses it."""
     sequences: set[Any] = field(default_factory=set)
     """What runs for requests now."""
+    leaving: set[Future[None]] = field(default_factory=set)
+    """Requests that are over, and whose answers are about to be known for the next prompt."""
     followers: list[tuple[Any, Callable[[], None]]] = field(default_factory=list)
     """What begins once a sequence has its first token: it needs what that computes."""
     lock: Any = field(default_factory=threading.Lock)
@@ -211,7 +214,7 @@ class Host:
         files = self.engines.find(name, on_progress)
         engine = self._load(name, files, on_progress)
         try:
-            requests = Requests(engine)
+            requests = Requests(engine, think_cache=self.options.think_cache)
         except BaseException:
             self.engines.close(engine)
             raise

@@ -1,13 +1,12 @@
 """What a request asks for, as the engine knows it: prompts and sampling."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from chatterm.backends.backend import EngineError, ModelError
 from chatterm.server.process.host import Held
-from chatterm.server.process.tools import marks_of
+from chatterm.server.process.tools import json_value, marks_of
 from chatterm.server.service import ChatMessage, Constraint, Generation, RequestError
 from chatterm.server.tool_grammar import spelled
 from engine.params import Constraint as EngineConstraint
@@ -31,6 +30,10 @@ def params_of(engine: "Engine", request: Generation) -> SamplingParams:
             raise _wrong(name, f"{name} is not supported here; leave it out.")
     if "stop" in given:
         given["stop"] = tuple(given["stop"] or ())
+    unknown = next((id for id in given.get("logit_bias") or () if id >= engine.vocab_size), None)
+    if unknown is not None:
+        known = f"this model knows tokens 0 to {engine.vocab_size - 1}"
+        raise _wrong("logit_bias", f"logit_bias names token {unknown}; {known}.")
     if request.constraint is not None:
         given["constraint"] = _constraint(engine.tokenizer, request.constraint)
     limit = {} if engine.tokenizer.has_chat_template or "max_tokens" in given else {"max_tokens": _COMPLETION}
@@ -78,7 +81,7 @@ def message_of(message: ChatMessage) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _object(call.arguments)},
+                "function": {"name": call.name, "arguments": json_value(call.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -108,14 +111,6 @@ def _checked(held: Held, prompt: str | tuple[int, ...]) -> str | list[int]:
             "prompt", f"There is no token {unknown[0]}; {held.name} knows {held.engine.vocab_size:,}."
         )
     return list(prompt)
-
-
-def _object(text: str) -> Any:
-    """What the JSON text of a call's arguments says; the text itself where it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 _FIELDS: Mapping[str, Any] = {

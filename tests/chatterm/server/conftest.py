@@ -152,11 +152,12 @@ class serving:
         keep_alive_s: float | None = None,
         parent: int | None = None,
         engines: Tinies | None = None,
+        chat: ChatOptions | None = None,
         **options: Any,
     ) -> None:
         """With `parent`, a file, it is one that `chatterm run` leaves behind."""
         self._tinies = engines or Tinies(checkpoint, options=options)
-        self._process = ProcessOptions(ChatOptions(), keep_alive_s, ends_unused=parent is not None)
+        self._process = ProcessOptions(chat or ChatOptions(), keep_alive_s, ends_unused=parent is not None)
         self._parent = parent
         self._thread: threading.Thread | None = None
 

@@ -103,6 +103,24 @@ def test_a_model_is_loaded_and_unloaded(client, running):
     assert running.service.asked == []
 
 
+def test_likelihoods_of_tokens(client):
+    """They stand beside the message, as Ollama writes them: streamed, whole, and without alternatives."""
+    asked = {"model": "tiny", "logprobs": True}
+    whole = client.chat(messages=HELLO, top_logprobs=2, **asked).model_dump()
+    assert [entry["token"] for entry in whole["logprobs"]]
+    for entry in whole["logprobs"]:
+        assert entry["logprob"] == -0.5
+        assert [one["token"] for one in entry["top_logprobs"]] == ["t0", "t1"]
+    parts = [part.model_dump() for part in client.chat(messages=HELLO, top_logprobs=2, stream=True, **asked)]
+    streamed = [entry for part in parts for entry in part["logprobs"] or ()]
+    assert streamed == whole["logprobs"]
+    assert parts[-1]["done"]
+    generated = client.generate(prompt="Hello you", **asked).model_dump()
+    assert "".join(entry["token"] for entry in generated["logprobs"]) == "Hello you"
+    assert not any(entry.get("top_logprobs") for entry in generated["logprobs"])
+    assert not client.chat("tiny", HELLO).model_dump().get("logprobs")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -110,7 +128,8 @@ def test_a_model_is_loaded_and_unloaded(client, running):
         ({"options": {"mirostat": 2}}, "mirostat"),
         ({"options": {"nonsense": 2}}, "nonsense"),
         ({"keep_alive": "soon"}, "keep_alive"),
-        ({"logprobs": True}, "logprobs can only be false"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be between 0 and 20"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
         ({"think": "huge"}, "think"),
         ({"model": "nothing"}, "nothing"),
     ],

@@ -3,9 +3,9 @@
 import pytest
 
 from chatterm.server.process.requested import message_of
-from chatterm.server.process.tools import marks_of, tool_format
+from chatterm.server.process.tools import marks_of, said_by, tool_format
 from chatterm.server.service import ChatMessage, ToolCall
-from tests.engine.tiny import TEMPLATE, tiny_tokenizer
+from tests.engine.tiny import TEMPLATE, harmony_tokenizer, tiny_tokenizer
 
 
 def test_messages_are_what_templates_know() -> None:
@@ -33,3 +33,15 @@ def test_the_template_tells_how_tools_are_called(template: str, format: str | No
 
 def test_marks_around_calls() -> None:
     assert marks_of(tiny_tokenizer()) == frozenset()
+    harmony = harmony_tokenizer()
+    assert tool_format(harmony) == "harmony"
+    names = ("start", "channel", "constrain", "message")
+    assert marks_of(harmony) == {harmony.token_id(f"<|{name}|>") for name in names}
+
+
+def test_what_a_client_reads_of_an_answer() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    text = 'So: <tool_call>\n{"name": "f", "arguments": {"a": [1, "b"]}}\n</tool_call>'
+    assert said_by(text, "hermes", tools) == ("So:", [("f", {"a": [1, "b"]})])
+    assert said_by(text, "hermes", ()) == (text, [])
+    assert said_by('<tool_call>{"name": "f", "arguments": {"a"', "hermes", tools) == ("", [("f", '{"a"')])

@@ -6,8 +6,8 @@ import llguidance
 import numpy as np
 import pytest
 
-from chatterm.server.http.tool_calls import CallArguments, CallBegan, Parser
 from chatterm.server.service import Constraint
+from chatterm.server.tool_calls import CallArguments, CallBegan, Parser
 from chatterm.server.tool_grammar import calls_or, forced_calls, free_calls, spelled
 from engine.params import Constraint as EngineConstraint
 from engine.sampling.grammar import Grammars
@@ -102,7 +102,7 @@ def test_calls_after_any_text_where_marks_are_tokens():
         assert "suffix=" in text
         matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), llguidance.grammar_from("lark", text))
         assert not matcher.is_error(), matcher.get_error()
-    assert free_calls("harmony", TOOLS, {"go"}, True) is None
+    assert free_calls("harmony", TOOLS, set(), False) is None
 
 
 def test_a_choice_is_one_of_them():

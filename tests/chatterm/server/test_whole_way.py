@@ -143,6 +143,12 @@ def test_each_client_gets_the_same_answer(site: Site) -> None:
     assert 'vllm:num_requests_running{model_name="tiny"} 0' in httpx.get(f"{site.url}/metrics").text
 
 
+def test_a_bias_for_a_token_that_there_is_not_is_named(site: Site) -> None:
+    with site.client as client, pytest.raises(openai.BadRequestError, match="token 99999;") as caught:
+        client.chat.completions.create(model="tiny", messages=HELLO, logit_bias={"99999": 1})
+    assert caught.value.param == "logit_bias"
+
+
 @pytest.mark.parametrize("limits", [Limits(context=60)])
 def test_a_request_keeps_to_its_share_of_the_context(site: Site) -> None:
     with site.client as client:

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from chatterm.server.http.answers import AnswerState, MadeCall, Part, Thought, Totals
+from chatterm.server.http.answers import AnswerState, Likelihoods, MadeCall, Part, Thought, Totals
+from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.sse import line
-from chatterm.server.http.tool_calls import CallEnded, Text
-from chatterm.server.service import RequestError
+from chatterm.server.service import Logprob, RequestError
+from chatterm.server.tool_calls import CallEnded, Text
 
 
 def stamp() -> str:
@@ -26,18 +27,24 @@ class _Renderer:
         return []
 
     def piece(self, state: AnswerState, parts: Sequence[Part]) -> list[bytes]:
-        lines = []
+        lines: list[dict[str, Any]] = []
+        logprobs: list[dict[str, Any]] = []
         for part in parts:
             match part:
+                case Likelihoods(tokens):
+                    logprobs += map(_likelihood, tokens)
                 case Thought(text):
-                    lines.append(line(self._line({"thinking": text})))
+                    lines.append(self._line({"thinking": text}))
                 case Text(text):
-                    lines.append(line(self._line({"content": text})))
+                    lines.append(self._line({"content": text}))
                 case CallEnded(number):
-                    lines.append(line(self._line(_called(state.calls[number]))))
+                    lines.append(self._line(_called(state.calls[number])))
                 case _:
                     pass
-        return lines
+        if logprobs:
+            lines = lines or [self._line({})]
+            lines[0]["logprobs"] = logprobs
+        return list(map(line, lines))
 
     def end(self, states: Sequence[AnswerState], totals: Totals) -> list[bytes]:
         return [line({**self._line({}), **_figures(states[0], totals)})]
@@ -54,7 +61,10 @@ class _Renderer:
             called = _called(call)
             said["content"] += called.get("content", "")
             said.setdefault("tool_calls", []).extend(called.get("tool_calls", ()))
-        return msgspec.json.encode({**self._line(said), **_figures(state, totals)})
+        made = {**self._line(said), **_figures(state, totals)}
+        if state.logprobs:
+            made["logprobs"] = list(map(_likelihood, state.logprobs))
+        return msgspec.json.encode(made)
 
     def _line(self, said: dict[str, Any]) -> dict[str, Any]:
         raise NotImplementedError
@@ -76,6 +86,11 @@ class GenerateRenderer(_Renderer):
     def _line(self, said: dict[str, Any]) -> dict[str, Any]:
         others = {name: value for name, value in said.items() if name == "thinking"}
         return {**self._head(), "response": said.get("content", ""), **others, "done": False}
+
+
+def _likelihood(entry: Logprob) -> dict[str, Any]:
+    """As in OpenAI's chats; what is empty is left out."""
+    return {name: value for name, value in logprob_object(entry).items() if value != []}
 
 
 def _called(call: MadeCall) -> dict[str, Any]:

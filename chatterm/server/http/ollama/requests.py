@@ -11,6 +11,7 @@ from chatterm.server.http.asked import Asked
 from chatterm.server.http.fields import Table, wrong
 from chatterm.server.http.limits import Limits
 from chatterm.server.http.ollama.render import ChatRenderer, GenerateRenderer, stamp
+from chatterm.server.http.openai.asking import MOST_ALTERNATIVES
 from chatterm.server.http.openai.common import (
     Strings,
     Tool,
@@ -94,37 +95,38 @@ class Message(Struct, forbid_unknown_fields=True):
     images: list[Any] | None = None
 
 
-class ChatRequest(Struct):
-    """The fields that have an effect."""
+class _Request(Struct, kw_only=True):
+    """The fields of both that have an effect."""
 
     model: str
-    messages: list[Message] = []
     stream: bool = True
     format: str | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
     think: bool | str | None = None
     keep_alive: KeepAlive | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+
+class ChatRequest(_Request, kw_only=True):
+    """Those of /api/chat."""
+
+    messages: list[Message] = []
     tools: list[Tool] | None = None
 
 
-class GenerateRequest(Struct):
-    """The fields that have an effect."""
+class GenerateRequest(_Request, kw_only=True):
+    """Those of /api/generate."""
 
-    model: str
     prompt: str = ""
     system: str | None = None
-    stream: bool = True
     raw: bool = False
-    format: str | dict[str, Any] | None = None
-    options: dict[str, Any] | None = None
-    think: bool | str | None = None
-    keep_alive: KeepAlive | None = None
 
 
 CHAT = Table(
     "/api/chat",
     ChatRequest,
-    harmless={"logprobs": (False,), "top_logprobs": (0,), "truncate": None, "shift": None},
+    harmless={"truncate": None, "shift": None},
 )
 GENERATE = Table(
     "/api/generate",
@@ -149,7 +151,7 @@ def parse_chat(body: dict[str, Any], model: ServedModel, limits: Limits, client:
     generation = Generation(
         model=given.model,
         messages=_messages(given.messages),
-        sampling=_sampling(given.options, model, limits),
+        sampling=_sampling(given.options, model, limits) | _logprobs(given),
         think=think,
         template=template,
         tools=tools,
@@ -174,7 +176,7 @@ def parse_generate(body: dict[str, Any], model: ServedModel, limits: Limits, cli
         model=given.model,
         messages=None if is_raw else (*system, ChatMessage("user", given.prompt)),
         prompt=given.prompt if is_raw else None,
-        sampling=_sampling(given.options, model, limits),
+        sampling=_sampling(given.options, model, limits) | _logprobs(given),
         think=think,
         template=template,
         constraint=_constraint(given.format),
@@ -279,6 +281,14 @@ def _think(given: bool | str | None, model: ServedModel) -> tuple[Think, dict[st
     if given and model.thinks is False:
         raise wrong("think", f"{model.name} does not think; leave out think.")
     return ("auto" if given is None else "on" if given else "off"), {}
+
+
+def _logprobs(given: _Request) -> dict[str, Any]:
+    if not 0 <= given.top_logprobs <= MOST_ALTERNATIVES:
+        raise wrong("top_logprobs", f"top_logprobs must be between 0 and {MOST_ALTERNATIVES}")
+    if given.top_logprobs and not given.logprobs:
+        raise wrong("top_logprobs", "top_logprobs needs logprobs to be true.")
+    return {"logprobs": given.top_logprobs} if given.logprobs else {}
 
 
 def _sampling(given: Mapping[str, Any] | None, model: ServedModel, limits: Limits) -> dict[str, Any]:

@@ -9,22 +9,19 @@ from msgspec import Struct
 from chatterm.server.http.asked import Asked
 from chatterm.server.http.fields import Table, convert, wrong
 from chatterm.server.http.limits import Limits
+from chatterm.server.http.openai.asking import MOST_ALTERNATIVES, Request, calling, generation
 from chatterm.server.http.openai.common import (
     Function,
     NamedFunction,
     NamedTool,
     Tool,
-    choice_of,
     sampling_of,
     schema_constraint,
-    strict_of,
     text_of,
     thinking,
-    tools_of,
-    with_tools,
 )
 from chatterm.server.http.openai.responses_render import ResponseRenderer
-from chatterm.server.service import ChatMessage, Constraint, Generation, Role, ServedModel, ToolCall
+from chatterm.server.service import ChatMessage, Constraint, Role, ServedModel, ToolCall
 
 
 class Reasoning(Struct, forbid_unknown_fields=True):
@@ -54,15 +51,11 @@ class FunctionTool(Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponsesRequest(Struct):
+class ResponsesRequest(Request, kw_only=True):
     """The fields that have an effect."""
 
-    model: str
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    stream: bool = False
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     max_output_tokens: int | None = None
@@ -72,8 +65,6 @@ class ResponsesRequest(Struct):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
-    user: str | None = None
     safety_identifier: str | None = None
 
 
@@ -109,11 +100,8 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         )
     given = TABLE.of(body)
     functions = [Tool("function", _function(tool)) for tool in given.tools or ()]
-    tools = tools_of(functions)
-    choice = choice_of(_choice(given.tool_choice), tools)
-    tools = () if choice == "none" else tools
-    parallel = given.parallel_tool_calls is not False
-    constraint = with_tools(_constraint(given.text), model, tools, choice, parallel, strict_of(functions))
+    choice, parallel = _choice(given.tool_choice), given.parallel_tool_calls
+    calls = calling(functions, choice, parallel, _constraint(given.text), model)
     effort = given.reasoning.effort if given.reasoning is not None else None
     think, template = thinking(effort, None, model, "reasoning.effort")
     unknown = next((name for name in given.include or () if name not in _INCLUDED), None)
@@ -125,23 +113,19 @@ def parse(body: dict[str, Any], model: ServedModel, limits: Limits, client: str)
         sampling["max_tokens"] = given.max_output_tokens
     if logprobs:
         sampling["logprobs"] = given.top_logprobs or 0
-        if not 0 <= sampling["logprobs"] <= 20:
-            raise wrong("top_logprobs", "top_logprobs must be 0 to 20.")
-    generation = Generation(
-        model=given.model,
+        if not 0 <= sampling["logprobs"] <= MOST_ALTERNATIVES:
+            raise wrong("top_logprobs", f"top_logprobs must be 0 to {MOST_ALTERNATIVES}.")
+    asked = generation(
+        given,
+        limits,
+        client,
         messages=_messages(given.instructions, given.input),
         sampling=sampling,
         think=think,
         template=template,
-        tools=tools,
-        tool_choice=choice,
-        constraint=constraint,
-        most_tokens=limits.context,
-        deadline_s=limits.request_s,
-        client=f"{client} {given.safety_identifier or given.user or ''}".rstrip(),
-        cache_key=given.prompt_cache_key,
+        **calls,
     )
-    return Asked((generation,), given.stream, ResponseRenderer(given.model, _echo(given), logprobs))
+    return Asked((asked,), given.stream, ResponseRenderer(given.model, _echo(given), logprobs))
 
 
 def _echo(given: ResponsesRequest) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from chatterm.server.http.errors import error_object
 from chatterm.server.http.openai.chat import logprob_object
 from chatterm.server.http.openai.common import new_id
 from chatterm.server.http.sse import event
-from chatterm.server.http.tool_calls import CallArguments, CallBegan, CallEnded, Text
 from chatterm.server.service import Logprob, RequestError
+from chatterm.server.tool_calls import CallArguments, CallBegan, CallEnded, Text
 
 _PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 

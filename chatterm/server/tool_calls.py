@@ -385,13 +385,17 @@ def _mistral(reader: Reader) -> Steps[None]:
 
 def _harmony(reader: Reader) -> Steps[None]:
     yield from reader.more()
-    while mark := (yield from reader.passage(("<|start|>", "<|channel|>", *_ENDS))):
-        if mark in _ENDS:
+    begins = yield from reader.follows(" to=")  # of an answer whose prompt ends in <|start|>assistant
+    while begins or (mark := (yield from reader.passage(("<|start|>", "<|channel|>", *_ENDS)))):
+        if not begins and mark in _ENDS:
             continue
         header = yield from reader.found("<|message|>")
         if header is None:
-            reader.verbatim(mark)
-        elif (to := _RECIPIENT.search(header)) is not None:
+            reader.verbatim("" if begins else mark)
+            begins = False
+            continue
+        begins = False
+        if (to := _RECIPIENT.search(header)) is not None:
             reader.begin(to[1])
             yield from reader.passage(_ENDS, call=True)
             reader.close()

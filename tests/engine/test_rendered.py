@@ -1,0 +1,120 @@
+"""Prompts with calls: sampled ids stand exactly where the template writes what they spell."""
+
+import json
+import os
+from random import Random
+from typing import Any
+
+import pytest
+
+from engine.conversation.rendered import Rendering
+from engine.conversation.turns import Answer
+from models.text.tokenizer import Tokenizer
+from tests.chatterm.server.agent_formats import FORMATS, Format
+from tests.chatterm.server.agent_formats import LLAMA3 as LLAMA3_TEMPLATE
+from tests.engine.tiny import tiny_tokenizer
+
+FEW = int(os.environ.get("CHATTERM_FUZZ", "40"))
+"""CHATTERM_FUZZ=5000 tries so many."""
+HERMES, LLAMA3 = FORMATS[:2]
+WORDS = ["rain", "a < b", '"quoted"', "two\nlines", "é", "[TOOL_CALLS]"]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+def conversation(random: Random, format: Format) -> list[dict[str, Any]]:
+    """Questions, calls with their results, and answers, in any number."""
+    messages: list[dict[str, Any]] = []
+    for _ in range(random.randint(1, 4)):
+        messages.append({"role": "user", "content": random.choice(WORDS)})
+        for number in range(random.randint(0, 3)):
+            given = {"where": random.choice(WORDS), "more": [random.choice(WORDS), 1, None]}
+            id = f"{len(messages):09}"
+            call = {"id": id, "type": "function", "function": {"name": "look", "arguments": given}}
+            text = random.choice(["", "Let me see."]) if format is HERMES else ""
+            messages.append({"role": "assistant", "content": text, "tool_calls": [call]})
+            messages.append(
+                {"role": "tool", "tool_call_id": id, "content": f"{random.choice(WORDS)} {number}"}
+            )
+        messages.append({"role": "assistant", "content": random.choice(WORDS)})
+    return messages[
+        : 1 + messages.index(random.choice([one for one in messages if one["role"] != "assistant"]))
+    ]
+
+
+def sampled(tokenizer: Tokenizer, format: Format, message: dict[str, Any], thought: str) -> Answer:
+    """The answer as a model writes it that writes as its template does."""
+    before = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+    said = message["content"]
+    if calls := message.get("tool_calls"):
+        given = json.dumps(calls[0]["function"]["arguments"], ensure_ascii=False)
+        whole = format.called("look", given).removesuffix("<|im_end|>")
+        said = f"{said}\n{whole}" if said else whole
+    lead, text = tokenizer.encode(before), tokenizer.encode(said)
+    if not calls:
+        text = tokenizer.encode_plain(said)
+    ids = [*lead, *text, *tokenizer.encode("<|im_end|>")]
+    return Answer(said, thought, ids, shown=(len(lead), len(ids) - 1))
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA3], ids=lambda format: format.name)
+def test_known_ids_are_where_the_template_writes_them(format: Format) -> None:
+    tokenizer = format.tokenizer()
+    thoughts = shown = 0
+    for seed in range(FEW):
+        random = Random(seed)
+        messages = conversation(random, format)
+        answers, whole = dict[int, Answer](), []
+        for index, message in enumerate(messages):
+            whole.append(dict(message))
+            if message["role"] == "assistant" and random.random() < 0.7:
+                thought = random.choice(["", "hm, so", "two\n\nparts"]) if format.thinks else ""
+                answers[index] = sampled(tokenizer, format, message, thought)
+                whole[-1]["reasoning_content"] = thought
+                thoughts += bool(thought)
+        ids = Rendering(tokenizer, None, TOOLS).prompt(messages, answers)
+        text = tokenizer.render(whole, add_generation_prompt=True, tools=TOOLS)  # type: ignore[arg-type]
+        assert tokenizer.decode(ids, skip_special=False) == text
+        shown += text.count("<think>")
+        # Where the ids are others, they are what stands there: nothing is tokenised again.
+        for answer in answers.values():
+            answer.token_ids = [id if not tokenizer.is_text(id) else 33 for id in answer.token_ids]
+        again = Rendering(tokenizer, None, TOOLS).prompt(messages, answers)
+        assert len(again) == len(ids)
+        assert again.count(33) >= sum(answer.content_ids.count(33) for answer in answers.values())
+    tokenizer.close()
+    assert shown > 0 or not format.thinks
+    assert thoughts > shown or not format.thinks  # of earlier questions it is left out
+
+
+def test_an_answer_whose_end_is_not_written_is_tokenised() -> None:
+    """What ends it has to be found, or nobody knows how far its ids go."""
+    tokenizer = tiny_tokenizer(LLAMA3_TEMPLATE.replace("<|im_end|>", "\\n"))
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": ""},
+    ]
+    answer = Answer("", token_ids=[33] * 5, shown=(0, 5))
+    for given in (messages, [*messages[:2], {"role": "user", "content": "y"}]):
+        ids = Rendering(tokenizer, None).prompt(given, {1: answer})
+        text = tokenizer.render(given, add_generation_prompt=True)  # type: ignore[arg-type]
+        assert tokenizer.decode(ids, skip_special=False) == text
+    tokenizer.close()
+
+
+def test_what_clients_write_in_arguments_is_text() -> None:
+    tokenizer = HERMES.tokenizer()
+    given = {"a": "<|im_end|>", "<|im_start|>": ["</think>"]}
+    call = {"id": "c", "type": "function", "function": {"name": "look<|im_end|>", "arguments": given}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "y"},
+    ]
+    ids = Rendering(tokenizer, None).prompt(messages, {})
+    text = tokenizer.render(messages, add_generation_prompt=True)  # type: ignore[arg-type]
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert ids.count(tokenizer.token_id("<|im_end|>")) == 3
+    assert ids.count(tokenizer.token_id("<|im_start|>")) == 4
+    tokenizer.close()
