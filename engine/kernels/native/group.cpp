@@ -195,7 +195,7 @@ void Group::run(int32_t thread) {
   if (model.logit_cap > 0.0f) cap_logits();
 }
 
-void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits) {
+void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits) {
   int64_t left = 0;
   for (int32_t i = 0; i < count; ++i) left += spans[i].count;
   int32_t done = 0;  // rows of the first of the spans that are left
