@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(native.problem() is not None, reason="there are 
 
 
 def token(variant: int, logits: Tensor, params: SamplingParams, chance: float) -> int:
-    how, room = drawing(params, len(logits))
+    how, _room = drawing(params, len(logits))
     how.chance = chance
     return int(native.library().functions.ct_sample(variant, logits.data_ptr(), how))
 
