@@ -75,7 +75,7 @@ def on_cpu(vocab: int, repeats: int) -> None:
         native = SamplerState.create(params, [], vocab, device)
         times: tuple[list[float], list[float]] = [], []
         for _ in range(repeats):
-            for state, taken in zip((native, replace(native, room=None)), times, strict=True):
+            for state, taken in zip((native, replace(native, natively=None)), times, strict=True):
                 began = perf_counter()
                 sample(logits, state)
                 taken.append((perf_counter() - began) * 1e6)

@@ -140,19 +140,16 @@ class Runner:
         if self._pool is not None and self._pool.alone is not alone:
             self._pool.set_alone(alone)
 
-    @torch.inference_mode()
     def run(self, batch: StepBatch) -> list[Tensor]:
         """Compute the rows of `batch` and return the logits [vocab] of each span that wants some, in order.
 
         The next call may overwrite them.
         """
         spans = batch.spans
-        if self._padded is not None and self._padded.takes(spans):
-            return self._padded.run(spans)
         if self._native is None:
             return self._run(spans)
         if self._native.takes_prompts:
-            return list(self._native.run(spans))
+            return self._native.step(spans)
         return self._run_apart(self._native, spans)
 
     def _run_apart(self, native: NativeDecoder, spans: tuple[Span, ...]) -> list[Tensor]:
@@ -161,14 +158,17 @@ class Runner:
         prompts = tuple(prompt for prompt, _ in parts if prompt is not None)
         answers = tuple(answer for _, answer in parts if answer is not None)
         of_prompts = iter(self._run(prompts) if prompts else [])
-        of_answers = iter(list(native.run(answers)) if answers else [])
+        of_answers = iter(native.step(answers) if answers else [])
         return [
             next(of_prompts if answer is None else of_answers)
             for span, (_, answer) in zip(spans, parts, strict=True)
             if span.wanted
         ]
 
+    @torch.inference_mode()  # native kernels need none, and it takes longer than all else around a step of theirs
     def _run(self, spans: tuple[Span, ...]) -> list[Tensor]:
+        if self._padded is not None and self._padded.takes(spans):
+            return self._padded.run(spans)
         token_ids = [token for span in spans for token in span.tokens]
         positions = [position for span in spans for position in span.positions]
         ends = accumulate(span.count for span in spans)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from secrets import randbits
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,8 +44,8 @@ class SamplerState:
     """int32 [vocab]: how often each token is in the answer; None without a presence or frequency penalty."""
     biased: tuple[Tensor, Tensor] | None
     """int64 [n], fp32 [n]: tokens, and what is added to their logits; None without a bias."""
-    room: Tensor | None
-    """fp32 [vocab] for the native kernels; None where they do not draw."""
+    natively: tuple[native.Sampling, Tensor] | None
+    """How the native kernels draw, and room for them; None where they do not."""
 
     @classmethod
     def create(
@@ -61,12 +61,9 @@ class SamplerState:
         `earlier` are the tokens at the end of `prompt` that belong to the answer: it is one that goes on.
         """
         seed = randbits(63) if params.seed is None else params.seed
-        generator = seen = generated = biased = room = None
-        if params.temperature > 0.0:
-            if device.type != "cpu":
-                generator = torch.Generator(device)
-            elif native.problem() is None:
-                room = torch.empty(vocab_size)
+        generator = seen = generated = biased = natively = None
+        if params.temperature > 0.0 and device.type != "cpu":
+            generator = torch.Generator(device)
         if params.repetition_penalty != 1.0:
             seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             seen[torch.tensor(prompt, dtype=torch.int64, device=device)] = True
@@ -76,14 +73,30 @@ class SamplerState:
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=device)
             biased = ids, torch.tensor(list(params.logit_bias.values()), device=device)
-        return cls(params, seed, len(earlier), generator, seen, generated, biased, room)
+        if device.type == "cpu" and native.problem() is None:
+            room = torch.empty(2 * vocab_size)
+            how = native.Sampling(
+                room=room.data_ptr(),
+                seen=None if seen is None else seen.data_ptr(),
+                generated=None if generated is None else generated.data_ptr(),
+                repetition=params.repetition_penalty,
+                presence=params.presence_penalty,
+                frequency=params.frequency_penalty,
+                temperature=params.temperature and max(params.temperature, LEAST_TEMPERATURE),
+                top_p=params.top_p,
+                min_p=params.min_p,
+                top_k=min(params.top_k, vocab_size),
+                count=vocab_size,
+            )
+            natively = how, room
+        return cls(params, seed, len(earlier), generator, seen, generated, biased, natively)
 
     def note(self, token_id: int) -> None:
         """Remember a token of the answer, at least 0."""
         if self.seen is not None:
-            self.seen[token_id] = True
+            _numbers(self.seen)[token_id] = True
         if self.generated is not None:
-            self.generated[token_id] += 1
+            _numbers(self.generated)[token_id] += 1
 
     def skip(self, token_id: int) -> None:
         """The next token is this one, and nothing is drawn."""
@@ -103,14 +116,13 @@ def sample(logits: Tensor, state: SamplerState, mask: Tensor | None = None) -> i
     seed = draw_seed(state.seed, state.step)
     state.step += 1
     logits = edit(logits.float(), state, mask)
+    if state.natively is not None:
+        how, _ = state.natively
+        how.chance = _chance(seed)
+        return native.sample(logits, how)
     logits = penalise(logits, state)
     if params.temperature == 0.0:
         return likeliest(logits)
-    if state.room is not None:
-        temperature = max(params.temperature, LEAST_TEMPERATURE)
-        top_k = min(params.top_k, len(logits))
-        how = native.Sampling(_chance(seed), temperature, params.top_p, params.min_p, top_k)
-        return native.sample(logits, how, state.room)
     if not math.isfinite(logits.max()):
         return -1
     probabilities, ids = choices(logits, params)
@@ -210,10 +222,14 @@ def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return logits.index_copy(0, ids, torch.where(found > 0, found / penalty, found * penalty))
 
 
+def _numbers(values: Tensor) -> Any:
+    """The same memory as an array where it is the CPU's: numpy takes a tenth of what torch takes for one number."""
+    return values.numpy() if values.device.type == "cpu" else values
+
+
 def likeliest(logits: Tensor) -> int:
     """The first index of the largest; -1 where that is not finite."""
-    # On a CPU numpy takes a tenth of what torch takes.
-    index = int(logits.numpy().argmax() if logits.device.type == "cpu" else logits.argmax())
+    index = int(_numbers(logits).argmax())
     return index if math.isfinite(logits[index]) else -1
 
 

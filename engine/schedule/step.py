@@ -55,6 +55,8 @@ class EngineStep:
     others: Others = field(default_factory=Others)
     alone: bool = False
     """Whether idle work keeps to one core now."""
+    torch_threads: int = 0
+    """As they were set last; 0 before that."""
     jumps: bool = True
     """Whether rows of an answer in a slot may be computed as a prompt's are."""
     _guided: list[Sequence] = field(default_factory=list)
@@ -242,7 +244,8 @@ class EngineStep:
         alone = idle and self.alone
         self.runner.set_alone(alone)
         wanted = self.threads if self.runner.uses_torch(batch) and not alone else 1
-        if torch.get_num_threads() != wanted:
+        if self.torch_threads != wanted:
+            self.torch_threads = wanted
             torch.set_num_threads(wanted)
 
     def _sample(self, sequence: Sequence, logits: torch.Tensor) -> Drawn:

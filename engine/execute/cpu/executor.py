@@ -79,6 +79,8 @@ class NativeDecoder:
             raise NativeError((reason.value or b"no reason").decode())
         weakref.finalize(self, self._functions.ct_decoder_destroy, self._handle).atexit = False
         self._vocab = spec.vocab_size
+        self._logits = torch.empty(0, self._vocab)
+        self._rows: list[Tensor] = []
         self.takes_prompts = network.is_quantized and number != PORTABLE
         """Whether prompts are computed faster than by torch: quantised ones, and not by the portable kernels."""
 
@@ -89,20 +91,32 @@ class NativeDecoder:
         spans: a row is rounded to int8 by itself, and its sums have one order. Raises NativeError for values out of
         range and for a span without tokens; then nothing was computed.
         """
-        given = (native.Span * len(spans))()
-        alive = []
-        for span, place in zip(spans, given, strict=True):
+        logits = torch.empty(sum(span.wanted for span in spans), self._vocab)
+        self._run(spans, logits)
+        return logits
+
+    def step(self, spans: Sequence[Span]) -> list[Tensor]:
+        """As `run`: fp32 [vocab_size] for each span that wants it, in memory that the next step overwrites."""
+        wanted = sum(span.wanted for span in spans)
+        if wanted > len(self._rows):
+            # Fresh memory for every step would have to be mapped by the system, page by page.
+            self._logits = torch.empty(wanted, self._vocab)
+            self._rows = list(self._logits)
+        self._run(spans, self._logits)
+        return self._rows[:wanted]
+
+    def _run(self, spans: Sequence[Span], logits: Tensor) -> None:
+        given = array("i")
+        for span in spans:
             count = len(span.tokens)
             if count != len(span.positions):
                 raise NativeError(f"a span has {count} tokens and {len(span.positions)} positions")
-            arrays = [array("i", values) for values in (span.blocks, span.tokens, span.positions)]
-            alive.append(arrays)
-            place.table, place.tokens, place.positions = (a.buffer_info()[0] for a in arrays)
-            place.blocks, place.row, place.count = len(arrays[0]), span.start, count
-            place.wanted = span.wanted
-        logits = torch.empty(sum(span.wanted for span in spans), self._vocab)
+            given.extend((len(span.blocks), span.start, count, span.wanted))
+            for values in (span.blocks, span.tokens, span.positions):
+                given.extend(values)
         with self._pool.held():
-            wrong = self._functions.ct_decoder_run(self._handle, given, len(given), logits.data_ptr())
+            wrong = self._functions.ct_decoder_run(
+                self._handle, given.buffer_info()[0], len(spans), logits.data_ptr()
+            )
         if wrong is not None:
             raise NativeError(wrong.decode())
-        return logits

@@ -12,7 +12,10 @@ namespace {
 
 constexpr int32_t LEAST_QUERIES = 4;
 
-int32_t parts_of(int32_t rows) { return (rows + PART_ROWS - 1) / PART_ROWS; }
+// A quotient rounded up.
+int32_t up(int32_t number, int32_t by) { return (number + by - 1) / by; }
+
+int32_t parts_of(int32_t rows) { return up(rows, PART_ROWS); }
 
 // The first row that a row sees.
 int32_t first_seen(int32_t row, int32_t window) { return window > 0 && row >= window ? row + 1 - window : 0; }
@@ -48,9 +51,10 @@ void Group::share_attention(Plan& plan) {
     (span.count == 1 ? single : several) += span.count * sizes.kv_heads * (all.apart ? all.parts() : 1);
   }
   // So many queries together that every thread finds some; heads that lie side by side are read together, unless
-  // threads would find too little.
+  // threads would find too little: all heads in groups of one size.
   const int32_t together = within(several / (TASKS_A_THREAD * working), LEAST_QUERIES, MOST_QUERIES);
-  const int32_t side_by_side = within((single + most_tasks - 1) / most_tasks, 1, sizes.kv_heads);
+  const int32_t most_heads = within(up(single, most_tasks), 1, sizes.kv_heads);
+  const int32_t side_by_side = up(sizes.kv_heads, up(sizes.kv_heads, most_heads));
   plan.queries.clear();
   plan.tasks.clear();
   plan.of_row.resize(size_t(count));

@@ -134,18 +134,6 @@ struct ct_cache {
   int32_t block_size;
 };
 
-// `count` tokens of one sequence in its rows from `row` on, with a position each, and whether the logits that follow the
-// last one are wanted. Row r of the sequence lies in slot table[r / block_size] * block_size + r % block_size.
-struct ct_span {
-  const int32_t* table;
-  const int32_t* tokens;
-  const int32_t* positions;
-  int32_t blocks;
-  int32_t row;
-  int32_t count;
-  int32_t wanted;
-};
-
 struct ct_pool;
 struct ct_decoder;
 struct ct_multiplier;
@@ -155,11 +143,10 @@ struct ct_mixtures;
 const char* ct_source_hash();
 
 // Variants of the kernels, from the portable one to the widest: their number, their names, and whether this machine
-// runs them.
+// runs them. The last one that it runs is the best.
 int32_t ct_variants();
 const char* ct_variant_name(int32_t variant);
 int32_t ct_variant_works(int32_t variant);
-int32_t ct_best_variant();
 
 // A pool of `threads` threads, the caller of a step being one of them. Null when they cannot be started.
 ct_pool* ct_pool_create(int32_t threads);
@@ -173,11 +160,15 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
                               const char** problem);
 void ct_decoder_destroy(ct_decoder* decoder);
 
-// The spans of a batch: writes K and V of their rows, and fp32 [wanted spans, vocabulary] to `logits`. Null, or what was
-// wrong with the spans (a static string). One call at a time for a pool.
+// `count` spans of a batch: writes K and V of their rows, and fp32 [wanted spans, vocabulary] to `logits`. Null, or what
+// was wrong with the spans (a static string). One call at a time for a pool.
+// A span is `tokens` tokens of one sequence in its rows from `row` on, with a position each, and whether the logits that
+// follow the last one are wanted: the numbers blocks, row, tokens, wanted, then table[blocks], token[tokens],
+// position[tokens], and then comes the next span. Row r of the sequence lies in slot table[r / block_size] * block_size +
+// r % block_size.
 // What products with quantised weights read is rounded to int8 by 32 numbers. A row's K, V and logits are the same to
 // the bit however a sequence is split into spans, and whatever is beside it.
-const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits);
+const char* ct_decoder_run(ct_decoder* decoder, const int32_t* spans, int32_t count, float* logits);
 
 // Products by themselves, `rows` at a time, of layers of up to `columns` columns. Null when memory is short.
 ct_multiplier* ct_multiplier_create(ct_pool* pool, int32_t variant, int32_t columns, int32_t rows);
@@ -210,18 +201,27 @@ struct ct_mixture_job {
 // expert has gets no numbers, and so do all when memory is short. Any thread may call it, that of a GPU's queue, too.
 void ct_mixtures_run(const ct_mixture_job* job);
 
-// How a token is drawn: top_k 0, top_p 1 and min_p 0 leave everything. chance lies in [0, 1).
+// How a token is drawn. The logits above 0 of what was seen are divided by `repetition`, those below multiplied; then those
+// of what was generated lose `presence`, and `frequency` for each time. Temperature 0 takes the first of the likeliest;
+// top_k 0, top_p 1 and min_p 0 leave everything. chance lies in [0, 1).
 struct ct_sampling {
   double chance;
+  float* room;               // [2 * count] of scratch
+  const uint8_t* seen;       // [count]: 1 for a token of the prompt or the answer, else 0; null: no repetition penalty
+  const int32_t* generated;  // [count]: how often a token is in the answer; null: neither of the other penalties
+  float repetition;
+  float presence;
+  float frequency;
   float temperature;
   float top_p;
   float min_p;
   int32_t top_k;
+  int32_t count;
 };
 enum ct_no_token : int32_t { CT_NO_NUMBERS = -1, CT_IMPOSSIBLE = -2 };
-// The token that a chance falls on, of fp32 logits [count]; `room` is fp32 [count]. CT_NO_NUMBERS where the largest logit
-// is not finite or one is no number, CT_IMPOSSIBLE when memory is short or this machine does not run the variant.
-int32_t ct_sample(int32_t variant, const float* logits, int32_t count, const ct_sampling* how, float* room);
+// The token that a chance falls on, of fp32 logits [count]. CT_NO_NUMBERS where the largest logit is not finite or one is
+// no number, CT_IMPOSSIBLE when memory is short or this machine does not run the variant.
+int32_t ct_sample(int32_t variant, const float* logits, const ct_sampling* how);
 // Logits fp32 [count] to `out`, -inf where bit i % 32 of word i / 32 of `mask` is not set.
 void ct_mask(const float* logits, int32_t count, const uint32_t* mask, float* out);
 

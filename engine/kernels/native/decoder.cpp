@@ -84,7 +84,15 @@ const char* misfit(const ct_model& model, const ct_cache& cache) {
   return nullptr;
 }
 
-const char* misuse(const Decoder& decoder, const ct_span& span) {
+// The span at `at`, which is then behind it.
+Span read_span(const int32_t*& at) {
+  const int32_t blocks = at[0], row = at[1], tokens = at[2], wanted = at[3];
+  const int32_t *table = at + 4, *token = table + blocks, *position = token + tokens;
+  at = position + tokens;
+  return {table, token, position, blocks, row, tokens, wanted};
+}
+
+const char* misuse(const Decoder& decoder, const Span& span) {
   if (span.count < 1) return "a span has no tokens";
   for (int32_t i = 0; i < span.count; ++i) {
     if (span.tokens[i] < 0 || span.tokens[i] >= decoder.model.embedding.rows) return "there is no such token";
@@ -146,12 +154,15 @@ ct_decoder* ct_decoder_create(const ct_model* model, const ct_cache* cache, ct_p
 
 void ct_decoder_destroy(ct_decoder* decoder) { delete decoder; }
 
-const char* ct_decoder_run(ct_decoder* decoder, const ct_span* spans, int32_t count, float* logits) {
-  for (int32_t i = 0; i < count; ++i) {
-    if (const char* wrong = misuse(*decoder, spans[i])) return wrong;
-  }
+const char* ct_decoder_run(ct_decoder* decoder, const int32_t* spans, int32_t count, float* logits) {
+  std::vector<Span>& all = decoder->spans;
   try {
-    run_spans(*decoder, spans, count, logits);
+    all.clear();
+    for (int32_t i = 0; i < count; ++i) {
+      all.push_back(read_span(spans));
+      if (const char* wrong = misuse(*decoder, all.back())) return wrong;
+    }
+    run_spans(*decoder, all.data(), count, logits);
   } catch (const std::bad_alloc&) {
     return "memory is short";
   }

@@ -78,6 +78,17 @@ struct Bench {
   }
 };
 
+// Of one sequence, as `ct_decoder_run` is told of it.
+struct Span {
+  const int32_t* table;
+  const int32_t* tokens;
+  const int32_t* positions;
+  int32_t blocks;
+  int32_t row;
+  int32_t count;
+  int32_t wanted;
+};
+
 // A row of activations and the token it belongs to.
 struct Row {
   int32_t token;
@@ -164,6 +175,7 @@ struct Decoder {
   std::vector<int32_t> windows;  // that layers have, each once
   std::vector<size_t> plans;     // of every layer: the number of its window
   std::unique_ptr<Workspace> space;
+  std::vector<Span> spans;  // of a call
 
   // Rows that are computed together.
   int32_t most_rows() const { return mixture.taken ? MOST_ROWS_OF_EXPERTS : MOST_ROWS; }

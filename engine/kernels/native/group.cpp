@@ -86,24 +86,16 @@ void Group::gate_some(const ct_feed& feed, int32_t first, int32_t end, const Inp
                       const uint8_t* later, Bench& bench) const {
   const ct_linear& linear = feed.gate_up;
   const int32_t size = out.columns, forms = forms_of(feed.down), rows = given.rows;
-  const int32_t unit = few(rows) ? piece_of(rows) / QUANTIZED * QUANTIZED : PANEL;
-  const int32_t piece = few(rows) ? unit : QUANTIZED;
+  const int32_t piece = few(rows) ? piece_of(rows) / QUANTIZED * QUANTIZED : QUANTIZED;
   float *gate = bench.tile.as<float>(), *up = bench.other.as<float>();
   for (int32_t from = first; from < end; from += piece) {
     const int32_t to = from + piece < end ? from + piece : end;
-    for (int32_t at = from; at < to; at += unit) {
-      const int32_t stop = at + unit < to ? at + unit : to;
-      float* here = gate + at - from;
-      const uint8_t* next = stop < end ? row_of(linear, stop) : later;
-      bench.multiplier.multiply(linear, at, stop, given, here, piece, feed.gated ? row_of(linear, size + at) : next);
-      if (feed.gated) bench.multiplier.multiply(linear, size + at, size + stop, given, up, unit, next);
-      for (int32_t r = 0; r < rows; ++r) {
-        const float* other = feed.gated ? up + r * unit : nullptr;
-        decoder.kernels.gate(feed, here + r * piece, other, stop - at, here + r * piece);
-      }
-    }
+    const uint8_t* next = to < end ? row_of(linear, to) : later;
+    bench.multiplier.multiply(linear, from, to, given, gate, piece, feed.gated ? row_of(linear, size + from) : next);
+    if (feed.gated) bench.multiplier.multiply(linear, size + from, size + to, given, up, piece, next);
     for (int32_t r = 0; r < rows; ++r) {
-      const float* found = gate + r * piece;
+      float* found = gate + r * piece;
+      decoder.kernels.gate(feed, found, feed.gated ? up + r * piece : nullptr, to - from, found);
       float* plain = const_cast<float*>(out.x) + int64_t(r) * size + from;
       if (forms & FORM_FLOAT) std::memcpy(plain, found, size_t(to - from) * sizeof(float));
       if (forms & FORM_INT8) decoder.kernels.quantize(found, r, from, to - from, out);
@@ -195,7 +187,7 @@ void Group::run(int32_t thread) {
   if (model.logit_cap > 0.0f) cap_logits();
 }
 
-void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits) {
+void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits) {
   int64_t left = 0;
   for (int32_t i = 0; i < count; ++i) left += spans[i].count;
   int32_t done = 0;  // rows of the first of the spans that are left

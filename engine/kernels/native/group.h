@@ -118,6 +118,6 @@ class Group {
 };
 
 // All rows of the spans, so many at a time as are computed together. Throws std::bad_alloc.
-void run_spans(Decoder& decoder, const ct_span* spans, int32_t count, float* logits);
+void run_spans(Decoder& decoder, const Span* spans, int32_t count, float* logits);
 
 }  // namespace chatterm

@@ -245,21 +245,48 @@ inline void mix(const float* weights, const uint8_t* const* rows, int32_t count,
   }
 }
 
-// The scores of some rows by all query heads of a KV head, at `rows`: as many rows at once as fit the registers.
+// Some rows of a KV head, and those that are asked for meanwhile: a few lines at a time, and only into the second cache,
+// for the first one has few misses under way at once and waits for more.
+struct Some {
+  const uint8_t* rows[TOGETHER_ROWS];
+  const uint8_t* later[TOGETHER_ROWS];
+  int32_t count;
+
+  void ask(int32_t row, int32_t byte) const { __builtin_prefetch(later[row] + byte, 0, 2); }
+};
+
+// The scores of some rows by query heads of a KV head: as many rows at once as fit the registers.
 template <typename Type, int G>
-inline void score_some(const float* q, int32_t dim, const uint8_t* const* rows, int32_t count, float* scores) {
+inline void score_some(const float* q, int32_t dim, const Some& some, float* scores) {
   constexpr int ROWS = G <= 3 ? 4 : 2;
   int32_t r = 0;
-  for (; r + ROWS <= count; r += ROWS) score<Type, G, ROWS>(q, dim, rows + r, scores + r);
-  for (; r < count; ++r) score<Type, G, 1>(q, dim, rows + r, scores + r);
+  auto ask = [&](int32_t rows) {
+    for (int32_t i = r; i < r + rows; ++i) {
+      for (int32_t byte = 0; byte < dim * Type::BYTES; byte += 64) some.ask(i, byte);
+    }
+  };
+  for (; r + ROWS <= some.count; r += ROWS) {
+    ask(ROWS);
+    score<Type, G, ROWS>(q, dim, some.rows + r, scores + r);
+  }
+  for (; r < some.count; ++r) {
+    ask(1);
+    score<Type, G, 1>(q, dim, some.rows + r, scores + r);
+  }
 }
 
 template <typename Type, int G>
-inline void mix_some(const float* weights, const uint8_t* const* rows, int32_t count, int32_t dim, float* out) {
+inline void mix_some(const float* weights, const Some& some, int32_t dim, float* out) {
   constexpr int WIDE = G <= 2 ? 4 : 2;
-  const int32_t row = padded(dim);
+  const int32_t row = padded(dim), count = some.count;
+  const uint8_t* const* rows = some.rows;
   int32_t d = 0;
-  for (; d + 8 * WIDE <= dim; d += 8 * WIDE) mix<Type, G, WIDE>(weights, rows, count, row, d, out);
+  for (; d + 8 * WIDE <= dim; d += 8 * WIDE) {
+    for (int32_t byte = (d * Type::BYTES + 63) / 64 * 64; byte < (d + 8 * WIDE) * Type::BYTES; byte += 64) {
+      for (int32_t i = 0; i < count; ++i) some.ask(i, byte);
+    }
+    mix<Type, G, WIDE>(weights, rows, count, row, d, out);
+  }
   for (; d < dim; d += 8) mix<Type, G, 1>(weights, rows, count, row, d, out);
 }
 
@@ -296,7 +323,7 @@ inline int32_t locate(const Attention& a, int32_t row, const uint8_t** k, const 
   return count;
 }
 
-constexpr int32_t AHEAD_BYTES = 16384;  // so far ahead the rows to come are asked for
+constexpr int32_t AHEAD_BYTES = 32768;  // so far ahead the rows to come are asked for
 
 template <typename Type>
 void attend_rows(const Attend& a) {
@@ -306,34 +333,35 @@ void attend_rows(const Attend& a) {
     a.sum[g] = 0.0f;
   }
   for (int32_t i = 0; i < queries * wide; ++i) a.out[i] = 0.0f;
-  const uint8_t *k[2][ATTEND_ROWS], *v[ATTEND_ROWS], *some[TOGETHER_ROWS];
+  const uint8_t *k[2][ATTEND_ROWS], *v[ATTEND_ROWS];
+  Some some;
   const int32_t far = AHEAD_BYTES / (a.heads * bytes) / TOGETHER_ROWS * TOGETHER_ROWS;
   const int32_t ahead = far < TOGETHER_ROWS ? TOGETHER_ROWS : far < ATTEND_ROWS ? far : ATTEND_ROWS;
   int32_t count = locate(a, a.first, k[0], v), tile = 0;
   for (int32_t i = 0; i < count && i < ahead; ++i) {
     for (int32_t at = 0; at < a.heads * bytes; at += 64) __builtin_prefetch(k[0][i] + at);
   }
-  // Calls part(head, rows, count) for TOGETHER_ROWS at a time, and asks for those after them meanwhile.
+  // Calls part(head, row) for TOGETHER_ROWS at a time, which are `some` then.
   auto in_order = [&](const uint8_t* const* rows, const uint8_t* const* later, int32_t laters, auto part) {
     for (int32_t r = 0; r < count; r += TOGETHER_ROWS) {
-      const int32_t here = count - r < TOGETHER_ROWS ? count - r : TOGETHER_ROWS;
+      some.count = count - r < TOGETHER_ROWS ? count - r : TOGETHER_ROWS;
+      for (int32_t i = 0; i < some.count; ++i) {
+        const int32_t after = r + ahead + i;
+        some.rows[i] = rows[r + i];
+        some.later[i] = after < count ? rows[after] : after - count < laters ? later[after - count] : rows[r + i];
+      }
       for (int32_t head = 0; head < a.heads; ++head) {
-        for (int32_t i = 0; i < here; ++i) {
-          const int32_t after = r + ahead + i;
-          const uint8_t* next = after < count ? rows[after] : after - count < laters ? later[after - count] : rows[r + i];
-          for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(next + head * bytes + at);
-          some[i] = rows[r + i] + head * bytes;
-        }
-        part(head, r, here);
+        part(head, r);
+        for (int32_t i = 0; i < some.count; ++i) some.rows[i] += bytes, some.later[i] += bytes;
       }
     }
   };
   for (int32_t row = a.first; row < a.end; row += ATTEND_ROWS, tile ^= 1) {
-    in_order(k[tile], v, count, [&](int32_t head, int32_t r, int32_t here) {
+    in_order(k[tile], v, count, [&](int32_t head, int32_t r) {
       const float* q = a.q + head * a.groups * a.dim;
       float* scores = a.scores + head * a.groups * ATTEND_ROWS + r;
       by_groups(a.groups, [&](auto heads, int32_t group) {
-        score_some<Type, heads.value>(q + group * a.dim, a.dim, some, here, scores + group * ATTEND_ROWS);
+        score_some<Type, heads.value>(q + group * a.dim, a.dim, some, scores + group * ATTEND_ROWS);
       });
     });
     for (int32_t g = 0; g < queries; ++g) {
@@ -347,11 +375,11 @@ void attend_rows(const Attend& a) {
     const uint8_t* values[ATTEND_ROWS];
     for (int32_t i = 0; i < count; ++i) values[i] = v[i];
     const int32_t after = a.end - row > ATTEND_ROWS ? locate(a, row + ATTEND_ROWS, k[tile ^ 1], v) : 0;
-    in_order(values, k[tile ^ 1], after, [&](int32_t head, int32_t r, int32_t here) {
+    in_order(values, k[tile ^ 1], after, [&](int32_t head, int32_t r) {
       const float* weights = a.scores + head * a.groups * ATTEND_ROWS + r;
       float* out = a.out + head * a.groups * wide;
       by_groups(a.groups, [&](auto heads, int32_t group) {
-        mix_some<Type, heads.value>(weights + group * ATTEND_ROWS, some, here, a.dim, out + group * wide);
+        mix_some<Type, heads.value>(weights + group * ATTEND_ROWS, some, a.dim, out + group * wide);
       });
     });
     count = after;

@@ -134,15 +134,6 @@ class Cache(ctypes.Structure):
     _fields_: ClassVar = [*_of(_Pointer, "k", "v"), ("slots", _Long), *_of(_Int, "type", "block_size")]
 
 
-class Span(ctypes.Structure):
-    """ct_span"""
-
-    _fields_: ClassVar = [
-        *_of(_Pointer, "table", "tokens", "positions"),
-        *_of(_Int, "blocks", "row", "count", "wanted"),
-    ]
-
-
 class MixtureJob(ctypes.Structure):
     """ct_mixture_job"""
 
@@ -157,8 +148,9 @@ class Sampling(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("chance", ctypes.c_double),
-        *_of(ctypes.c_float, "temperature", "top_p", "min_p"),
-        ("top_k", _Int),
+        *_of(_Pointer, "room", "seen", "generated"),
+        *_of(_Float, "repetition", "presence", "frequency", "temperature", "top_p", "min_p"),
+        *_of(_Int, "top_k", "count"),
     ]
 
 
@@ -167,7 +159,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ct_variants": (_Int, ()),
     "ct_variant_name": (ctypes.c_char_p, (_Int,)),
     "ct_variant_works": (_Int, (_Int,)),
-    "ct_best_variant": (_Int, ()),
     "ct_pool_create": (_Pointer, (_Int,)),
     "ct_pool_alone": (None, (_Pointer, _Int)),
     "ct_pool_destroy": (None, (_Pointer,)),
@@ -176,7 +167,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (ctypes.POINTER(Model), ctypes.POINTER(Cache), _Pointer, _Int, ctypes.POINTER(ctypes.c_char_p)),
     ),
     "ct_decoder_destroy": (None, (_Pointer,)),
-    "ct_decoder_run": (ctypes.c_char_p, (_Pointer, ctypes.POINTER(Span), _Int, _Pointer)),
+    "ct_decoder_run": (ctypes.c_char_p, (_Pointer, _Pointer, _Int, _Pointer)),
     "ct_multiplier_create": (_Pointer, (_Pointer, _Int, _Int, _Int)),
     "ct_multiplier_destroy": (None, (_Pointer,)),
     "ct_multiplier_run": (_Int, (_Pointer, ctypes.POINTER(Linear), _Int, _Pointer, _Pointer)),
@@ -186,7 +177,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "ct_mixtures_destroy": (None, (_Pointer,)),
     "ct_mixtures_run": (None, (ctypes.POINTER(MixtureJob),)),
-    "ct_sample": (_Int, (_Int, _Pointer, _Int, ctypes.POINTER(Sampling), _Pointer)),
+    "ct_sample": (_Int, (_Int, _Pointer, ctypes.POINTER(Sampling))),
     "ct_mask": (None, (_Pointer, _Int, _Pointer, _Pointer)),
     "ct_products": (_Int, (_Pointer, _Int, ctypes.POINTER(Matrix), _Int, _Pointer, _Pointer)),
     "ct_dequantize_row": (_Int, (ctypes.POINTER(Matrix), _Int, _Pointer)),
@@ -210,7 +201,7 @@ class Library:
     @property
     def best(self) -> int:
         """The fastest variant of this machine."""
-        return int(self.functions.ct_best_variant())
+        return max(self.variants.values())
 
     @property
     def best_name(self) -> str:
@@ -256,13 +247,15 @@ def problem() -> str | None:
     return None
 
 
-def sample(logits: "Tensor", how: Sampling, room: "Tensor") -> int:
-    """The token that a chance falls on, of fp32 logits [vocab]; -1 where they are no numbers. `room` is fp32 [vocab].
+def sample(logits: "Tensor", how: Sampling) -> int:
+    """The token that a chance falls on, of fp32 logits [how.count]; -1 where they are no numbers.
 
     Raises NativeError when memory is short.
     """
     given, found = logits.contiguous(), library()
-    token = int(found.functions.ct_sample(found.best, given.data_ptr(), len(given), how, room.data_ptr()))
+    if len(given) != how.count:
+        raise ValueError(f"There are {len(given)} logits and not {how.count}.")
+    token = int(found.functions.ct_sample(found.best, given.data_ptr(), how))
     if token == IMPOSSIBLE:
         raise NativeError("memory is short")
     return token

@@ -1,8 +1,9 @@
-// A token from logits: what top-k, top-p and min-p leave of them, in this order, and one draw.
+// A token from logits: penalties, then what top-k, top-p and min-p leave of them, in this order, and one draw.
 //
 // Nothing is sorted but the likeliest: weights under ever smaller bounds are looked for until there are enough.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -74,14 +75,18 @@ int32_t choose(const Weights& all, const ct_sampling& how) {
     all.above(bound, left);
     if (bound == least || (some ? left.size() >= size_t(how.top_k) : sum_of(left) >= how.top_p * sum)) break;
   }
-  std::sort(left.begin(), left.end(), [](const Likely& a, const Likely& b) {
+  auto before = [](const Likely& a, const Likely& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-  });
-  if (some && left.size() > size_t(how.top_k)) left.resize(size_t(how.top_k));
+  };
+  if (some && left.size() > size_t(how.top_k)) {
+    std::nth_element(left.begin(), left.begin() + how.top_k, left.end(), before);
+    left.resize(size_t(how.top_k));
+  }
+  std::sort(left.begin(), left.end(), before);
   if (nucleus) {
     const double goal = how.top_p * (some ? sum_of(left) : sum);
     size_t kept = 1;
-    for (double before = left[0].weight; kept < left.size() && before < goal; ++kept) before += left[kept].weight;
+    for (double passed = left[0].weight; kept < left.size() && passed < goal; ++kept) passed += left[kept].weight;
     left.resize(kept);
   }
   const float bound = how.min_p * left[0].weight;
@@ -95,15 +100,65 @@ int32_t choose(const Weights& all, const ct_sampling& how) {
   return left.back().id;
 }
 
+// Calls part(i) for the few that are not 0: most of what is looked at together is.
+template <typename T, typename Part>
+void for_marked(const T* marks, int32_t count, const Part& part) {
+  constexpr int32_t TOGETHER = 64;
+  for (int32_t first = 0; first < count; first += TOGETHER) {
+    const int32_t end = std::min(first + TOGETHER, count);
+    T any = 0;
+    for (int32_t i = first; i < end; ++i) any |= marks[i];
+    if (any == 0) continue;
+    for (int32_t i = first; i < end; ++i) {
+      if (marks[i]) part(i);
+    }
+  }
+}
+
+void penalise(const ct_sampling& how, int32_t count, float* logits) {
+  if (how.seen != nullptr) {
+    for_marked(how.seen, count, [&](int32_t i) {
+      logits[i] = logits[i] > 0.0f ? logits[i] / how.repetition : logits[i] * how.repetition;
+    });
+  }
+  if (how.generated != nullptr) {
+    for_marked(how.generated, count, [&](int32_t i) {
+      const float often = how.frequency * float(how.generated[i]);
+      logits[i] = logits[i] - how.presence - often;
+    });
+  }
+}
+
+// The first of the largest.
+int32_t likeliest(const Kernels& kernels, const float* logits, int32_t count) {
+  float most = -INFINITY;
+  const float* piece = logits;
+  for (int32_t first = 0; first < count; first += PIECE_OF_LOGITS) {
+    const float here = kernels.largest(logits + first, std::min(PIECE_OF_LOGITS, count - first));
+    if (std::isnan(here)) return CT_NO_NUMBERS;
+    if (here > most) most = here, piece = logits + first;
+  }
+  return std::isfinite(most) ? int32_t(std::find(piece, logits + count, most) - logits) : int32_t(CT_NO_NUMBERS);
+}
+
 }  // namespace
 
 }  // namespace chatterm
 
 using namespace chatterm;
 
-int32_t ct_sample(int32_t variant, const float* logits, int32_t count, const ct_sampling* how, float* room) {
+int32_t ct_sample(int32_t variant, const float* logits, const ct_sampling* how) {
+  const int32_t count = how->count;
+  float* room = how->room;
   const Kernels* kernels = kernels_of(variant);
   if (kernels == nullptr || count < 1) return CT_IMPOSSIBLE;
+  if (how->seen != nullptr || how->generated != nullptr) {
+    float* edited = room + count;
+    std::memcpy(edited, logits, size_t(count) * sizeof(float));
+    penalise(*how, count, edited);
+    logits = edited;
+  }
+  if (how->temperature == 0.0f) return likeliest(*kernels, logits, count);
   try {
     const float most = kernels->largest(logits, count);
     if (!std::isfinite(most)) return CT_NO_NUMBERS;

@@ -20,12 +20,13 @@ int32_t own_rows(const Pool& pool, int32_t rows, int32_t grain) {
 Deal::Deal(Pool& pool, int32_t thread, int32_t rows, int32_t grain, bool own)
     : pool_(pool),
       rows_(rows),
+      ahead_(own),
       own_(own ? own_rows(pool, rows, grain) : 0),
       first_(thread * own_),
       end_(first_ + own_) {
   const int32_t share = own ? rows / pool.working() : 0;
   piece_ = share / PIECES > grain ? share / PIECES / grain * grain : grain;
-  if (own_ == 0) take();
+  if (ahead_ && own_ == 0) take();
 }
 
 void Deal::take() {
@@ -34,11 +35,12 @@ void Deal::take() {
 }
 
 bool Deal::next(int32_t& first, int32_t& end, int32_t& after) {
+  if (!ahead_) take();
   if (first_ >= rows_) return false;
   first = first_;
   end = end_;
-  take();
-  after = first_ < rows_ ? first_ : -1;
+  if (ahead_) take();
+  after = ahead_ && first_ < rows_ ? first_ : -1;
   return true;
 }
 

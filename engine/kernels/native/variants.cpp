@@ -49,12 +49,4 @@ const char* ct_variant_name(int32_t variant) {
 
 int32_t ct_variant_works(int32_t variant) { return variant >= 0 && variant < COUNT && variants[variant].works(); }
 
-int32_t ct_best_variant() {
-  int32_t best = 0;
-  for (int32_t variant = 0; variant < COUNT; ++variant) {
-    if (variants[variant].works()) best = variant;
-  }
-  return best;
-}
-
 const char* ct_source_hash() { return CT_SOURCE_HASH; }

@@ -11,15 +11,22 @@ from torch import Tensor
 
 from engine.kernels.native import library as native
 from engine.params import SamplingParams
-from engine.sampling.sampler import SamplerState, allowed, choices, sample
+from engine.sampling.sampler import SamplerState, allowed, choices, likeliest, penalise, sample
 
 pytestmark = pytest.mark.skipif(native.problem() is not None, reason="there are no native kernels here")
 
 
 def token(variant: int, logits: Tensor, params: SamplingParams, chance: float) -> int:
-    how = native.Sampling(chance, max(params.temperature, 1e-30), params.top_p, params.min_p, params.top_k)
-    functions, room = native.library().functions, torch.empty(len(logits))
-    return int(functions.ct_sample(variant, logits.data_ptr(), len(logits), how, room.data_ptr()))
+    how, _room = drawing(params, len(logits))
+    how.chance = chance
+    return int(native.library().functions.ct_sample(variant, logits.data_ptr(), how))
+
+
+def drawing(params: SamplingParams, vocab: int) -> tuple[native.Sampling, Tensor]:
+    """How the native kernels draw without penalties, and the room that they need."""
+    natively = SamplerState.create(params, [], vocab, torch.device("cpu")).natively
+    assert natively is not None
+    return natively
 
 
 @given(
@@ -70,6 +77,36 @@ def test_a_chance_falls_on_the_token_that_it_falls_on_in_the_plain_sampler(
 
 
 @given(
+    vocab=st.sampled_from((1, 7, 64, 65, 513, 1031)),
+    seed=st.integers(0, 2**31),
+    repetition=st.sampled_from((1.0, 1.1, 3.0, 0.7)),
+    presence=st.sampled_from((0.0, 0.3, -0.9)),
+    frequency=st.sampled_from((0.0, 0.1, -0.7)),
+    alike=st.booleans(),
+)
+def test_penalties_and_the_likeliest_token_are_those_of_the_plain_sampler(
+    vocab: int, seed: int, repetition: float, presence: float, frequency: float, alike: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(vocab, generator=generator)
+    if alike:
+        logits = logits.round()
+    text = torch.randint(vocab, (40,), generator=generator).tolist()
+    params = SamplingParams(
+        0.0, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
+    )
+    state = SamplerState.create(params, text, vocab, torch.device("cpu"), text[20:])
+    state.note(text[0])
+    assert state.natively is not None
+    expected = penalise(logits, state)
+    for variant in native.library().variants.values():
+        how, room = state.natively
+        assert native.library().functions.ct_sample(variant, logits.data_ptr(), how) == likeliest(expected)
+        if state.seen is not None or state.generated is not None:
+            assert torch.equal(room[vocab:], expected)
+
+
+@given(
     vocab=st.sampled_from((1, 31, 32, 33, 1031)),
     seed=st.integers(0, 2**31),
     share=st.sampled_from((0.0, 0.05, 0.9)),
@@ -108,7 +145,7 @@ def test_two_that_are_alike_but_for_rounding_may_change_places() -> None:
                 assert token(variant, one, params, chance) == token(variant, other, params, chance)
         for seed in range(100):
             found = {
-                sample(logits, replace(state, room=None))
+                sample(logits, replace(state, natively=None))
                 for logits in (one, other)
                 for state in (SamplerState.create(replace(params, seed=seed), [], 5, torch.device("cpu")),)
             }
