@@ -13,9 +13,10 @@ from engine.execute.cuda.tiles import FEW, most_chunks
 from engine.kernels.triton.attention_mma import combine_parts_kernel, parts_kernel
 from engine.kernels.triton.launch import split_alike
 
-GROUP = 4
-"""From so many query heads of a KV head on (made a power of two), tensor cores are faster than `attention_kernel`: on
-an H200 with four 1.1 to 1.3 times, with eight 1.5 to 2.2 times; with two they are slower for one sequence."""
+FEW_GROUP, MANY_GROUP = 8, 4
+"""From so many query heads of a KV head on (made a power of two), tensor cores are faster than `attention_kernel` for
+up to FEW sequences, and for more. In whole steps on an H200: Qwen3-8B, which has four, 32 sequences of 500 rows 1.07
+times, but one of 500 rows 0.99 times; Qwen3-30B-A3B, which has eight, 8 and 64 of 512 rows 1.05 and 1.11 times."""
 OWN_ROWS = 512
 """Rows of the largest part of what a sequence has alone, where others are shared."""
 OWN_PROGRAMS = 128
@@ -43,9 +44,10 @@ class PartsCut:
     """Groups of warps that share the query heads of a tile."""
 
 
-def by_tensor_cores(shape: AttentionShape, given: AttentionInput) -> bool:
-    """Whether sequences that share nothing are attended to here."""
-    return shape.group >= GROUP and shape.spec.window is None and given.sinks is None
+def by_tensor_cores(shape: AttentionShape, given: AttentionInput, rows: int) -> bool:
+    """Whether so many sequences that share nothing are attended to here."""
+    enough = FEW_GROUP if rows <= FEW else MANY_GROUP
+    return shape.group >= enough and shape.spec.window is None and given.sinks is None
 
 
 def choose_shared_cut(shape: AttentionShape, rows: int, sharing: Sharing, own: int) -> PartsCut:

@@ -13,8 +13,8 @@ A norm of what a product gives, before it is added to x, is a launch of its own 
 
 In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
 
-With four query heads to a KV head or more tensor cores attend (`attention_mma.py`). More rows: those that several
-sequences share are attended to once, beside those that each has alone. From 17 rows on (with experts: nine) products
+With many query heads to a KV head tensor cores attend (`attention_mma.py`). More rows: those that several sequences
+share are attended to once, beside those that each has alone. From 17 rows on (with experts: nine) products
 are those of a prompt's layers, with its kernels between them.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
@@ -322,7 +322,7 @@ class FusedDecoder:
         if sharing is not None:
             cut = choose_shared_cut(shape, rows, sharing, own)
             attend_mma(shape, step, self._mixed, rows, sharing, cut, given.shared, given.members)
-        elif by_tensor_cores(shape, step):
+        elif by_tensor_cores(shape, step, rows):
             attend_mma(shape, step, self._mixed, rows, None, choose_own_cut(shape, rows, limit), *self._alone)
         else:
             attend(shape, step, self._mixed, rows, choose_chunkings(rows, limit, self._kv_heads, spec.window))
