@@ -21,10 +21,11 @@ from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
-from models.weights.mxfp4 import with_blocks
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
-from models.weights.quantize import choose_kinds, conversion_note, packed_rows
+from models.weights.quantised_checkpoint import joined
+from models.weights.quantize import choose_kinds, conversion_note, expansion_note, packed_rows
 from models.weights.quantized import row_bytes
+from models.weights.schemes import scheme_of
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Staging
 
@@ -62,7 +63,7 @@ def load_model(
     takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
     None: all weights are on the device. Raises ModelError for what is wrong with the files and when memory is short.
     """
-    spec, tensors, names = _read(files)
+    spec, tensors, names, notes = _read(files)
     spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
     kinds = choose_kinds(tensors, places, quantize, device)
@@ -75,8 +76,10 @@ def load_model(
         found = _placement(spec, places, dtype, device, positions, kinds, of_host, limit)
         host_layers = found.host_layers
         kinds |= {name: kind for name, kind in of_host.items() if places[name].layer in host_layers}
-    if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
-        on_note(note)
+    if on_note is not None:
+        notes += [note for note in (conversion_note(tensors, kinds), expansion_note(tensors, kinds)) if note]
+        for note in notes:
+            on_note(note)
     return fill_network(
         spec,
         tensors,
@@ -122,21 +125,23 @@ def _placement(
     )
 
 
-def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
-    """The description, the tensors that are not read yet, and what they are called."""
+def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names, list[str]]:
+    """The description, the tensors that are not read yet, what they are called, and lines for people."""
     if files.gguf is None:
         folder = files.folder or Path()
-        family, spec = spec_of_hf(read_json(folder / "config.json"))
+        raw = read_json(folder / "config.json")
+        (family, spec), scheme = spec_of_hf(raw), scheme_of(raw)
         tensors = laid_out(
             spec,
-            with_blocks(read_safetensors(folder)),
+            joined(read_safetensors(folder), scheme),
             family.names,
             packed=family.packed,
             rename=family.rename,
             turned=family.turned,
             alternating=family.alternating,
         )
-        return spec, list(tensors), family.names
+        notes = [scheme.note] if scheme is not None and scheme.note is not None else []
+        return spec, _without_empty_biases(spec, tensors, family.names), family.names, notes
     from models.weights.gguf import read_gguf
     from models.weights.gguf_tensors import stored_tensors
 
@@ -151,7 +156,26 @@ def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
         packed=family.gguf_packed,
         norm_offset=family.gguf_norm_offset,
     )
-    return spec, list(tensors), family.gguf_names
+    return spec, list(tensors), family.gguf_names, []
+
+
+def _without_empty_biases(
+    spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names
+) -> list[StoredTensor]:
+    """Quantised checkpoints may have a bias of zeros for layers without one."""
+    tensors = list(tensors)
+    if not any(tensor.quantised for tensor in tensors):
+        return tensors
+    wanted = {slot.name(names) for slot in slots(spec)}
+
+    def is_empty(tensor: StoredTensor) -> bool:
+        if tensor.name in wanted or not tensor.name.endswith(".bias") or len(tensor.shape) != 1:
+            return False
+        values = torch.empty(tensor.shape)
+        tensor.copy_into(values)
+        return not bool(values.any())
+
+    return [tensor for tensor in tensors if not is_empty(tensor)]
 
 
 def fill_network(
@@ -271,9 +295,8 @@ class _Filling:
                     data = self._side_by_side(slot, data)
                 else:
                     _touch(data)
-                self.store.blocks.setdefault((slot.group, slot.expert), {})[slot.start] = Weight(
-                    data, kind, slot.rows, slot.shape[1]
-                )
+                weight = Weight(data, kind, slot.rows, slot.shape[1], split=slot.split)
+                self.store.blocks.setdefault((slot.group, slot.expert), {})[slot.start] = weight
                 self._advance(tensor.nbytes)
             elif staging is None or tensor.extent is None or self._on_host(slot):
                 tensor.copy_into(self._target(slot))
