@@ -26,7 +26,7 @@ def show(model: str) -> None:
         ("Parameters", f"{facts.parameters / 1e6:,.1f} million" if facts.parameters else "unknown"),
         ("Context", context),
         ("Weights", facts.dtype or "unknown"),
-        *([("Quantised", quantised(facts.scheme))] if facts.scheme is not None else ()),
+        *(quantised(facts.scheme) if facts.scheme is not None else ()),
         ("Chat template", template[facts.has_chat_template]),
         ("Path", where),
         ("Files", f"{len(facts.files)}, {bytes_text(sum(size for _, size in facts.files))}"),
@@ -61,13 +61,11 @@ def _how_it_runs(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
     ]
 
 
-def quantised(scheme: Scheme) -> str:
-    """How a checkpoint is quantised, and how its weights are held where they are computed with."""
-    cpu = f"as {scheme.held}" if scheme.held is not None else f"expanded to 16 bits, for {scheme.why}"
-    rounded = (
-        f"; made for activations in {scheme.activations}, which are not rounded here" if scheme.note else ""
-    )
-    return f"{scheme.name}; on a CPU held {cpu}; on a GPU expanded to 16 bits{rounded}"
+def quantised(scheme: Scheme) -> list[tuple[str, str]]:
+    """Rows that say how a checkpoint is quantised, and how its weights are held where they are computed with."""
+    cpu = f"as {scheme.held}" if scheme.held is not None else f"in 16 bits ({scheme.why})"
+    held = f"on a CPU {cpu}, on a GPU in 16 bits"
+    return [("Quantised", scheme.name), ("Held", held if scheme.note is None else f"{held}. {scheme.note}")]
 
 
 def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str]]:

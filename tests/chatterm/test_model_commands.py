@@ -224,7 +224,7 @@ def test_show_says_by_what_a_model_is_computed(
 
 
 @pytest.mark.parametrize(
-    ("name", "held"), [("awq", "held as Q4_1"), ("fp8, blocks", "expanded to 16 bits, for")]
+    ("name", "held"), [("awq", "on a CPU as Q4_1"), ("fp8, blocks", "on a CPU in 16 bits (native")]
 )
 def test_show_says_how_a_checkpoint_is_quantised(
     name: str, held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -232,7 +232,8 @@ def test_show_says_how_a_checkpoint_is_quantised(
     write_quantised(tmp_path, CASES[name])
     assert call(["show", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    (line,) = [line for line in shown.splitlines() if line.startswith("Quantised ")]
+    assert f"Quantised      {name.split(',')[0].replace('awq', 'AWQ')}, " in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("Held ")]
     assert held in line
     assert ("made for activations in fp8" in line) == (name == "fp8, blocks")
     assert f"Weights        {'INT4' if name == 'awq' else 'FP8'}, F32" in shown
