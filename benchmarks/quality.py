@@ -131,7 +131,7 @@ def compare(
     executor: str,
     bits: float,
 ) -> Quality:
-    """The distributions that `logits` gives against those of the reference, whose logits are [T, vocab_size] a window."""
+    """The distributions that `logits` gives against those of the reference, [T, vocab_size] a window."""
     divergences, same, losses = [], [], []
     for window, p in zip(windows, reference, strict=True):
         with torch.inference_mode():

@@ -406,6 +406,20 @@ def rm(
 
 
 @app.command()
+def verify(
+    model: options.ModelArgument,
+    online: Annotated[
+        bool, typer.Option("--online", help="Ask the Hub for the hashes, not only the cache.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check the files of MODEL against the Hub's hashes, or the manifest beside them; exit code 1 if one is damaged."""
+    from chatterm.cli.verify import check
+
+    raise typer.Exit(check(model, online=online, as_json=as_json))
+
+
+@app.command()
 def show(model: options.ModelArgument) -> None:
     """Show what MODEL is, and how it would run here; of one on the Hub only its description is fetched."""
     from chatterm.cli.show import show as show_model

@@ -88,5 +88,11 @@ class PlainLines:
 
 def title(progress: Progress) -> str:
     """What is going on, in two words: "Downloading smollm2"."""
-    verb = {"download": "Downloading", "load": "Loading", "prepare": "Preparing"}[progress.stage]
+    verb = {
+        "download": "Downloading",
+        "load": "Loading",
+        "prepare": "Preparing",
+        "check": "Checking",
+        "quantise": "Quantising",
+    }[progress.stage]
     return f"{verb} {one_line(progress.what, 60)}"
