@@ -63,7 +63,7 @@ def load_model(
     takes more, the experts of the last layers are held in host memory, in blocks where their file has them in blocks.
     None: all weights are on the device. Raises ModelError for what is wrong with the files and when memory is short.
     """
-    spec, tensors, names, notes = _read(files)
+    spec, tensors, names, notes = read_tensors(files)
     spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
     kinds = choose_kinds(tensors, places, quantize, device)
@@ -125,8 +125,11 @@ def _placement(
     )
 
 
-def _read(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names, list[str]]:
-    """The description, the tensors that are not read yet, what they are called, and lines for people."""
+def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names, list[str]]:
+    """The description, the tensors that are not read yet, what they are called, and lines for people.
+
+    Raises ModelError for what is wrong with the files.
+    """
     if files.gguf is None:
         folder = files.folder or Path()
         raw = read_json(folder / "config.json")

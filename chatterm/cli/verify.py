@@ -3,11 +3,12 @@
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from chatterm.cli.progress import progress_on
 from chatterm.terminal.sanitize import one_line
 from models.hub.verify import Checked, verify
-from models.units import bytes_text
+from models.units import bytes_text, counted
 
 
 def check(model: str, *, online: bool, as_json: bool) -> int:
@@ -27,11 +28,13 @@ def check(model: str, *, online: bool, as_json: bool) -> int:
             f"{len(bad)} of {len(verdict.files)} files {are} not what {verdict.against} says.",
             file=sys.stderr,
         )
-        print(f"To download {name} again: chatterm rm {name}, then chatterm pull {name}", file=sys.stderr)
+        if not Path(model).exists():
+            print(f"To download {name} again: chatterm rm {name}, then chatterm pull {name}", file=sys.stderr)
     elif not verdict.is_good:
         print("Not every hash is known here; chatterm verify --online asks the Hub.", file=sys.stderr)
     else:
-        print(f"All {len(verdict.files)} files of {name} match {one_line(verdict.against)}.")
+        count = counted(len(verdict.files), "file")
+        print(f"{count} of {name} checked against {one_line(verdict.against)}: all good.")
     return 0 if verdict.is_good else 1
 
 
