@@ -130,8 +130,9 @@ class Attend:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    def __call__(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        spec, sinks = self._network.spec.layers[index].attention, self._network.layers[index].attention.sinks
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        spec = self._network.spec.layers[layer_index].attention
+        sinks = self._network.layers[layer_index].attention.sinks
         keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1) for x in (k, v))
         scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)).float() * spec.softmax_scale
         if spec.score_cap is not None:

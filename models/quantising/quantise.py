@@ -54,7 +54,8 @@ def quantise(
     spec, tensors, names, _ = read_tensors(files)
     places = match(spec, tensors, names)
     tensors = [tensor for tensor in tensors if tensor.name in places]
-    if stored := next((t.quantised or t.blocks.kind.name for t in tensors if t.quantised or t.blocks), None):
+    kinds = (t.quantised or (t.blocks.kind.name if t.blocks else None) for t in tensors)
+    if stored := next((kind for kind in kinds if kind is not None), None):
         raise ModelError(
             f"The weights of {files.name} are quantised already ({stored}); name the model in 16 or 32 bits."
         )

@@ -96,7 +96,7 @@ def _delicate(places: Mapping[str, Slot]) -> set[str]:
     """The matrices that stay in 8 bits when the others take 4: together 4% more bytes.
 
     On SmolLM2-135M the head takes a fifth off the KL divergence against bf16, the values of the attention another
-    third, and where an MLP writes in the first and last layers a quarter of the rest (benchmarks.quantize_quality).
+    third, and where an MLP writes in the first and last layers a quarter of the rest (benchmarks.quality).
     """
     count = 1 + max((slot.layer for slot in places.values() if slot.layer is not None), default=0)
     ends = {*range(count // 8), *range(count - count // 8, count)}
