@@ -23,7 +23,7 @@ from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
 from models.weights.quantised_checkpoint import joined
-from models.weights.quantize import choose_kinds, conversion_note, expansion_note, packed_rows
+from models.weights.quantize import choose_kinds, conversion_note, packed_rows, plain_note
 from models.weights.quantized import row_bytes
 from models.weights.schemes import scheme_of
 from models.weights.slots import Names, Slot, group_shapes, slots
@@ -77,7 +77,7 @@ def load_model(
         host_layers = found.host_layers
         kinds |= {name: kind for name, kind in of_host.items() if places[name].layer in host_layers}
     if on_note is not None:
-        notes += [note for note in (conversion_note(tensors, kinds), expansion_note(tensors, kinds)) if note]
+        notes += [note for note in (conversion_note(tensors, kinds), plain_note(tensors, kinds)) if note]
         for note in notes:
             on_note(note)
     return fill_network(

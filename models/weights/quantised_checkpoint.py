@@ -8,7 +8,7 @@ from torch import Tensor
 from models.errors import ModelError
 from models.weights import mxfp4
 from models.weights.checkpoint import FLOATS, Blocks, StoredTensor
-from models.weights.packed import UNPACK, Found, Packed, block_rows, blocks_of, numbers
+from models.weights.grouped_digits import UNPACK, Found, Grouped, block_rows, blocks_of, numbers
 from models.weights.schemes import MXFP4, OF_ACTIVATIONS, Scheme, beside, layout_of
 
 _CPU = torch.device("cpu")
@@ -52,19 +52,19 @@ def joined(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[Store
     return [*rest, *matrices]
 
 
-def _stored(name: str, packed: Packed, nbytes: int, quantised: str) -> StoredTensor:
+def _stored(name: str, grouped: Grouped, nbytes: int, quantised: str) -> StoredTensor:
     def parts() -> Iterator[tuple[int, Tensor]]:
-        return numbers(packed)
+        return numbers(grouped)
 
     def copy_into(out: Tensor) -> None:
         # What is packed goes to the device, and becomes numbers there.
-        for start, values in numbers(packed, out.device):
+        for start, values in numbers(grouped, out.device):
             out[start : start + len(values)] = values
 
     def cut(start: int, rows: int) -> StoredTensor:
-        return _stored(name, packed.cut(start, rows), nbytes * rows // packed.rows, quantised)
+        return _stored(name, grouped.cut(start, rows), nbytes * rows // grouped.rows, quantised)
 
-    kind = blocks_of(packed)
-    blocks = None if kind is None else Blocks(kind, lambda: block_rows(packed, kind))
-    shape = (packed.rows, packed.columns)
+    kind = blocks_of(grouped)
+    blocks = None if kind is None else Blocks(kind, lambda: block_rows(grouped, kind))
+    shape = (grouped.rows, grouped.columns)
     return StoredTensor(name, shape, nbytes, copy_into, None, parts, blocks, cut, quantised=quantised)

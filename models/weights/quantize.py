@@ -80,7 +80,7 @@ def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) 
     )
 
 
-def expansion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> str | None:
+def plain_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> str | None:
     """One line for people where matrices quantised otherwise than in blocks become plain numbers; else None."""
     expanded = [t for t in tensors if t.quantised is not None and t.name not in kinds]
     if not expanded:

@@ -27,7 +27,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class Grouped:
     """A matrix [rows, columns] that is not read yet."""
 
     rows: int
@@ -44,7 +44,7 @@ class Packed:
     """int64 [columns]: the group of each column. None: groups are equally wide, one after the other."""
     is_integer: bool = True
 
-    def cut(self, start: int, rows: int) -> "Packed":
+    def cut(self, start: int, rows: int) -> "Grouped":
         """These rows alone."""
         zeros, stop = self.zeros, start + rows
         return replace(
@@ -90,18 +90,18 @@ class Found:
             )
 
 
-def _bits(found: Found, part: str, packed: int, numbers: int) -> int:
-    """How many bits a digit has when `packed` words hold `numbers` of them. Raises ModelError."""
+def _bits(found: Found, part: str, words: int, numbers: int) -> int:
+    """How many bits a digit has when `words` words hold `numbers` of them. Raises ModelError."""
     for bits in PACKED_BITS:
-        if packed == -(-numbers * bits // 32):
+        if words == -(-numbers * bits // 32):
             return bits
     raise ModelError(
-        f"{found.tensors[part].name} has {packed} words for {numbers} numbers, which is neither 4 nor 8 bits each; "
+        f"{found.tensors[part].name} has {words} words for {numbers} numbers, which is neither 4 nor 8 bits each; "
         "the checkpoint does not fit together: download it again."
     )
 
 
-def _grouped(found: Found, part: str, count: int, columns: int, width: int | None) -> Tensor | None:
+def _in_order(found: Found, part: str, count: int, columns: int, width: int | None) -> Tensor | None:
     """The order of `count` groups of `width` columns (None: all). Raises ModelError."""
     width = columns if width is None else width
     if -(-columns // width) != count:
@@ -139,14 +139,14 @@ def _scales(found: Found, part: str) -> Read:
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
     """int32 [n, m] -> int8 [n, m * 32 / bits], the lowest digits first"""
-    packed = words.contiguous().view(torch.uint8)
+    stored = words.contiguous().view(torch.uint8)
     if bits == 8:
-        return (packed ^ 0x80).view(torch.int8)
-    digits = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+        return (stored ^ 0x80).view(torch.int8)
+    digits = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(-2)
     return digits.view(torch.int8).sub_(8)
 
 
-def _awq(found: Found) -> Packed:
+def _awq(found: Found) -> Grouped:
     """The gemm layout of AutoAWQ: transposed, eight digits of a row in a word, the even ones first."""
     groups, rows = found.shape(".scales")
     columns = found.shape(".qweight")[0]
@@ -158,18 +158,18 @@ def _awq(found: Found) -> Packed:
         return digits.view(len(digits), -1, 8)[..., _AWQ_ORDER].flatten(1).T[:rows]
 
     scales = _scales(found, ".scales")
-    return Packed(
+    return Grouped(
         rows,
         columns,
         4,
         lambda device: unpack(".qweight", device),
         lambda device: scales(device).T,
         (lambda device: unpack(".qzeros", device)) if ".qzeros" in found.tensors else None,
-        _grouped(found, ".scales", groups, columns, found.scheme.group),
+        _in_order(found, ".scales", groups, columns, found.scheme.group),
     )
 
 
-def _gptq(found: Found) -> Packed:
+def _gptq(found: Found) -> Grouped:
     """The layout of AutoGPTQ and GPTQModel: transposed, digits of a column in a word."""
     groups, rows = found.shape(".scales")
     bits = _bits(found, ".qzeros", found.shape(".qzeros")[1], rows)
@@ -191,12 +191,12 @@ def _gptq(found: Found) -> Packed:
     if ".g_idx" in found.tensors:
         order = _given_order(found, ".g_idx", groups, columns)
     else:
-        order = _grouped(found, ".scales", groups, columns, found.scheme.group)
+        order = _in_order(found, ".scales", groups, columns, found.scheme.group)
     scales = _scales(found, ".scales")
-    return Packed(rows, columns, bits, digits, lambda device: scales(device).T, zeros, order)
+    return Grouped(rows, columns, bits, digits, lambda device: scales(device).T, zeros, order)
 
 
-def _compressed(found: Found) -> Packed:
+def _compressed(found: Found) -> Grouped:
     """pack-quantized of compressed-tensors: digits of a row in a word; zeros of a group down the rows in one."""
     found.expect(".weight_shape", (2,))
     rows, columns = (int(size) for size in found.read(".weight_shape", torch.int64))
@@ -218,9 +218,9 @@ def _compressed(found: Found) -> Packed:
     if ".weight_g_idx" in found.tensors:
         order = _given_order(found, ".weight_g_idx", groups, columns)
     else:
-        order = _grouped(found, ".weight_scale", groups, columns, width)
+        order = _in_order(found, ".weight_scale", groups, columns, width)
     scales = _scales(found, ".weight_scale")
-    return Packed(
+    return Grouped(
         rows,
         columns,
         bits,
@@ -231,7 +231,7 @@ def _compressed(found: Found) -> Packed:
     )
 
 
-def _bytes(found: Found) -> Packed:
+def _bytes(found: Found) -> Grouped:
     """A byte a number, integer or fp8, in the shape of the matrix; scales of the tensor, of rows, groups or blocks."""
     digits = ".weight"
     rows, columns = found.shape(digits)
@@ -247,14 +247,14 @@ def _bytes(found: Found) -> Packed:
             return _spread(found.read(".weight_zero_point", torch.int8, device), rows, blocks, groups)
 
     scales = _scales(found, scale)
-    return Packed(
+    return Grouped(
         rows,
         columns,
         8,
         lambda device: found.read(digits, dtype, device),
         lambda device: _spread(scales(device), rows, blocks, groups),
         zeros,
-        _grouped(found, scale, groups, columns, width),
+        _in_order(found, scale, groups, columns, width),
         is_integer,
     )
 
@@ -281,7 +281,7 @@ def _spread(scales: Tensor, rows: int, high: int, groups: int) -> Tensor:
     return scales.reshape(-1, groups).repeat_interleave(high, dim=0)[:rows]
 
 
-UNPACK: Mapping[str, Callable[[Found], Packed]] = {
+UNPACK: Mapping[str, Callable[[Found], Grouped]] = {
     AWQ.name: _awq,
     GPTQ.name: _gptq,
     PACKED.name: _compressed,
@@ -292,13 +292,13 @@ UNPACK: Mapping[str, Callable[[Found], Packed]] = {
 wrong with a shape."""
 
 
-def numbers(packed: Packed, device: torch.device = _CPU) -> Iterator[tuple[int, Tensor]]:
+def numbers(grouped: Grouped, device: torch.device = _CPU) -> Iterator[tuple[int, Tensor]]:
     """(first row, fp32 [some rows, columns] on `device`), from first to last."""
-    digits, scales = packed.digits(device), packed.scales(device)
-    zeros = None if packed.zeros is None else packed.zeros(device)
-    order = None if packed.order is None else packed.order.to(device)
-    step = max(1, (_NEAR if device.type == "cpu" else _FAR) // packed.columns)
-    for start in range(0, packed.rows, step):
+    digits, scales = grouped.digits(device), grouped.scales(device)
+    zeros = None if grouped.zeros is None else grouped.zeros(device)
+    order = None if grouped.order is None else grouped.order.to(device)
+    step = max(1, (_NEAR if device.type == "cpu" else _FAR) // grouped.columns)
+    for start in range(0, grouped.rows, step):
         rows = slice(start, start + step)
         values = digits[rows].float()
         scale, zero = scales[rows], None if zeros is None else zeros[rows].float()
@@ -312,28 +312,28 @@ def numbers(packed: Packed, device: torch.device = _CPU) -> Iterator[tuple[int, 
         yield start, (values * scale).view(len(values), -1)
 
 
-def blocks_of(packed: Packed) -> Kind | None:
+def blocks_of(grouped: Grouped) -> Kind | None:
     """The blocks that hold these numbers with no more rounding than bf16 would have; None where there are none."""
-    if packed.order is not None or packed.columns % _BLOCK or not packed.is_integer:
+    if grouped.order is not None or grouped.columns % _BLOCK or not grouped.is_integer:
         return None
-    scales = packed.scales(_CPU)
-    if packed.columns // scales.shape[1] % _BLOCK:
+    scales = grouped.scales(_CPU)
+    if grouped.columns // scales.shape[1] % _BLOCK:
         return None
     rounded = scales.half().float()
     if not bool(
         ((rounded - scales).abs() <= scales.abs() * 2**-9).all() and (16 * scales).half().isfinite().all()
     ):
         return None
-    symmetric = packed.zeros is None or not bool(packed.zeros(_CPU).any())
-    if packed.bits == 8:
+    symmetric = grouped.zeros is None or not bool(grouped.zeros(_CPU).any())
+    if grouped.bits == 8:
         return Kind.Q8_0 if symmetric else None
     return Kind.Q4_0 if symmetric else Kind.Q4_1
 
 
-def block_rows(packed: Packed, kind: Kind) -> Tensor:
+def block_rows(grouped: Grouped, kind: Kind) -> Tensor:
     """The blocks of `blocks_of`, uint8 [rows, bytes a row]."""
-    digits = packed.digits(_CPU).reshape(packed.rows, -1, _BLOCK)
-    scales = packed.scales(_CPU)
+    digits = grouped.digits(_CPU).reshape(grouped.rows, -1, _BLOCK)
+    scales = grouped.scales(_CPU)
     times = digits.shape[1] // scales.shape[1]
 
     def each(values: Tensor) -> Tensor:
@@ -341,7 +341,7 @@ def block_rows(packed: Packed, kind: Kind) -> Tensor:
 
     parts = [each(scales)]
     if kind == Kind.Q4_1:
-        assert packed.zeros is not None
-        parts.append(each(-scales * (packed.zeros(_CPU).float() + 8)))
+        assert grouped.zeros is not None
+        parts.append(each(-scales * (grouped.zeros(_CPU).float() + 8)))
     parts.append(digits.view(torch.uint8) if kind == Kind.Q8_0 else nibbles(digits + 8))
-    return torch.cat(parts, dim=-1).view(packed.rows, -1)
+    return torch.cat(parts, dim=-1).view(grouped.rows, -1)
