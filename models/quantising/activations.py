@@ -60,9 +60,14 @@ def measure(
     found = Activations()
     model = _Measured(network, found)
     generator = torch.Generator().manual_seed(0)
-    for number, window in enumerate(windows):
+    read = network.nbytes
+
+    def report(number: int) -> None:
         if on_progress is not None:
-            on_progress(Progress("quantise", "activations", number, len(windows)))
+            on_progress(Progress("quantise", "activations", number * read, len(windows) * read))
+
+    for number, window in enumerate(windows):
+        report(number)
         with torch.enable_grad():
             hidden = model.forward(torch.tensor(window), torch.arange(len(window)), Attend(network))
             logits = model.logits(hidden).float()
@@ -70,8 +75,7 @@ def measure(
             loss = -F.log_softmax(logits, dim=-1).gather(1, drawn).sum()
             torch.autograd.backward(loss)
         found.tokens += len(window)
-    if on_progress is not None:
-        on_progress(Progress("quantise", "activations", len(windows), len(windows)))
+    report(len(windows))
     return found
 
 

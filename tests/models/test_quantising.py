@@ -235,8 +235,9 @@ def test_what_cannot_be_written_is_refused_before_any_work(
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = write(tmp_path, "folder"), tmp_path / "small"
     assert call(["quantize", str(source), str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "nats a token" in printed
+    printed = capsys.readouterr()
+    assert "nats a token" in printed.out
+    assert "Quantising weights" in printed.err
     assert call(["verify", str(out)]) == 0
     (out / "model.safetensors").write_bytes(b"x" + (out / "model.safetensors").read_bytes()[1:])
     assert call(["verify", str(out)]) == 1
