@@ -139,7 +139,7 @@ def _config(held: Mapping[str, Held]) -> dict[str, Any]:
             "dynamic": False,
         }
         targets = sorted(name.removesuffix(".weight") for name, one in held.items() if one.kind == kind)
-        return {"targets": targets, "weights": weights, "input_activations": None, "output_activations": None}
+        return {"targets": targets, "weights": weights, "input_activations": None, "format": "pack-quantized"}
 
     groups = [group(kind, bits) for kind, bits in ((Kind.Q4_1, 4), (Kind.Q8_0, 8))]
     return {
