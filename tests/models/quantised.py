@@ -75,10 +75,10 @@ def in_groups(
 def words(digits: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """[n, m] -> int32 [n, ceil(m bits / 32)]: digit `order[i]` of a word at bit i * bits"""
     count = 32 // bits
-    out = torch.zeros(len(digits), -(-digits.shape[1] // count), dtype=torch.int64)
-    for column in range(digits.shape[1]):
-        place = column % count if order is None else order.index(column % count)
-        out[:, column // count] |= digits[:, column] << place * bits
+    cut = torch.nn.functional.pad(digits, (0, -digits.shape[1] % count)).view(len(digits), -1, count)
+    out = torch.zeros(cut.shape[:2], dtype=torch.int64)
+    for place in range(count):
+        out |= cut[:, :, place if order is None else order[place]] << place * bits
     return torch.where(out >= 2**31, out - 2**32, out).int()
 
 

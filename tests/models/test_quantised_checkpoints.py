@@ -1,5 +1,7 @@
 """Quantised safetensors checkpoints: the logits of what they stand for, the blocks that hold them, what is refused."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,29 @@ def error(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((ours - expected).abs() / expected.abs().amax(-1, keepdim=True)).max())
 
 
+Written = Callable[[str], tuple[Path, Any]]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The folder of a case, and the transformers model of what it stands for; written once. Not to be changed."""
+
+    @cache
+    def one(name: str) -> tuple[Path, Any]:
+        folder = tmp_path_factory.mktemp("case")
+        return folder, write(folder, CASES[name])
+
+    return one
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_what_the_weights_stand_for(name: str, tmp_path: Path) -> None:
+def test_logits_are_those_of_what_the_weights_stand_for(name: str, written: Written) -> None:
     case = CASES[name]
-    expected = run_reference(write(tmp_path, case), TOKENS)
-    assert error(run(load(tmp_path), TOKENS), expected) < 1e-4
+    folder, model = written(name)
+    expected = run_reference(model, TOKENS)
+    assert error(run(load(folder), TOKENS), expected) < 1e-4
     notes: list[str] = []
-    network = load(tmp_path, "auto", notes)
+    network = load(folder, "auto", notes)
     linears = [
         part for layer in network.layers for part in layer.attention.qkv.parts + layer.feed_forward.down.parts
     ]
@@ -56,10 +74,10 @@ def test_logits_are_those_of_what_the_weights_stand_for(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.held])
-def test_blocks_hold_the_numbers(name: str, tmp_path: Path) -> None:
+def test_blocks_hold_the_numbers(name: str, written: Written) -> None:
     """To the bit where a row of scales is all there is, and else within what bf16 would round."""
-    write(tmp_path, CASES[name])
-    whole, blocks = load(tmp_path), load(tmp_path, "auto")
+    folder, _ = written(name)
+    whole, blocks = load(folder), load(folder, "auto")
     for layer, own in zip(whole.layers, blocks.layers, strict=True):
         for plain, parts in (
             (layer.attention.out, own.attention.out),
@@ -196,10 +214,10 @@ def test_integers_in_a_checkpoint_that_is_not_quantised_are_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_facts_of_a_quantised_folder(name: str, tmp_path: Path) -> None:
+def test_facts_of_a_quantised_folder(name: str, written: Written) -> None:
     case = CASES[name]
-    model = write(tmp_path, case)
-    facts = describe(files_of(tmp_path))
+    folder, model = written(name)
+    facts = describe(files_of(folder))
     assert facts.supported
     assert facts.parameters == sum(p.numel() for p in model.parameters())
     assert facts.scheme is not None
@@ -216,9 +234,8 @@ def test_experts_are_quantised_one_by_one(tmp_path: Path) -> None:
         assert error(run(load(tmp_path / name), TOKENS), expected) < 1e-4
 
 
-def test_parts_of_blocks(tmp_path: Path) -> None:
-    write(tmp_path, CASES["gptq1, 4 bits"])
-    parts = load(tmp_path, "auto").parts(Weight)
+def test_parts_of_blocks(written: Written) -> None:
+    parts = load(written("gptq1, 4 bits")[0], "auto").parts(Weight)
     assert {part.split for part in parts if part.columns == 384} == {"columns"}
 
 
