@@ -21,12 +21,13 @@ from models.units import bytes_text
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import StoredTensor, read_safetensors
 from models.weights.layout import laid_out
-from models.weights.mxfp4 import with_blocks
 from models.weights.packed_groups import PackedPart, choose_packed, expansion_note, packed_weights
 from models.weights.packing import packed_bytes
 from models.weights.placement import Placement, experts_of, fetch_bytes, place_experts
-from models.weights.quantize import choose_kinds, conversion_note, packed_rows
+from models.weights.quantised_checkpoint import joined, without_empty_biases
+from models.weights.quantize import choose_kinds, conversion_note, packed_rows, plain_note
 from models.weights.quantized import row_bytes
+from models.weights.schemes import scheme_of
 from models.weights.slots import Names, Slot, group_shapes, slots
 from models.weights.staging import Extent, Staging
 
@@ -67,7 +68,8 @@ def load_model(
     quantised weights in planes (models.weights.packing): then those of a GGUF file stay quantised. Raises ModelError
     for what is wrong with the files and when memory is short.
     """
-    spec, tensors, names = _read(files, longest)
+    spec, tensors, names, notes = read_tensors(files)
+    spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
     in_planes = quantize == "auto" and packs is not None and packs(spec)
     packed = choose_packed(tensors, places) if in_planes else {}
@@ -81,15 +83,12 @@ def load_model(
         found = _placement(spec, places, dtype, device, positions, kinds, packed, of_host, limit)
         host_layers = found.host_layers
         kinds |= {name: kind for name, kind in of_host.items() if places[name].layer in host_layers}
-    if kinds and on_note is not None and (note := conversion_note(tensors, kinds)):
-        on_note(note)
-    if in_planes and on_note is not None:
-        held = {
-            name: slot
-            for name, slot in places.items()
-            if slot.layer not in host_layers or slot.expert is None
-        }
-        if (note := expansion_note(tensors, held, packed, dtype)) is not None:
+    told = [*notes, conversion_note(tensors, kinds), plain_note(tensors, kinds | packed)]
+    if in_planes:
+        held = {n: s for n, s in places.items() if s.layer not in host_layers or s.expert is None}
+        told.append(expansion_note(tensors, held, packed, dtype))
+    if on_note is not None:
+        for note in filter(None, told):
             on_note(note)
     return fill_network(
         spec,
@@ -111,7 +110,8 @@ def bytes_to_load(
     files: ModelFiles, *, dtype: torch.dtype, device: torch.device, quantize: str, longest: int | None
 ) -> tuple[ModelSpec, int]:
     """The description of a model, and the bytes of a device that all its weights take. Raises ModelError."""
-    spec, tensors, names = _read(files, longest)
+    spec, tensors, names, _ = read_tensors(files)
+    spec = for_context(spec, longest or spec.max_positions)
     places = match(spec, tensors, names)
     kinds = choose_kinds(tensors, places, quantize, device)
     blocks = {slot: kinds[name] for name, slot in places.items() if name in kinds}
@@ -150,26 +150,26 @@ def _placement(
     )
 
 
-def _read(files: ModelFiles, longest: int | None = None) -> tuple[ModelSpec, list[StoredTensor], Names]:
-    """The description, the tensors that are not read yet, and what they are called; `longest` as in `load_model`."""
-    spec, tensors, names = _stored(files)
-    return for_context(spec, longest or spec.max_positions), tensors, names
+def read_tensors(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names, list[str]]:
+    """The description, the tensors that are not read yet, what they are called, and lines for people.
 
-
-def _stored(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
+    Raises ModelError for what is wrong with the files.
+    """
     if files.gguf is None:
         folder = files.folder or Path()
-        family, spec = spec_of_hf(read_json(folder / "config.json"))
+        raw = read_json(folder / "config.json")
+        (family, spec), scheme = spec_of_hf(raw), scheme_of(raw)
         tensors = laid_out(
             spec,
-            with_blocks(read_safetensors(folder)),
+            joined(read_safetensors(folder), scheme),
             family.names,
             packed=family.packed,
             rename=family.rename,
             turned=family.turned,
             alternating=family.alternating,
         )
-        return spec, list(tensors), family.names
+        notes = [scheme.note] if scheme is not None and scheme.note is not None else []
+        return spec, without_empty_biases(spec, tensors, family.names), family.names, notes
     from models.weights.gguf import read_gguf
     from models.weights.gguf_tensors import stored_tensors
 
@@ -184,7 +184,7 @@ def _stored(files: ModelFiles) -> tuple[ModelSpec, list[StoredTensor], Names]:
         packed=family.gguf_packed,
         norm_offset=family.gguf_norm_offset,
     )
-    return spec, list(tensors), family.gguf_names
+    return spec, list(tensors), family.gguf_names, []
 
 
 def fill_network(
@@ -320,9 +320,8 @@ class _Filling:
                     data = self._side_by_side(slot, data)
                 else:
                     _touch(data)
-                self.store.blocks.setdefault((slot.group, slot.expert), {})[slot.start] = Weight(
-                    data, kind, slot.rows, slot.shape[1]
-                )
+                weight = Weight(data, kind, slot.rows, slot.shape[1], split=slot.split)
+                self.store.blocks.setdefault((slot.group, slot.expert), {})[slot.start] = weight
                 self._advance(tensor.nbytes)
             elif staging is not None and tensor.extent is not None and not self._on_host(slot):
                 streamed.append((tensor, slot))

@@ -9,7 +9,7 @@ from typing import Literal
 class Progress:
     """One report. `done` never falls within a stage; the last report of a stage has `done == total`."""
 
-    stage: Literal["download", "load", "prepare"]
+    stage: Literal["download", "load", "prepare", "check", "quantise"]
     what: str
     """What is being worked on, for people: a file name, "weights", "KV cache"."""
     done: int

@@ -2,8 +2,9 @@
 
 It answers one JSON line for every JSON line it reads: {"context": c, "tokens": n} with the seconds of n decode steps
 that begin at row c, {"prefill": n} with the seconds of a prompt of n tokens in an empty context, {"greedy": ids,
-"tokens": n} with n times the likeliest token and the likeliest few's logits, {"peak": 1} with the most memory it ever
-held. Only the standard library and llama_cpp are imported, so that any Python with llama_cpp will do.
+"tokens": n} with n times the likeliest token and the likeliest few's logits, {"logits": ids, "prompt": p, "file": f} as
+soon as f has what follows each of them in fp32 (p: computed at once, else one by one), {"peak": 1} with the most memory
+it ever held. Only the standard library and llama_cpp are imported, so that any Python with llama_cpp will do.
 """
 
 import heapq
@@ -11,6 +12,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +21,18 @@ from typing import Any, Self
 class LlamaCppPython:
     """The process, seen from the benchmark. A context manager."""
 
-    def __init__(self, python: str, gguf: Path, threads: int, context: int) -> None:
-        """`python` is an interpreter that has llama_cpp. Raises RuntimeError when it does not start."""
-        command = [python, "-P", __file__, str(gguf), str(threads), str(context)]
+    def __init__(self, python: str, gguf: Path, threads: int, context: int, logits: bool = False) -> None:
+        """`python` is an interpreter that has llama_cpp; `logits`: they shall be asked for, so all are kept. Raises
+        RuntimeError when it does not start."""
+        command = [
+            python,
+            "-P",
+            __file__,
+            str(gguf),
+            str(threads),
+            str(context),
+            *(["logits"] if logits else []),
+        ]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -43,6 +54,12 @@ class LlamaCppPython:
         """`tokens` steps of greedy decoding: the logits of the likeliest few tokens, by token, likeliest first."""
         steps = self._ask({"greedy": prompt, "tokens": tokens})["steps"]
         return [dict(step) for step in steps]
+
+    def logits(self, tokens: list[int], prompt: bool) -> bytearray:
+        """What follows each of the tokens, fp32 [tokens, vocabulary]; a `prompt` is computed at once."""
+        with NamedTemporaryFile() as file:
+            self._ask({"logits": tokens, "prompt": prompt, "file": file.name})
+            return bytearray(Path(file.name).read_bytes())
 
     def peak_bytes(self) -> int:
         """The most memory that the process has held (its resident set)."""
@@ -71,13 +88,19 @@ class LlamaCppPython:
         return dict(json.loads(line))
 
 
-def serve(gguf: str, threads: int, context: int) -> None:
+def serve(gguf: str, threads: int, context: int, *options: str) -> None:
     """The process itself."""
     import llama_cpp
 
     began = perf_counter()
     model = llama_cpp.Llama(
-        gguf, n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=512, verbose=False
+        gguf,
+        n_ctx=context,
+        n_threads=threads,
+        n_threads_batch=threads,
+        n_batch=512,
+        verbose=False,
+        logits_all="logits" in options,
     )
     seconds = perf_counter() - began
     features = llama_cpp.llama_print_system_info().decode().replace("CPU : ", "").split(" | ")
@@ -96,6 +119,12 @@ def _reply(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
         return {"bytes": peak_bytes()}
     if "greedy" in asked:
         return {"steps": _greedy(model, asked["greedy"], asked["tokens"])}
+    if "logits" in asked:
+        model.n_tokens, tokens = 0, asked["logits"]
+        for part in [tokens] if asked["prompt"] else [[token] for token in tokens]:
+            model.eval(part)
+        model.scores[: len(tokens)].tofile(asked["file"])
+        return {}
     if "prefill" in asked:
         model.n_tokens = 0
         prompt = [1000 + i % 1000 for i in range(asked["prefill"])]
@@ -131,4 +160,4 @@ def peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

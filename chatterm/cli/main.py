@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
@@ -407,6 +408,36 @@ def rm(
         if not model_commands.confirm_removal(model):
             raise typer.Exit(1)
     model_commands.remove(model)
+
+
+@app.command()
+def quantize(
+    model: options.ModelArgument,
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="OUT.gguf for a GGUF file, a new folder for a folder.", show_default=False
+        ),
+    ],
+) -> None:
+    """Write MODEL in 4 bits to OUT, calibrated on a short text; what is most sensitive stays in 8."""
+    from chatterm.cli.quantize import quantize as quantize_model
+
+    quantize_model(model, out)
+
+
+@app.command()
+def verify(
+    model: options.ModelArgument,
+    online: Annotated[
+        bool, typer.Option("--online", help="Ask the Hub for the hashes, not only the cache.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check the files of MODEL against the Hub's hashes, or the manifest beside them; exit code 1 if one is damaged."""
+    from chatterm.cli.verify import check
+
+    raise typer.Exit(check(model, online=online, as_json=as_json))
 
 
 @app.command()

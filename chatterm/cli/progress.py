@@ -16,7 +16,7 @@ def progress_on(err: TextIO, *, keep: bool = False) -> Iterator[OnProgress]:
     """Yield a callback that shows progress on `err`.
 
     On a terminal it draws a bar with bytes, rate and time left, which stays afterwards only with `keep`.
-    Elsewhere it writes a plain line now and then for a download, and nothing for shorter work.
+    Elsewhere it writes a plain line now and then for a download or a quantisation, and nothing for shorter work.
     """
     if not err.isatty():
         yield PlainLines(err)
@@ -54,7 +54,7 @@ def progress_on(err: TextIO, *, keep: bool = False) -> Iterator[OnProgress]:
 
 
 class PlainLines:
-    """Writes one line per tenth of a download; where its size is unknown, one every ten seconds."""
+    """Writes one line per tenth of a download or a quantisation; where its size is unknown, one every ten seconds."""
 
     def __init__(self, err: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._err = err
@@ -65,7 +65,7 @@ class PlainLines:
         self._step = -1
 
     def __call__(self, progress: Progress) -> None:
-        if progress.stage != "download":
+        if progress.stage not in ("download", "quantise"):
             return
         now = self._clock()
         if progress.what != self._what:
@@ -88,5 +88,11 @@ class PlainLines:
 
 def title(progress: Progress) -> str:
     """What is going on, in two words: "Downloading smollm2"."""
-    verb = {"download": "Downloading", "load": "Loading", "prepare": "Preparing"}[progress.stage]
+    verb = {
+        "download": "Downloading",
+        "load": "Loading",
+        "prepare": "Preparing",
+        "check": "Checking",
+        "quantise": "Quantising",
+    }[progress.stage]
     return f"{verb} {one_line(progress.what, 60)}"

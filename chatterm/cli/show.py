@@ -10,6 +10,7 @@ from models.hub.inspect import ModelFacts, describe, describe_on_hub
 from models.hub.sources import hidden_folder, parse, resolve
 from models.spec import ModelSpec
 from models.units import bytes_text, counted
+from models.weights.schemes import Scheme
 
 
 def show(model: str) -> None:
@@ -25,6 +26,7 @@ def show(model: str) -> None:
         ("Parameters", f"{facts.parameters / 1e6:,.1f} million" if facts.parameters else "unknown"),
         ("Context", context),
         ("Weights", facts.dtype or "unknown"),
+        *(quantised(facts.scheme) if facts.scheme is not None else ()),
         ("Chat template", template[facts.has_chat_template]),
         ("Path", where),
         ("Files", f"{len(facts.files)}, {bytes_text(sum(size for _, size in facts.files))}"),
@@ -57,6 +59,15 @@ def _how_it_runs(facts: ModelFacts, spec: ModelSpec) -> list[tuple[str, str]]:
         *computed_by(spec, facts.is_quantised),
         *_expected(facts, spec),
     ]
+
+
+def quantised(scheme: Scheme) -> list[tuple[str, str]]:
+    """Rows that say how a checkpoint is quantised, and how its weights are held where they are computed with."""
+    if scheme.held is not None:
+        held = f"as {scheme.held} on a CPU, and on a GPU whose fused kernels know the model"
+    else:
+        held = f"in 16 bits ({scheme.why})"
+    return [("Quantised", scheme.name), ("Held", held if scheme.note is None else f"{held}. {scheme.note}")]
 
 
 def computed_by(spec: ModelSpec, quantised: bool = False) -> list[tuple[str, str]]:

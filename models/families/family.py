@@ -100,8 +100,6 @@ class Family:
     """Parts whose weights checkpoints, but not GGUF files, store [columns, rows]."""
     alternating: tuple[str, ...] = ()
     """Parts whose rows alternate in the tensor that holds them all, in checkpoints but not in GGUF files."""
-    quantised: tuple[str, ...] = ()
-    """The methods in quantization_config that can be read."""
     gguf_norm_offset: float = 0.0
     """What GGUF files have added to the weights of norms."""
     gguf_interleaved: tuple[str, ...] = ()

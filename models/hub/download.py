@@ -178,6 +178,11 @@ def fetch(model: HubModel, *, on_progress: OnProgress | None, offline: bool, ref
         raise storage_error(error, settings.cache, "HF_HOME") from error
 
 
+def commit_here(model: HubModel) -> str | None:
+    """The commit that the revision of a model stands for here; None while it is not known."""
+    return RepoCache(Settings.read().cache, model.repo).commit_of(model.revision)
+
+
 def in_reach(repo: str, timeout_s: float) -> bool:
     """Whether the Hub answers for this repository within `timeout_s`, name servers and proxies included.
 

@@ -14,6 +14,7 @@ from models.hub.download import HubModel
 from models.hub.peek import peek
 from models.spec import ModelSpec
 from models.weights.safetensors_files import safetensors_files, tensor_shapes
+from models.weights.schemes import Scheme, scheme_of, stored_types
 from models.weights.slots import parameters
 
 
@@ -40,6 +41,8 @@ class ModelFacts:
     """Every file with its bytes, by name."""
     spec: ModelSpec | None = None
     """What it computes; None where it is not supported."""
+    scheme: Scheme | None = None
+    """How the matrices of a safetensors checkpoint are quantised; None where they are not."""
 
     @property
     def dtype(self) -> str:
@@ -48,7 +51,9 @@ class ModelFacts:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether most weights are stored in blocks of a GGUF file."""
+        """Whether most weights are stored in blocks of a GGUF file, or so that a CPU holds them in such."""
+        if self.scheme is not None:
+            return self.scheme.held is not None
         return bool(self.dtypes) and self.dtypes[0][0].startswith(("Q", "IQ", "TQ", "MXFP"))
 
 
@@ -75,10 +80,9 @@ def describe_on_hub(model: HubModel, name: str) -> ModelFacts:
             facts = _describe_gguf(ModelFiles(name, gguf=path), path)
             return replace(facts, files=found.files)
         raw = read_json(path)
-        quantised = raw.get("quantization_config")
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        dtype = str(method or raw.get("dtype") or raw.get("torch_dtype") or "unknown")
-        dtype = dtype.upper() if method else dtype
+        scheme = _scheme(raw)
+        dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "unknown")
+        dtype = dtype if scheme is None else scheme.name
         template = any(file.startswith("chat_template.") for file, _ in found.files)
         return _facts(
             name,
@@ -89,18 +93,19 @@ def describe_on_hub(model: HubModel, name: str) -> ModelFacts:
             template or None,
             found.files,
             dtype,
+            scheme,
         )
 
 
 def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
     raw = read_json(folder / "config.json")
-    shapes: dict[str, tuple[str, int]] = {}
-    for path in safetensors_files(folder):
-        for name, (dtype, shape) in tensor_shapes(path).items():
-            shapes[name] = (dtype, math.prod(shape))
-    for name in [name for name, (dtype, _) in shapes.items() if dtype == "U8" and name.endswith("_blocks")]:
-        shapes[name] = "MXFP4", 2 * shapes[name][1]
-        shapes.pop(name.removesuffix("_blocks") + "_scales", None)
+    found = {
+        name: tensor for path in safetensors_files(folder) for name, tensor in tensor_shapes(path).items()
+    }
+    scheme = _scheme(raw)
+    shapes = {name: (dtype, math.prod(shape)) for name, (dtype, shape) in found.items()}
+    if scheme is not None:
+        shapes = stored_types(found, scheme)
     if raw.get("tie_word_embeddings") and "model.embed_tokens.weight" in shapes:
         shapes.pop("lm_head.weight", None)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -112,7 +117,16 @@ def _describe_folder(files: ModelFiles, folder: Path) -> ModelFacts:
         raw.get("max_position_embeddings"),
         _folder_has_template(folder),
         tuple((path.relative_to(folder).as_posix(), path.stat().st_size) for path in paths),
+        scheme=scheme,
     )
+
+
+def _scheme(raw: dict[str, Any]) -> Scheme | None:
+    """How the matrices are quantised; None too where that is not read, which the spec says."""
+    try:
+        return scheme_of(raw)
+    except ModelError:
+        return None
 
 
 def _named(raw: dict[str, Any]) -> str:
@@ -153,6 +167,7 @@ def _facts(
     has_chat_template: bool | None,
     files: tuple[tuple[str, int], ...],
     dtype: str = "unknown",
+    scheme: Scheme | None = None,
 ) -> ModelFacts:
     """`tensors`: the type and the numbers of each; None where only their `dtype` is known."""
     spec, reason = None, None
@@ -178,4 +193,5 @@ def _facts(
         has_chat_template=has_chat_template,
         files=files,
         spec=spec,
+        scheme=scheme,
     )

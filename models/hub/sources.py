@@ -86,6 +86,12 @@ def parse(model: str) -> catalogue.WheelModel | HubModel | Path:
     raise ModelError(_unknown(text))
 
 
+def commit_of(model: str) -> str | None:
+    """The commit of a model from the Hub that is on this machine; None for other models. Raises ModelError."""
+    source = parse(model)
+    return hub.commit_here(source) if isinstance(source, HubModel) else None
+
+
 def hidden_folder(model: str) -> str | None:
     """A line for people where the catalogue's name `model` is also that of a model in the folder they are in."""
     name = model.strip()

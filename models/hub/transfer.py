@@ -3,7 +3,6 @@
 Written here because huggingface_hub throws an interrupted file away. The requests are the same.
 """
 
-import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from models.errors import ModelError
+from models.hub.digests import content_id
 from models.hub.fetching import Meter, size_of
 from models.units import bytes_text
 
@@ -300,13 +300,8 @@ def _matches(path: Path, file: RemoteFile) -> bool:
     """Whether the content at `path` is that of `file`: size, and checksum where its id is one."""
     if size_of(path) != file.size:
         return False
-    with path.open("rb") as content:
-        if re.fullmatch(r"[0-9a-f]{64}", file.id or ""):
-            return hashlib.file_digest(content, "sha256").hexdigest() == file.id
-        if re.fullmatch(r"[0-9a-f]{40}", file.id or ""):
-            header = b"blob %d\x00" % (file.size or 0)
-            return hashlib.sha1(header + content.read(), usedforsecurity=False).hexdigest() == file.id
-    return True
+    found = content_id(path, file.id or "")
+    return found is None or found == file.id
 
 
 def _reason(error: Exception) -> str:

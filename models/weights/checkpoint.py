@@ -15,9 +15,15 @@ from models.weights.block_formats import Kind
 from models.weights.safetensors_files import damaged, safetensors_files
 from models.weights.staging import Extent
 
-_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_BYTES = ("_blocks", "_scales")
-"""How the names end of tensors that hold bytes; see models.weights.mxfp4."""
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PACKED = {
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""What quantised checkpoints have beside numbers; see models.weights.quantised_checkpoint."""
 
 _PART = (1 << 15) - 1
 """Numbers that are read at once where a matrix is read in parts; see models.weights.dequantize for why no more."""
@@ -51,6 +57,10 @@ class StoredTensor:
     """The blocks of a quantised matrix; None where it is stored as plain numbers."""
     cut: Callable[[int, int], "StoredTensor"] | None = None
     """(first row, rows) -> these rows alone, all but the last dimension being one; of a vector these numbers."""
+    type: str = "F32"
+    """What safetensors call the type of what is stored."""
+    quantised: str | None = None
+    """How it is stored, for people, where that is neither plain numbers nor a GGUF file's blocks."""
 
 
 def read_safetensors(folder: Path) -> list[StoredTensor]:
@@ -75,11 +85,12 @@ def _read_file(path: Path) -> list[StoredTensor]:
 
 def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
     part = file.get_slice(name)
-    if part.get_dtype() == "U8" and name.endswith(_BYTES):
-        return _plain(path, name, tuple(part.get_shape()), torch.uint8, offset)
-    if part.get_dtype() not in _FLOATS:
+    kind, shape = part.get_dtype(), tuple(part.get_shape())
+    if kind in _PACKED:
+        return replace(_plain(path, name, shape, _PACKED[kind], offset), type=kind)
+    if kind not in FLOATS:
         raise ModelError(
-            f"{name} in {path} is of type {part.get_dtype()}; supported: {', '.join(_FLOATS)}. "
+            f"{name} in {path} is of type {kind}; supported: {', '.join(FLOATS)}. "
             "Use the original checkpoint or a GGUF file."
         )
 
@@ -89,8 +100,7 @@ def _stored(path: Path, file: Any, name: str, offset: int) -> StoredTensor:
         except SafetensorError as error:
             raise damaged(path, error) from None
 
-    stored = _plain(path, name, tuple(part.get_shape()), _FLOATS[part.get_dtype()], offset)
-    return replace(stored, copy_into=copy_into)
+    return replace(_plain(path, name, shape, FLOATS[kind], offset), copy_into=copy_into, type=kind)
 
 
 def _plain(path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, offset: int) -> StoredTensor:

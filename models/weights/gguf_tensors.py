@@ -51,7 +51,7 @@ def _check_kind(kind: Kind) -> None:
 
 
 def _stored(tensor: GGUFTensor, head_dim: int | None) -> StoredTensor:
-    order = None if head_dim is None else _row_order(tensor.shape[0], head_dim)
+    order = None if head_dim is None else row_order(tensor.shape[0], head_dim)
 
     def copy_into(out: Tensor) -> None:
         if len(tensor.shape) == 1:
@@ -116,7 +116,7 @@ def _extent(tensor: GGUFTensor, order: Order | None) -> Extent | None:
     )
 
 
-def _row_order(rows: int, head_dim: int) -> Order | None:
+def row_order(rows: int, head_dim: int) -> Order | None:
     """Which row of the file comes at each place, so that the two halves of every head follow each other."""
     if rows % head_dim:
         return None

@@ -1,32 +1,28 @@
 """MXFP4 in safetensors files: a tensor of digits and a tensor of scales make one of blocks, as in GGUF files."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import prod
 
 import torch
 from torch import Tensor
 
+from models.errors import ModelError
 from models.weights.block_formats import Kind
 from models.weights.checkpoint import Blocks, StoredTensor
 from models.weights.dequantize import chunks
 
-_DIGITS, _SCALES = "_blocks", "_scales"
 _BLOCK = Kind.MXFP4.block
 
 
-def with_blocks(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
-    """`tensors` with one of blocks for every pair `NAME_blocks` and `NAME_scales`, called NAME."""
-    tensors = list(tensors)
-    named = {tensor.name: tensor for tensor in tensors}
-    joined, used = [], set[str]()
-    for digits in [tensor for tensor in tensors if tensor.name.endswith(_DIGITS)]:
-        name = digits.name.removesuffix(_DIGITS)
-        scales = named.get(name + _SCALES)
-        if scales is not None and digits.shape == (*scales.shape, _BLOCK // 2):
-            *rows, groups = scales.shape
-            joined.append(_joined(name, (*rows, groups * _BLOCK), digits, scales))
-            used |= {digits.name, scales.name}
-    return [*(tensor for tensor in tensors if tensor.name not in used), *joined]
+def joined(name: str, digits: StoredTensor, scales: StoredTensor) -> StoredTensor:
+    """The tensor of blocks that digits [..., groups, 16] and scales [..., groups] make. Raises ModelError."""
+    if digits.shape != (*scales.shape, _BLOCK // 2) or not scales.shape:
+        raise ModelError(
+            f"{scales.name} has the shape {list(scales.shape)}, but {digits.name} requires "
+            f"{list(digits.shape[:-1])}; the checkpoint does not fit together: download it again."
+        )
+    *rows, groups = scales.shape
+    return _joined(name, (*rows, groups * _BLOCK), digits, scales)
 
 
 def _joined(name: str, shape: tuple[int, ...], digits: StoredTensor, scales: StoredTensor) -> StoredTensor:

@@ -35,17 +35,19 @@ def choose_kinds(
     matrices = [tensor for tensor in tensors if tensor.name in places and places[tensor.name].is_matrix]
     packed = [tensor.blocks.kind for tensor in matrices if tensor.blocks is not None]
     odd = [tensor for tensor in matrices if tensor.shape[1] % _BLOCK]
+    apart = [tensor.quantised for tensor in matrices if tensor.quantised is not None]
     if quantize == "auto":
-        if device.type != "cpu" or not packed or odd:
+        if device.type != "cpu" or not packed or odd or any(t.quantised and not t.blocks for t in matrices):
             return {}
         return {t.name: t.blocks.kind if t.blocks and t.blocks.kind in KINDS else Kind.Q8_0 for t in matrices}
     if quantize == "none":
         return {}
     if device.type != "cpu":
         raise ModelError(f"Weights are quantised to {quantize} only on a CPU; add --device cpu.")
-    if packed:
+    if packed or apart:
+        named = apart[0] if apart else packed[0].name
         raise ModelError(
-            f"The weights of this file are quantised already ({packed[0].name}); leave out --quantize {quantize}."
+            f"The weights of this model are quantised already ({named}); leave out --quantize {quantize}."
         )
     if odd:
         raise ModelError(
@@ -78,11 +80,23 @@ def conversion_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) 
     )
 
 
+def plain_note(tensors: Sequence[StoredTensor], kinds: Mapping[str, Kind]) -> str | None:
+    """One line for people where matrices quantised otherwise than in blocks become plain numbers; else None."""
+    expanded = [t for t in tensors if t.quantised is not None and t.name not in kinds]
+    if not expanded:
+        return None
+    held = 2 * sum(t.shape[0] * t.shape[1] for t in expanded)
+    return (
+        f"The quantised weights ({expanded[0].quantised}) are expanded and take {bytes_text(held)} in 16 bits, "
+        f"{bytes_text(sum(t.nbytes for t in expanded))} in the file."
+    )
+
+
 def _delicate(places: Mapping[str, Slot]) -> set[str]:
     """The matrices that stay in 8 bits when the others take 4: together 4% more bytes.
 
     On SmolLM2-135M the head takes a fifth off the KL divergence against bf16, the values of the attention another
-    third, and where an MLP writes in the first and last layers a quarter of the rest (benchmarks.quantize_quality).
+    third, and where an MLP writes in the first and last layers a quarter of the rest (benchmarks.quality).
     """
     count = 1 + max((slot.layer for slot in places.values() if slot.layer is not None), default=0)
     ends = {*range(count // 8), *range(count - count // 8, count)}
@@ -120,7 +134,7 @@ def quantize(values: Tensor, kind: Kind) -> Tensor:
 def _q8_0(x: Tensor) -> Tensor:
     scale = _half(x.abs().amax(-1, keepdim=True) / 127)
     digits = _digits(x / _divisor(scale), -127, 127)
-    return torch.cat((_bytes(scale), digits.to(torch.int8).view(torch.uint8)), dim=-1)
+    return torch.cat((half_bytes(scale), digits.to(torch.int8).view(torch.uint8)), dim=-1)
 
 
 def _q4_1(x: Tensor) -> Tensor:
@@ -136,7 +150,7 @@ def _q4_1(x: Tensor) -> Tensor:
         scale = _half(slope)
         low = _half(mean - scale * middle)
     digits = _digits((x - low) / _divisor(scale), 0, 15)
-    return torch.cat((_bytes(scale), _bytes(low), _nibbles(digits)), dim=-1)
+    return torch.cat((half_bytes(scale), half_bytes(low), nibbles(digits)), dim=-1)
 
 
 def _half(x: Tensor) -> Tensor:
@@ -144,7 +158,7 @@ def _half(x: Tensor) -> Tensor:
     return x.clamp(-_HALF_MAX, _HALF_MAX).half().float()
 
 
-def _bytes(scales: Tensor) -> Tensor:
+def half_bytes(scales: Tensor) -> Tensor:
     """fp32 [..., 1] of halves -> uint8 [..., 2]"""
     return scales.half().view(torch.uint8)
 
@@ -157,7 +171,7 @@ def _digits(x: Tensor, low: int, high: int) -> Tensor:
     return x.round_().clamp_(low, high)
 
 
-def _nibbles(digits: Tensor) -> Tensor:
+def nibbles(digits: Tensor) -> Tensor:
     """[..., 32] from 0 to 15 -> uint8 [..., 16]: the first half of them low, the second high"""
     first, second = digits.to(torch.uint8).chunk(2, dim=-1)
     return first | second << 4

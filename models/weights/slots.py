@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 from models.spec import Attention, Experts, FeedForward, Layer, ModelSpec, Norm
 
@@ -43,6 +44,15 @@ class Slot:
         """Whether it may be held in blocks: what chooses experts and learned positions are plain numbers."""
         plain = self.part in ("position_embedding", "router", "shared_gate")
         return self.field == "weight" and len(self.shape) == 2 and not plain
+
+    @property
+    def split(self) -> Literal["rows", "columns"]:
+        """Along which axis devices may share it (see `models.network.Weight`)."""
+        return (
+            "columns"
+            if self.part.removeprefix("experts.").removeprefix("shared.") in ("out", "down")
+            else "rows"
+        )
 
     def name(self, names: Names) -> str:
         """Its name in a checkpoint."""

@@ -28,6 +28,8 @@ from tests.models.families import FAMILIES
 from tests.models.hub_server import HubServer
 from tests.models.hub_world import CONFIG, FILES, REPO, server
 from tests.models.known_configs import GPT_OSS
+from tests.models.quantised import CASES
+from tests.models.quantised import write as write_quantised
 
 __all__ = ["server"]
 
@@ -219,6 +221,22 @@ def test_show_says_by_what_a_model_is_computed(
     assert "Runs here      yes" in shown
     assert "On the CPU     native kernels" in shown
     assert f"On a GPU       {slow if heads == 8 else 'fused kernels'}" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "held"), [("awq", "on a CPU as Q4_1"), ("fp8, blocks", "on a CPU in 16 bits (native")]
+)
+def test_show_says_how_a_checkpoint_is_quantised(
+    name: str, held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_quantised(tmp_path, CASES[name])
+    assert call(["show", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"Quantised      {name.split(',')[0].replace('awq', 'AWQ')}, " in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("Held ")]
+    assert held in line
+    assert ("made for activations in fp8" in line) == (name == "fp8, blocks")
+    assert f"Weights        {'INT4' if name == 'awq' else 'FP8'}, F32" in shown
 
 
 def test_show_tells_which_experts_a_gpu_has_no_room_for(

@@ -71,6 +71,7 @@ def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> catalogue.WheelModel:
         wheel_bytes=len(data),
         member="tiny_model/tiny.gguf",
         gguf_bytes=len(GGUF),
+        gguf_sha256=hashlib.sha256(GGUF).hexdigest(),
         licence="tiny_model-1.0.dist-info/LICENSE",
     )
     monkeypatch.setattr(catalogue, "WHEELS", {"tiny": model})

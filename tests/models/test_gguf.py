@@ -14,7 +14,7 @@ from models.errors import ModelError
 from models.families.registry import load_spec
 from models.files import ModelFiles
 from models.hub.inspect import describe
-from models.load import _read, fill_network, load_model, match
+from models.load import fill_network, load_model, match, read_tensors
 from models.network import ExpertWeights
 from models.progress import Progress
 from models.weights import block_formats
@@ -218,7 +218,7 @@ def test_header_is_what_the_gguf_package_reads(tmp_path: Path) -> None:
 def test_tensor_names(config: Any, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(config), **told(config))
     stored = [name for name in read_gguf(path).tensors if not name.startswith("rope_")]
-    spec, tensors, names = _read(files_of(path))
+    spec, tensors, names, _ = read_tensors(files_of(path))
     assert len(match(spec, tensors, names)) == len(list(slots(spec))) >= len(stored)
 
 
@@ -235,7 +235,7 @@ PACKED = {
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0])
 def test_streamed_weights_are_the_same(config: Any, kind: Kind, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(config), kind)
-    spec, tensors, names = _read(files_of(path))
+    spec, tensors, names, _ = read_tensors(files_of(path))
     streamed = fill_network(spec, tensors, torch.float32, CPU, staging=Staging(1024), names=names)
     assert torch.equal(run(streamed, TOKENS), run(load(path), TOKENS))
 

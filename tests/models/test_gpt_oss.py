@@ -133,11 +133,9 @@ def test_what_does_not_fit_together_is_named_in_one_line(
 
 
 def test_other_ways_of_quantising_are_refused() -> None:
-    for config in ({"quant_method": "gptq"}, {}, "mxfp4"):
-        with pytest.raises(ModelError, match="quantised"):
+    for config in ({"quant_method": "gptq"}, {"quant_method": "hqq"}, {}, "mxfp4"):
+        with pytest.raises(ModelError, match=r"[Qq]uantised"):
             spec_of_hf(GPT_OSS | {"quantization_config": config})
-    with pytest.raises(ModelError, match="quantised"):
-        spec_of_hf(GPT_OSS | {"architectures": ["LlamaForCausalLM"]})
 
 
 def test_a_gguf_file_keeps_its_experts_in_mxfp4(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import models.weights.staging
 from models.errors import ModelError
 from models.families.family import GGUF_NAMES, NAMES
 from models.families.registry import load_spec
-from models.load import _Filling, _read, fill_network, load_model
+from models.load import _Filling, fill_network, load_model, read_tensors
 from models.progress import Progress
 from models.weights import block_formats
 from models.weights.checkpoint import StoredTensor, read_safetensors
@@ -46,7 +46,7 @@ def streamed(
     on_progress: Any = None,
 ) -> Any:
     names = GGUF_NAMES if path.suffix == ".gguf" else NAMES
-    given = tensors or _read(files_of(path))[1]
+    given = tensors or read_tensors(files_of(path))[1]
     return fill_network(
         load_spec(files_of(path)),
         given,
@@ -124,7 +124,7 @@ def test_k_quants_are_decoded_from_pieces(kind: Kind, tmp_path: Path) -> None:
 
 def test_a_type_that_only_the_gguf_package_reads_is_copied(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(tiny_llama(hidden_size=96)), Kind.F32)
-    _, stored, _ = _read(files_of(path))
+    _, stored, *_ = read_tensors(files_of(path))
     tensors = [StoredTensor(t.name, t.shape, t.nbytes, t.copy_into) for t in stored]
     plain = load_model(files_of(path), dtype=torch.float32, device=CPU)
     assert same_weights(streamed(path, tensors=tensors), plain)

@@ -18,7 +18,7 @@ import models.load
 from models.errors import ModelError
 from models.families.family import NAMES
 from models.families.registry import spec_of_hf
-from models.load import _Filling, _read, fill_network, load_model, match, needed_bytes
+from models.load import _Filling, fill_network, load_model, match, needed_bytes, read_tensors
 from models.network import LayerWeights, Network, Weight
 from models.progress import Progress
 from models.reference.decoder import Decoder
@@ -261,7 +261,7 @@ def test_what_a_model_weighs(tmp_path: Path) -> None:
     # Norms and the table in fp32; the norm of a head is kept once a head.
     rest = sum(t.nbytes for name, t in tensors_in(model) if "norm" in name)
     assert model.nbytes == matrices + rest
-    spec, tensors, names = _read(files_of(path))
+    spec, tensors, names, _ = read_tensors(files_of(path))
     places = match(spec, tensors, names)
     kinds = {places[tensor.name]: tensor.blocks.kind for tensor in tensors if tensor.blocks is not None}
     assert needed_bytes(spec, torch.float32, 256, kinds) == matrices + rest + 256 * 64 * 4
@@ -406,7 +406,7 @@ def test_a_load_that_failed_leaves_nothing_and_can_be_tried_again(
         if report.done > report.total // 2:
             raise CancelledError
 
-    spec, tensors, names = _read(files_of(path))
+    spec, tensors, names, _ = read_tensors(files_of(path))
     kinds = choose_kinds(tensors, match(spec, tensors, names), way, CPU)
     with pytest.raises(CancelledError) as caught:
         fill_network(spec, tensors, torch.float32, CPU, on_progress=fail, kinds=kinds, names=names)

@@ -1,0 +1,242 @@
+"""What a format of weights and the kernels that run it cost: next-token distributions over a fixed text, against the
+same weights in fp32 with fp32 activations.
+
+    python -m benchmarks.quality [MODEL] [--reference MODEL] [--requantise] [--llama-python PYTHON] [--device cpu|cuda]
+                                 [--text FILE] [--tokens 1024] [--json FILE]
+
+For every way of holding the weights and every executor: mean KL divergence in nats (with its standard error over the
+tokens) and its 99th percentile, how often the likeliest token is the same, the perplexity of the text, bits a weight.
+
+Executors: `fp32` is the plain modules in fp32, so only the weights differ; `bf16` the same in bf16. `engine` is what
+chatterm really runs, token by token as it decodes: native kernels on a CPU with their rounding of activations, fused
+ones on a GPU. `llama.cpp` reads the same GGUF file, token by token and (`prompt`) all at once.
+
+The reference is MODEL itself, its blocks expanded, or the model of `--reference`, whose tokenizer must be the same.
+`--requantise` holds the reference's weights in other formats, too. The weights of a quantised GGUF file lie on the grid
+of its own blocks, and quantising them again would cost nothing: so the channels of the network are shuffled first, in
+a way that leaves what it computes as it is, and every block holds numbers of 32 different blocks of the file.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.machine import describe
+from benchmarks.peers.llama_cpp_python import LlamaCppPython
+from benchmarks.requantised import WAYS, requantised
+from benchmarks.stepping import forced_logits
+from engine import Engine
+from engine.batch import Span, StepBatch
+from engine.build import Options, build
+from engine.device import pick_dtype
+from models.files import ModelFiles
+from models.hub.sources import resolve
+from models.load import load_model
+from models.network import Network
+from models.reference.decoder import Decoder
+from models.text.tokenizer import load_tokenizer
+from models.weights.slots import parameters
+
+CPU = torch.device("cpu")
+WINDOW = 512
+"""Tokens of the text that see each other."""
+TEXT = Path(__file__).parent / "quality.txt"
+
+Logits = Callable[[list[int]], Tensor]
+"""A window of tokens -> what follows each of them, [T, vocab_size]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One line of the table."""
+
+    weights: str
+    executor: str
+    bits: float
+    """Bits a weight."""
+    kl: float
+    kl_error: float
+    """Standard error of the mean."""
+    kl_99: float
+    """99th percentile."""
+    same_first: float
+    """Share of the tokens after which the likeliest next token is that of the reference."""
+    perplexity: float
+
+
+def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of one whole window: [T, heads, head_dim]."""
+    heads = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+    return out.squeeze(0).transpose(0, 1)
+
+
+def by_modules(network: Network) -> Logits:
+    """The plain modules, in the dtype of the network."""
+    model = Decoder(network)
+
+    def logits(window: list[int]) -> Tensor:
+        positions = torch.arange(len(window), device=network.device)
+        ids = torch.tensor(window, device=network.device)
+        return model.logits(model.forward(ids, positions, attend)).float().cpu()
+
+    return logits
+
+
+def by_engine(network: Network) -> tuple[str, Logits]:
+    """What the engine runs on a CPU when it decodes, and its name."""
+    pieces = build(network, CPU, network.dtype, Options(context=WINDOW), ())
+    size = pieces.cache.block_size
+    blocks = tuple(range(-(-WINDOW // size)))
+
+    def logits(window: list[int]) -> Tensor:
+        found = []
+        for row, token in enumerate(window):
+            span = Span(blocks[: row // size + 1], row, 1, [token], [row], wanted=True)
+            found += [one.float().clone() for one in pieces.runner.run(StepBatch((span,)))]
+        return torch.stack(found)
+
+    return pieces.decode_name, logits
+
+
+def by_gpu(files: ModelFiles, quantize: str) -> tuple[str, Logits]:
+    """The same on a GPU; the first token of a window is computed as a prompt."""
+    engine = Engine.load(files, device="cuda", quantize=quantize, context=WINDOW)
+
+    def logits(window: list[int]) -> Tensor:
+        return forced_logits(engine, [window], len(window) - 1)[0].float().cpu()
+
+    return "fused kernels", logits
+
+
+def by_peer(peer: LlamaCppPython, prompt: bool) -> Logits:
+    """llama.cpp, the window at once or token by token."""
+    return lambda window: torch.frombuffer(peer.logits(window, prompt), dtype=torch.float32).view(
+        len(window), -1
+    )
+
+
+def compare(
+    windows: list[list[int]],
+    reference: list[Tensor],
+    logits: Logits,
+    weights: str,
+    executor: str,
+    bits: float,
+) -> Quality:
+    """The distributions that `logits` gives against those of the reference, [T, vocab_size] a window."""
+    divergences, same, losses = [], [], []
+    for window, p in zip(windows, reference, strict=True):
+        with torch.inference_mode():
+            q = F.log_softmax(logits(window)[:, : p.shape[1]].double(), dim=-1)
+        p = F.log_softmax(p[len(p) - len(q) :].double(), dim=-1)
+        divergences.append((p.exp() * (p - q)).sum(-1))
+        same.append((p.argmax(-1) == q.argmax(-1)).double())
+        targets = torch.tensor(window[len(window) - len(q) + 1 :]).unsqueeze(1)
+        losses.append(-q[:-1].gather(1, targets))
+    kl = torch.cat(divergences)
+    return Quality(
+        weights,
+        executor,
+        bits,
+        kl.mean().item(),
+        kl.std().item() / math.sqrt(len(kl)),
+        kl.quantile(0.99).item(),
+        torch.cat(same).mean().item(),
+        torch.cat(losses).mean().exp().item(),
+    )
+
+
+def bits_of(network: Network) -> float:
+    """Bits a weight, norms and biases included."""
+    return 8 * network.nbytes / parameters(network.spec)
+
+
+def load(files: ModelFiles, quantize: str, dtype: torch.dtype) -> Network:
+    return load_model(files, dtype=dtype, device=CPU, context_length=WINDOW, quantize=quantize)
+
+
+def measure(files: ModelFiles, reference: ModelFiles, arguments: argparse.Namespace) -> Iterator[Quality]:
+    """Every way of holding the weights, by every executor; the reference itself first."""
+    ids = load_tokenizer(reference).encode(arguments.text.read_text(encoding="utf-8"))[: arguments.tokens]
+    windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
+    windows = [window for window in windows if len(window) > 1]
+    dtype = pick_dtype("auto", CPU)
+
+    exact = load(reference, "none", torch.float32)
+    plain = by_modules(exact)
+    with torch.inference_mode():
+        expected = [plain(window) for window in windows]
+
+    def line(logits: Logits, weights: str, executor: str, bits: float) -> Quality:
+        return compare(windows, expected, logits, weights, executor, bits)
+
+    yield line(plain, "reference", "fp32", 16.0)
+    if arguments.requantise:
+        for way in WAYS:
+            for executor, kind in (("fp32", torch.float32), ("engine", dtype)):
+                network = requantised(exact, way, kind, WINDOW, shuffle=reference.gguf is not None)
+                bits = bits_of(network) if network.is_quantized else 16.0
+                name, logits = (executor, by_modules(network)) if executor == "fp32" else by_engine(network)
+                yield line(logits, way.name, name, bits)
+                del network, logits
+    del exact, plain
+    yield line(by_modules(load(files, "none", torch.bfloat16)), "expanded", "bf16", 16.0)
+    if files != reference:
+        yield line(by_modules(load(files, "none", torch.float32)), "expanded", "fp32", 16.0)
+    held = load(files, "auto", dtype)
+    bits = bits_of(held) if held.is_quantized else 16.0
+    name, logits = by_engine(held)
+    yield line(logits, "as stored", name, bits)
+    del held, logits
+    if arguments.device == "cuda":
+        name, logits = by_gpu(files, "auto")
+        yield line(logits, "as stored", name, bits)
+    if arguments.llama_python is not None and files.gguf is not None:
+        with LlamaCppPython(arguments.llama_python, files.gguf, 2, WINDOW, logits=True) as peer:
+            for prompt in (False, True):
+                executor = f"llama.cpp{', prompt' * prompt}"
+                yield line(by_peer(peer, prompt), "as stored", executor, bits)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--reference", help="the model that is true; default: MODEL, expanded")
+    parser.add_argument("--requantise", action="store_true", help="the reference in other formats, too")
+    parser.add_argument("--llama-python", help="a Python that has llama_cpp, for GGUF files")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: a GPU, too")
+    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--tokens", type=int, default=1024, help="how much of the text")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    arguments = parser.parse_args()
+    files = resolve(arguments.model)
+    reference = files if arguments.reference is None else resolve(arguments.reference)
+    print(
+        f"{'weights':22}{'computed by':30}{'bits':>6}{'KL, nats':>20}{'99%':>9}{'same first':>12}{'perplexity':>12}"
+    )
+    lines = []
+    for line in measure(files, reference, arguments):
+        lines.append(asdict(line))
+        kl = f"{line.kl:.5f} ± {line.kl_error:.5f}"
+        print(
+            f"{line.weights:22}{line.executor:30}{line.bits:6.2f}{kl:>20}{line.kl_99:9.4f}{line.same_first:12.1%}"
+            f"{line.perplexity:12.3f}",
+            flush=True,
+        )
+    if arguments.json is not None:
+        told = {"machine": describe(torch.device(arguments.device)), "model": files.name, "lines": lines}
+        arguments.json.write_text(json.dumps(told, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""`chatterm quantize`: a model in 4 bits, as files of its own."""
+
+import sys
+from pathlib import Path
+
+from chatterm.cli.progress import progress_on
+from chatterm.terminal.sanitize import one_line
+from models.hub.sources import commit_of, resolve
+from models.units import bytes_text
+
+
+def quantize(model: str, out: Path) -> None:
+    """Write `model` to `out`. Raises ModelError."""
+    with progress_on(sys.stderr) as on_progress:
+        files = resolve(model, on_progress=on_progress)
+        from models.quantising.quantise import quantise
+
+        written = quantise(files, out, commit_of(model), on_progress)
+    name = one_line(str(out))
+    kept = f"{written.kept} of {written.matrices} matrices in 8 bits"
+    print(f"{name}: {bytes_text(written.bytes)}, {kept}, the others in 4.")
+    print(f"KL divergence from {one_line(files.name)}: {written.manifest.kl:.4f} nats a token.")
+    print(f"To run it: chatterm run {name}; to check its files: chatterm verify {name}")

@@ -1,0 +1,62 @@
+"""The manifest beside a model that chatterm wrote: where it comes from, and what its files hash to."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from models.errors import ModelError
+from models.files import read_json, write_whole
+
+_NAME = "chatterm.manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is known of a model."""
+
+    source: str
+    """The model it was made from, as a person would name it."""
+    revision: str | None
+    """The commit of the source on the Hub; for other sources None."""
+    format: str
+    """How weights are held, for people: "int4, calibrated"."""
+    kl: float | None
+    """Mean KL divergence from the source in nats, on the text of the calibration; None where not measured."""
+    files: Mapping[str, str]
+    """SHA-256 of every file, by its name."""
+
+
+def manifest_path(model: Path) -> Path:
+    """Where the manifest of a folder or of a GGUF file lies."""
+    return model / _NAME if model.is_dir() else model.with_name(f"{model.name}.{_NAME}")
+
+
+def read_manifest(model: Path) -> Manifest | None:
+    """None where there is none. Raises ModelError for a damaged one."""
+    path = manifest_path(model)
+    if not path.is_file():
+        return None
+    raw = read_json(path)
+    files, kl = raw.get("files"), raw.get("kl")
+    if (
+        not isinstance(files, dict)
+        or not files
+        or not all(isinstance(v, str) and re.fullmatch(r"[0-9a-f]{64}", v) for v in files.values())
+        or any(Path(name).is_absolute() or ".." in Path(name).parts for name in files)
+    ):
+        raise ModelError(f"{path} is damaged: it has no SHA-256 of every file.")
+    revision = raw.get("revision")
+    return Manifest(
+        str(raw.get("source", "unknown")),
+        None if revision is None else str(revision),
+        str(raw.get("format", "unknown")),
+        float(kl) if isinstance(kl, int | float) else None,
+        files,
+    )
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write it whole or not at all. Raises OSError."""
+    write_whole(path, json.dumps(asdict(manifest), indent=2) + "\n")

@@ -1,0 +1,143 @@
+"""Whether the files of a model on this machine are what they should be: by the Hub's hashes, or by a manifest."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from models.errors import ModelError
+from models.files import gguf_parts
+from models.hub import catalogue
+from models.hub.cache import RepoCache
+from models.hub.digests import content_id
+from models.hub.download import HubModel, Settings, select
+from models.hub.fetching import Meter
+from models.hub.manifest import read_manifest
+from models.hub.sources import parse
+from models.hub.transfer import Listing
+from models.progress import OnProgress, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One file."""
+
+    name: str
+    state: Literal["good", "damaged", "missing", "unknown"]
+    """unknown: nobody knows here what it should hash to."""
+    bytes: int
+    expected: str | None
+    found: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All files of a model."""
+
+    files: tuple[Checked, ...]
+    against: str
+    """What they were checked against, for people."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every file is what it should be."""
+        return all(file.state == "good" for file in self.files)
+
+
+def verify(model: str, *, online: bool = False, on_progress: OnProgress | None = None) -> Verdict:
+    """Hash every file of `model`, named as in `resolve`.
+
+    `online` asks the Hub for its hashes; else what the cache knows of them is used. Raises ModelError where the model
+    is not here, there is nothing to check it against, or a file cannot be read.
+    """
+    source = parse(model)
+    if isinstance(source, catalogue.WheelModel):
+        path = catalogue.cached(source)
+        if path is None:
+            raise ModelError(
+                f"{source.name} is not on this machine; to download it: chatterm pull {source.name}"
+            )
+        return _check(path.parent, {path.name: source.gguf_sha256}, "the catalogue", source.name, on_progress)
+    if isinstance(source, HubModel):
+        return _on_hub(source, online, on_progress)
+    return _own(source, on_progress)
+
+
+def _own(path: Path, on_progress: OnProgress | None) -> Verdict:
+    manifest = read_manifest(path)
+    if manifest is None:
+        raise ModelError(
+            f"{path} has no manifest beside it, so there is nothing to check it against; chatterm quantize writes one, "
+            "and models from the Hub are checked by their name there (owner/name)."
+        )
+    folder = path if path.is_dir() else path.parent
+    return _check(
+        folder, dict(manifest.files), f"its manifest (from {manifest.source})", path.name, on_progress
+    )
+
+
+def _on_hub(model: HubModel, online: bool, on_progress: OnProgress | None) -> Verdict:
+    settings = Settings.read()
+    cache = RepoCache(settings.cache, model.repo)
+    commit = cache.commit_of(model.revision)
+    if commit is None or not cache.snapshot(commit).is_dir():
+        raise ModelError(f"{model.name} is not on this machine; to download it: chatterm pull {model.name}")
+    folder = cache.snapshot(commit)
+    if online:
+        if settings.offline:
+            raise ModelError("The network is off (HF_HUB_OFFLINE); leave out --online.")
+        meter = Meter(model.name, None, None)
+        with settings.connect() as connection:
+            listing = connection.listing(model.repo, commit, meter)
+            names = select(listing.files, model)
+            files = [connection.measured(model.repo, commit, listing.files[name], meter) for name in names]
+        return _check(
+            folder, {f.path: f.id for f in files}, f"the Hub, commit {commit[:12]}", model.name, on_progress
+        )
+    listing = cache.listing(commit) or cache.local_listing(commit)
+    names = _needed(listing, model)
+    known = {name: listing.files[name].id or _blob_id(folder / name) for name in names}
+    against = f"the Hub's hashes as of the download, commit {commit[:12]}"
+    return _check(folder, known, against, model.name, on_progress)
+
+
+def _needed(listing: Listing, model: HubModel) -> list[str]:
+    """The model's files; where too few are here to be a model, all that are."""
+    try:
+        return select(listing.files, model)
+    except ModelError:
+        return sorted(listing.files) if model.file is None else gguf_parts(model.file)
+
+
+def _blob_id(path: Path) -> str | None:
+    """What the content of a link in the cache should hash to: the name of what it points at."""
+    if not path.is_symlink():
+        return None
+    name = path.readlink().name
+    return name if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name) else None
+
+
+def _check(
+    folder: Path, known: Mapping[str, str | None], against: str, what: str, on_progress: OnProgress | None
+) -> Verdict:
+    sizes = {name: (folder / name).stat().st_size for name in known if (folder / name).is_file()}
+    done, total, files = 0, sum(sizes.values()), []
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress is not None:
+            on_progress(Progress("check", what, min(done, total), total))
+
+    for name, expected in known.items():
+        if name not in sizes:
+            files.append(Checked(name, "missing", 0, expected, None))
+            continue
+        try:
+            found = content_id(folder / name, expected or "", advance)
+        except OSError as error:
+            raise ModelError(f"{folder / name} cannot be read ({error.strerror}); check the disk.") from None
+        state = "unknown" if found is None else "good" if found == expected else "damaged"
+        files.append(Checked(name, state, sizes[name], expected, found))  # type: ignore[arg-type]
+    return Verdict(tuple(files), against)

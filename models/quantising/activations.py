@@ -1,0 +1,174 @@
+"""What goes through the matrices of a network on a text, and how much an error of what comes out of them matters."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.network import ExpertWeights, FeedForwardWeights, Linear, Network
+from models.progress import OnProgress, Progress
+from models.reference.decoder import Decoder
+
+Place = tuple[str, int | None]
+"""The group of a matrix (see models.weights.slots), and the expert."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """Sums over the tokens that went through a layer of products."""
+
+    inputs: Tensor
+    """fp32 [columns]: squares of what it was given."""
+    outputs: Tensor
+    """fp32 [rows]: squares of the gradients of what it gave."""
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Activations:
+    """Of a whole network."""
+
+    seen: dict[Place, Seen] = field(default_factory=dict)
+    tokens: int = 0
+    """Of the text."""
+
+    def inputs(self, place: Place) -> Tensor | None:
+        """Mean squares [columns], never 0; None for an expert that no token chose."""
+        seen = self.seen.get(place)
+        if seen is None or not seen.tokens:
+            return None
+        squares = seen.inputs / seen.tokens
+        # A column that this text leaves empty may matter for another one.
+        return squares + 0.01 * squares.mean() + 1e-12
+
+    def outputs(self, place: Place) -> Tensor | None:
+        """[rows]: what a small error of an output adds to the KL divergence of a token, by its square."""
+        seen = self.seen.get(place)
+        return None if seen is None else 0.5 * seen.outputs / max(1, self.tokens)
+
+
+def measure(
+    network: Network, windows: Sequence[list[int]], on_progress: OnProgress | None = None
+) -> Activations:
+    """Run texts through a network of plain numbers, forwards and backwards.
+
+    Gradients are those of tokens drawn from what the network predicts: their squares are the Fisher information, by
+    which a small error changes the distribution.
+    """
+    found = Activations()
+    model = _Measured(network, found)
+    generator = torch.Generator().manual_seed(0)
+    read = network.nbytes
+
+    def report(number: int) -> None:
+        if on_progress is not None:
+            on_progress(Progress("quantise", "activations", number * read, len(windows) * read))
+
+    for number, window in enumerate(windows):
+        report(number)
+        with torch.enable_grad():
+            hidden = model.forward(torch.tensor(window), torch.arange(len(window)), Attend(network))
+            logits = model.logits(hidden).float()
+            drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=generator)
+            loss = -F.log_softmax(logits, dim=-1).gather(1, drawn).sum()
+            torch.autograd.backward(loss)
+        found.tokens += len(window)
+    report(len(windows))
+    return found
+
+
+class _Measured(Decoder):
+    """A decoder that looks at what its products are given and give."""
+
+    def __init__(self, network: Network, found: Activations) -> None:
+        super().__init__(network)
+        self._found = found
+        self._places = {id(linear): place for place, linear in places(network)}
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return super().embed(token_ids, positions).detach().requires_grad_()
+
+    def _linear(self, linear: Linear, x: Tensor) -> Tensor:
+        out = super()._linear(linear, x)
+        place = self._places.get(id(linear))
+        if place is not None and len(x):
+            seen = self._found.seen.setdefault(
+                place, Seen(torch.zeros(linear.columns), torch.zeros(linear.rows))
+            )
+            seen.inputs += x.detach().float().square().sum(0)
+            seen.tokens += len(x)
+
+            def look(gradient: Tensor) -> None:
+                seen.outputs.add_(gradient.float().square().sum(0))
+
+            out.register_hook(look)  # type: ignore[no-untyped-call]
+        return out
+
+
+def places(network: Network) -> Iterator[tuple[Place, Linear]]:
+    """The layers of products that may be quantised, by the group of their weights; not the head."""
+    for index, layer in enumerate(network.layers):
+        at = f"layers.{index}."
+        yield (f"{at}qkv.weight", None), layer.attention.qkv
+        yield (f"{at}out.weight", None), layer.attention.out
+        feed = layer.feed_forward
+        if isinstance(feed, ExpertWeights):
+            for number, expert in enumerate(feed.experts):
+                yield from _feed(f"{at}experts.", expert, number)
+            if feed.shared is not None:
+                yield from _feed(f"{at}shared.", feed.shared, None)
+        else:
+            yield from _feed(at, feed, None)
+
+
+def _feed(at: str, feed: FeedForwardWeights, expert: int | None) -> Iterator[tuple[Place, Linear]]:
+    yield (f"{at}gate_up.weight", expert), feed.gate_up
+    yield (f"{at}down.weight", expert), feed.down
+
+
+class Attend:
+    """Causal attention of one whole text, as the layers of a network have it."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def __call__(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        spec = self._network.spec.layers[layer_index].attention
+        sinks = self._network.layers[layer_index].attention.sinks
+        keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1) for x in (k, v))
+        scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)).float() * spec.softmax_scale
+        if spec.score_cap is not None:
+            scores = torch.tanh(scores / spec.score_cap) * spec.score_cap
+        rows = torch.arange(len(q))
+        distance = rows.unsqueeze(1) - rows
+        seen = distance >= 0
+        if spec.window is not None:
+            seen &= distance < spec.window
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if sinks is not None:
+            column = sinks.float().view(-1, 1, 1).expand(-1, len(q), 1)
+            shares = torch.cat((scores, column), dim=-1).softmax(-1)[..., :-1]
+        else:
+            shares = scores.softmax(-1)
+        return torch.matmul(shares.to(q.dtype), values).transpose(0, 1)
+
+
+def divergence(network: Network, other: Network, windows: Sequence[list[int]]) -> float:
+    """Mean KL divergence in nats of what `other` predicts from what `network` does, over texts."""
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for window in windows:
+            p, q = (
+                F.log_softmax(
+                    model.logits(
+                        model.forward(torch.tensor(window), torch.arange(len(window)), Attend(model.network))
+                    ).double(),
+                    dim=-1,
+                )
+                for model in (Decoder(network), Decoder(other))
+            )
+            total += float((p.exp() * (p - q)).sum())
+            count += len(window)
+    return total / max(1, count)

@@ -1,0 +1,124 @@
+"""A network in 4 bits, by what its matrices are multiplied with on a short text; the costliest stay in 8."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.errors import ModelError
+from models.progress import OnProgress, Progress
+from models.quantising.activations import Activations
+from models.quantising.fit import BLOCK, fit
+from models.weights.block_formats import Kind
+from models.weights.checkpoint import StoredTensor
+from models.weights.quantize import choose_kinds, half_bytes, nibbles, quantize
+from models.weights.quantized import row_bytes
+from models.weights.slots import Slot
+
+TEXT = Path(__file__).parent / "text.txt"
+WINDOW = 256
+"""Tokens of the text that see each other."""
+_CPU = torch.device("cpu")
+_STEP = 1 << 20
+"""Numbers that are fitted at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A matrix in blocks."""
+
+    kind: Kind
+    data: Tensor
+    """uint8 [rows, bytes a row]"""
+
+
+def windows(ids: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
+    """The tokens of a text in windows: those to calibrate on, and a fifth of them, at least one, to judge by."""
+    parts = [list(ids[start : start + WINDOW]) for start in range(0, len(ids), WINDOW)]
+    parts = [part for part in parts if len(part) > 1]
+    last = max(1, len(parts) // 5)
+    return (parts[:-last] or parts), parts[-last:]
+
+
+def calibrate(
+    tensors: Sequence[StoredTensor],
+    found: Mapping[str, Slot],
+    activations: Activations,
+    whole: bool,
+    on_progress: OnProgress | None = None,
+) -> dict[str, Held]:
+    """Every matrix of a network in blocks of 4 or 8 bits, by its name. `whole`: some digit stands for zero.
+
+    As many bytes as `--quantize int4` takes; embedding and head stay in 8 bits. Raises ModelError for what cannot be
+    quantised.
+    """
+    preset = choose_kinds(tensors, found, "int4", _CPU)
+    matrices = {tensor.name: tensor for tensor in tensors if tensor.name in preset}
+    done, total = 0, sum(tensor.nbytes for tensor in matrices.values())
+    held: dict[str, Held] = {}
+    gains: dict[str, float] = {}
+    for name, tensor in matrices.items():
+        slot = found[name]
+        if slot.part in ("embedding", "head"):
+            held[name] = Held(Kind.Q8_0, _in_8_bits(tensor))
+        else:
+            held[name], gains[name] = _in_4_bits(tensor, slot, activations, whole)
+        done += tensor.nbytes
+        if on_progress is not None:
+            on_progress(Progress("quantise", "weights", done, total))
+    budget = sum(
+        _extra(matrices[name]) for name, kind in preset.items() if kind == Kind.Q8_0 and name in gains
+    )
+    for name in sorted(gains, key=lambda name: gains[name] / _extra(matrices[name]), reverse=True):
+        if (cost := _extra(matrices[name])) <= budget:
+            budget -= cost
+            held[name] = Held(Kind.Q8_0, _in_8_bits(matrices[name]))
+    return held
+
+
+def _extra(tensor: StoredTensor) -> int:
+    """Bytes that 8 bits take more than 4."""
+    rows, columns = tensor.shape
+    return rows * (row_bytes(Kind.Q8_0, columns) - row_bytes(Kind.Q4_1, columns))
+
+
+def _in_8_bits(tensor: StoredTensor) -> Tensor:
+    return torch.cat([quantize(values, Kind.Q8_0) for values in _stretches(tensor)])
+
+
+def _in_4_bits(tensor: StoredTensor, slot: Slot, activations: Activations, whole: bool) -> tuple[Held, float]:
+    """The blocks of a matrix, and what their error adds to the KL divergence of a token."""
+    place = (slot.group, slot.expert)
+    squares, matters = activations.inputs(place), activations.outputs(place)
+    squares = torch.ones(tensor.shape[1]) if squares is None else squares
+    matters = (
+        torch.zeros(tensor.shape[0]) if matters is None else matters[slot.start : slot.start + slot.rows]
+    )
+    weights = squares.view(-1, BLOCK)
+    blocks, cost, start = [], 0.0, 0
+    for values in _stretches(tensor):
+        cut = values.view(len(values), -1, BLOCK)
+        fitted = fit(cut, weights, whole)
+        error = ((cut - fitted.numbers).square() * weights).flatten(1).sum(1)
+        cost += float((error * matters[start : start + len(values)]).sum())
+        start += len(values)
+        parts = (half_bytes(fitted.scale), half_bytes(fitted.low), nibbles(fitted.digits))
+        blocks.append(torch.cat(parts, dim=-1).view(len(values), -1))
+    return Held(Kind.Q4_1, torch.cat(blocks)), cost
+
+
+def _stretches(tensor: StoredTensor) -> Iterator[Tensor]:
+    """fp32 [some rows, columns], from first to last."""
+    assert tensor.parts is not None
+    waiting: list[Tensor] = []
+    for _, values in tensor.parts():
+        if not bool(values.isfinite().all()):
+            raise ModelError(f"{tensor.name} has values that are no numbers, so it cannot be quantised.")
+        waiting.append(values.float())
+        if sum(part.numel() for part in waiting) >= _STEP:
+            yield torch.cat(waiting)
+            waiting = []
+    if waiting:
+        yield torch.cat(waiting)

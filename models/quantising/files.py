@@ -1,0 +1,152 @@
+"""Calibrated weights as files: a GGUF file made from another, or a folder in the layout of compressed-tensors."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.errors import ModelError
+from models.files import read_json
+from models.quantising.calibrate import Held
+from models.quantising.fit import BLOCK
+from models.weights.block_formats import Kind
+from models.weights.checkpoint import FLOATS, read_safetensors
+from models.weights.gguf import read_gguf
+from models.weights.gguf_tensors import row_order
+
+
+def check_one_to_one(names: set[str], held: Mapping[str, object]) -> None:
+    """Raises ModelError unless every matrix is a tensor of its own among those that are stored."""
+    if packed := sorted(name for name in held if name not in names):
+        raise ModelError(
+            f"{packed[0]} lies in one tensor with others, or transposed, in this checkpoint; such models cannot be "
+            "written yet. chatterm run --quantize int4 quantises them while they are read."
+        )
+
+
+def write_gguf(source: Path, out: Path, held: Mapping[str, Held], interleaved: Mapping[str, int]) -> None:
+    """The file `source` with these matrices in blocks and all else as it is. `interleaved`: the size of a head for
+    tensors whose rows interleave its halves. Raises OSError."""
+    import gguf
+
+    reader: Any = gguf.GGUFReader(source)
+    field = reader.fields["general.architecture"]
+    writer: Any = gguf.GGUFWriter(out, arch=str(field.contents()))
+    for key in reader.fields.values():
+        if key.name.startswith(("GGUF.", "split.")) or key.name == "general.architecture":
+            continue
+        if key.name == "general.file_type":
+            writer.add_uint32(key.name, int(gguf.LlamaFileType.MOSTLY_Q4_1))
+            continue
+        kind = key.types[0]
+        inner = key.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key.name, key.contents(), kind, sub_type=inner)
+    if "general.quantization_version" not in reader.fields:
+        writer.add_uint32("general.quantization_version", 2)
+    for name, tensor in read_gguf(source).tensors.items():
+        if name in held:
+            data = held[name].data.numpy()
+            if name in interleaved and (order := row_order(len(data), interleaved[name])) is not None:
+                stored = np.empty_like(data)
+                stored[order] = data
+                data = stored
+            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType(held[name].kind))
+        else:
+            kind = gguf.GGMLQuantizationType(tensor.kind)
+            numbers = {Kind.F32: np.float32, Kind.F16: np.float16}.get(tensor.kind)
+            if numbers is not None:
+                writer.add_tensor(name, np.ascontiguousarray(tensor.data).view(numbers).reshape(tensor.shape))
+            else:
+                rows = np.ascontiguousarray(tensor.data).reshape(*tensor.shape[:-1], -1)
+                writer.add_tensor(name, rows, raw_dtype=kind)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+
+
+def write_folder(source: Path, out: Path, held: Mapping[str, Held]) -> None:
+    """A folder like `source` with these matrices packed; `out` must be an empty folder. Raises OSError."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    for stored in read_safetensors(source):
+        if stored.name in held:
+            stem = stored.name.removesuffix(".weight")
+            tensors |= {f"{stem}.{part}": tensor for part, tensor in _packed(held[stored.name]).items()}
+        else:
+            tensors[stored.name] = torch.empty(stored.shape, dtype=FLOATS[stored.type])
+            stored.copy_into(tensors[stored.name])
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not path.name.startswith("model") and path.suffix != ".safetensors":
+            shutil.copyfile(path, out / path.name)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    config = read_json(source / "config.json") | {"quantization_config": _config(held)}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _packed(held: Held) -> dict[str, Tensor]:
+    """The tensors of a matrix as compressed-tensors packs them."""
+    size = held.kind.block_bytes
+    blocks = held.data.view(len(held.data), -1, size)
+    scales = blocks[..., :2].clone().view(torch.float16).squeeze(-1)
+    rows, columns = len(blocks), blocks.shape[1] * BLOCK
+    shape = torch.tensor([rows, columns])
+    if held.kind == Kind.Q8_0:
+        digits = blocks[..., 2:] ^ 0x80  # from -128 on to from 0 on
+        return {
+            "weight_packed": _words(digits.reshape(rows, -1), 8),
+            "weight_scale": scales,
+            "weight_shape": shape,
+        }
+    low = blocks[..., 2:4].clone().view(torch.float16).squeeze(-1).float()
+    divisor = torch.where(scales == 0, 1.0, scales.float())
+    zeros = (-low / divisor).round().clamp(0, 15).to(torch.uint8)
+    nibbles = torch.cat((blocks[..., 4:] & 15, blocks[..., 4:] >> 4), dim=-1).reshape(rows, -1)
+    return {
+        "weight_packed": _words(nibbles, 4),
+        "weight_scale": scales,
+        "weight_shape": shape,
+        "weight_zero_point": _words(zeros.T, 4).T.contiguous(),
+    }
+
+
+def _words(digits: Tensor, bits: int) -> Tensor:
+    """uint8 [n, m] from 0 on -> int32 [n, ceil(m * bits / 32)], the first digit lowest"""
+    digits = torch.nn.functional.pad(digits, (0, -digits.shape[1] % (32 // bits)))
+    if bits == 4:
+        digits = digits[:, ::2] | digits[:, 1::2] << 4
+    return digits.contiguous().view(torch.int32)
+
+
+def _config(held: Mapping[str, Held]) -> dict[str, Any]:
+    """quantization_config"""
+
+    def group(kind: Kind, bits: int) -> dict[str, Any]:
+        weights = {
+            "num_bits": bits,
+            "type": "int",
+            "symmetric": bits == 8,
+            "strategy": "group",
+            "group_size": BLOCK,
+            "dynamic": False,
+        }
+        targets = sorted(name.removesuffix(".weight") for name, one in held.items() if one.kind == kind)
+        return {"targets": targets, "weights": weights, "input_activations": None, "format": "pack-quantized"}
+
+    groups = [group(kind, bits) for kind, bits in ((Kind.Q4_1, 4), (Kind.Q8_0, 8))]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {f"group_{i}": each for i, each in enumerate(groups) if each["targets"]},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+    }

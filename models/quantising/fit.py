@@ -1,0 +1,92 @@
+"""Digits and scales of 4 bits whose error, weighed by what each column is multiplied with, is small."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 32
+_SHRINK = (1.0, 0.93, 0.86, 0.78)
+"""Of the range of a block: where to start from. Numbers at its ends may be cut off."""
+_ROUNDS = 2
+_MOST = 15
+_HALF_MAX = 65504.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Blocks of numbers: scale * digit + low."""
+
+    digits: Tensor
+    """fp32 [..., 32] from 0 to 15"""
+    scale: Tensor
+    """fp32 [..., 1] that fp16 holds"""
+    low: Tensor
+    """fp32 [..., 1] that fp16 holds, or -scale * a whole number from 0 to 15"""
+
+    @property
+    def numbers(self) -> Tensor:
+        """[..., 32]"""
+        return self.digits * self.scale + self.low
+
+
+def fit(values: Tensor, squares: Tensor, whole: bool) -> Fitted:
+    """fp32 [..., 32], with weights that broadcast to it. `whole`: some digit stands for zero."""
+    best, least = None, None
+    lowest, highest = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
+    if whole:
+        lowest, highest = lowest.clamp(max=0), highest.clamp(min=0)
+    for shrink in _SHRINK:
+        middle, reach = (lowest + highest) / 2, (highest - lowest) / 2 * shrink
+        found = (_whole if whole else _free)(values, squares, middle - reach, 2 * reach / _MOST)
+        error = ((values - found.numbers).square() * squares).sum(-1, keepdim=True)
+        if best is None or least is None:
+            best, least = found, error
+        else:
+            better = error < least
+            best = Fitted(
+                torch.where(better, found.digits, best.digits),
+                torch.where(better, found.scale, best.scale),
+                torch.where(better, found.low, best.low),
+            )
+            least = torch.minimum(error, least)
+    assert best is not None
+    return best
+
+
+def _free(values: Tensor, squares: Tensor, low: Tensor, scale: Tensor) -> Fitted:
+    """The line through (digit, number) with the least error, and the digits that it then has."""
+    total = squares.sum(-1, keepdim=True)
+    low, scale = _half(low), _half(scale)
+    for _ in range(_ROUNDS):
+        digits = _digits((values - low) / _divisor(scale))
+        middle = (digits * squares).sum(-1, keepdim=True) / total
+        spread = (digits - middle) * squares
+        slope = (values * spread).sum(-1, keepdim=True)
+        slope = slope / (digits * spread).sum(-1, keepdim=True).clamp_(min=1e-30)
+        scale = _half(torch.where(slope > 0, slope, scale))
+        low = _half(((values - scale * digits) * squares).sum(-1, keepdim=True) / total)
+    return Fitted(_digits((values - low) / _divisor(scale)), scale, low)
+
+
+def _whole(values: Tensor, squares: Tensor, low: Tensor, scale: Tensor) -> Fitted:
+    scale = _half(scale)
+    zero = _digits(-low / _divisor(scale))
+    for _ in range(_ROUNDS):
+        steps = _digits(values / _divisor(scale) + zero) - zero
+        power = (steps.square() * squares).sum(-1, keepdim=True)
+        slope = (values * steps * squares).sum(-1, keepdim=True) / power.clamp_(min=1e-30)
+        scale = _half(torch.where(slope > 0, slope, scale))
+    return Fitted(_digits(values / _divisor(scale) + zero), scale, -scale * zero)
+
+
+def _half(x: Tensor) -> Tensor:
+    return x.clamp(-_HALF_MAX, _HALF_MAX).half().float()
+
+
+def _divisor(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def _digits(x: Tensor) -> Tensor:
+    return x.round_().clamp_(0, _MOST)

@@ -1,0 +1,91 @@
+"""The tensors of a quantised safetensors checkpoint: those that make a matrix become one tensor of its numbers."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from models.errors import ModelError
+from models.spec import ModelSpec
+from models.weights import mxfp4
+from models.weights.checkpoint import FLOATS, Blocks, StoredTensor
+from models.weights.grouped_digits import UNPACK, Found, Grouped, block_rows, blocks_of, numbers
+from models.weights.schemes import MXFP4, OF_ACTIVATIONS, Scheme, beside, layout_of
+from models.weights.slots import Names, slots
+
+_CPU = torch.device("cpu")
+
+
+def joined(tensors: Iterable[StoredTensor], scheme: Scheme | None) -> list[StoredTensor]:
+    """`tensors` with one for every quantised matrix, named as if it were not quantised; scales of activations left out.
+
+    Raises ModelError for a matrix whose tensors are missing or do not fit together, and for types that are no numbers
+    of a network.
+    """
+    tensors = list(tensors)
+    named = {tensor.name: tensor for tensor in tensors}
+    matrices, used = [], set[str]()
+    for tensor in tensors if scheme is not None else ():
+        assert scheme is not None
+        layout = layout_of(tensor.name, tensor.type, scheme)
+        if layout is None:
+            continue
+        stem = tensor.name.removesuffix(layout.digits)
+        parts = beside(stem, layout, named)
+        used |= {tensor.name, *parts.values()}
+        own = {layout.digits: tensor, **{part: named[name] for part, name in parts.items()}}
+        if layout is MXFP4:
+            matrices.append(mxfp4.joined(stem, *own.values()))
+        else:
+            found = Found(stem, own, scheme)
+            nbytes = sum(part.nbytes for part in own.values())
+            matrices.append(_stored(stem + layout.becomes, UNPACK[layout.name](found), nbytes, scheme.name))
+    rest = [
+        tensor
+        for tensor in tensors
+        if tensor.name not in used and not (scheme is not None and tensor.name.endswith(OF_ACTIVATIONS))
+    ]
+    for tensor in rest:
+        if tensor.type not in FLOATS:
+            raise ModelError(
+                f"{tensor.name} is of type {tensor.type}; supported: {', '.join(FLOATS)}. Use the original checkpoint "
+                "or a GGUF file."
+            )
+    return [*rest, *matrices]
+
+
+def _stored(name: str, grouped: Grouped, nbytes: int, quantised: str) -> StoredTensor:
+    def parts() -> Iterator[tuple[int, Tensor]]:
+        return numbers(grouped)
+
+    def copy_into(out: Tensor) -> None:
+        # What is packed goes to the device, and becomes numbers there.
+        for start, values in numbers(grouped, out.device):
+            out[start : start + len(values)] = values
+
+    def cut(start: int, rows: int) -> StoredTensor:
+        return _stored(name, grouped.cut(start, rows), nbytes * rows // grouped.rows, quantised)
+
+    kind = blocks_of(grouped)
+    blocks = None if kind is None else Blocks(kind, lambda: block_rows(grouped, kind))
+    shape = (grouped.rows, grouped.columns)
+    return StoredTensor(name, shape, nbytes, copy_into, None, parts, blocks, cut, quantised=quantised)
+
+
+def without_empty_biases(
+    spec: ModelSpec, tensors: Iterable[StoredTensor], names: Names
+) -> list[StoredTensor]:
+    """Quantised checkpoints may have a bias of zeros for layers without one."""
+    tensors = list(tensors)
+    if not any(tensor.quantised for tensor in tensors):
+        return tensors
+    wanted = {slot.name(names) for slot in slots(spec)}
+
+    def is_empty(tensor: StoredTensor) -> bool:
+        if tensor.name in wanted or not tensor.name.endswith(".bias") or len(tensor.shape) != 1:
+            return False
+        values = torch.empty(tensor.shape)
+        tensor.copy_into(values)
+        return not bool(values.any())
+
+    return [tensor for tensor in tensors if not is_empty(tensor)]

@@ -1,0 +1,246 @@
+"""Calibrated quantisation: less error, files that load as what was measured, and nothing half-written that stays."""
+
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Phi3Config
+
+import models.quantising.quantise as quantising
+from chatterm.cli.main import call
+from models.errors import ModelError
+from models.hub.manifest import manifest_path, read_manifest
+from models.hub.verify import verify
+from models.load import fill_network, load_model, match, read_tensors
+from models.network import Weight
+from models.progress import Progress
+from models.quantising.activations import divergence, measure, places
+from models.quantising.calibrate import calibrate, windows
+from models.quantising.fit import fit
+from models.quantising.quantise import quantise
+from models.weights.block_formats import Kind
+from models.weights.dequantize import dequantize
+from models.weights.quantize import quantize
+from tests.models.checkpoints import (
+    files_of,
+    random_model,
+    tiny_llama,
+    tiny_qwen3,
+    write_checkpoint,
+    write_gguf,
+)
+from tests.models.families import tiny_qwen3_moe
+
+CPU = torch.device("cpu")
+SMALL = tiny_llama(
+    hidden_size=128, intermediate_size=192, num_attention_heads=4, num_hidden_layers=3, vocab_size=160
+)
+
+
+class Words:
+    """A tokenizer of bytes, for models without one."""
+
+    def encode(self, text: str) -> list[int]:
+        return [byte % 150 for byte in text.encode()][:400]
+
+
+@pytest.fixture(autouse=True)
+def _tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantising, "load_tokenizer", lambda files: Words())
+
+
+def outliers(model: Any) -> Any:
+    """Some channels of the residual stream are much larger than others, as in trained networks."""
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, ::16] *= 12
+    return model
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_fit_is_better_where_it_matters(whole: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(50, 8, 32, generator=generator)
+    squares = torch.rand(8, 32, generator=generator).square() * 10 + 0.01
+    fitted = fit(values, squares, whole)
+    assert fitted.digits.min() >= 0
+    assert fitted.digits.max() <= 15
+    if whole:
+        zero = -fitted.low / fitted.scale
+        assert torch.equal(zero.round(), zero.round().clamp(0, 15))
+        assert (zero - zero.round()).abs().max() < 1e-3
+    plain = quantize(values.flatten(1), Kind.Q4_1).view(50, 8, 20)
+    out = torch.empty(50, 256)
+    dequantize(plain.view(50, -1), Kind.Q4_1, out)
+
+    def error(numbers: torch.Tensor) -> float:
+        return float(((numbers.view(values.shape) - values).square() * squares).sum())
+
+    assert error(fitted.numbers) < error(out) * (1.1 if whole else 0.95)
+
+
+def test_blocks_of_one_number_are_that_number() -> None:
+    for value in (0.0, 1.5, -2.0):
+        for whole in (False, True):
+            fitted = fit(torch.full((2, 1, 32), value), torch.ones(1, 32), whole)
+            assert (fitted.numbers - value).abs().max() <= 1e-3 * abs(value)
+
+
+def test_gradients_tell_what_a_small_error_changes() -> None:
+    """The predicted divergence is the one that noise on a matrix makes."""
+    network = load_network(SMALL)
+    texts = [[(7 * i * i + j) % 150 for i in range(1, 129)] for j in range(3)]
+    found = measure(network, texts)
+    generator = torch.Generator().manual_seed(1)
+    for place, linear in list(places(network))[:4]:
+        inputs, outputs = found.inputs(place), found.outputs(place)
+        assert inputs is not None
+        assert outputs is not None
+        noise = (
+            torch.randn(linear.rows, linear.columns, generator=generator) * 0.01 * float(linear.weight.std())
+        )
+        predicted = float((noise.square() * inputs).sum(1) @ outputs)
+        before = linear.weight.clone()
+        plain = load_network(SMALL)
+        linear.weight.add_(noise)
+        measured = divergence(plain, network, texts)
+        linear.weight.copy_(before)
+        assert 0.3 < predicted / measured < 3.0, place
+
+
+def load_network(config: Any) -> Any:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m"
+        outliers_model = outliers(random_model(config))
+        outliers_model.save_pretrained(path)
+        return load_model(files_of(path), dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize("config", [SMALL, tiny_qwen3_moe(hidden_size=128, moe_intermediate_size=64)])
+def test_calibrated_weights_are_nearer_than_those_of_the_option(config: Any, tmp_path: Path) -> None:
+    outliers(random_model(config)).save_pretrained(tmp_path)
+    spec, tensors, names, _ = read_tensors(files_of(tmp_path))
+    found = match(spec, tensors, names)
+    network = fill_network(spec, tensors, torch.float32, CPU, names=names)
+    known, unknown = windows([(i * i + 3 * i) % 150 for i in range(1500)])
+    held = calibrate(tensors, found, measure(network, known), whole=False)
+    option = load_model(files_of(tmp_path), dtype=torch.float32, device=CPU, quantize="int4")
+    ours = quantising._in_blocks(spec, tensors, names, held)
+    assert ours.nbytes <= option.nbytes
+    assert divergence(network, ours, unknown) < divergence(network, option, unknown)
+
+
+def write(tmp_path: Path, kind: str) -> Path:
+    if kind == "folder":
+        outliers(random_model(SMALL)).save_pretrained(tmp_path / "model")
+        (tmp_path / "model" / "tokenizer.json").write_text("{}")
+        return tmp_path / "model"
+    return write_gguf(tmp_path / "model.gguf", outliers(random_model(SMALL)), {})
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_what_is_written_loads_as_what_was_measured(kind: str, tmp_path: Path) -> None:
+    source = write(tmp_path, kind)
+    out = tmp_path / ("small.gguf" if kind == "gguf" else "small")
+    reports: list[Progress] = []
+    written = quantise(files_of(source), out, "0" * 40, reports.append)
+    manifest = read_manifest(out)
+    assert manifest == written.manifest
+    assert manifest is not None
+    assert (manifest.source, manifest.revision, manifest.format) == (
+        source.name,
+        "0" * 40,
+        "int4, calibrated",
+    )
+    assert verify(str(out)).is_good
+    assert {report.what for report in reports} == {"activations", "weights"}
+    assert reports[-1].done == reports[-1].total
+    plain = load_model(files_of(source), dtype=torch.float32, device=CPU)
+    loaded = load_model(files_of(out), dtype=torch.float32, device=CPU)
+    assert {w.format for w in loaded.parts(Weight)} == {Kind.Q4_1, Kind.Q8_0}
+    assert {part.name for part in tmp_path.iterdir() if part.name.startswith(".")} == set()
+    _, unknown = windows(Words().encode(quantising.TEXT.read_text(encoding="utf-8")))
+    assert manifest.kl == pytest.approx(divergence(plain, loaded, unknown), rel=0.05)
+    with pytest.raises(ModelError, match="is there already"):
+        quantise(files_of(source), out)
+    with pytest.raises(ModelError, match="quantised already"):
+        quantise(files_of(out), tmp_path / f"again{out.suffix}")
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_nothing_half_written_stays(
+    kind: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path, kind)
+    before = {path.name for path in tmp_path.iterdir()}
+    out = tmp_path / ("small.gguf" if kind == "gguf" else "small")
+    expected = ModelError if isinstance(error, OSError) else KeyboardInterrupt
+    name = f"write_{kind}"
+    whole = getattr(quantising, name)
+
+    def at_the_end(source: Path, target: Path, held: Mapping[str, Any], *rest: Any) -> None:
+        whole(source, target, held, *rest)
+        raise error
+
+    monkeypatch.setattr(quantising, name, at_the_end)
+    with pytest.raises(expected):
+        quantise(files_of(source), out)
+    assert {path.name for path in tmp_path.iterdir()} == before
+    monkeypatch.setattr(quantising, name, whole)
+
+    def manifest(path: Path, _: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(quantising, "write_manifest", manifest)
+    with pytest.raises(expected):
+        quantise(files_of(source), out)
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_what_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, gguf = write(tmp_path, "folder"), write(tmp_path, "gguf")
+    for source, out, said in (
+        (folder, tmp_path / "a.gguf", "a folder"),
+        (gguf, tmp_path / "a", "OUT.gguf"),
+        (folder, tmp_path / "none" / "a", "no folder"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            quantise(files_of(source), out)
+    monkeypatch.setattr(quantising, "measure", None)
+    packed = Phi3Config(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=160,
+        max_position_embeddings=256,
+        pad_token_id=0,
+    )
+    one = write_checkpoint(tmp_path / "one", packed)
+    odd = write_checkpoint(tmp_path / "odd", tiny_qwen3())
+    for source, said in ((odd, "blocks of 32"), (one, "in one tensor with others")):
+        with pytest.raises(ModelError, match=said):
+            quantise(files_of(source), tmp_path / "out")
+    assert not manifest_path(tmp_path / "out").exists()
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = write(tmp_path, "folder"), tmp_path / "small"
+    assert call(["quantize", str(source), str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "nats a token" in printed.out
+    assert "Quantising weights" in printed.err
+    assert call(["verify", str(out)]) == 0
+    (out / "model.safetensors").write_bytes(b"x" + (out / "model.safetensors").read_bytes()[1:])
+    assert call(["verify", str(out)]) == 1
+    assert "damaged  model.safetensors" in capsys.readouterr().out
+    assert call(["quantize", str(source), str(out)]) == 1
+    assert "is there already" in capsys.readouterr().err

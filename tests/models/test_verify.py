@@ -1,0 +1,117 @@
+"""Files against the Hub's hashes, the catalogue's and manifests: a damaged one is named."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from chatterm.cli.main import call
+from models.errors import ModelError
+from models.hub.manifest import Manifest, manifest_path, read_manifest, write_manifest
+from models.hub.sources import resolve
+from models.hub.verify import Verdict, verify
+from models.progress import Progress
+from tests.models.hub_server import HubServer
+from tests.models.hub_world import FILES, REPO, cache_of, server
+
+__all__ = ["server"]
+
+
+def states(verdict: Verdict) -> dict[str, str]:
+    return {file.name: file.state for file in verdict.files}
+
+
+def damage(path: Path) -> None:
+    """Another byte in the middle; the size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.resolve().write_bytes(content)
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_files_of_the_hub(server: HubServer, online: bool) -> None:
+    folder = resolve(REPO).folder
+    assert folder is not None
+    reports: list[Progress] = []
+    asked = len(server.requests)
+    good = verify(REPO, online=online, on_progress=reports.append)
+    assert good.is_good
+    assert set(states(good)) == set(FILES)
+    assert (len(server.requests) > asked) == online
+    assert reports[-1].done == reports[-1].total == sum(map(len, FILES.values()))
+    damage(folder / "model.safetensors")
+    damage(folder / "tokenizer.json")  # git's hash, not LFS's
+    (folder / "config.json").unlink()
+    found = states(verify(REPO, online=online))
+    assert {name for name, state in found.items() if state == "damaged"} == {
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert found["config.json"] == "missing"
+
+
+def test_a_snapshot_of_another_tool_is_checked_by_the_names_of_its_blobs(server: HubServer) -> None:
+    folder = resolve(REPO).folder
+    assert folder is not None
+    for listing in (cache_of() / "chatterm").iterdir():
+        listing.unlink()
+    assert verify(REPO).is_good
+    damage(folder / "model.safetensors")
+    assert states(verify(REPO))["model.safetensors"] == "damaged"
+    # Without links nothing says what the content should be, but the Hub.
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(whole)
+    assert states(verify(REPO))["model.safetensors"] == "unknown"
+    assert not verify(REPO).is_good
+    assert states(verify(REPO, online=True))["model.safetensors"] == "damaged"
+
+
+def test_what_is_not_here_is_not_fetched(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (REPO, "smollm2"):
+        with pytest.raises(ModelError, match="chatterm pull"):
+            verify(name, online=True)
+    assert not server.requests
+    resolve(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert verify(REPO).is_good
+    with pytest.raises(ModelError, match="network is off"):
+        verify(REPO, online=True)
+
+
+def test_the_command_names_the_damaged_file(server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = resolve(REPO).folder
+    assert folder is not None
+    assert call(["verify", REPO]) == 0
+    assert f"{len(FILES)} files of {REPO} checked against the Hub's hashes" in capsys.readouterr().out
+    damage(folder / "model.safetensors")
+    assert call(["verify", REPO]) == 1
+    printed = capsys.readouterr()
+    (line,) = [line for line in printed.out.splitlines() if line.startswith("damaged")]
+    assert "model.safetensors" in line
+    assert hashlib.sha256(FILES["model.safetensors"]).hexdigest()[:16] in line
+    assert "chatterm pull" in printed.err
+    assert call(["verify", REPO, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["good"] is False
+    assert call(["verify", "nobody/nothing"]) == 1
+    assert "\n" not in capsys.readouterr().err.strip()
+
+
+def test_a_manifest(tmp_path: Path) -> None:
+    model = tmp_path / "small.gguf"
+    model.write_bytes(b"GGUF" + bytes(1000))
+    with pytest.raises(ModelError, match="no manifest"):
+        verify(str(model))
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    manifest = Manifest("acme/tiny", "0" * 40, "int4", 0.01, {"small.gguf": digest})
+    write_manifest(manifest_path(model), manifest)
+    assert read_manifest(model) == manifest
+    assert verify(str(model)).is_good
+    damage(model)
+    assert states(verify(str(model))) == {"small.gguf": "damaged"}
+    for files in ([], {}, {"../x": digest}, {"a": "b"}):
+        manifest_path(model).write_text(json.dumps({"files": files}))
+        with pytest.raises(ModelError, match="manifest"):
+            verify(str(model))
