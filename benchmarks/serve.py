@@ -95,7 +95,7 @@ class Site:
         place = urlsplit(rest)
         if place.scheme != "http" or not place.path.strip("/"):
             raise argparse.ArgumentTypeError(f"{text!r} is not NAME=http://HOST:PORT/MODEL")
-        return cls(name, f"http://{place.netloc}", place.path.lstrip("/"), True)
+        return cls(name, f"http://{place.netloc}", place.path[1:], True)
 
 
 async def ask(url: str, path: str, body: dict[str, Any]) -> Answer:
