@@ -98,7 +98,7 @@ class Site:
         place = urlsplit(rest)
         if place.scheme != "http" or not place.path.strip("/"):
             raise argparse.ArgumentTypeError(f"{text!r} is not NAME=http://HOST:PORT/MODEL")
-        return cls(name, f"http://{place.netloc}", place.path.lstrip("/"), True)
+        return cls(name, f"http://{place.netloc}", place.path[1:], True)
 
 
 async def ask(url: str, path: str, body: dict[str, Any]) -> Answer:
@@ -291,6 +291,7 @@ def _engine(given: argparse.Namespace, model: str) -> Server:
     rows = max(most_rows(workload(clients, given.inputs, given.outputs, 1, 0)) for clients in given.clients)
     arguments = ["--device", given.device, "--streams", str(most), "--rows", str(rows), "--model", model]
     arguments += ["--context", str(given.inputs[1] + given.outputs[1] + 64)]
+    arguments += ["--threads", str(given.threads)] if given.threads else []
     return Server("the engine alone", "benchmarks.peers.our_streams", arguments, [HERE])
 
 
@@ -315,6 +316,9 @@ def main() -> None:
     parser.add_argument("--clients", type=numbers, default=[1, 8, 64])
     parser.add_argument("--inputs", type=numbers, default=[64, 256], help="least and most tokens of a prompt")
     parser.add_argument("--outputs", type=numbers, default=[128, 128], help="least and most of an answer")
+    parser.add_argument(
+        "--threads", type=int, help="of a processor, for the engine; default: what it chooses"
+    )
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--turns", type=int, default=20, help="of the chat; 0: none")
     parser.add_argument("--budget-s", type=float, default=1e9, help="begin nothing after so many seconds")
@@ -332,6 +336,7 @@ def main() -> None:
             stack.callback(engine.close)
             options = ("--device", given.device, "--max-running", str(max(given.clients)))
             context = ("--context", str(_context(given)))
+            options += ("--threads", str(given.threads)) if given.threads else ()
             server = stack.enter_context(chatterm_server(model, *options, *context))
             sites.insert(0, Site("chatterm", server.url, server.model))
         if not sites:

@@ -137,10 +137,17 @@ class Soak:
     """All clients of one server."""
 
     def __init__(
-        self, server: RunningServer, clients: int, seed: int, *, tools: bool = True, rest_s: float = 1.0
+        self,
+        server: RunningServer,
+        clients: int,
+        seed: int,
+        *,
+        tools: bool = True,
+        rest_s: float = 1.0,
+        known: int = KNOWN,
     ) -> None:
         self.server, self.seen = server, Seen()
-        self._rest_s = rest_s
+        self._rest_s, self._known = rest_s, known
         self._clients, self._seed, self._tools = clients, seed, tools
         self._alone: dict[int, Any] = {}
         """Essences of the known plans."""
@@ -169,7 +176,7 @@ class Soak:
     async def _request(self, wire: Wire, random: Random, *, known: bool, pause_s: float = 0.0) -> None:
         """Ask, read to the end, compare."""
         if known:
-            number = random.randrange(KNOWN)
+            number = random.randrange(self._known)
         else:
             number, self._next = self._next, self._next + 1
         asked = self.plan(number)
@@ -235,11 +242,11 @@ class Soak:
                 for each in wires:
                     await each.close()
             case "leaves":  # in the middle of the answer
-                asked = self.plan(random.randrange(KNOWN))
+                asked = self.plan(random.randrange(self._known))
                 await wire.ask(asked.path, asked.body | ({"stream": True} if "stream" in asked.body else {}))
                 await wire.answer(most=random.randrange(1, 6))
             case "shy":  # before the answer
-                asked = self.plan(random.randrange(KNOWN))
+                asked = self.plan(random.randrange(self._known))
                 await wire.ask(asked.path, asked.body)
                 await asyncio.sleep(random.choice((0.0, 0.005, 0.1)))
             case "garbage":
@@ -301,7 +308,7 @@ class Soak:
 
     async def prepare(self) -> None:
         """Ask what many will ask, alone."""
-        for number in range(KNOWN):
+        for number in range(self._known):
             self._alone[number] = await self.alone(number)
         for number in range(8):
             self._talks[number] = await asyncio.to_thread(talk, Talk.of(number, self.server.given))
@@ -406,13 +413,14 @@ async def soak(
     sampled: int = SAMPLED,
     tools: bool = True,
     rest_s: float = 1.0,
+    known: int = KNOWN,
     tell: Callable[[str], None] = print,
 ) -> Seen:
     """Run for so long, and return what was seen; faults are in it."""
-    found = Soak(server, clients, seed, tools=tools, rest_s=rest_s)
+    found = Soak(server, clients, seed, tools=tools, rest_s=rest_s, known=known)
     await found.prepare()
     await found._pause("begin")
-    tell(f"{KNOWN} requests were asked alone; {clients} clients begin")
+    tell(f"{known} requests were asked alone; {clients} clients begin")
     for name in ("middle", "end"):
         await found.half(seconds / 2, name)
         tell(f"--- {name}\n{report(found.seen)}")

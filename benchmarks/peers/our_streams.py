@@ -45,6 +45,7 @@ def an_engine(arguments: argparse.Namespace) -> Iterator[Engine]:
             arguments.model,
             device=arguments.device,
             context=arguments.context,
+            **({"threads": arguments.threads} if arguments.threads else {}),
             **room_for(arguments.streams),
         )
         step = getattr(engine, "_engine_step", None) or engine._stepper  # of an older tree
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096, help="the longest stream")
     parser.add_argument("--rows", type=int, default=8192, help="rows of all streams together")
     parser.add_argument("--streams", type=int, default=1, help="most that run at a time")
+    parser.add_argument("--threads", type=int, help="of a processor, with --model")
     arguments = parser.parse_args()
     lines = replies()
     with an_engine(arguments) as engine:

@@ -52,6 +52,7 @@ class PromptFormat:
         self._ids: dict[_Text, list[int]] = {}
         self._older_ids: dict[_Text, list[int]] = {}
         self._contents: dict[tuple[str, str, bool], str] = {}
+        self._sides: dict[tuple[str, bool], tuple[str, str]] = {}
         before = self._before_answers()
         self._lead = before if before.isspace() else ""
         self._header = "" if self._lead or tokenizer.channels is None else before
@@ -279,8 +280,7 @@ class PromptFormat:
         key = (role, text, after_system)
         content = self._contents.get(key)
         if content is None:
-            slot = "\ue000"
-            before, after = self._around(role, slot, after_system).split(slot, 1)
+            before, after = self._beside(role, after_system)
             whole = self._said(role, text, after_system)
             fits = (
                 whole.startswith(before) and whole.endswith(after) and len(whole) >= len(before) + len(after)
@@ -288,6 +288,14 @@ class PromptFormat:
             content = whole[len(before) : len(whole) - len(after)] if fits else text
         (self._contents if used is None else used)[key] = content
         return content
+
+    def _beside(self, role: str, after_system: bool) -> tuple[str, str]:
+        """What `_around` puts before a text and after it. Rendered once: each rendering asks another process."""
+        if (found := self._sides.get((role, after_system))) is None:
+            slot = "\ue000"
+            before, after = self._around(role, slot, after_system).split(slot, 1)
+            found = self._sides[role, after_system] = before, after
+        return found
 
     def _said(self, role: str, text: str, after_system: bool) -> str:
         """As `_around`; an answer that the template refuses is written as it is."""

@@ -182,7 +182,7 @@ class Answering:
     def _take(self, number: int, event: TokenEvent | None) -> None:
         """From the engine's thread."""
         self._events.append((number, event))
-        self._pump.wake(self)
+        self._pump.wake(self, event is None)
 
     # -- on its way
 

@@ -31,14 +31,20 @@ class Pump:
         self._early: list[Source] = []
         """They have sent something just now."""
         self._called = False
+        self._hurries = False
+        """Somebody of those has come to its end."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def wake(self, source: Source) -> None:
-        """`source` has something to say. From any thread; returns at once."""
-        if source.waits:
+    def wake(self, source: Source, at_once: bool = False) -> None:
+        """`source` has something to say; `at_once`: it waits for no more, for that is its end. From any thread."""
+        if at_once:
+            source.due = 0.0
+            self._hurries = True
+        elif source.waits:
             return
-        source.waits = True
-        self._fresh.append(source)
+        if not source.waits:
+            source.waits = True
+            self._fresh.append(source)
         if not self._called:
             self._called = True
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
@@ -46,6 +52,10 @@ class Pump:
 
     def _run(self) -> None:
         self._called = False
+        if self._hurries:
+            self._hurries = False
+            self._fresh.extend(self._early)
+            self._early = []
         now = self._loop.time()
         for _ in range(len(self._fresh)):
             source = self._fresh.popleft()

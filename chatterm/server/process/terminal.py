@@ -282,7 +282,7 @@ class _Job:
 
     def end(self, state: State, error: Exception | None) -> None:
         self._end = (state, error)
-        self._pump.wake(self)
+        self._pump.wake(self, at_once=True)
 
     def requests(self) -> Iterable[Request]:
         """What the client feeds, as it is needed."""

@@ -11,14 +11,16 @@ from unittest.mock import patch
 
 import pytest
 
-from chatterm.backends.backend import EngineError
+from chatterm.backends.backend import ChatOptions, EngineError
 from chatterm.backends.wire import Hello, Welcome, agreed
 from chatterm.channel.link import Link
 from chatterm.channel.messages import Call, packed, to_frame
 from chatterm.channel.runtime import connected
 from chatterm.server.channel_service import ChannelService
 from chatterm.server.process import engine_process
+from chatterm.server.process.engine_process import ProcessOptions
 from chatterm.server.service import ChatMessage, Delta, Ended, Generation, Piece, RequestError, Started
+from chatterm.server.supervisor import Supervisor
 from tests.chatterm.server.conftest import Gate, Served, serving
 
 QUESTION = (ChatMessage("user", "Name a river."),)
@@ -326,3 +328,10 @@ def test_a_model_that_nobody_uses_is_unloaded(
             assert time.monotonic() < until_s
             time.sleep(0.02)
         assert served.engine.is_closed
+
+
+async def test_the_first_model_is_known_once_the_server_is_ready(served: Served) -> None:
+    supervisor = Supervisor(ProcessOptions(ChatOptions()), None, lambda: hold(served), lambda line: None)
+    await supervisor._begin()
+    assert [model.name for model in supervisor._service.models() if model.loaded] == ["tiny"]
+    await supervisor._service.close()

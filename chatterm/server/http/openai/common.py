@@ -320,7 +320,8 @@ def count_of(given: int | None, limits: Limits, prompts: int = 1) -> int:
     count = 1 if given is None else given
     if not 1 <= count * prompts <= limits.answers or count < 1:
         raise wrong(
-            "n", f"n is {count} for {prompts} prompts; at most {limits.answers} answers are possible."
+            "n",
+            f"n is {count} for {counted(prompts, 'prompt')}; 1 to {limits.answers} answers in all are possible.",
         )
     return count
 

@@ -1,0 +1,66 @@
+"""Frames of a stream: the first at once, what comes soon after it together, the end at once."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from chatterm.server.process import pump
+from chatterm.server.process.pump import Pump
+
+
+@dataclass
+class Told:
+    """Notes how much there was each time."""
+
+    waits: bool = False
+    due: float = 0.0
+    said: int = 0
+    sent: list[int] = field(default_factory=list)
+
+    def send(self) -> None:
+        self.sent.append(self.said)
+        self.said = 0
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time between two frames does not pass."""
+    monkeypatch.setattr(pump, "INTERVAL", 3600.0)
+
+
+async def say(made: Pump, source: Told, at_once: bool = False) -> None:
+    source.said += 1
+    made.wake(source, at_once)
+    await asyncio.sleep(0.001)
+
+
+async def test_the_first_and_the_end_are_sent_at_once_and_the_rest_together(never: None) -> None:
+    made, one, other = Pump(asyncio.get_running_loop()), Told(), Told()
+    for _ in range(4):
+        await say(made, one)
+        await say(made, other)
+    assert (one.sent, other.sent) == ([1], [1])
+    await say(made, one, at_once=True)
+    assert (one.sent, other.sent) == ([1, 4], [1])
+    await say(made, other, at_once=True)
+    assert other.sent == [1, 4]
+
+
+async def test_an_end_that_nothing_came_before_is_sent_at_once(never: None) -> None:
+    made, one = Pump(asyncio.get_running_loop()), Told()
+    await say(made, one)
+    await say(made, one, at_once=True)
+    assert one.sent == [1, 1]
+
+
+async def test_what_waits_is_sent_when_its_time_has_come() -> None:
+    made, one = Pump(asyncio.get_running_loop()), Told()
+    for _ in range(3):
+        await say(made, one)
+    while sum(one.sent) < 3:
+        await asyncio.sleep(0.001)
+    assert one.sent[0] == 1
