@@ -219,7 +219,8 @@ def _here(
 
 def _worth_telling(here: Here) -> list[str]:
     """Models of the catalogue; the quantised ones where they differ in anything but their download."""
-    quantised = {name for name, file in HUB_FILES.items() if here.keeps_blocks and file.model in COMMON}
+    keeps_them = here.keeps_blocks or here.program is PROGRAMS["fused kernels, CUDA graph"]
+    quantised = {name for name, file in HUB_FILES.items() if keeps_them and file.model in COMMON}
     return [name for name in names() if name in COMMON or name in quantised]
 
 

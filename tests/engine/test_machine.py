@@ -197,6 +197,14 @@ def test_the_speed_is_that_of_the_program_that_computes_the_network() -> None:
     assert suited(unusual, native, quantised=True).program is PROGRAMS["plain modules, native products"]
     assert suited(unusual, native, quantised=True).keeps_blocks
     assert suited(unusual, fused).program is PROGRAMS["plain modules, CUDA graph"]
+    quantised = suited(plain, fused, quantised=True)
+    assert quantised.program is PROGRAMS["fused kernels, quantised weights"]
+    assert quantised.keeps_blocks
+    assert suited(shape_of("qwen3:30b-a3b"), fused, quantised=True) == fused
+    file = catalogue_speed("qwen3:8b-q4", replace(fused, bandwidth=4.2e12, free=128 * GIB))
+    assert file.weight_bytes < 6 * GIB
+    assert file.tokens_per_s is not None
+    assert file.tokens_per_s > 400
 
 
 def test_of_experts_the_chosen_ones_are_read() -> None:
