@@ -224,7 +224,7 @@ def test_show_says_by_what_a_model_is_computed(
 
 
 @pytest.mark.parametrize(
-    ("name", "held"), [("awq", "on a CPU as Q4_1"), ("fp8, blocks", "on a CPU in 16 bits (native")]
+    ("name", "held"), [("awq", "as Q4_1 on a CPU"), ("fp8, blocks", "in 16 bits (native")]
 )
 def test_show_says_how_a_checkpoint_is_quantised(
     name: str, held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as GGUF
 
-from models.load import _read, fill_network, load_model, match, needed_bytes
+from models.load import fill_network, load_model, match, needed_bytes, read_tensors
 from models.network import Network, Weight
 from models.weights.packed_groups import choose_packed, expansion_note
 from models.weights.packing import unpack
@@ -34,7 +34,7 @@ KINDS = {
 
 
 def filled(path: Path, staging: Staging | None) -> Network:
-    spec, tensors, names = _read(files_of(path))
+    spec, tensors, names, _ = read_tensors(files_of(path))
     packed = choose_packed(tensors, match(spec, tensors, names))
     return fill_network(spec, tensors, torch.float32, CPU, staging=staging, names=names, packed=packed)
 
@@ -69,7 +69,7 @@ def test_packed_matrices_are_the_expanded_ones(config: Any, staging: Staging | N
 
 def test_the_memory_that_is_asked_for_is_what_planes_take(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(LLAMA), KINDS)
-    spec, tensors, names = _read(files_of(path))
+    spec, tensors, names, _ = read_tensors(files_of(path))
     places = match(spec, tensors, names)
     packed = {places[name]: kind for name, kind in choose_packed(tensors, places).items()}
     network = filled(path, None)
@@ -91,7 +91,7 @@ def test_a_layer_is_packed_as_a_whole_or_expanded_and_named(
     changes: dict[str, GGUF], expanded: set[str], tmp_path: Path
 ) -> None:
     path = write_gguf(tmp_path / "model.gguf", random_model(QWEN3), KINDS | changes)
-    spec, tensors, names = _read(files_of(path))
+    spec, tensors, names, _ = read_tensors(files_of(path))
     places = match(spec, tensors, names)
     packed = choose_packed(tensors, places)
     assert {places[name].part for name in packed} == {

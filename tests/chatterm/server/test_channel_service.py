@@ -145,7 +145,7 @@ async def test_closing_an_answer_ends_it_at_once(service: ChannelService, served
     await pieces.aclose()
     await until(lambda: sequence.cancelled)
     gate.open()
-    await until(lambda: sequence.finished.is_set() and not held.users)
+    await until(lambda: sequence.finished.is_set() and not held.users and not held.parting)
     assert len(sequence.generated) <= 7
     assert held.sequences == set()
     await asyncio.to_thread(served.engine.check)
@@ -178,7 +178,7 @@ async def test_the_same_conversation_is_computed_once(service: ChannelService, s
             new = started.prompt_tokens - started.cached_tokens
             assert new <= len(encode(question)) + len(encode(glue)), turn
         messages.append(ChatMessage("assistant", answers[0]["text"]))
-        await until(lambda: not held.users)
+        await until(lambda: not held.users and not held.parting)
         assert await asyncio.to_thread(held.requests.settled, 30.0)
     engine.check()
 

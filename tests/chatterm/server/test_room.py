@@ -73,7 +73,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from engine.conversation import requests
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(requests, "Requests", lambda engine: None)
+        patch.setattr(requests, "Requests", lambda engine, **options: None)
         patch.setattr(host_module, "tool_format", lambda tokenizer: None)
         patch.setattr(host_module, "canonical", lambda name: name)
         clock = iter(range(10**6))
