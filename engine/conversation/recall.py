@@ -16,6 +16,9 @@ from engine.conversation.turns import Turn
 MOST_TOKENS = 4_000_000
 """Of all answers that are remembered; the ones used longest ago are forgotten."""
 
+BESIDE = 1_000
+"""What an answer counts for beside its tokens."""
+
 Calls = Sequence[tuple[str, Any]]
 """Names of functions, and their arguments as JSON says them."""
 
@@ -95,5 +98,5 @@ def _plain(value: Any) -> Any:
 
 
 def _weight(turn: Turn) -> int:
-    """What it counts for: a short one takes memory, too."""
-    return len(turn.answer.token_ids) + 64
+    """What it counts for: a short one takes memory, too, which a soak found to be some 30 kB."""
+    return len(turn.answer.token_ids) + BESIDE

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.conversation.recall import Place, Recall
+from engine.conversation.recall import BESIDE, Place, Recall
 from engine.conversation.requests import Requests
 from engine.conversation.turns import Answer, Turn
 from engine.errors import EngineError
@@ -95,7 +95,7 @@ def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path) -> No
 
 
 def test_answers_are_known_by_their_place_and_forgotten_in_the_end() -> None:
-    recall, place = Recall(most_tokens=200), Place()
+    recall, place = Recall(most_tokens=3 * BESIDE), Place()
     place.add(user("one"))
     here = place.key("text")
     there = place.copy()
