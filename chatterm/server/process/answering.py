@@ -288,7 +288,7 @@ class Answering:
             self._asked = held.requests.exactly(asked)
             self._begin_now(number)
 
-        self._workers.submit(begin)
+        self._later(begin)
         return True
 
     def _expire(self) -> None:
