@@ -48,6 +48,7 @@ from engine.execute.cuda.tiles import (
     choose_tile,
     most_chunks,
 )
+from engine.execute.cuda.wide import WideProducts
 from engine.kernels.triton.embedding import embedding_kernel
 from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.linear import linear_kernel
@@ -105,6 +106,7 @@ class FusedDecoder:
         self._pdl = pdl
         self._deterministic = deterministic
         self._on_host = on_host
+        self._wide = WideProducts(pdl)
         self._machine = (1, 0)
         if network.device.type == "cuda":
             device = torch.cuda.get_device_properties(network.device)
@@ -231,7 +233,8 @@ class FusedDecoder:
 
         # A step of decoding fetches no experts, however many rows it has.
         on_host = None if self._on_host is None else OnHost(self._on_host, False, self._given.active)
-        return self._reference.logits(run_layers(self._network, self._x[:rows], attend, on_host))
+        hidden = run_layers(self._network, self._x[:rows], attend, on_host, self._wide)
+        return self._reference.logits(hidden)
 
     def _add(
         self, rows: int, given: Tensor, layer: Linear, x: Tensor, after: Normed | None, scale: float

@@ -6,7 +6,7 @@ The plain twin is `models/reference/decoder.py`. Prompts take it, and decode ste
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from engine.execute.cuda.attend import rotation
 from engine.execute.cuda.experts import activation, choose, mix
 from engine.execute.cuda.host_experts import HostExperts, not_for_padding
 from engine.execute.cuda.packed import packed_embedding, packed_product
+from engine.kernels.triton.launch import split_alike
 from engine.kernels.triton.prefill import (
     gate_kernel,
     norm_kernel,
@@ -45,7 +46,53 @@ class OnHost:
     """int32 [T or more]: negative for padding, which chooses none."""
 
 
-def run_layers(network: Network, x: Tensor, attend: Attend, on_host: OnHost | None = None) -> Tensor:
+class Products(Protocol):
+    """Who computes the products of many rows, and what stands right after them."""
+
+    @property
+    def pdl(self) -> bool:
+        """Whether the kernels between them are launched with programmatic dependent launch."""
+        ...
+
+    def product(self, linear: Linear, x: Tensor) -> Tensor:
+        """[T, columns] -> [T, rows]"""
+        ...
+
+    def gated(self, linear: Linear, x: Tensor, spec: FeedForward) -> Tensor:
+        """[T, columns] -> [T, size]: what the gate and the other half of the rows make of it."""
+        ...
+
+    def parts(self, linear: Linear, x: Tensor) -> Tensor:
+        """As `product`, or fp32 [parts, T, rows] whose sum is the product; `add_norm` takes both."""
+        ...
+
+
+class LibraryProducts:
+    """Implements `Products` by the library that is best at large ones."""
+
+    pdl = False
+
+    def product(self, linear: Linear, x: Tensor) -> Tensor:
+        """See `Products`."""
+        if not linear.is_plain:
+            return packed_product(x, linear.parts, linear.bias)
+        return F.linear(x, linear.weight, linear.bias)
+
+    def gated(self, linear: Linear, x: Tensor, spec: FeedForward) -> Tensor:
+        """See `Products`."""
+        return _gate(self.product(linear, x), spec)
+
+    def parts(self, linear: Linear, x: Tensor) -> Tensor:
+        """See `Products`."""
+        return self.product(linear, x)
+
+
+LIBRARY = LibraryProducts()
+
+
+def run_layers(
+    network: Network, x: Tensor, attend: Attend, on_host: OnHost | None = None, by: Products = LIBRARY
+) -> Tensor:
     """Embedded tokens [T, hidden] -> the same shape after the final norm."""
     if on_host is not None and on_host.fetches:
         on_host.experts.fetched.begin()
@@ -54,14 +101,14 @@ def run_layers(network: Network, x: Tensor, attend: Attend, on_host: OnHost | No
     post, scale = None, 1.0
     for index, (layer, weights) in enumerate(zip(spec.layers, network.layers, strict=True)):
         norm = normed(layer.attention_norm, weights.attention_norm)
-        given, residual = _add_norm(x, residual, post, scale, norm)
-        x = product(weights.attention.out, attend(index, product(weights.attention.qkv, given)))
+        given, residual = _add_norm(x, residual, post, scale, norm, by.pdl)
+        x = by.parts(weights.attention.out, attend(index, by.product(weights.attention.qkv, given)))
         post, scale = normed(layer.attention_post_norm, weights.attention_post_norm), layer.residual_scale
         norm = normed(layer.feed_forward_norm, weights.feed_forward_norm)
-        given, residual = _add_norm(x, residual, post, scale, norm)
-        x = _feed(index, layer.feed_forward, weights.feed_forward, given, on_host)
+        given, residual = _add_norm(x, residual, post, scale, norm, by.pdl)
+        x = _feed(index, layer.feed_forward, weights.feed_forward, given, on_host, by)
         post = normed(layer.feed_forward_post_norm, weights.feed_forward_post_norm)
-    return _add_norm(x, residual, post, scale, (spec.final_norm, network.final_norm))[0]
+    return _add_norm(x, residual, post, scale, (spec.final_norm, network.final_norm), by.pdl)[0]
 
 
 class FusedPrefill:
@@ -140,28 +187,22 @@ def position(
     )
 
 
-def product(linear: Linear, x: Tensor) -> Tensor:
-    """[T, columns] -> [T, rows]"""
-    if not linear.is_plain:
-        return packed_product(x, linear.parts, linear.bias)
-    return F.linear(x, linear.weight, linear.bias)
-
-
 def _feed(
     index: int,
     spec: FeedForward | Experts,
     weights: FeedForwardWeights | ExpertWeights,
     given: Tensor,
     on_host: OnHost | None,
+    by: Products,
 ) -> Tensor:
-    """[T, hidden] -> the same shape"""
+    """[T, hidden] -> the same shape, or parts of it (`Products`)"""
     if isinstance(weights, FeedForwardWeights):
         assert isinstance(spec, FeedForward)
-        return product(weights.down, _gate(product(weights.gate_up, given), spec))
+        return by.parts(weights.down, by.gated(weights.gate_up, given, spec))
     assert isinstance(spec, Experts)
     beside = None
     if spec.shared is not None and weights.shared is not None:
-        beside = _feed(index, spec.shared, weights.shared, given, None)
+        beside = _feed(index, spec.shared, weights.shared, given, None, LIBRARY)
     if not weights.on_host:
         return mix(spec, weights, given, beside)
     assert on_host is not None
@@ -183,14 +224,16 @@ def normed(norm: Norm | None, weights: NormWeights | None) -> Normed | None:
 
 
 def _add_norm(
-    x: Tensor, residual: Tensor | None, post: Normed | None, scale: float, norm: Normed | None
+    x: Tensor, residual: Tensor | None, post: Normed | None, scale: float, norm: Normed | None, pdl: bool
 ) -> tuple[Tensor, Tensor]:
-    """x and residual [T, size] -> (`norm` of the sum, the sum) of residual and scale times `post` of x"""
+    """x (`Products.parts`), residual [T, size] -> (`norm` of the sum, the sum) of residual and scale * `post` of x"""
     if residual is None and norm is None:
         return x, x
-    total = x if residual is None else torch.empty_like(x)
-    out = total if norm is None else torch.empty_like(x)
-    add_norm(x, residual, post, scale, norm, out, total)
+    total = x if residual is None else torch.empty_like(residual)
+    out = total if norm is None else torch.empty_like(total)
+    kernel = add_norm(x, residual, post, scale, norm, out, total, pdl)
+    if pdl:
+        split_alike(kernel)
     return out, total
 
 
@@ -204,7 +247,10 @@ def add_norm(
     total: Tensor,
     pdl: bool = False,
 ) -> Any:
-    """total [T, size] = residual + scale times `post` of x, and out = `norm` of that; T as `out` has. The kernel."""
+    """total [T, size] = residual + scale times `post` of x, and out = `norm` of that; T as `out` has. The kernel.
+
+    x [T, size], or what `Products.parts` gives.
+    """
     rows, size = out.shape
     block = triton.next_power_of_2(size)
     added = {}
@@ -227,6 +273,7 @@ def add_norm(
         ONCE=norm is not None and norm[0].rounds_last,
         SCALE=scale,
         **added,
+        PARTS=x.shape[0] if x.dim() == 3 else 0,
         PDL=pdl,
         num_warps=max(1, min(8, block // 512)),
         launch_pdl=pdl,

@@ -8,6 +8,8 @@ FEW = 8
 """Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
 FUSED = 16
 """Up to so many rows its products are fused with what stands between them."""
+WIDE_MOST = 16 << 20
+"""Weights of the largest product of more rows that is fused."""
 MOST_CHUNKS = 80
 """Parts of a sequence that its attention may leave; combining them stays cheap."""
 SMALLEST = 640
@@ -45,6 +47,32 @@ def choose_tile(outputs: int, inputs: int, gated: bool) -> Tile:
     if outputs > 1 << 15:  # a span of two folds is as wide as 1,024 columns: the last one may be nearly empty
         return Tile(1, 4, 1, 4) if 1024 < inputs <= 1536 else Tile(2, 4, 2, 4)
     return Tile(2 if outputs <= 2048 else 1, 4, 1, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class WideTile:
+    """How a product of many rows is cut (see `wide_linear_kernel`)."""
+
+    outputs: int
+    """Lines of weights of a program."""
+    columns: int
+    stages: int
+    split: int
+    """Parts of the columns."""
+    down: int
+    warps: int
+
+
+def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: bool) -> WideTile | None:
+    """For a power of two of rows, outputs (pairs of them where gated) and inputs; `apart`: sums may stay apart.
+
+    None: the library's product is as fast, since it takes so long that how it begins does not matter.
+    """
+    if rows > 128 or outputs * inputs * (2 if gated else 1) > WIDE_MOST:
+        return None
+    lines = outputs * (2 if gated else 1)
+    split = 4 if apart and lines < 2048 else 1
+    return WideTile(32, 128, 4, split, 2 if rows >= 32 else 1, 4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on th
 products. `share_kernel` cuts once a step, for all layers. A program copies without a break from the first row of its
 share to the last, across the ends of sequences.
 
-A group of D / 8 threads has a KV head of its own where there are enough, so that a program reads whole rows of the cache,
-and leaves a part of its own for each sequence: nothing is exchanged between groups. A thread reads of shared memory what
-it copied there itself.
+A group of D / 8 threads has a KV head of its own where there are enough, so that a program reads whole rows of the
+cache, and leaves a part of its own for each sequence: nothing is exchanged between groups. A thread reads of shared
+memory what it copied there itself.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,unreachable"
@@ -40,9 +40,9 @@ def share_kernel(
     """Cut the rows of a step's sequences, in tiles of TILE rows, into a share for each of `programs` programs.
 
     active int32 [rows], counters int64 [slots, 2] as for `attention_kernel`; PADDED is the power of two from `rows` on.
-    lines int32 [rows, 4]: of each sequence its slot, its row, where its tiles begin in the line of all tiles, how many it
-    has (none without a slot); shares int32 [1 + programs, 4]: first how many tiles a share has and how many there are,
-    then of each program its first sequence, its last one, and its first tile. A share has LEAST tiles at least. With a
+    lines int32 [rows, 4]: of each sequence its slot, its row, where its tiles begin in the line of all tiles, how many
+    it has (none without a slot); shares int32 [1 + programs, 4]: first how many tiles a share has and how many there
+    are, then of each program its first sequence, its last one, and its first tile. A share has LEAST tiles at least. With a
     WINDOW a sequence begins with the tile of its oldest row. Programs [cdiv(programs, SHARE)].
     """
     number = tl.arange(0, PADDED)
@@ -149,8 +149,8 @@ def balanced_attention_kernel(
 ):
     """Write K and V of each new token, and attend with its query heads to the rows of its sequence up to it.
 
-    Arguments as for `attention_kernel`; lines and shares as `share_kernel` leaves them for tiles of R * W / H rows, where
-    W = WARPS * 256 / D is how many groups of threads a program has. It takes H KV heads, which divide W and HKV.
+    Arguments as for `attention_kernel`; lines and shares as `share_kernel` leaves them for tiles of R * W / H rows,
+    where W = WARPS * 256 / D is how many groups of threads a program has. It takes H KV heads, which divide W and HKV.
     Programs [as many as there are shares, HKV / H]. The part of program p for sequence b has the number p + b: partial
     fp32 [programs + rows, W / H, HQ, DIM] and lse fp32 [programs + rows, W / H, HQ], which is -inf for a group without
     rows. `balanced_combine_kernel` puts them together.

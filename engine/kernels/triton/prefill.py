@@ -4,7 +4,7 @@ The plain twins: RMSNorm, HeadNorm and MLP in `models/reference/decoder.py`, the
 `models/reference/rope.py`. Norms and rotation round where those round; the gated product is rounded once.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,union-attr"
 import triton
 import triton.language as tl
 
@@ -32,19 +32,27 @@ def norm_kernel(
     POST_OFFSET: tl.constexpr = 0.0,
     POST_ONCE: tl.constexpr = False,
     PDL: tl.constexpr = False,
+    PARTS: tl.constexpr = 0,
 ):
     """out = RMSNorm(total) with total = x * SCALE + residual, or x where not ADD; all [T, SIZE], weight [SIZE].
 
     With post_weight [SIZE], x is normed first, and that needs ADD. Without NORM there is only the total. OFFSET and
-    ONCE as in `weighed`. One program a row; BLOCK is the power of two from SIZE on. `total` may be `residual`.
+    ONCE as in `weighed`. One program a row; BLOCK is the power of two from SIZE on. `total` may be `residual`. With
+    PARTS x is fp32 [PARTS, T, SIZE], of which the sum is meant, and that needs ADD as well.
     """
+    tl.static_assert(PARTS == 0 or ADD)
+    dtype: tl.constexpr = total.dtype.element_ty
     gdc_launch_dependents(PDL)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + columns
     post = tl.load(post_weight + columns, mask=inside, other=0.0) if post_weight is not None else None
+    own = tl.load(weight + columns, mask=inside, other=0.0) if NORM else None
     gdc_wait(PDL)
     value = tl.load(x + at, mask=inside, other=0.0)
+    before = tl.load(residual + at, mask=inside, other=0.0) if ADD else None
+    for part in tl.static_range(1, PARTS):
+        value += tl.load(x + at + part * tl.num_programs(0).to(tl.int64) * SIZE, mask=inside, other=0.0)
     if post_weight is not None:
         given = value.to(tl.float32)
         scale = tl.rsqrt(tl.sum(given * given, 0) / SIZE + POST_EPS)
@@ -53,12 +61,11 @@ def norm_kernel(
         given = value.to(tl.float32)
         if SCALE != 1.0:
             given *= SCALE
-        value = (given + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)).to(value.dtype)
+        value = (given + before.to(tl.float32)).to(dtype)
         tl.store(total + at, value, mask=inside)
     if NORM:
         wide = value.to(tl.float32)
-        normed = unit(wide, tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + EPS), value.dtype, OFFSET, ONCE)
-        own = tl.load(weight + columns, mask=inside, other=0.0)
+        normed = unit(wide, tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + EPS), dtype, OFFSET, ONCE)
         tl.store(out + at, times(normed, own, OFFSET), mask=inside)
 
 

@@ -1,0 +1,146 @@
+"""Products of a decode step of more rows than `linear.py` serves, fused with what stands after them.
+
+The plain twin is Linear in `models/reference/decoder.py`, with the gated half of an MLP. A program computes a few
+numbers of the output for all rows on tensor cores. As in `linear.py` it begins to copy weights into shared memory
+before it waits for the kernel before it; the rows, which that kernel computes, follow. Products with few outputs are
+cut along the columns too: then the sums stay apart, fp32, and the norm after them adds them up (`norm_kernel` of
+`prefill.py`), in one order.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,assignment,var-annotated,misc"
+import triton.language as tl
+
+from engine.kernels.triton.gluon import async_copy, gl, jit, mma_v2
+from engine.kernels.triton.launch import gdc_launch_dependents, gdc_wait
+from engine.kernels.triton.pointwise import gated
+
+
+@jit
+def _copy(place, at, line, column, some, left, LINES, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Begin to copy a line of COLUMNS columns for each `line`, which are K apart; nothing unless `some`.
+
+    Zeros stand for lines from number LINES on, and for columns from number `left` on.
+    """
+    there = (line < LINES) & (column >= 0) & some
+    if K % COLUMNS != 0:
+        there = there & (column < left)
+    async_copy.async_copy_global_to_shared(place, at + (line * K + column), mask=there)
+
+
+@jit
+def wide_linear_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DOWN: tl.constexpr,
+    WARPS: tl.constexpr,
+    PDL: tl.constexpr,
+    ACTIVATION: tl.constexpr = "silu",
+    GAIN: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,
+    UP_OFFSET: tl.constexpr = 0.0,
+):
+    """out [COUNT, N] = x [COUNT, K] @ weight [N, K] transposed, in their dtype (16 bits).
+
+    BIAS and GATED as for `linear_kernel`. With SPLIT > 1, which goes with neither, out is fp32 [SPLIT, COUNT, N]: what
+    each part of the columns gives. ROWS is the power of two from COUNT on, 16 at least. A program computes OUTPUTS
+    outputs, half as many where GATED; COLUMNS columns at a time, STAGES of those on their way. DOWN of its WARPS warps
+    share the rows, the others the outputs. Programs [cdiv(N, outputs of a program), SPLIT].
+    """
+    gdc_launch_dependents(PDL)
+    PAIR: tl.constexpr = 2 if GATED else 1
+    OWN: tl.constexpr = OUTPUTS // PAIR
+    MMA: tl.constexpr = gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[DOWN, WARPS // DOWN], instr_shape=[16, 8]
+    )
+    X: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2)
+    W: tl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=2)
+    HELD: tl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    LANES: tl.constexpr = COLUMNS // 8
+    # fmt: off
+    COPY: tl.constexpr = (
+        gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0]) if LANES <= 32
+        else gl.BlockedLayout([1, 8], [1, 32], [WARPS, 1], [1, 0])
+    )
+    # fmt: on
+    SPANS: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+    EACH: tl.constexpr = (SPANS + SPLIT - 1) // SPLIT
+    dtype: tl.constexpr = weight.dtype.element_ty
+    first = gl.program_id(0) * OWN
+    part = gl.program_id(1)
+    begin = part * EACH * COLUMNS
+    count = tl.minimum(SPANS - part * EACH, EACH)
+    column = gl.expand_dims(gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPY)), 0)
+    line = gl.expand_dims(gl.arange(0, OWN, layout=gl.SliceLayout(1, COPY)), 1)
+    row = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY)), 1)
+    held_x = gl.allocate_shared_memory(dtype, [STAGES, ROWS, COLUMNS], HELD)
+    held = (gl.allocate_shared_memory(dtype, [STAGES, OWN, COLUMNS], HELD),)
+    if GATED:
+        held += (gl.allocate_shared_memory(dtype, [STAGES, OWN, COLUMNS], HELD),)
+    weight += first.to(tl.int64) * K + begin
+    x += begin
+    left = K - begin
+    weights = (weight,)
+    if GATED:
+        weights += (weight + N * K,)
+    for i in tl.static_range(STAGES):
+        for j in tl.static_range(PAIR):
+            at = weights[j] + i * COLUMNS
+            _copy(held[j].index(i), at, line, column, i < count, left - i * COLUMNS, N - first, K, COLUMNS)
+    # What was copied so far are weights; the kernel before this one wrote what follows.
+    gdc_wait(PDL)
+    for i in tl.static_range(STAGES):
+        at = x + i * COLUMNS
+        _copy(held_x.index(i), at, row, column, i < count, left - i * COLUMNS, COUNT, K, COLUMNS)
+        async_copy.commit_group()  # the first one has all weights that are on their way
+    sums = (gl.zeros([ROWS, OWN], tl.float32, layout=MMA),)
+    if GATED:
+        sums += (gl.zeros([ROWS, OWN], tl.float32, layout=MMA),)
+    stage = 0
+    for span in range(count):
+        async_copy.wait_group(STAGES - 1)
+        a = held_x.index(stage).load(X)
+        added = ()
+        for j in tl.static_range(PAIR):
+            added += (mma_v2(a, held[j].index(stage).permute((1, 0)).load(W), sums[j]),)
+        sums = added
+        coming = (span + STAGES) * COLUMNS
+        some = span + STAGES < count
+        _copy(held_x.index(stage), x + coming, row, column, some, left - coming, COUNT, K, COLUMNS)
+        for j in tl.static_range(PAIR):
+            _copy(
+                held[j].index(stage),
+                weights[j] + coming,
+                line,
+                column,
+                some,
+                left - coming,
+                N - first,
+                K,
+                COLUMNS,
+            )
+        async_copy.commit_group()
+        stage = gl.where(stage == STAGES - 1, 0, stage + 1)
+    async_copy.wait_group(0)
+    n = first + gl.expand_dims(gl.arange(0, OWN, layout=gl.SliceLayout(0, MMA)), 0)
+    b = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, MMA)), 1)
+    y = sums[0]
+    if BIAS:
+        y += gl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    if GATED:
+        up = sums[1]
+        if BIAS:
+            up += gl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
+        y = gated(y, up, ACTIVATION, GAIN, LIMIT, UP_OFFSET)
+    gl.store(out + (part * COUNT + b) * N + n, y.to(out.dtype.element_ty), mask=(n < N) & (b < COUNT))
