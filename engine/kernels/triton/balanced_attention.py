@@ -42,8 +42,8 @@ def share_kernel(
     active int32 [rows], counters int64 [slots, 2] as for `attention_kernel`; PADDED is the power of two from `rows` on.
     lines int32 [rows, 4]: of each sequence its slot, its row, where its tiles begin in the line of all tiles, how many
     it has (none without a slot); shares int32 [1 + programs, 4]: first how many tiles a share has and how many there
-    are, then of each program its first sequence, its last one, and its first tile. A share has LEAST tiles at least. With a
-    WINDOW a sequence begins with the tile of its oldest row. Programs [cdiv(programs, SHARE)].
+    are, then of each program its first sequence, its last one, and its first tile. A share has LEAST tiles at least.
+    With a WINDOW a sequence begins with the tile of its oldest row. Programs [cdiv(programs, SHARE)].
     """
     number = tl.arange(0, PADDED)
     slot = tl.load(active + number, mask=number < rows, other=-1)
