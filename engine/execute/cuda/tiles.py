@@ -8,8 +8,10 @@ FEW = 8
 """Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
 FUSED = 16
 """Up to so many rows its products are fused with what stands between them."""
-WIDE_MOST = 16 << 20
-"""Weights of the largest product of more rows that is fused."""
+WIDE_MOST = {16: 128 << 20, 32: 32 << 20, 64: 8 << 20}
+"""Weights of the largest product of more rows that the library is slower at, by how many rows."""
+WIDE_LINES = 1 << 15
+"""The same, in lines: those of the vocabulary are more."""
 MOST_CHUNKS = 80
 """Parts of a sequence that its attention may leave; combining them stays cheap."""
 SMALLEST = 640
@@ -64,15 +66,31 @@ class WideTile:
 
 
 def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: bool) -> WideTile | None:
-    """For a power of two of rows, outputs (pairs of them where gated) and inputs; `apart`: sums may stay apart.
+    """What was fastest on an H200 for a power of two of rows, outputs (pairs of them where gated) and inputs.
 
-    None: the library's product is as fast, since it takes so long that how it begins does not matter.
+    `apart`: sums may stay apart. None: the library's product is as fast. A program reads all rows, so the more there are,
+    the fewer weights a product may have.
     """
-    if rows > 128 or outputs * inputs * (2 if gated else 1) > WIDE_MOST:
-        return None
     lines = outputs * (2 if gated else 1)
-    split = 4 if apart and lines < 2048 else 1
-    return WideTile(32, 128, 4, split, 2 if rows >= 32 else 1, 4)
+    if lines > WIDE_LINES or lines * inputs > WIDE_MOST.get(rows, 0):
+        return None
+    if rows == 16:
+        if not apart:
+            return (
+                WideTile(64, 128, 4 if inputs <= 1024 else 3, 1, 1, 4)
+                if gated
+                else WideTile(32, 256, 4, 1, 1, 4)
+            )
+        if lines <= 1024:
+            return WideTile(32, 128, 4, 2, 1, 4)
+        return WideTile(32, 256, 3, 4, 1, 4) if lines <= 2048 else WideTile(64, 128, 4, 2, 1, 4)
+    if rows == 32:
+        if not apart:
+            return WideTile(32, 256, 3, 1, 2, 4)
+        return WideTile(32, 128, 3, 2, 2, 4) if inputs <= 2048 else WideTile(16, 128, 4, 4, 2, 4)
+    if apart:
+        return WideTile(16, 128, 4, 4, 4, 4)
+    return WideTile(32, 128, 4, 1, 2, 4) if gated else WideTile(16, 128, 4, 1, 4, 4)
 
 
 @dataclass(frozen=True, slots=True)
