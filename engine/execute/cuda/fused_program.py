@@ -14,8 +14,8 @@ A norm of what a product gives, before it is added to x, is a launch of its own 
 In layers with experts other kernels take the place of the last two (`experts.py`). A row without a sequence has none.
 
 With many query heads to a KV head tensor cores attend (`attention_mma.py`). More rows: those that several sequences
-share are attended to once, beside those that each has alone. From 17 rows on (with experts: nine) products
-are those of a prompt's layers, with its kernels between them.
+share are attended to once, beside those that each has alone. From 17 rows on (nine with experts or large products) the
+layers are those of a prompt, with its kernels between products, and small products are those of `wide.py`.
 
 The plain twin is `engine/execute/cuda/plain_program.py`, that is `models/reference/decoder.py`. It writes
 the same KV cache.
@@ -40,6 +40,7 @@ from engine.execute.cuda.slots import StepInput
 from engine.execute.cuda.tiles import (
     FEW,
     FUSED,
+    FUSED_MOST,
     MOST_CHUNKS,
     PackedTile,
     Tile,
@@ -118,7 +119,8 @@ class FusedDecoder:
         vocab, size = spec.vocab_size, spec.hidden_size
         most = given.active.shape[0]
         # Few rows choose experts of their own; many meet in them, and their products are made in groups.
-        self._fused = FEW if has_experts(spec) else FUSED
+        small = _largest(spec) * 2 * size <= FUSED_MOST
+        self._fused = FUSED if small and not has_experts(spec) else FEW
         few = min(most, self._fused)
 
         def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:

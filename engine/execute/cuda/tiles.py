@@ -7,7 +7,9 @@ from models.weights.block_formats import Kind
 FEW = 8
 """Up to so many rows a step reads each weight once and gives each row the bits that it gets alone."""
 FUSED = 16
-"""Up to so many rows its products are fused with what stands between them."""
+"""Up to so many rows its products are fused with what stands before and after them, if the network is small."""
+FUSED_MOST = 8 << 20
+"""Weights of the largest product of a layer of such a network; in others there are FEW such rows."""
 WIDE_MOST = {16: 128 << 20, 32: 32 << 20, 64: 8 << 20}
 """Weights of the largest product of more rows that the library is slower at, by how many rows."""
 WIDE_LINES = 1 << 15
@@ -68,29 +70,22 @@ class WideTile:
 def choose_wide_tile(rows: int, outputs: int, inputs: int, gated: bool, apart: bool) -> WideTile | None:
     """What was fastest on an H200 for a power of two of rows, outputs (pairs of them where gated) and inputs.
 
-    `apart`: sums may stay apart. None: the library's product is as fast. A program reads all rows, so the more there are,
-    the fewer weights a product may have.
+    `apart`: sums may stay apart. None: the library's product is as fast. A program reads all rows, so the more there
+    are, the fewer weights a product may have.
     """
     lines = outputs * (2 if gated else 1)
     if lines > WIDE_LINES or lines * inputs > WIDE_MOST.get(rows, 0):
         return None
     if rows == 16:
+        if gated:
+            return WideTile(64, 128, 3, 1, 1, 4)
         if not apart:
-            return (
-                WideTile(64, 128, 4 if inputs <= 1024 else 3, 1, 1, 4)
-                if gated
-                else WideTile(32, 256, 4, 1, 1, 4)
-            )
-        if lines <= 1024:
-            return WideTile(32, 128, 4, 2, 1, 4)
+            return None
         return WideTile(32, 256, 3, 4, 1, 4) if lines <= 2048 else WideTile(64, 128, 4, 2, 1, 4)
-    if rows == 32:
-        if not apart:
-            return WideTile(32, 256, 3, 1, 2, 4)
-        return WideTile(32, 128, 3, 2, 2, 4) if inputs <= 2048 else WideTile(16, 128, 4, 4, 2, 4)
-    if apart:
-        return WideTile(16, 128, 4, 4, 4, 4)
-    return WideTile(32, 128, 4, 1, 2, 4) if gated else WideTile(16, 128, 4, 1, 4, 4)
+    if rows == 64 and gated:
+        return None
+    # Larger tiles are faster alone, but they leave the attention beside them less shared memory.
+    return WideTile(32, 128, 4, 4 if apart else 1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)

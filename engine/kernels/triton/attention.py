@@ -83,13 +83,13 @@ def norm_heads(
 
 
 @jit
-def line_of(at, columns, place, D: tl.constexpr, DIM: tl.constexpr):
+def _line(at, columns, place, D: tl.constexpr, DIM: tl.constexpr):
     """For each place of D in a head the number in that column of it; zeros in places beyond its DIM."""
     return gl.load(at + columns) if DIM == D else gl.load(at + columns, mask=place < DIM, other=0.0)
 
 
 @jit
-def scale_of_all(
+def _scale_of_all(
     heads, first: tl.constexpr, COUNT: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr,
     W: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +105,7 @@ def scale_of_all(
 
 
 @jit
-def attend_rows(
+def _attend(
     q,
     keys,
     values,
@@ -120,12 +120,10 @@ def attend_rows(
     R: tl.constexpr,
     W: tl.constexpr,
     ROWS: tl.constexpr,
-    H: tl.constexpr = 1,
 ):
-    """One step of the online softmax: of each query head [W, D] with R times W / H rows of K and V, `left` in all.
+    """One step of the online softmax: of each query head [W, D] with R times W rows of K and V, `left` rows in all.
 
-    H neighbouring groups see the same rows, each of a KV head of its own. The first `before` rows are not seen, unless
-    it is None.
+    The first `before` of them are not seen, unless it is None.
     State, for each query head: the highest score and the sum of the weights [W], that of the weighted values [W, D].
     """
     G: tl.constexpr = len(q)
@@ -135,10 +133,9 @@ def attend_rows(
         k = keys[i].index(stage).load(ROWS).to(tl.float32)
         for g in tl.static_range(G):
             score = capped(gl.sum(q[g] * k, 1) * scale_log2, CAP_LOG2)
-            row = i * (W // H) + group // H
-            seen = row < left
+            seen = i * W + group < left
             if before is not None:
-                seen = seen & (row >= before)
+                seen = seen & (i * W + group >= before)
             scores += (gl.where(seen, score, float("-inf")),)
     bases, new_high, new_total, new_sums = (), (), (), ()
     for g in tl.static_range(G):
@@ -293,21 +290,21 @@ def attention_kernel(
     for g in tl.static_range(GROUP + 1):
         at = (head * GROUP + g if g < GROUP else HQ + head) * DIM
         if NORM:
-            weights += (line_of(norm_weight + at, columns, columns, D, DIM),)
+            weights += (_line(norm_weight + at, columns, columns, D, DIM),)
             if ROTATED > 0:
-                other_weights += (line_of(norm_weight + at, others, columns, D, DIM),)
+                other_weights += (_line(norm_weight + at, others, columns, D, DIM),)
     # What was loaded so far are weights and rows of earlier steps.
     gdc_wait(PDL)
-    new_v = line_of(heads + (HQ + HKV + head) * DIM, columns, columns, D, DIM)
+    new_v = _line(heads + (HQ + HKV + head) * DIM, columns, columns, D, DIM)
     lines, other_lines, placed = (), (), ()
     for g in tl.static_range(GROUP + 1):
         at = (head * GROUP + g if g < GROUP else HQ + head) * DIM
-        lines += (line_of(heads + at, columns, columns, D, DIM),)
+        lines += (_line(heads + at, columns, columns, D, DIM),)
         if ROTATED > 0:
-            other_lines += (line_of(heads + at, others, columns, D, DIM),)
+            other_lines += (_line(heads + at, others, columns, D, DIM),)
     if TOGETHER:
-        q_scale = scale_of_all(heads, 0, HQ, D, DIM, EPS, W, ROWS)
-        k_scale = scale_of_all(heads, HQ, HKV, D, DIM, EPS, W, ROWS)
+        q_scale = _scale_of_all(heads, 0, HQ, D, DIM, EPS, W, ROWS)
+        k_scale = _scale_of_all(heads, HQ, HKV, D, DIM, EPS, W, ROWS)
     for g in tl.static_range(GROUP + 1):
         x = lines[g].to(tl.float32)
         if ROTATED > 0:
@@ -354,7 +351,7 @@ def attention_kernel(
         if WINDOW > 0:
             before = oldest - start
         # fmt: off
-        high, total, sums = attend_rows(
+        high, total, sums = _attend(
             q, keys, values, i % STAGES, row - start, before, high, total, sums, scale_log2, CAP_LOG2, R, W, ROWS,
         )
         # fmt: on

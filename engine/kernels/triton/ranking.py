@@ -9,7 +9,7 @@ left is found by counting and weighing the whole vocabulary again and again.
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.scores import INFINITY, gumbel_of_block, penalised, scaled, score
+from engine.kernels.triton.scores import INFINITY, gumbel_of_block, passes, penalised, scaled, score
 
 GROUP = tl.constexpr(32)
 """Neighbouring logits that are first known by their maximum alone."""
@@ -202,7 +202,6 @@ def _draw_from_all(logits, marks, settings, numbers, peak, whole, VOCAB: tl.cons
     """A token after top-k, top-p and min-p, given the largest logit, finite, and all chances together."""
     top_k = tl.load(numbers + 2).to(tl.int32)
     top_p = tl.load(settings + 1)
-    min_p = tl.load(settings + 2)
     # What stays: all above the edge, and the first `ties` of those that equal it.
     edge = tl.full([], -float("inf"), tl.float32)
     ties = tl.full([], VOCAB, tl.int32)
@@ -230,7 +229,7 @@ def _draw_from_all(logits, marks, settings, numbers, peak, whole, VOCAB: tl.cons
         tied = (x == edge).to(tl.int32)
         earlier = known + tl.cumsum(tied, 0) - tied
         relative = scaled(x, peak, settings)
-        kept = ((x > edge) | ((tied > 0) & (earlier < ties))) & (tl.exp(relative) >= min_p)
+        kept = ((x > edge) | ((tied > 0) & (earlier < ties))) & passes(relative, settings)
         noise = tl.reshape(gumbel_of_block(start, numbers, 1, TILE), [TILE])
         mine = tl.where(kept, relative + noise, -INFINITY)
         winner = tl.where(mine > highest, start + place, winner)

@@ -21,6 +21,7 @@ from engine.kernels.triton.scores import (
     SEEN,
     entry,
     gumbel_of_block,
+    passes,
     penalised,
     scaled,
     score,
@@ -81,7 +82,7 @@ def _store_winners(
     mine = relative
     if tl.load(settings) > 0:
         mine = relative + gumbel_of_block(block * BLOCK, numbers, PARTS, PART)
-    mine = tl.where(tl.exp(relative) >= tl.load(settings + 2), mine, -INFINITY)
+    mine = tl.where(passes(relative, settings), mine, -INFINITY)
     best = tl.argmax(mine, 1)
     tl.store(peaks + part, peak)
     tl.store(values + part, tl.max(tl.where(lane == best[:, None], x, -INFINITY), 1))
@@ -95,7 +96,6 @@ def _best_of_winners(
     """The token that wins among the winners of the parts, and the largest logit. PLACES: a power of two."""
     i = tl.arange(0, PLACES)
     there = i < (VOCAB + PART - 1) // PART
-    min_p = tl.load(settings + 2)
     peak = tl.max(tl.load(peaks + i, mask=there, other=-INFINITY, cache_modifier=".cg"), 0)
     winners = tl.load(names + i, mask=there, other=0, cache_modifier=".cg")
     relative = scaled(tl.load(values + i, mask=there, other=-INFINITY, cache_modifier=".cg"), peak, settings)
@@ -105,10 +105,10 @@ def _best_of_winners(
     # only where it would win everything is the part searched again, for its best token that passes. Without a
     # finite peak nothing would ever pass.
     finite = (peak > -INFINITY) & (peak < INFINITY)
-    while finite & (tl.exp(entry(relative, best)) < min_p):
+    while finite & (passes(entry(relative, best), settings) == 0):
         ids = best * PART + tl.arange(0, PART)
         x = scaled(penalised(logits, marks, settings, ids, VOCAB), peak, settings)
-        mine = tl.where(tl.exp(x) >= min_p, score(x, ids, settings, numbers), -INFINITY)
+        mine = tl.where(passes(x, settings), score(x, ids, settings, numbers), -INFINITY)
         inner = tl.argmax(mine, 0)
         winners = tl.where(i == best, best * PART + inner, winners)
         relative = tl.where(i == best, entry(x, inner), relative)
