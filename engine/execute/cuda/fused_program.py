@@ -119,8 +119,9 @@ class FusedDecoder:
         vocab, size = spec.vocab_size, spec.hidden_size
         most = given.active.shape[0]
         # Few rows choose experts of their own; many meet in them, and their products are made in groups.
-        small = _largest(spec) * 2 * size <= FUSED_MOST
-        self._fused = FUSED if small and not has_experts(spec) else FEW
+        packed = any(weight.planes is not None for weight in network.parts(Weight))
+        alike = packed or _largest(spec) * 2 * size <= FUSED_MOST
+        self._fused = FUSED if alike and not has_experts(spec) else FEW
         few = min(most, self._fused)
 
         def buffer(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:

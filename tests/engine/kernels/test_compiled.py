@@ -162,6 +162,28 @@ for kind, packing in PACKINGS.items():
 print(json.dumps(found))
 """
 
+WIDE = """
+from engine.execute.cuda.tiles import choose_wide_tile
+from engine.kernels.triton.wide_linear import wide_linear_kernel
+
+found = []
+for rows, outputs, inputs, gated, apart in (
+    (16, 3072, 1024, True, False), (16, 4096, 4096, False, True), (32, 4096, 1024, False, False),
+    (32, 3072, 1024, True, False), (64, 1024, 3072, False, True), (64, 4096, 1000, False, False),
+):
+    tile = choose_wide_tile(rows, outputs, inputs, gated, apart)
+    TYPES["out"] = "*fp32" if tile.split > 1 else "*bf16"
+    constants = dict(COUNT=rows, ROWS=rows, N=outputs, K=inputs, BIAS=False, GATED=gated, OUTPUTS=tile.outputs)
+    constants |= dict(COLUMNS=tile.columns, STAGES=tile.stages, SPLIT=tile.split, DOWN=tile.down, PDL=True)
+    text, shared = ptx(wide_linear_kernel, tile.warps, constants | dict(WARPS=tile.warps))
+    before = text[: text.index("griddepcontrol.wait;")]
+    found.append({"early": before.count("cp.async.cg"), "shared": shared, "spilled": ".local" in text,
+                  "held": tile.stages * tile.outputs * tile.columns // (8 * 32 * tile.warps),
+                  "products": text.count("mma.sync"), "ldmatrix": text.count("ldmatrix"),
+                  "needed": rows * tile.outputs * tile.columns // (16 * 8 * 16 * tile.warps)})
+print(json.dumps(found))
+"""
+
 
 def made(program: str) -> Any:
     """What a program prints."""
@@ -191,6 +213,15 @@ def test_quantised_weights_are_copied_early_and_become_numbers_in_few_instructio
     for found in made(PACKED):
         assert found["early"] == found["held"]
         assert found["products"] == found["needed"]
+        assert found["shared"] <= 113 * 1024, "two programs must fit on a multiprocessor"
+        assert not found["spilled"]
+
+
+def test_products_of_many_rows_begin_with_their_weights() -> None:
+    for found in made(WIDE):
+        assert found["early"] == found["held"]
+        assert found["products"] == found["needed"]
+        assert found["ldmatrix"] > 0, "warps share what they read"
         assert found["shared"] <= 113 * 1024, "two programs must fit on a multiprocessor"
         assert not found["spilled"]
 
