@@ -1,8 +1,8 @@
 """Decoding at batch 1 at the shapes of Qwen3, random weights: chatterm beside its peers, in one run.
 
     python -m benchmarks.decode --json benchmarks/results/decode.json [--shapes 0.6B,1.7B] [--contexts 128,512]
-        [--formats bf16,q8_0,q4_0,q4_k_m] [--kv-dtype auto,fp8,int8] [--peers ours,transformers,compiled,compiled-max,llama.cpp]
-        [--llama-cpp DIR --gguf FILE]
+        [--formats bf16,q8_0,q4_0,q4_k_m] [--kv-dtype auto,fp8,int8]
+        [--peers ours,transformers,compiled,compiled-max,llama.cpp] [--llama-cpp DIR --gguf FILE]
 
 All peers share one copy of the weights and are asked in turn; medians are quoted, the first round is not counted.
 GB/s are the bytes that a token must move (weights and KV) over its time, and "of copy" is their share of what a

@@ -54,7 +54,8 @@ def choose_attention(
 ) -> AttentionChoice:
     """The backend `name`, or for "auto" the best one that works: on a GPU flash, then triton, then sdpa.
 
-    `kind` is that of the rows of the KV cache (`kv_row`). `asked`: the kinds of attention that the layers have (`engine.attention.unusual.kinds`); none: plain attention.
+    `asked`: the kinds of attention that the layers have (`engine.attention.unusual.kinds`); none: plain attention.
+    `kind` is that of the KV cache (`kv_row`).
 
     Raises EngineError when the one that was asked for does not work here.
     """

@@ -36,8 +36,8 @@ MANY = 512
 class FlashBackend:
     """A long span reads a view of contiguous blocks, or a copy of many; everything else goes through block tables.
 
-    Of a quantised cache it attends to the numbers of long spans, which are made for it; others are for kernels that read
-    the bytes. Implements `RaggedBackend`. Its plain twin is `SdpaBackend`.
+    Of a quantised cache it is given plain numbers, made for long spans alone; others are for kernels that read the
+    bytes. Implements `RaggedBackend`. Its plain twin is `SdpaBackend`.
     """
 
     name = "flash"

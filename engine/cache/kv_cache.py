@@ -34,7 +34,7 @@ class KVCache:
         window: Window | None = None,
         kind: str = "auto",
     ) -> None:
-        """`dtype` is what the model computes in, `kind` what `kv_row` takes. Raises EngineError where it cannot be had."""
+        """`dtype` is what the model computes in; `kind` and what is raised are those of `kv_row`."""
         slots = (num_blocks + (window is not None)) * block_size
         self.block_size = block_size
         self.dtype = dtype
@@ -63,7 +63,7 @@ class KVCache:
                 rows.index_copy_(0, at, self.row.encode(given))
 
     def read(self, rows: Tensor) -> Tensor:
-        """Rows [n, *row] of `k` or `v` as numbers [n, num_kv_heads, head_dim] in the model's dtype; a view of plain ones."""
+        """Rows [n, *row] of `k` or `v` as numbers [n, num_kv_heads, head_dim] in `dtype`; plain ones as they are."""
         if self.row.is_quantised and self.kv.device.type == "cuda":
             from engine.kernels.triton.kv_rows import read_rows
 

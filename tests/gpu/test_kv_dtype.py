@@ -1,4 +1,4 @@
-"""A KV cache in fp8 and int8 on a GPU: errors beside torch's own reading of it, bits of rows, prefixes from the cache."""
+"""A KV cache in fp8 and int8 on a GPU: errors beside torch's reading of it, bits of rows, cached prefixes."""
 
 from pathlib import Path
 from typing import Any

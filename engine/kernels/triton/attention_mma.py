@@ -252,7 +252,7 @@ def _own_part(
     wide = q.to(tl.float32)
     new_k = gl.expand_dims(gl.sum(gl.where(lane == GROUP, wide, 0.0), 0), 0)
     if ROW > 0:
-        k_codes, k_scale, k_inverse, new_k = rounded(new_k, FP8)
+        k_codes, k_scale, _, new_k = rounded(new_k, FP8)
     score = capped(gl.sum(wide * new_k, 1) * scale_log2, CAP_LOG2)
     score = gl.convert_layout(score, gl.SliceLayout(1, OWN_MMA))
     value = heads + (batch * (HQ + 2 * HKV) + HQ + HKV + head) * DIM

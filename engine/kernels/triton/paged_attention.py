@@ -169,8 +169,9 @@ def paged_attention(
     """Causal attention of spans of tokens over their block tables; K and V of the spans are written already.
 
     q [T, Hq, D] with a stride of 1 in D; keys and values [slots, Hkv, D] of one layer, contiguous, in q's dtype
-    (bf16, fp16 or fp32); or bytes [slots, ROW] of quantised rows, and what `KVCache.told` tells. spans int32 [S, 3]: where the tokens of a span begin in q, the row of its first token,
-    how many they are. tables int32 [S, blocks], a stride of 1 in the last. No span has more than `most_tokens`
+    (bf16, fp16 or fp32); or bytes [slots, ROW] of quantised rows, and what `KVCache.told` tells. spans int32 [S, 3]:
+    where the tokens of a span begin in q, the row of its first token, how many they are.
+    tables int32 [S, blocks], a stride of 1 in the last. No span has more than `most_tokens`
     tokens or sees more than `most_rows` rows: these two set the number of programs, so that a captured graph may
     read spans and tables from buffers that change. Returns [T, Hq, D]; tokens of no span are left unset.
     """

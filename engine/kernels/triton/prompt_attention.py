@@ -150,9 +150,9 @@ def prompt_attention(
     """Causal attention of tokens that lie in consecutive rows; their K and V are written already.
 
     q [T, Hq, D], T a multiple of the tile's queries, heads side by side; keys and values [slots, Hkv, D] of one layer,
-    contiguous, or bytes [slots, ROW] of quantised rows. span int32 [3]: the row of token 0, the first row that there is a token of, the row after the last;
-    tokens before and after are padding, whose output is finite and means nothing. table int32 [blocks]. Both are read
-    on the device. `asked`: what `_launch` knows. Returns [T, Hq, D].
+    contiguous, or bytes [slots, ROW] of quantised rows. span int32 [3]: the row of token 0, the first row that there is
+    a token of, the row after the last; tokens before and after are padding, whose output is finite and means nothing.
+    table int32 [blocks]. Both are read on the device. `asked`: what `_launch` knows. Returns [T, Hq, D].
     """
     tile = tile_for(q)
     given = q, keys, values, span, table
